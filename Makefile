@@ -1,0 +1,122 @@
+# Everything runs in .venv, which the first target that needs it makes. Python 3.10 or newer, another
+# one by `make test PYTHON=python3.12`.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := install -q --disable-pip-version-check -c constraints.txt
+PACKAGES := exporter models runtime
+BUNDLE := build/gpt2-demo
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test coverage lint format train-demos wheel check constraints install-demo install clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '%-14s%s\n' "$$name" "$$text"; done
+
+# What the demo's last step runs. It fails where generating text needs PyTorch.
+define WITHOUT_TORCH
+import sys
+from planforge.runtime import load
+
+with load("$(BUNDLE)") as model:
+    text = model.generate("In the beginning", max_new_tokens=8).text
+heavy = {"torch", "transformers", "onnx"} & set(sys.modules)
+if heavy:
+    sys.exit(f"generating text loaded {sorted(heavy)}")
+print(f"Generated {text!r} in a process that loaded none of torch, transformers and onnx.")
+endef
+export WITHOUT_TORCH
+
+demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2
+	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force
+	$(BIN)/planforge verify $(BUNDLE)
+	$(BIN)/planforge run $(BUNDLE) "In the beginning" --max-new-tokens 60
+	$(BIN)/planforge inspect $(BUNDLE)
+	@$(BIN)/python -c "$$WITHOUT_TORCH"
+
+test: .venv/.ready-dev ## the whole suite
+	$(BIN)/pytest
+
+coverage: .venv/.ready-dev ## the whole suite, with a report of the lines that it misses
+	$(BIN)/pytest --cov
+
+# ruff reads the sources as Python 3.10 and mypy checks against 3.10's standard library.
+lint: .venv/.ready-dev ## style, types, import directions, Python 3.10
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: .venv/.ready-dev ## rewrite the sources in the project's style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+train-demos: .venv/.ready-dev ## train gpt2-demo again (needs Debian's bible-kjv)
+	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
+	@echo "Training for about 40 minutes on 2 cores ..."
+	$(BIN)/python models/demos/train_gpt2_demo.py --out models/demos/gpt2-demo
+
+# The wheel holds every file of the three folders and nothing else. With onnxruntime alone beside it,
+# away from the checkout, it runs the demo's bundle.
+wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build the wheel and try it in a fresh environment
+	rm -rf build/lib build/bdist.* build/wheel dist
+	mkdir -p build/wheel
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	$(BIN)/python -m zipfile -l dist/*.whl | sed -n 's|^planforge/\([^ ]*\).*|\1|p' | LC_ALL=C sort > build/wheel/packed
+	git ls-files --cached --others --exclude-standard $(PACKAGES) | LC_ALL=C sort | diff - build/wheel/packed
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/*.whl)[cpu]"
+	cd build/wheel && venv/bin/planforge --version
+	cd build/wheel && venv/bin/planforge run ../../$(BUNDLE) "In the beginning" --max-new-tokens 8
+
+$(BUNDLE)/manifest.json: | .venv/.ready-demo
+	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force
+
+check: lint test wheel ## what must pass before a change goes in
+
+# A package whose pinned version needs a newer Python than 3.10 is pinned from that Python on.
+define FREEZE
+from importlib.metadata import distributions
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+print("# The versions that the tests ran with, written by `make constraints`. A package whose pinned version")
+print("# needs a newer Python than 3.10 is pinned from that Python on; below it pip takes the newest that fits.")
+for package in sorted(distributions(), key=lambda package: package.name.lower()):
+    if package.name.lower() not in ("pip", "planforge", "setuptools", "wheel"):
+        versions = SpecifierSet(package.metadata["Requires-Python"] or "")
+        oldest = next(minor for minor in range(10, 99) if versions.contains(f"3.{minor}"))
+        marker = f'; python_version >= "3.{oldest}"' if oldest > 10 else ""
+        print(f"{package.name}=={Version(package.version).public}{marker}")
+endef
+export FREEZE
+
+constraints: .venv/.ready-dev ## write constraints.txt from .venv
+	$(BIN)/python -I -c "$$FREEZE" > .venv/constraints.txt
+	cp .venv/constraints.txt constraints.txt
+	@touch .venv/.made .venv/.ready-demo .venv/.ready-dev
+
+install-demo: .venv/.ready-demo ## make .venv for the demo
+install: .venv/.ready-dev ## make .venv for development
+
+clean: ## remove all that these targets made
+	rm -rf .venv build dist *.egg-info .*_cache .coverage .hypothesis
+
+# The development environment holds the demo's. A change of what is to be installed starts afresh.
+.venv/.made: pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "PlanForge needs Python 3.10 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	@touch $@
+
+.venv/.ready-demo: .venv/.made
+	@echo "Installing what the demo needs into .venv (a few minutes, once) ..."
+	@$(BIN)/pip $(INSTALL) -e '.[export,tensorrt-rtx]'
+	@touch $@
+
+.venv/.ready-dev: .venv/.made
+	@echo "Installing what development needs into .venv (a few minutes, once) ..."
+	@$(BIN)/pip $(INSTALL) -e '.[dev]'
+	@mkdir -p .venv/links/planforge
+	@ln -sfn $(PACKAGES:%=../../../%) .venv/links/planforge
+	@touch .venv/.ready-demo $@

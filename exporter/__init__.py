@@ -1,0 +1,30 @@
+"""Checkpoint -> ONNX -> plan -> verified bundle; and the `planforge` command.
+
+The doors load on first use, so that `planforge run` and `planforge build` never load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .pipeline import ExportResult, export
+    from .plans import BuildResult, build
+    from .verification.report import VerificationReport
+    from .verification.verify import verify
+
+__all__ = ["BuildResult", "ExportResult", "VerificationReport", "build", "export", "verify"]
+
+_HOME = {
+    "export": ".pipeline",
+    "ExportResult": ".pipeline",
+    "build": ".plans",
+    "BuildResult": ".plans",
+    "verify": ".verification.verify",
+    "VerificationReport": ".verification.report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name], __name__), name)

@@ -1,0 +1,158 @@
+"""Writes bundles so that a reader finds the old one or the new one, whole, whatever happens between.
+
+A new bundle is written beside its place and renamed into it. Into a bundle that exists, files come under new
+names; replacing manifest.json is the commit; what nothing lists any more goes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..runtime.bundle.bundle import Bundle, sha256_of
+from ..runtime.bundle.manifest import FILE_NAME, FileEntry, Manifest
+from ..runtime.errors import BundleError
+from .errors import OutputError
+
+OWN_FOLDERS = ("onnx", "plans")  # everything in these two is ours
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Refuses an output that would overwrite something.
+
+    Raises:
+        OutputError: it exists and force is off; it is not a bundle; or its parent cannot be written.
+    """
+    if output.exists() or output.is_symlink():
+        try:
+            Bundle.open(output)
+            is_bundle = True
+        except BundleError:
+            is_bundle = (output / FILE_NAME).is_file() or (output.is_dir() and not any(output.iterdir()))
+        if not is_bundle:
+            raise OutputError(f"{output} exists and is not a bundle, so it is left alone; choose another folder")
+        if not force and any(output.iterdir()):
+            raise OutputError(f"{output} exists; pass --force to replace it")
+    parent = output.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise OutputError(f"{output} cannot be written: {parent} is not a writable folder")
+
+
+@contextlib.contextmanager
+def staging_folder(output: Path) -> Iterator[Path]:
+    """A folder beside `output` to write in; whatever is left in it at the end is removed.
+
+    Raises:
+        OutputError: the disk is full, or not writable.
+    """
+    output = output.absolute()
+    staging = output.parent / f".{output.name}.partial-{os.getpid()}"
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(output)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        yield staging
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"{output} cannot be written: {reason}; nothing was changed") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def remove_abandoned(output: Path) -> None:
+    """Removes staging folders of exports to `output` whose process is gone."""
+    if sys.platform == "win32":
+        return  # asking whether a process lives needs another call there
+    for path in output.parent.glob(f".{output.name}.partial-*"):
+        match = re.fullmatch(r".*\.partial-(\d+)", path.name)
+        if match and not process_exists(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def file_entries(folder: Path) -> dict[str, FileEntry]:
+    """Name, hash and size of every file below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(sha256_of(path), path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != FILE_NAME
+    }
+
+
+def install(staging: Path, manifest: Manifest, output: Path) -> None:
+    """Commits the staged files and their manifest as the bundle `output`."""
+    for name in manifest.files:
+        if (staging / name).exists():
+            sync(staging / name)
+    if not output.exists():
+        write_manifest(staging, manifest)
+        os.rename(staging, output)
+        sync(output.parent)
+        return
+    for name in manifest.files:
+        if (staging / name).exists():
+            (output / name).parent.mkdir(exist_ok=True)
+            os.replace(staging / name, output / name)
+    for folder in OWN_FOLDERS:
+        if (output / folder).is_dir():
+            sync(output / folder)
+    old = listed_files(output)
+    write_manifest(output, manifest)
+    remove_unlisted(output, manifest, old)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """The commit: manifest.json is the old one or the new one, never a part of one."""
+    temporary = folder / f"{FILE_NAME}.new"
+    temporary.write_text(manifest.to_json(), encoding="utf-8")
+    sync(temporary)
+    os.replace(temporary, folder / FILE_NAME)
+    sync(folder)
+
+
+def listed_files(folder: Path) -> set[str]:
+    """What the manifest in `folder` lists; nothing when there is none to read."""
+    try:
+        return set(Bundle.open(folder).manifest.files)
+    except BundleError:
+        return set()
+
+
+def remove_unlisted(output: Path, manifest: Manifest, old: set[str]) -> None:
+    """Removes what the old manifest listed, or a killed export left, and the new one doesn't list."""
+    ours = {
+        path.relative_to(output).as_posix()
+        for folder in OWN_FOLDERS
+        for path in (output / folder).glob("*")
+        if path.is_file()
+    }
+    for name in (old | ours) - set(manifest.files):
+        (output / name).unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Forces a file's content, or a folder's entries, to the disk."""
+    if path.is_dir() and sys.platform == "win32":
+        return  # folders cannot be opened there
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,33 @@
+"""The exporter's branch of the error tree drawn in runtime/errors.py."""
+
+from __future__ import annotations
+
+from ..runtime.errors import PlanForgeError
+
+
+class ExporterError(PlanForgeError):
+    """Base of what goes wrong between checkpoint and bundle."""
+
+
+class SourceError(ExporterError):
+    """MODEL names nothing that can be exported."""
+
+
+class CheckpointError(ExporterError):
+    """A checkpoint's files are missing, damaged, or contradict its config."""
+
+
+class OutputError(ExporterError):
+    """The output folder exists, or cannot be written."""
+
+
+class ExportError(ExporterError):
+    """The exported graph is not what the exporter meant."""
+
+
+class BuildError(ExporterError):
+    """TensorRT refused a graph; names the ONNX node."""
+
+
+class VerificationError(ExporterError):
+    """An exported graph does not compute the model."""

@@ -1,0 +1,232 @@
+"""What `planforge inspect` shows of a bundle, an .onnx file or a .plan, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ..runtime.bundle.bundle import Bundle
+from ..runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
+from ..runtime.errors import InputError
+from .errors import ExporterError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from .verification.report import VerificationReport
+
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A title, and rows for machines and for people.
+
+    Attributes:
+        value: what --json prints.
+        sections: (title, column names, rows) of each table.
+    """
+
+    value: Mapping[str, Any]
+    sections: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return dict(self.value)
+
+    def tables(self) -> list[RenderableType]:
+        """For a terminal."""
+        return [table(*section) for section in self.sections]
+
+
+def inspect(path: str | Path) -> Inspection:
+    """Looks at a bundle's folder, an .onnx file or a .plan file.
+
+    Raises:
+        PlanForgeError: there is nothing at `path`, or it is none of the three.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return inspect_bundle(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    if path.suffix == ".onnx":
+        return inspect_onnx(path)
+    if path.suffix in (".plan", ".engine"):
+        return inspect_plan(path)
+    raise InputError(f"{path} is neither a bundle's folder nor an .onnx or .plan file")
+
+
+def inspect_bundle(folder: Path) -> Inspection:
+    """Artifacts with their axes and ranges, plans with their architectures, files with their sizes."""
+    bundle = Bundle.open(folder)
+    manifest = bundle.manifest
+    sections = [(f"{folder}: {manifest.family}, {manifest.task}", ("", ""), head_rows(manifest))]
+    for artifact in manifest.artifacts:
+        title = f"{artifact.id}: opset {artifact.opset}, padding {artifact.padding_side}, {gate_text(artifact)}"
+        sections.append((title, ("tensor", "role", "type", "axes"), tensor_rows(artifact)))
+    if manifest.plans:
+        columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
+        sections.append(("plans", columns, [plan_row(manifest, plan) for plan in manifest.plans]))
+    files = [(name, size_text(entry.bytes)) for name, entry in sorted(manifest.files.items())]
+    sections.append(("files", ("file", "size"), files))
+    import json
+
+    return Inspection(json.loads(manifest.to_json()), sections)
+
+
+def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    total = sum(entry.bytes for entry in manifest.files.values())
+    return [
+        ("source", f"{manifest.source.get('argument')} ({manifest.source.get('kind')})"),
+        ("context", f"{manifest.generation.max_length} tokens"),
+        ("vocabulary", str(manifest.tokenizer.get("vocab_size"))),
+        ("size", size_text(total)),
+        ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
+    ]
+
+
+def gate_text(artifact: Artifact) -> str:
+    if not artifact.gate:
+        return "not verified"
+    measured = artifact.gate.get("measured", {})
+    numbers = ", ".join(f"{k} {v:.2g}" for k, v in measured.items() if isinstance(v, float))
+    return f"{'verified' if artifact.gate.get('passed') else 'FAILED'} ({numbers})"
+
+
+def tensor_rows(artifact: Artifact) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for side, specs in (("in", artifact.inputs), ("out", artifact.outputs)):
+        caches = [s for s in specs if s.role.startswith(("past.", "present."))]
+        for spec in (s for s in specs if s not in caches):
+            rows.append((f"{side}  {spec.name}", spec.role, spec.dtype, axes_text(spec)))
+        if caches:
+            name = f"{side}  {caches[0].name} … {caches[-1].name}"
+            alias = ", at the input's address" if side == "out" and artifact.aliases else ""
+            rows.append((name, f"cache, {len(caches)} tensors{alias}", caches[0].dtype, axes_text(caches[0])))
+    return rows
+
+
+def axes_text(spec: TensorSpec) -> str:
+    """batch 1..8 x 12 x past 0..1023 x 64."""
+    return " x ".join(
+        f"{axis.name} {axis.min}..{axis.max}" if isinstance(axis, Axis) else str(axis) for axis in spec.axes
+    )
+
+
+def plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
+    return (
+        plan.file,
+        f"{plan.engine} {plan.version}",
+        plan.built_from,
+        " ".join(plan.sms) or "the GPU it was built on",
+        ", ".join(str(profile.get("name")) for profile in plan.profiles),
+        size_text(manifest.files[plan.file].bytes),
+    )
+
+
+def inspect_onnx(path: Path) -> Inspection:
+    """Inputs, outputs, operators and weights of any ONNX file; weights are not read."""
+    import onnx_ir as ir
+
+    try:
+        model = ir.load(path)
+    except Exception as error:
+        raise ExporterError(f"{path} is not an ONNX file: {first_line(error)}") from error
+    graph = model.graph
+    counts: dict[str, int] = {}
+    for node in graph:
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        counts[name] = counts.get(name, 0) + 1
+    weights = sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)
+    tensors = [
+        (f"{side}  {value.name}", str(value.dtype), " x ".join(str(dim) for dim in value.shape or ()))
+        for side, values in (("in", graph.inputs), ("out", graph.outputs))
+        for value in values
+    ]
+    opsets = {domain or "ai.onnx": opset for domain, opset in graph.opset_imports.items()}
+    operators = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    value = {
+        "file": path.name,
+        "opsets": opsets,
+        "operators": dict(operators),
+        "weight_bytes": weights,
+        "tensors": [{"name": n[4:].strip(), "side": n[:3].strip(), "dtype": d, "shape": s} for n, d, s in tensors],
+    }
+    head = [
+        ("opsets", ", ".join(f"{k} {v}" for k, v in opsets.items())),
+        ("weights", size_text(weights)),
+        ("operators", ", ".join(f"{name} {count}" for name, count in operators)),
+    ]
+    return Inspection(
+        value, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)]
+    )
+
+
+def inspect_plan(path: Path) -> Inspection:
+    """What can be said of a plan without a driver, and what its bundle's manifest says of it."""
+    from .tensorrt.build import plan_summary
+
+    summary = dict(plan_summary(path))
+    for folder in (path.parent, path.parent.parent):
+        if (folder / "manifest.json").is_file():
+            for plan in Bundle.open(folder).manifest.plans:
+                if (folder / plan.file).resolve() == path.resolve():
+                    summary["passport"] = plan.to_json()
+    rows = [(key, passport_text(value) if key == "passport" else str(value)) for key, value in summary.items()]
+    return Inspection(summary, [(path.name, ("", ""), rows)])
+
+
+def passport_text(passport: Mapping[str, Any]) -> str:
+    sms = " ".join(passport["sms"]) or "the GPU it was built on"
+    return f"{passport['engine']} {passport['version']} from {passport['built_from']} for {sms}"
+
+
+def verification_table(report: VerificationReport) -> list[RenderableType]:
+    """A verdict and a row per comparison."""
+    rows = [
+        (
+            c.artifact,
+            c.backend,
+            c.case,
+            number(c.metrics["max_error"]),
+            number(c.metrics["mean_kl"]),
+            "passed" if c.passed else "; ".join(c.failures),
+        )
+        for c in report.comparisons
+    ]
+    against = "PyTorch" if report.with_pytorch else "golden data, without PyTorch"
+    verdict = "passed" if report.passed else "FAILED"
+    columns = ("artifact", "engine", "case", "max error", "mean KL", "verdict")
+    return [table(f"{verdict}: {len(rows)} comparisons with {against}", columns, rows)]
+
+
+def number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2g}"
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    result = Table(title=Text(title), title_justify="left", show_header=any(columns), box=None, pad_edge=False)
+    for column in columns:
+        result.add_column(column, overflow="fold")
+    for row in rows:
+        result.add_row(*(Text(cell) for cell in row))
+    return result
+
+
+def size_text(count: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

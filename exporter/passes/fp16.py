@@ -1,0 +1,128 @@
+"""The fp16 pass: a float32 graph becomes mixed precision, with every type written in the graph.
+
+Types in the graph, not a builder's flag: TensorRT 11 and TensorRT-RTX take nothing else, and what was
+verified is what is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from .weights import lazy
+
+FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
+FP16_MAX = 65504.0
+
+# Sums of squares and of exponentials leave fp16's range or lose its 11 bits long before their results do.
+KEPT_IN_FP32 = frozenset({"LayerNormalization", "RMSNormalization", "Softmax", "ReduceMean", "ReduceSum"})
+
+
+class ConvertToFp16(ir.passes.InPlacePass):
+    """Computes in fp16, but for `KEPT_IN_FP32`; casts stand where the precision changes.
+
+    Args:
+        fp32_outputs: graph outputs that stay fp32, such as logits. Other float inputs and outputs
+            (caches) become fp16.
+    """
+
+    def __init__(self, fp32_outputs: Iterable[str]) -> None:
+        super().__init__()
+        self.fp32_outputs = frozenset(fp32_outputs)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        graph = model.graph
+        was_float = {value for value in all_values(graph) if value.dtype == FLOAT}
+        self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        for value in graph.inputs:
+            if value in was_float:
+                value.type = ir.TensorType(HALF)  # a new one: clones of a graph share theirs
+        for node in list(graph):
+            precision = FLOAT if node.op_type in KEPT_IN_FP32 else HALF
+            for index, value in enumerate(node.inputs):
+                if value is not None and value in was_float:
+                    node.replace_input_with(index, self.as_type(graph, value, precision, node))
+            for output in node.outputs:
+                if output in was_float:
+                    output.type = ir.TensorType(precision)
+            retype_attributes(node)
+        for index, value in enumerate(graph.outputs):
+            wanted = FLOAT if value.name in self.fp32_outputs else HALF
+            if value in was_float and value.dtype != wanted:
+                graph.outputs[index] = cast_output(graph, value, wanted)
+        drop_unused_initializers(graph)
+        return ir.passes.PassResult(model, modified=True)
+
+    def as_type(
+        self, graph: ir.Graph, value: ir.Value, dtype: ir.DataType, user: ir.Node
+    ) -> ir.Value:
+        """`value` as `dtype`: itself, a converted constant, or behind a Cast that all its users share."""
+        if value.dtype == dtype:
+            return value
+        if (value, dtype) not in self.casts:
+            if value.const_value is not None:
+                converted = converted_constant(value, dtype)
+                graph.register_initializer(converted)
+            else:
+                cast = cast_node(value, dtype)
+                graph.insert_before(user, cast)
+                converted = cast.outputs[0]
+            self.casts[value, dtype] = converted
+        return self.casts[value, dtype]
+
+
+def all_values(graph: ir.Graph) -> list[ir.Value]:
+    computed = [output for node in graph for output in node.outputs]
+    return [*graph.inputs, *graph.initializers.values(), *computed]
+
+
+def suffix(dtype: ir.DataType) -> str:
+    return "fp16" if dtype == HALF else "fp32"
+
+
+def cast_node(value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{value.name}_to_{suffix(dtype)}")
+    cast.outputs[0].name = f"{value.name}_{suffix(dtype)}"
+    cast.outputs[0].type = ir.TensorType(dtype)
+    cast.outputs[0].shape = value.shape
+    return cast
+
+
+def converted_constant(value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """A constant in fp16. Beyond fp16's range it is an error, never an infinity."""
+    assert value.const_value is not None and value.name is not None
+    array = value.const_value.numpy()
+    largest = float(np.abs(array).max()) if array.size else 0.0
+    if not largest <= FP16_MAX:  # NaN is not <= either
+        raise ValueError(f"{value.name} reaches {largest:g}, which fp16 (up to {FP16_MAX:g}) cannot hold")
+    return ir.Value(
+        name=f"{value.name}_{suffix(dtype)}",
+        shape=value.shape,
+        type=ir.TensorType(dtype),
+        const_value=lazy(array, f"{value.name}_{suffix(dtype)}", np.dtype(np.float16)),
+    )
+
+
+def retype_attributes(node: ir.Node) -> None:
+    """Cast and its kind name their result's type in an attribute."""
+    if node.op_type == "Cast" and node.attributes["to"].as_int() == FLOAT:
+        node.attributes["to"] = ir.AttrInt64("to", int(HALF))
+    if node.op_type in ("ConstantOfShape", "RandomNormal", "EyeLike"):
+        raise ValueError(f"the fp16 pass has no rule for {node.op_type} ({node.name}) yet")
+
+
+def cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """Casts a graph output at the very end; the new value takes over the output's name."""
+    name, value.name = value.name, f"{value.name}_{suffix(HALF if dtype == FLOAT else FLOAT)}"
+    cast = cast_node(value, dtype)
+    cast.outputs[0].name = name
+    graph.append(cast)
+    return cast.outputs[0]
+
+
+def drop_unused_initializers(graph: ir.Graph) -> None:
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]

@@ -1,0 +1,317 @@
+"""Checkpoint -> ONNX -> plan -> verified bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.bundle.bundle import Bundle
+from ..runtime.bundle.manifest import Artifact, GenerationDefaults, Manifest
+from ..runtime.errors import InputError
+from ..runtime.text.tokenizer import Tokenizer, tokenizer_json
+from .plans import Progress, build_plans, default_targets, silent
+from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
+from .errors import CheckpointError
+from .recipes import Limits, Recipe, recipes_for
+from .source import Source, resolve_source
+from .targets import target_named
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+
+    from .verification.report import VerificationReport
+
+PRECISIONS = ("fp32", "fp16")
+DEFAULT_MAX_BATCH = 8
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A finished export.
+
+    Attributes:
+        bundle: the folder.
+        manifest: what is in it.
+        report: how it was verified; None with verify=False.
+    """
+
+    bundle: Path
+    manifest: Manifest
+    report: VerificationReport | None
+
+
+def export(
+    model: str | Path,
+    output: str | Path,
+    *,
+    precision: Sequence[str] = PRECISIONS,
+    target: Sequence[str] | None = None,
+    sms: Sequence[str] | None = None,
+    max_batch: int = DEFAULT_MAX_BATCH,
+    max_length: int | None = None,
+    verify: bool = True,
+    force: bool = False,
+    prompts: str | Path | None = None,
+    progress: Progress = silent,
+) -> ExportResult:
+    """Exports a checkpoint into a bundle, builds its plans, and verifies it against PyTorch.
+
+    Args:
+        model: a demo's name, a folder in Hugging Face's layout, or a hub id.
+        output: the bundle's folder; must not exist unless `force`.
+        precision: "fp32", "fp16"; the first is what `load` runs unless told otherwise.
+        target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
+        sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
+        max_batch: the largest batch of plans, and of one step at run time.
+        max_length: context in tokens; by default, and at most, the model's.
+        verify: compare every graph with PyTorch, and keep nothing if one differs.
+        force: replace the bundle that is at `output`; it stays whole until the new one is.
+        prompts: a file with a prompt a line to verify with, instead of the built-in ones.
+        progress: called with a line when a stage begins.
+
+    Raises:
+        PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
+            VerificationError; nothing is left at `output` that was not there before.
+    """
+    output = Path(output)
+    targets = default_targets() if target is None else list(target)
+    check_choices(precision, targets, max_batch)
+    check_output(output, force)
+    checkpoint = Checkpoint(resolve_source(model), max_batch, max_length)
+    with staging_folder(output) as staging:
+        dialects = list(dict.fromkeys(target_named(name).dialect for name in targets))
+        graphs, reference = trace(checkpoint, dialects, staging, progress)
+        progress("writing ONNX files")
+        artifacts = write_graphs(checkpoint, graphs, reference, precision, staging)
+        manifest = first_manifest(checkpoint, artifacts, staging, output)
+        with ThreadPoolExecutor(1) as pool:  # plans are built by a child, beside the verification
+            plans = pool.submit(build_plans, staging, manifest, targets, sms, None, progress)
+            report = None
+            if verify:
+                manifest, report = verified(staging, manifest, reference, prompts, progress)
+            manifest = dataclasses.replace(manifest, plans=tuple(plans.result()))
+        manifest = dataclasses.replace(manifest, files=file_entries(staging))
+        progress("committing the bundle")
+        install(staging, manifest, output)
+    return ExportResult(output, manifest, report)
+
+
+def check_choices(precision: Sequence[str], targets: Sequence[str], max_batch: int) -> None:
+    """Refuses unknown names before any work is done."""
+    if not precision or not set(precision) <= set(PRECISIONS):
+        raise InputError(f"precision={list(precision)} must name one or more of {', '.join(PRECISIONS)}")
+    for name in targets:
+        if target_named(name).engine is not None and "fp16" not in precision:
+            raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
+    if max_batch < 1:
+        raise InputError(f"max_batch={max_batch} must be at least 1")
+
+
+class Checkpoint:
+    """A checkpoint's config and what follows from it; weights are read later.
+
+    Raises:
+        CheckpointError: config.json or the tokenizer cannot be used, or they contradict each other.
+    """
+
+    def __init__(self, source: Source, max_batch: int, max_length: int | None) -> None:
+        from ..models.checkpoint import config_from_json, family_of, read_json
+
+        self.source = source
+        self.export_id = uuid.uuid4().hex
+        try:
+            self.config_json = read_json(source.folder / "config.json")
+            self.family = family_of(self.config_json).name
+            self.config = config_from_json(self.config_json)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        context = self.config.n_positions
+        if max_length is not None and not 2 <= max_length <= context:
+            raise InputError(f"max_length={max_length} must be from 2 to the model's context of {context}")
+        self.limits = Limits(max_batch, max_length or context)
+        self.recipes = recipes_for(self.family, self.config, self.limits)
+        self.tokenizer_bytes = tokenizer_json(source.folder)
+        self.tokenizer = Tokenizer(self.tokenizer_bytes, str(source.folder / "tokenizer.json"))
+        if self.tokenizer.vocab_size > self.config.vocab_size:
+            raise CheckpointError(
+                f"{source.folder}: the tokenizer has {self.tokenizer.vocab_size} tokens, but config.json's"
+                f" vocab_size is {self.config.vocab_size}"
+            )
+
+    def file(self, stem: str, ending: str) -> str:
+        """A file name that no other export uses, so that a new bundle never overwrites an old one's."""
+        return f"{stem}-{self.export_id[:8]}.{ending}"
+
+    def generation(self) -> GenerationDefaults:
+        """How sequences begin and end, from generation_config.json or config.json."""
+        from ..models.checkpoint import read_json
+
+        path = self.source.folder / "generation_config.json"
+        try:
+            settings = {**self.config_json, **(read_json(path) if path.is_file() else {})}
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        eos = settings.get("eos_token_id")
+        eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        return GenerationDefaults(
+            eos=tuple(token for token in eos if 0 <= token < self.config.vocab_size),
+            bos=settings.get("bos_token_id"),
+            pad=settings.get("pad_token_id"),
+            max_length=self.limits.max_length,
+        )
+
+
+def trace(
+    checkpoint: Checkpoint, dialects: Sequence[str], staging: Path, progress: Progress
+) -> tuple[dict[str, ir.Model], nn.Module]:
+    """Traces every dialect in a child process each, while the weights are read here."""
+    from ..models import load_model
+    from .onnx_export import finish_trace, start_trace
+
+    progress(f"tracing {' and '.join(dialects)}")
+    paths = {dialect: staging / f"{dialect}.traced" for dialect in dialects}
+    children = {
+        dialect: start_trace(checkpoint.source.folder, dialect, checkpoint.limits, path)
+        for dialect, path in paths.items()
+    }
+    try:
+        model = load_model(checkpoint.source.folder)
+        graphs = {dialect: finish_trace(children[dialect], path) for dialect, path in paths.items()}
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+    return graphs, model
+
+
+def write_graphs(
+    checkpoint: Checkpoint,
+    graphs: Mapping[str, ir.Model],
+    model: nn.Module,
+    precisions: Sequence[str],
+    staging: Path,
+) -> list[Artifact]:
+    """Gives the traced graphs their weights, converts them, and writes them with one weights file each."""
+    from .graph_check import check_graph, name_axes
+    from .passes.fp16 import ConvertToFp16
+    from .passes.weights import AttachWeights, save_with_shared_weights
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for dialect, graph in graphs.items():
+        AttachWeights(parameters)(graph)
+        name_axes(graph, checkpoint.recipes[dialect].outputs)
+        check_graph(graph, checkpoint.recipes[dialect].inputs, checkpoint.recipes[dialect].outputs)
+    (staging / "onnx").mkdir()
+    artifacts = []
+    for precision in precisions:
+        data = checkpoint.file(f"weights.{precision}", "data")
+        models = {}
+        for dialect, graph in graphs.items():
+            recipe = checkpoint.recipes[dialect]
+            converted = graph.clone()
+            if precision == "fp16":
+                ConvertToFp16(fp32_outputs=["logits"])(converted)
+                recipe = in_fp16(recipe)
+                check_graph(converted, recipe.inputs, recipe.outputs)
+            name = checkpoint.file(f"{recipe.graph}.{dialect}.{precision}", "onnx")
+            models[name] = converted
+            artifacts.append(artifact_of(recipe, precision, f"onnx/{name}", f"onnx/{data}"))
+        save_with_shared_weights(models, staging / "onnx", data)
+    return artifacts
+
+
+def in_fp16(recipe: Recipe) -> Recipe:
+    """The recipe with its caches in fp16; logits stay fp32."""
+
+    def half(specs: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            dataclasses.replace(s, dtype="float16")
+            if s.dtype == "float32" and s.role != "logits"
+            else s
+            for s in specs
+        )
+
+    return dataclasses.replace(recipe, inputs=half(recipe.inputs), outputs=half(recipe.outputs))
+
+
+def artifact_of(recipe: Recipe, precision: str, file: str, data: str) -> Artifact:
+    return Artifact(
+        graph=recipe.graph,
+        dialect=recipe.dialect,
+        precision=precision,
+        opset=recipe.opset,
+        file=file,
+        data=(data,),
+        padding_side=recipe.padding_side,
+        inputs=recipe.inputs,
+        outputs=recipe.outputs,
+        aliases=recipe.aliases,
+        constraints=recipe.constraints,
+    )
+
+
+def first_manifest(
+    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, output: Path
+) -> Manifest:
+    """Makes the staged files a bundle, so that building and verifying open them as any reader would."""
+    tokenizer_file = checkpoint.file("tokenizer", "json")
+    (staging / tokenizer_file).write_bytes(checkpoint.tokenizer_bytes)
+    manifest = Manifest(
+        family=checkpoint.family,
+        task="text-generation",
+        export_id=checkpoint.export_id,
+        config=dataclasses.asdict(checkpoint.config),
+        generation=checkpoint.generation(),
+        tokenizer={"files": [tokenizer_file], "vocab_size": checkpoint.tokenizer.vocab_size},
+        files=file_entries(staging),
+        artifacts=tuple(artifacts),
+        source={
+            "argument": checkpoint.source.recorded(output),
+            "kind": checkpoint.source.kind,
+            "sha256": checkpoint.source.sha256(),
+        },
+        tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},
+    )
+    write_manifest(staging, manifest)
+    return manifest
+
+
+def verified(
+    staging: Path,
+    manifest: Manifest,
+    model: nn.Module,
+    prompts: str | Path | None,
+    progress: Progress,
+) -> tuple[Manifest, VerificationReport]:
+    """Compares every staged graph with PyTorch; adds the gates, golden.npz and parity.json.
+
+    Raises:
+        VerificationError: a graph does not compute the model.
+    """
+    from .verification.report import write_golden
+    from .verification.verify import compare_all, expectation_from, limits_from
+
+    bundle = Bundle(staging, manifest)
+    reference, expected = expectation_from(bundle, model, prompts, progress)
+    limits = limits_from(reference, expected, {a.precision for a in manifest.artifacts})
+    report = compare_all(bundle, expected, limits, with_pytorch=True, progress=progress)
+    report.raise_if_failed()
+    name = manifest.export_id[:8]
+    write_golden(staging / f"golden-{name}.npz", expected, limits)
+    parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
+    (staging / f"parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
+    gates = report.gates()
+    artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
+    return dataclasses.replace(manifest, artifacts=artifacts), report

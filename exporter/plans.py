@@ -1,0 +1,169 @@
+"""Plans for a bundle: derived from its graphs, added to its manifest. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from ..runtime.bundle.bundle import Bundle
+from ..runtime.bundle.manifest import Artifact, Manifest, Plan
+from ..runtime.errors import InputError
+from .bundle_writer import file_entries, install, staging_folder
+from .targets import TARGETS, engine_installed, target_named
+from .tensorrt.build import build_plan
+from .tensorrt.profiles import profiles_for
+
+log = logging.getLogger("planforge")
+
+Progress: TypeAlias = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Reports nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildResult:
+    """Plans that were added to a bundle."""
+
+    bundle: Path
+    plans: tuple[Plan, ...]
+
+
+def build(
+    bundle: str | Path,
+    *,
+    target: str | None = None,
+    engine: str | None = None,
+    sms: Sequence[str] | None = None,
+    limits: Mapping[str, int] | None = None,
+    progress: Progress = silent,
+) -> BuildResult:
+    """Builds a TensorRT plan from a bundle's graph and adds it; the bundle stays whole throughout.
+
+    Args:
+        bundle: the folder that `export` wrote.
+        target: a row of the targets table that has an engine; "rtx" by default.
+        engine: instead of a target, the library: "tensorrt-rtx" or "tensorrt".
+        sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's.
+        limits: a smaller largest "batch" or "length" than the graph was exported for.
+        progress: called with a line when a stage begins.
+
+    Raises:
+        BundleError: no bundle there, or a file of it has changed.
+        BackendUnavailableError: the engine is not installed; names the extra.
+        BuildError: TensorRT refused; names the ONNX node.
+    """
+    opened = Bundle.open(bundle)
+    name = target or target_of(engine)
+    if target_named(name).engine is None:
+        plans = [n for n, t in TARGETS.items() if t.engine is not None]
+        raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
+    with staging_folder(opened.folder) as staging:
+        new = build_plan_for(opened, name, sms, limits, staging, progress)
+        kept = [
+            plan
+            for plan in opened.manifest.plans
+            if (plan.built_from, plan.engine, plan.sms) != (new.built_from, new.engine, new.sms)
+        ]
+        named = {p.file for p in (*kept, new)}
+        files = {
+            n: entry
+            for n, entry in {**opened.manifest.files, **file_entries(staging)}.items()
+            if not n.startswith("plans/") or n in named
+        }
+        manifest = dataclasses.replace(opened.manifest, plans=(*kept, new), files=files)
+        install(staging, manifest, opened.folder)
+    return BuildResult(opened.folder, (new,))
+
+
+def target_of(engine: str | None) -> str:
+    """The target that an engine's name alone stands for."""
+    for name, target in TARGETS.items():
+        if target.engine is not None and target.engine == (engine or "tensorrt-rtx"):
+            return name
+    engines = sorted({t.engine for t in TARGETS.values() if t.engine is not None})
+    raise InputError(f"engine {engine!r} is not one of {', '.join(engines)}")
+
+
+def default_targets() -> list[str]:
+    """Both dialects; a plan too where TensorRT-RTX is installed (`build_plans` says so if it is not)."""
+    return ["cpu", "rtx"]
+
+
+def build_plans(
+    staging: Path,
+    manifest: Manifest,
+    targets: Sequence[str],
+    sms: Sequence[str] | None,
+    limits: Mapping[str, int] | None,
+    progress: Progress,
+) -> list[Plan]:
+    """The plans of an export's targets. A default target's missing engine is said, not an error."""
+    bundle = Bundle(staging, manifest)
+    plans = []
+    for name in targets:
+        engine = target_named(name).engine
+        if engine is None:
+            continue
+        if not engine_installed(engine) and list(targets) == default_targets():
+            log.warning(
+                "no plan was built: pip install 'planforge[%s]', then `planforge build`", engine
+            )
+            continue
+        plans.append(build_plan_for(bundle, name, sms, limits, staging, progress))
+    return plans
+
+
+def build_plan_for(
+    bundle: Bundle,
+    target_name: str,
+    sms: Sequence[str] | None,
+    limits: Mapping[str, int] | None,
+    folder: Path,
+    progress: Progress,
+) -> Plan:
+    """One plan, written below `folder`."""
+    target = target_named(target_name)
+    assert target.engine is not None
+    artifact = fp16_graph(bundle.manifest, target.dialect)
+    architectures = tuple(sms or target.sms)
+    progress(f"building a {target.engine} plan for {', '.join(architectures) or 'this GPU'}")
+    limits = dict(limits or {})
+    if unknown := set(limits) - {"batch", "length"}:
+        raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
+    stem = f"{artifact.graph}.{target_name}.fp16-{bundle.manifest.export_id[:8]}"
+    name = f"plans/{stem}.{'-'.join(architectures) or 'local'}.plan"
+    (folder / "plans").mkdir(exist_ok=True)
+    for data in artifact.data:
+        bundle.path(data)
+    report = build_plan(
+        bundle.path(artifact.file),
+        artifact,
+        engine=target.engine,
+        sms=architectures,
+        profiles=profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length")),
+        out=folder / name,
+    )
+    return Plan(
+        built_from=artifact.id,
+        file=name,
+        engine=target.engine,
+        version=report.version,
+        sms=report.sms,
+        profiles=tuple(profile.to_json() for profile in report.profiles),
+    )
+
+
+def fp16_graph(manifest: Manifest, dialect: str) -> Artifact:
+    """The graph that a plan is built from."""
+    for artifact in manifest.artifacts:
+        if (artifact.dialect, artifact.precision) == (dialect, "fp16"):
+            return artifact
+    raise InputError(
+        f"the bundle has no {dialect} graph in fp16; export it with"
+        f" `--precision fp32,fp16` and the target among its --target"
+    )

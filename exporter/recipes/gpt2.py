@@ -1,0 +1,88 @@
+"""GPT-2's decoder graph in each dialect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...runtime.bundle.manifest import Axis, TensorSpec
+from .recipe import Limits, Recipe, cache_specs
+
+if TYPE_CHECKING:
+    from ...models import GPT2Config
+
+OPT_TOKENS = 128  # the prompt length that a plan is tuned for
+EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, "rows": 4}
+
+
+def recipes(config: GPT2Config, limits: Limits) -> dict[str, Recipe]:
+    """The recipe of each dialect, by its name."""
+    return {"portable": portable(config, limits), "inplace": inplace(config, limits)}
+
+
+def portable(config: GPT2Config, limits: Limits) -> Recipe:
+    from ..dialects import PortableDecoder
+
+    length = limits.max_length
+    batch, tokens, rows = common_axes(limits)
+    past = Axis("past", 0, min(OPT_TOKENS, length - 1), length - 1)
+    total = Axis("total", 1, min(2 * OPT_TOKENS, length), length)
+    head = (config.n_head, config.head_size)
+    return Recipe(
+        graph="decoder",
+        dialect="portable",
+        opset=20,
+        padding_side="left",
+        module=PortableDecoder,
+        inputs=(
+            TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
+            TensorSpec("attention_mask", "mask", "int64", (batch, total)),
+            TensorSpec("position_ids", "positions", "int64", (batch, tokens)),
+            TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+            *cache_specs("past_key_values", "past", config.n_layer, (batch, head[0], past, head[1])),
+        ),
+        outputs=(
+            TensorSpec("logits", "logits", "float32", (rows, config.vocab_size)),
+            *cache_specs("present", "present", config.n_layer, (batch, head[0], total, head[1])),
+        ),
+        example=EXAMPLE,
+        constraints=("total = past + tokens", "logit_rows < batch * tokens"),
+    )
+
+
+def inplace(config: GPT2Config, limits: Limits) -> Recipe:
+    from ..dialects import InplaceDecoder
+
+    batch, tokens, rows = common_axes(limits)
+    slots = Axis("slots", 1, limits.max_length, limits.max_length)
+    cache = cache_specs(
+        "cache", "past", config.n_layer, (batch, config.n_head, slots, config.head_size)
+    )
+    present = cache_specs(
+        "present", "present", config.n_layer, (batch, config.n_head, slots, config.head_size)
+    )
+    return Recipe(
+        graph="decoder",
+        dialect="inplace",
+        opset=24,
+        padding_side="right",
+        module=InplaceDecoder,
+        inputs=(
+            TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
+            TensorSpec("past_lengths", "past_lengths", "int32", (batch,)),
+            TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+            *cache,
+        ),
+        outputs=(TensorSpec("logits", "logits", "float32", (rows, config.vocab_size)), *present),
+        example=EXAMPLE,
+        aliases={out.name: into.name for out, into in zip(present, cache, strict=True)},
+        constraints=("past_lengths + tokens <= slots", "logit_rows < batch * tokens"),
+    )
+
+
+def common_axes(limits: Limits) -> tuple[Axis, Axis, Axis]:
+    """batch, tokens and rows."""
+    return (
+        Axis("batch", 1, 1, limits.max_batch),
+        Axis("tokens", 1, min(OPT_TOKENS, limits.max_length), limits.max_length),
+        Axis("rows", 1, 1, limits.max_batch * limits.max_length),
+    )

@@ -1,0 +1,53 @@
+"""What to trace: the module, and the meaning of every input, output and axis of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...runtime.bundle.manifest import Axis, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest batch and sequence that plans are made for; ONNX graphs carry them as ranges."""
+
+    max_batch: int
+    max_length: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One graph in one dialect.
+
+    Attributes:
+        module: wraps the reference model so that its inputs and outputs are the graph's, in order.
+        example: a length for each dynamic axis while tracing; at least 2, and no two alike,
+            because torch.export takes 0, 1 and equal lengths for facts.
+    """
+
+    graph: str
+    dialect: str
+    opset: int
+    padding_side: str
+    module: Callable[[nn.Module], nn.Module]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    example: Mapping[str, int]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
+
+
+def cache_specs(
+    name: str, role: str, layers: int, axes: tuple[Axis | int, ...]
+) -> tuple[TensorSpec, ...]:
+    """key and value of every layer: `name`.0.key, `name`.0.value, `name`.1.key, ..."""
+    return tuple(
+        TensorSpec(f"{name}.{layer}.{kind}", f"{role}.{layer}.{kind}", "float32", axes)
+        for layer in range(layers)
+        for kind in ("key", "value")
+    )

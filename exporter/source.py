@@ -1,0 +1,89 @@
+"""The MODEL argument -> a checkpoint folder: a built-in demo, a local folder, or a hub id."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..runtime.bundle.bundle import sha256_of
+from .errors import SourceError
+
+DEMOS = Path(__file__).resolve().parent.parent / "models" / "demos"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint comes from.
+
+    Attributes:
+        kind: "demo", "folder" or "hub".
+        argument: what the user typed.
+        folder: the files on this machine.
+    """
+
+    kind: str
+    argument: str
+    folder: Path
+
+    def sha256(self) -> str:
+        """One hash over the names and contents of config.json and all safetensors files."""
+        digest = hashlib.sha256()
+        for path in sorted([self.folder / "config.json", *self.folder.glob("*.safetensors")]):
+            digest.update(f"{path.name} {sha256_of(path)}\n".encode())
+        return digest.hexdigest()
+
+    def recorded(self, bundle: Path) -> str:
+        """The argument as a manifest keeps it: a folder relative to the bundle, never an absolute path."""
+        if self.kind == "folder":
+            return Path(os.path.relpath(self.folder.resolve(), bundle.resolve())).as_posix()
+        return self.argument
+
+
+def demo_names() -> list[str]:
+    """The checkpoints that come with PlanForge."""
+    return sorted(path.parent.name for path in DEMOS.glob("*/config.json"))
+
+
+def resolve_source(model: str | Path) -> Source:
+    """The checkpoint that MODEL names. A folder wins over a hub id of the same name.
+
+    Raises:
+        SourceError: no such demo, folder or hub model; or the hub cannot be reached.
+    """
+    argument = str(model)
+    if argument in demo_names():
+        return Source("demo", argument, DEMOS / argument)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise SourceError(f"{folder} has no config.json; a folder in Hugging Face's layout is needed")
+        return Source("folder", argument, folder)
+    looks_local = isinstance(model, Path) or argument.startswith((".", "/", "~")) or argument.count("/") > 1
+    if looks_local or not HUB_ID.fullmatch(argument):
+        raise SourceError(
+            f"MODEL {argument!r} is not a folder; give a folder with config.json and *.safetensors,"
+            f" a hub id, or one of the demos {demo_names()}"
+        )
+    return Source("hub", argument, download(argument))
+
+
+def download(hub_id: str) -> Path:
+    """The files of a hub model, from the local cache or the network; code and pickles are not asked for."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, etag_timeout=10))
+    except LocalEntryNotFoundError as error:
+        raise SourceError(
+            f"{hub_id!r} is neither a folder nor a demo ({', '.join(demo_names())}), and the hub cannot be"
+            " reached (offline?); download it elsewhere and pass its folder"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(f"the hub model {hub_id!r} cannot be had: {reason}") from error

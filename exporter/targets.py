@@ -1,0 +1,50 @@
+"""The one table of targets: what a name on the command line means for export and build."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from ..runtime.errors import InputError
+
+RTX_SMS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a graph will run.
+
+    Attributes:
+        dialect: of the graph it takes.
+        engine: the library that builds its plan; None where ONNX itself is run.
+        sms: GPU architectures that a plan is built for, when the engine can choose them.
+    """
+
+    dialect: str
+    engine: str | None = None
+    sms: tuple[str, ...] = ()
+
+
+TARGETS = {
+    "cpu": Target("portable"),
+    "portable": Target("portable"),
+    "rtx": Target("inplace", "tensorrt-rtx", RTX_SMS),
+    "tensorrt": Target("inplace", "tensorrt"),  # TensorRT >= 10.15, for the GPU it is built on
+}
+ENGINE_MODULES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
+
+
+def target_named(name: str) -> Target:
+    """Looks up a target.
+
+    Raises:
+        InputError: no such target; lists them.
+    """
+    if name not in TARGETS:
+        raise InputError(f"target {name!r} is not one of {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def engine_installed(engine: str) -> bool:
+    """Whether the engine's Python module is there, without loading it."""
+    return importlib.util.find_spec(ENGINE_MODULES[engine]) is not None

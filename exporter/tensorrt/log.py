@@ -1,0 +1,182 @@
+"""What TensorRT says, and what it passes over in silence, as errors that name the ONNX node.
+
+For the modules tensorrt and tensorrt_rtx alike: what comes from them is typed Any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...runtime.bundle.manifest import Artifact, TensorSpec
+from ..errors import BuildError
+from .profiles import SLOTS, Shape
+
+# Said of every int64 input, and of every error on a machine without a driver.
+NOISE = re.compile(r"has Int64 binding|cudaError 35\b")
+
+# A profile that contradicts the graph is only a warning, and a plan that fails while running.
+FATAL_WARNING = re.compile(r"not self-consistent")
+
+# "ITensor::f: Error Code 4: API Usage Error (node: what happened. In f at /_src/x.cpp:37)"
+WRAPPED = re.compile(r"^.*?Error Code \d+: [^(]*\((?P<text>.*)\)$")
+POSITION = re.compile(r"\s*In \S+ at \S+?:\d+(?=$|\s)")
+CONDITION = re.compile(r'^.*&& "(?P<text>.*)"$')  # the condition that failed, and what it means
+ASSERTION = re.compile(r"Assertion failed: \S.*?: (?=\S)")
+
+DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT64": "int64",
+    "INT32": "int32",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
+
+TYPES = r"Half|Float|BFloat16|Int\d+|Bool"
+
+# What TensorRT says, and what to say instead: for what happens often and is said darkly.
+TRANSLATIONS = (
+    (r"^false$", "TensorRT has no such operator"),
+    (r"Plugin not found", "TensorRT has no such operator, and no plugin of that name is loaded"),
+    (
+        rf"types?\b.* (?P<a>{TYPES})\b.* (?P<b>{TYPES})\b",
+        "its inputs have the types {a} and {b}; plans need the Cast written in the graph",
+    ),
+    (
+        r"must have a static sequence length",
+        "the length of its cache is not a number; the profiles must freeze the slots axis",
+    ),
+    (
+        r"Failed to open file: (?P<file>.*)$",
+        "the weights file {file} is missing",
+    ),
+    (
+        r"weights offset/length out of range for file: (?P<file>\S+).*file size=(?P<size>\d+)",
+        "the weights file {file} is cut short at {size} bytes",
+    ),
+    (
+        r"Profile k(?P<end>MIN|OPT|MAX) values are not self-consistent. (?P<node>\S+): (?P<why>.*?)"
+        r"\. .*violated: (?P<values>[^.]*)\.",
+        "the {end} shapes of a profile contradict each other at node {node}: {why} ({values})",
+    ),
+)
+
+
+def make_logger(trt: Any) -> Any:
+    """An `ILogger` of the module `trt` that collects one-line messages.
+
+    Returns:
+        the logger; its `errors` and `warnings` are lists of text.
+    """
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+            self.warnings: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if NOISE.search(message) or severity > trt.ILogger.Severity.WARNING:
+                return
+            is_error = severity < trt.ILogger.Severity.WARNING
+            (self.errors if is_error else self.warnings).append(message)
+
+    return Logger()
+
+
+def parse_errors(parser: Any, messages: Iterable[str]) -> str:
+    """What the parser refused, one node after the other.
+
+    Args:
+        parser: an `OnnxParser` after a parse that failed.
+        messages: the log's errors, which know more of files than the parser does.
+    """
+    errors = [parser.get_error(i) for i in range(parser.num_errors)]
+    lines = [node_error(error) for error in errors if error.node() >= 0]
+    if not lines:  # not about a node: the weights, or the file itself
+        lines = [in_words(text) for text in messages] or ["the ONNX parser gives no reason"]
+        lines = lines[:1]
+    return "; ".join(dict.fromkeys(lines))
+
+
+def node_error(error: Any) -> str:
+    """One parser error: the node, its operator, the functions around it, and what is wrong."""
+    name = error.node_name() or f"number {error.node()}"
+    inside = "".join(f" inside {caller}" for caller in reversed(error.local_function_stack()))
+    lines = [line for line in error.desc().splitlines() if not NOISE.search(line)]
+    told = [line for line in lines if not line.startswith("Invalid Node")] or lines
+    return f"ONNX node {name!r} ({error.node_operator()}){inside}: " + "; ".join(
+        in_words(line, name) for line in told
+    )
+
+
+def build_errors(messages: Iterable[str]) -> str:
+    """Why no plan came out, from the log's errors."""
+    lines = dict.fromkeys(in_words(text) for text in messages)
+    return "; ".join(lines) or "TensorRT gives no reason"
+
+
+def in_words(message: str, node: str = "") -> str:
+    """One message on one line, without TensorRT's own source positions."""
+    text = " ".join(message.split())
+    for pattern, words in TRANSLATIONS:
+        if match := re.search(pattern, text):
+            return words.format(**match.groupdict())
+    for wrapping in (WRAPPED, CONDITION):
+        if match := wrapping.search(text):
+            text = match["text"]
+    text = ASSERTION.sub("", POSITION.sub("", text))
+    return text.removeprefix(f"{node}: ").strip()
+
+
+def check_network(network: Any, artifact: Artifact, slots: int | None) -> None:
+    """Compares what the parser made of a graph with what the artifact says of it.
+
+    Raises:
+        BuildError: lists every difference.
+    """
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    outputs = [network.get_output(i) for i in range(network.num_outputs)]
+    problems = differences("input", inputs, artifact.inputs, slots)
+    problems += differences("output", outputs, artifact.outputs, slots)
+    layers = [network.get_layer(i) for i in range(network.num_layers)]
+    read = [layer.get_input(i) for layer in layers for i in range(layer.num_inputs)]
+    used = {tensor.name for tensor in read if tensor is not None}
+    problems += [f"input {t.name!r} reaches no layer" for t in inputs if t.name not in used]
+    updates = {
+        layer.get_output(0).name: layer.get_input(0).name
+        for layer in layers
+        if layer.type.name == "KV_CACHE_UPDATE"
+    }
+    problems += [
+        f"output {output!r} is at the address of {artifact.aliases.get(output)!r} by the artifact, of"
+        f" {updates.get(output)!r} by TensorRT"
+        for output in sorted(updates.keys() | artifact.aliases.keys())
+        if updates.get(output) != artifact.aliases.get(output)
+    ]
+    if problems:
+        raise BuildError(f"TensorRT understood {artifact.id} differently: {'; '.join(problems)}")
+
+
+def differences(
+    side: str, tensors: Sequence[Any], specs: Sequence[TensorSpec], slots: int | None
+) -> list[str]:
+    """How a network's inputs or outputs differ from the artifact's."""
+    found = {t.name: (DTYPES.get(t.dtype.name, t.dtype.name), tuple(t.shape)) for t in tensors}
+    meant = {spec.name: (spec.dtype, network_shape(spec, slots)) for spec in specs}
+    problems = [f"{side} {name!r} is missing" for name in meant if name not in found]
+    problems += [f"{side} {name!r} is unknown" for name in found if name not in meant]
+    return problems + [
+        f"{side} {name!r} is {found[name][0]} {found[name][1]}, meant is {dtype} {shape}"
+        for name, (dtype, shape) in meant.items()
+        if name in found and found[name] != (dtype, shape)
+    ]
+
+
+def network_shape(spec: TensorSpec, slots: int | None) -> Shape:
+    """A tensor's shape in a network: -1 for dynamic axes, slots as a number."""
+    names = [slots if name == SLOTS and slots is not None else name for name in spec.axis_names()]
+    return tuple(name if isinstance(name, int) else -1 for name in names)

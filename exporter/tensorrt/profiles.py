@@ -1,0 +1,204 @@
+"""Optimization profiles: the shapes that a plan is tuned for, derived from an artifact's axes.
+
+A profile gives every named axis a (min, opt, max). Tensors that share an axis share its lengths, so
+a profile cannot contradict itself from one input to the next. A decoder has three profiles:
+
+`prefill`  a whole prompt on top of nothing; logits of each sequence's last token.
+`append`   some tokens on top of any past: the next part of a long prompt, tokens to verify, text to
+           score. Any batch, and logits for one sequence's whole part.
+`decode`   one token for each sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
+from ..errors import BuildError
+
+Range = tuple[int, int, int]  # min, opt, max
+Shape = tuple[int, ...]
+
+ONE: Range = (1, 1, 1)
+SLOTS = "slots"  # TensorRT wants the capacity of a cache as a number: frozen in all profiles
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The lengths that one way of calling a graph may have.
+
+    Attributes:
+        name: what it is for.
+        axes: (min, opt, max) of every named axis among the inputs.
+    """
+
+    name: str
+    axes: Mapping[str, Range]
+
+    def shapes(self, spec: TensorSpec) -> tuple[Shape, Shape, Shape]:
+        """The smallest, the best and the largest shape of one input."""
+        lowest, best, highest = (
+            tuple(
+                axis if isinstance(axis, int) else self.axes[axis][i] for axis in spec.axis_names()
+            )
+            for i in range(3)
+        )
+        return lowest, best, highest
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a plan's passport: {"name": "decode", "axes": {"batch": [1, 1, 8], ...}}."""
+        return {"name": self.name, "axes": {name: list(axis) for name, axis in self.axes.items()}}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Profile:
+        """Reads what `to_json` wrote."""
+        axes = {name: (int(a), int(b), int(c)) for name, (a, b, c) in value["axes"].items()}
+        return Profile(str(value["name"]), axes)
+
+
+def profiles_for(
+    artifact: Artifact, *, max_batch: int | None = None, max_length: int | None = None
+) -> tuple[Profile, ...]:
+    """The profiles that cover every call of an artifact.
+
+    Args:
+        artifact: its axes give the lengths, its constraints say which axis is a sum of others.
+        max_batch: a smaller largest batch than the graph's.
+        max_length: a smaller largest sequence than the graph's, past included.
+
+    Raises:
+        BuildError: a maximum is outside the graph's own range.
+    """
+    axes = limited(artifact, max_batch, max_length)
+    if "rows" not in axes:  # no cache: an encoder is called in one way
+        return (completed("encode", axes, artifact),)
+    batch, tokens, past = axes["batch"], axes["tokens"], axes.get("past")
+    # Longer parts run one after the other. Twice the usual prompt fills a GPU, and keeps attention's
+    # tokens x total below what prefill needs, and the logits of rows x vocabulary in bounds.
+    part = min(2 * tokens[1], tokens[2])
+    usual = min(tokens[1], (tokens[2] + 1) // 2)  # such that as much past fits beside it
+    last_tokens = (1, batch[1], batch[2])
+    ways: dict[str, dict[str, Range]] = {
+        "prefill": {"rows": last_tokens, "past": (0, 0, 0)},
+        # From past 0, because text is scored from its first token on. Where the cache grows, past
+        # and tokens each reach their maximum: the corner where both do is beyond the model's length
+        # and never called, but without it a few tokens near the full context would fit no profile.
+        "append": {"tokens": (1, usual, part), "rows": (1, usual, max(part, batch[2]))},
+        "decode": {"tokens": ONE, "rows": last_tokens},
+    }
+    if past is not None:
+        ways["append"]["past"] = (0, min(past[1], tokens[2] - usual), past[2])
+        ways["decode"]["past"] = (1, past[1], past[2])
+    return tuple(
+        completed(name, {**axes, **{a: r for a, r in way.items() if a in axes}}, artifact)
+        for name, way in ways.items()
+    )
+
+
+def check_profile(profile: Profile, artifact: Artifact) -> None:
+    """Refuses a profile that TensorRT would refuse, or only warn of, and say less about.
+
+    Raises:
+        BuildError: names the input, the axis and its values.
+    """
+    where = first_uses(artifact)
+    if missing := sorted(set(where) - set(profile.axes)):
+        name = missing[0]
+        raise BuildError(
+            f"profile {profile.name!r} has no lengths for axis {name!r} of input {where[name][0]!r}"
+        )
+    if unknown := sorted(set(profile.axes) - set(where)):
+        raise BuildError(
+            f"profile {profile.name!r} has an axis {unknown[0]!r}, {artifact.id} has {sorted(where)}"
+        )
+    sums = sums_of(artifact)
+    for name, (spec_name, axis) in where.items():
+        low, opt, high = profile.axes[name]
+        what = f"profile {profile.name!r}, input {spec_name!r}, axis {name!r}: {(low, opt, high)}"
+        if not low <= opt <= high:
+            raise BuildError(f"{what} is not in the order min, opt, max")
+        if name in sums:
+            meant = sum_of(profile.axes, sums[name])
+            if meant != (low, opt, high):
+                raise BuildError(f"{what} must be {' + '.join(sums[name])}, which is {meant}")
+        elif not axis.min <= low <= high <= axis.max:
+            raise BuildError(f"{what} is not within the graph's {axis.min}..{axis.max}")
+
+
+def slots_of(profiles: Sequence[Profile]) -> int | None:
+    """The one length of the slots axis in all profiles; None where a graph has none.
+
+    Raises:
+        BuildError: more than one length.
+    """
+    lengths = {length for p in profiles if SLOTS in p.axes for length in p.axes[SLOTS]}
+    if len(lengths) > 1:
+        raise BuildError(
+            f"axis {SLOTS!r} must have one length in all profiles of a plan, not {sorted(lengths)}"
+        )
+    return next(iter(lengths), None)
+
+
+def limited(artifact: Artifact, max_batch: int | None, max_length: int | None) -> dict[str, Range]:
+    """Every axis of the inputs as (min, opt, max), within the maxima asked for; sums left out."""
+    maxima: dict[str, int] = {}
+    if max_batch is not None:
+        maxima["batch"] = checked("max_batch", max_batch, 1, artifact.axis("batch").max)
+    if max_length is not None:
+        length = checked("max_length", max_length, 2, artifact.axis("tokens").max)
+        maxima |= {"tokens": length, SLOTS: length, "past": length - 1}
+    ranges: dict[str, Range] = {}
+    for name, (_, axis) in first_uses(artifact).items():
+        high = min(axis.max, maxima.get(name, axis.max))
+        ranges[name] = (
+            (high, high, high) if name == SLOTS else (axis.min, min(axis.opt, high), high)
+        )
+    return {name: r for name, r in ranges.items() if name not in sums_of(artifact)}
+
+
+def checked(name: str, value: int, low: int, high: int) -> int:
+    """A maximum that was asked for, if the graph allows it."""
+    if not low <= value <= high:
+        raise BuildError(
+            f"{name} is {value}, but the graph allows {low}..{high}; export again for more"
+        )
+    return value
+
+
+def completed(name: str, axes: Mapping[str, Range], artifact: Artifact) -> Profile:
+    """A profile of `axes` and of the axes that are their sums."""
+    sums = {total: sum_of(axes, parts) for total, parts in sums_of(artifact).items()}
+    return Profile(name, {**axes, **sums})
+
+
+def sums_of(artifact: Artifact) -> dict[str, list[str]]:
+    """The axes that are sums of others, from constraints such as "total = past + tokens"."""
+    names = first_uses(artifact)
+    sides = [text.split(" = ", 1) for text in artifact.constraints if " = " in text]
+    return {total: parts.split(" + ") for total, parts in sides if total in names}
+
+
+def sum_of(axes: Mapping[str, Range], names: Sequence[str]) -> Range:
+    """(min, opt, max) of a sum: each the sum of its parts."""
+    low, opt, high = (sum(axes[name][i] for name in names) for i in range(3))
+    return low, opt, high
+
+
+def first_uses(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
+    """Every named axis among the inputs, with the first input that has it."""
+    uses: dict[str, tuple[str, Axis]] = {}
+    for spec in artifact.inputs:
+        for axis in spec.axes:
+            if isinstance(axis, Axis):
+                uses.setdefault(axis.name, (spec.name, axis))
+    return uses
+
+
+def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact) -> bool:
+    """Adds one profile to a builder's config; False where TensorRT refuses it."""
+    added = builder.create_optimization_profile()
+    for spec in artifact.inputs:
+        added.set_shape(spec.name, *profile.shapes(spec))
+    return bool(config.add_optimization_profile(added) >= 0)

@@ -1,0 +1,1 @@
+"""Does the export still compute the model?"""

@@ -1,0 +1,143 @@
+"""What a difference between two engines' logits means, and how large it may be.
+
+N rows of logits, V vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]
+
+# The one table of caps. fp32 engines add in another order, nothing more. For fp16, KL is in nats.
+CAPS: Mapping[str, Mapping[str, float]] = {
+    "fp32": {"max_error": 1e-4, "top1_flips": 0.0},
+    "fp16": {"mean_kl": 1e-3, "top1_flips": 0.01},
+}
+GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
+ROUNDING_MARGIN = 1e-4  # a flip between two tokens that the reference holds this close is no flip
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """How far `got` is from `want`.
+
+    Attributes:
+        max_error: the largest difference of two logits, in units of max(1, the reference's standard deviation).
+        mean_kl: of the reference's distribution to the engine's, in nats, averaged over rows.
+        top1_flips: share of rows whose likeliest token changed, flips inside the rounding margin left out.
+        flip_margin: the largest margin that the reference had at a flip.
+        finite: no NaN and no infinity on either side.
+        rows: how many rows were compared.
+    """
+
+    max_error: float
+    mean_kl: float
+    top1_flips: float
+    flip_margin: float
+    finite: bool
+    rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One artifact on one engine, in one situation, against PyTorch."""
+
+    artifact: str
+    backend: str
+    case: str
+    metrics: Mapping[str, Any]
+    limits: Mapping[str, float]
+    failures: tuple[str, ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "artifact": self.artifact,
+            "backend": self.backend,
+            "case": self.case,
+            "metrics": dict(self.metrics),
+            "limits": dict(self.limits),
+            "passed": self.passed,
+            "failures": list(self.failures),
+        }
+
+
+def measure(got: Logits, want: Logits) -> Metrics:
+    """Compares logits (N, V) row by row."""
+    finite = bool(np.isfinite(got).all() and np.isfinite(want).all())
+    if got.shape != want.shape or not finite:
+        return Metrics(math.nan, math.nan, 1.0, math.inf, finite and got.shape == want.shape, len(want))
+    scale = max(1.0, float(want.std()))
+    best, chosen = want.argmax(-1), got.argmax(-1)
+    rows = np.arange(len(want))
+    margins = want[rows, best] - want[rows, chosen]
+    flipped = (best != chosen) & (margins > ROUNDING_MARGIN)
+    return Metrics(
+        max_error=float(np.abs(got - want).max()) / scale,
+        mean_kl=float(kl_divergence(want, got).mean()),
+        top1_flips=float(flipped.mean()),
+        flip_margin=float(margins[flipped].max(initial=0.0)),
+        finite=True,
+        rows=len(want),
+    )
+
+
+def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
+    """KL(want || got) of each row, in nats."""
+    log_p, log_q = (log_probabilities(logits) for logits in (want, got))
+    return (np.exp(log_p) * (log_p - log_q)).sum(-1)  # type: ignore[no-any-return]
+
+
+def log_probabilities(logits: Logits) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # type: ignore[no-any-return]
+
+
+def limits_for(precision: str, gap: Metrics | None) -> dict[str, float]:
+    """The limits of one precision.
+
+    Args:
+        precision: a key of `CAPS`.
+        gap: PyTorch with weights and results rounded to that precision, against itself unrounded;
+            None for fp32, which rounds nothing.
+
+    Raises:
+        ValueError: the gap is not finite, so nothing could be judged by it.
+    """
+    limits = dict(CAPS[precision])
+    if gap is None:
+        return limits
+    if not gap.finite:
+        raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
+    limits["max_error"] = GAP_FACTOR * gap.max_error
+    # KL grows with the square of the logits' error, so three times the error is nine times the KL.
+    limits["mean_kl"] = min(limits.get("mean_kl", math.inf), GAP_FACTOR**2 * gap.mean_kl)
+    return limits
+
+
+def judge(metrics: Metrics, limits: Mapping[str, float]) -> tuple[str, ...]:
+    """What exceeds its limit, in words; NaN always does."""
+    failures = [] if metrics.finite else ["NaN or infinity in the logits"]
+    for name, limit in limits.items():
+        value = getattr(metrics, name)
+        if not value <= limit:  # NaN is not <= anything
+            failures.append(f"{name} is {value:.3g}, at most {limit:.3g} is allowed")
+    return tuple(failures)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,79 @@
+"""PyTorch's answers, which every engine is held against.
+
+T tokens of one prompt and its continuation, N rows, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...models import GrowingCache
+from ...models.attention import empty_past
+from .gate import Logits, Metrics, measure
+from .parity import Sample
+
+
+class Reference:
+    """The model in PyTorch, in fp32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.config = model.config
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int], rows: slice) -> Logits:
+        """Logits (N, V) of `rows` of one sequence, computed at once and without a past."""
+        ids = torch.tensor([list(tokens)])
+        config = self.config
+        past = empty_past(config.n_layer, 1, config.n_head, config.head_size)  # type: ignore[union-attr, arg-type]
+        x = self.model.hidden_states(ids, GrowingCache(past, torch.ones_like(ids)))  # type: ignore[operator]
+        return self.model.lm_head(x[0, rows]).numpy()  # type: ignore[operator, no-any-return]
+
+    @torch.no_grad()
+    def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
+        """The likeliest continuation, token by token through the cache."""
+        ids, past = torch.tensor([list(prompt)]), None
+        tokens: list[int] = []
+        for _ in range(steps):
+            logits, past = self.model(ids, past)
+            tokens.append(int(logits[0, -1].argmax()))
+            ids = torch.tensor([tokens[-1:]])
+        return tokens
+
+    def gap(self, samples: Sequence[Sample], dtype: torch.dtype) -> Metrics:
+        """The same model with weights and every module's result rounded to `dtype`, against itself.
+
+        Weights alone are not enough: a checkpoint stored in that very type would allow no difference.
+        """
+        with self.rounded(dtype):
+            got = [
+                self.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))[
+                    list(s.steps)
+                ]
+                for s in samples
+            ]
+        return measure(np.concatenate(got), np.concatenate([s.logits for s in samples]))
+
+    @contextmanager
+    def rounded(self, dtype: torch.dtype) -> Iterator[None]:
+        """The model computing as if it stored numbers in `dtype`; tied weights stay tied."""
+        originals = [(parameter, parameter.data) for parameter in self.model.parameters()]
+        hooks = [
+            module.register_forward_hook(lambda _m, _i, out: out.to(dtype).float())
+            for name, module in self.model.named_modules()
+            if name and not name.startswith("lm_head")  # logits leave the graph in fp32
+        ]
+        try:
+            for parameter, original in originals:
+                parameter.data = original.to(dtype).float()
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for parameter, original in originals:
+                parameter.data = original

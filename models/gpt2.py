@@ -1,0 +1,153 @@
+"""GPT-2 (Radford et al., 2019): "Language Models are Unsupervised Multitask Learners".
+
+B batch, T new tokens, P cached tokens, S = P + T, V vocabulary, H heads, D head size, E = H * D
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .attention import AttentionCache, GrowingCache, KeyValue, empty_past
+
+ACTIVATIONS = {
+    "gelu_new": lambda: nn.GELU(approximate="tanh"),
+    "gelu_pytorch_tanh": lambda: nn.GELU(approximate="tanh"),
+    "gelu": nn.GELU,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """Names and defaults of Hugging Face's config.json; the defaults are GPT-2 small (124M)."""
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "mlp_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
+        if self.activation_function not in ACTIVATIONS:
+            raise ValueError(
+                f"activation_function={self.activation_function!r} is not one of {sorted(ACTIVATIONS)}"
+            )
+
+    @property
+    def mlp_size(self) -> int:
+        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor, layer: int, cache: AttentionCache) -> Tensor:
+        B, T, E = x.shape
+        q, k, v = (self.heads(t) for t in self.c_attn(x).split(E, dim=-1))  # each (B, H, T, D)
+        context = cache.attend(layer, q, k, v)  # (B, H, T, D)
+        return self.c_proj(context.transpose(1, 2).reshape(B, T, E))  # type: ignore[no-any-return]
+
+    def heads(self, x: Tensor) -> Tensor:
+        B, T, E = x.shape
+        return x.view(B, T, self.n_head, E // self.n_head).transpose(1, 2)  # (B, H, T, D)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, config.mlp_size)
+        self.activation = ACTIVATIONS[config.activation_function]()
+        self.c_proj = nn.Linear(config.mlp_size, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(self.activation(self.c_fc(x)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = SelfAttention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, layer: int, cache: AttentionCache) -> Tensor:
+        x = x + self.attn(self.ln_1(x), layer, cache)
+        return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
+
+
+class GPT2(nn.Module):
+    """GPT-2 small to XL, DistilGPT-2 and any size between, by config."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.wte.weight
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        past: Sequence[KeyValue] | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """One step over new tokens, on top of a cache.
+
+        Args:
+            input_ids: (B, T) int64; rows of unequal length are padded on the left.
+            past: keys and values (B, H, P, D) of each layer, as the last step returned them.
+            attention_mask: (B, P + T), 0 at padding; None when there is none.
+
+        Returns:
+            Logits (B, T, V), and the cache grown to (B, H, P + T, D).
+        """
+        B, T = input_ids.shape
+        config = self.config
+        if past is None:
+            past = empty_past(config.n_layer, B, config.n_head, config.head_size)
+        if attention_mask is None:
+            attention_mask = torch.ones(B, past[0][0].shape[2] + T, dtype=torch.int64)
+        cache = GrowingCache(past, attention_mask)
+        return self.lm_head(self.hidden_states(input_ids, cache)), cache.present
+
+    def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
+        """What the head reads, (B, T, E), of input_ids (B, T)."""
+        x = self.wte(input_ids) + self.wpe(cache.positions(input_ids))  # (B, T, E)
+        for layer, block in enumerate(self.h):
+            x = block(x, layer, cache)
+        return self.ln_f(x)  # type: ignore[no-any-return]
+
+
+# The published checkpoints keep each Linear's weight the other way round, as TensorFlow's Conv1D did,
+CONV1D = re.compile(r"h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
+# and carry the causal mask along as buffers.
+MASK_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")

@@ -1,0 +1,121 @@
+"""The narrow waist between decoding and engines.
+
+Protocols, so that an engine's backend needs no import from here, and a fake to test against without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..bundle.bundle import Bundle
+from ..bundle.manifest import Artifact
+
+Array: TypeAlias = npt.NDArray[np.generic]
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Buffer(Protocol):
+    """Memory that the engine reads and writes where it lies; only a backend knows what it is."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    def view(self, shape: Shape) -> Buffer:
+        """The first elements of the same memory under another shape."""
+        ...
+
+    def copy_rows(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` slots (axis 2) of batch row `source` over row `target`."""
+        ...
+
+    def numpy(self) -> Array:
+        """A copy in host memory, for tests and reports."""
+        ...
+
+
+class Program(Protocol):
+    """One opened graph."""
+
+    def allocate(self, name: str, shape: Shape) -> Buffer:
+        """A zeroed buffer of the type that tensor `name` has."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer]) -> dict[str, Array]:
+        """One step.
+
+        Args:
+            inputs: host arrays by input name.
+            buffers: what stays in the engine's memory, by input or output name. An output bound to an
+                input's buffer is written in place.
+
+        Returns:
+            The outputs that no buffer was given for, in arrays of their own.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Opens graphs with one engine."""
+
+    name: str
+
+    def open(self, bundle: Bundle, artifact: Artifact) -> Program: ...
+
+
+class ArrayBuffer:
+    """A `Buffer` in host memory."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> Shape:
+        return self.array.shape
+
+    def view(self, shape: Shape) -> ArrayBuffer:
+        count = int(np.prod(shape))
+        return type(self)(self.array.reshape(-1)[:count].reshape(shape))
+
+    def copy_rows(self, source: int, target: int, length: int) -> None:
+        self.array[target, :, :length] = self.array[source, :, :length]
+
+    def numpy(self) -> Array:
+        return self.array.copy()
+
+
+class FakeProgram:
+    """A `Program` that computes with a Python function: for tests, ours and users'.
+
+    Args:
+        function: maps all inputs, buffers included, to all outputs by name.
+        dtype: of allocated buffers.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self.function = function
+        self.dtype = dtype
+        self.closed = False
+
+    def allocate(self, name: str, shape: Shape) -> Buffer:
+        return ArrayBuffer(np.zeros(shape, self.dtype))
+
+    def run(self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer]) -> dict[str, Array]:
+        bound = {name: buffer.array for name, buffer in buffers.items() if isinstance(buffer, ArrayBuffer)}
+        outputs = self.function({**bound, **inputs})
+        for name, value in outputs.items():
+            if name in bound:
+                bound[name][...] = value
+        return {name: value for name, value in outputs.items() if name not in bound}
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,89 @@
+"""A bundle on disk: its manifest, and files that are what the manifest says."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from ..errors import BundleError, IntegrityError
+from .manifest import FILE_NAME, MAX_BYTES, Manifest
+
+ALWAYS_HASHED_BYTES = 256 * 2**20  # above this, ONNX files and data are hashed only when asked
+
+
+def sha256_of(path: Path) -> str:
+    """The file's sha256 as hex, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+class Bundle:
+    """A folder with a manifest.
+
+    Attributes:
+        folder: where it lies.
+        manifest: what it holds.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Bundle:
+        """Reads the manifest; files are checked when they are used.
+
+        Raises:
+            BundleError: no such folder, or no manifest in it.
+            ManifestError: the manifest is malformed or of another format.
+            IntegrityError: the manifest names a path outside the folder.
+        """
+        folder = Path(folder)
+        path = folder / FILE_NAME
+        if not folder.is_dir():
+            raise BundleError(f"{folder} is not a folder; `planforge export MODEL -o {folder}` makes a bundle")
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise BundleError(f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror})") from error
+        if len(content) > MAX_BYTES:
+            raise BundleError(f"{path} is larger than {MAX_BYTES} bytes, which no manifest is")
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BundleError(f"{path} is not UTF-8: {error}") from error
+        return cls(folder, Manifest.from_json(text))
+
+    def path(self, name: str, *, verify: bool = True) -> Path:
+        """The path of a listed file, after checking that it is the listed one.
+
+        Args:
+            name: as the manifest lists it.
+            verify: compare the hash even of ONNX files and data above 256 MiB.
+
+        Raises:
+            IntegrityError: missing, changed, or a link that leaves the folder.
+        """
+        entry = self.manifest.files[name]
+        path = self.folder / name
+        if not path.is_file():
+            raise IntegrityError(f"{self.folder}: {name} is missing; export the bundle again")
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise IntegrityError(f"{self.folder}: {name} is a link that leaves the bundle")
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise IntegrityError(f"{self.folder}: {name} has {size} bytes, the manifest says {entry.bytes}")
+        if (verify or size <= ALWAYS_HASHED_BYTES or not name.startswith("onnx/")) and sha256_of(
+            path
+        ) != entry.sha256:
+            raise IntegrityError(f"{self.folder}: {name} has changed since it was exported (its sha256 differs)")
+        return path
+
+    def verify_files(self) -> None:
+        """Checks every listed file, whatever its size."""
+        for name in self.manifest.files:
+            self.path(name)

@@ -1,0 +1,104 @@
+"""Prefill and decode: one long step over a prompt, then many steps of one token.
+
+B batch, T tokens, N logit rows, V vocabulary
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..backends.backend import Array, Program
+from ..bundle.manifest import Artifact
+from ..errors import ClosedError, ContextLengthError
+from .cache import Cache, new_cache
+
+PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
+SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
+
+
+class Decoder:
+    """Runs one decoder graph. Each `DecoderRun` has a cache of its own; steps of two threads take turns."""
+
+    def __init__(self, program: Program, artifact: Artifact) -> None:
+        self.program = program
+        self.artifact = artifact
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def start(self, batch: int, capacity: int) -> DecoderRun:
+        """An empty cache for `batch` rows of up to `capacity` tokens."""
+        return DecoderRun(self, new_cache(self.program, self.artifact, batch, capacity))
+
+    def close(self) -> None:
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                self.program.close()
+
+
+class DecoderRun:
+    """One batch being decoded."""
+
+    def __init__(self, decoder: Decoder, cache: Cache) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self.columns = 0  # tokens of the longest row, padding included
+
+    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = PREFILL_CHUNK) -> Array:
+        """Takes in each row's prompt; the logits (B, V) that follow each prompt's last token."""
+        ids, valid = pad(prompts, self.decoder.artifact.padding_side)
+        last = [int(np.flatnonzero(row)[-1]) for row in valid]
+        logits: list[Array | None] = [None] * len(prompts)
+        for start in range(0, ids.shape[1], chunk):
+            piece = slice(start, min(start + chunk, ids.shape[1]))
+            width = piece.stop - start
+            ending = [b for b, column in enumerate(last) if start <= column < piece.stop]
+            rows = [b * width + last[b] - start for b in ending] or [0]  # a graph has one row at least
+            out = self.step(ids[:, piece], valid[:, piece], rows)
+            for b, row in zip(ending, out, strict=False):
+                logits[b] = row
+        return np.stack([row for row in logits if row is not None])
+
+    def decode(self, tokens: Sequence[int]) -> Array:
+        """One more token per row; the logits (B, V) that follow it."""
+        ids = np.asarray(tokens, np.int64)[:, None]
+        return self.step(ids, np.ones_like(ids, bool), range(len(tokens)))
+
+    def extend(self, tokens: Sequence[int], chunk: int = SCORE_CHUNK) -> Array:
+        """Several tokens on top of the cache, batch 1; the logits (T, V) that follow each of them."""
+        out = []
+        for start in range(0, len(tokens), chunk):
+            ids = np.asarray([tokens[start : start + chunk]], np.int64)
+            out.append(self.step(ids, np.ones_like(ids, bool), range(ids.shape[1])))
+        return np.concatenate(out)
+
+    def step(self, ids: Array, valid: Array, logit_rows: Sequence[int]) -> Array:
+        """The graph once: logits (N, V) of `logit_rows`, flat indices into the B * T of this step."""
+        width = self.columns + ids.shape[1]
+        if width > self.cache.capacity:
+            raise ContextLengthError(
+                f"the cache holds {self.cache.capacity} tokens per row, {width} are needed",
+                tokens=width,
+                limit=self.cache.capacity,
+            )
+        with self.decoder.lock:
+            if self.decoder.closed:
+                raise ClosedError("the model was closed; load() it again")
+            logits = self.cache.step(ids, valid, np.asarray(logit_rows, np.int64))
+        self.columns = width
+        return logits
+
+
+def pad(rows: Sequence[Sequence[int]], side: str) -> tuple[Array, Array]:
+    """Rows of unequal length as ids (B, T) int64 and valid (B, T) bool, padded with 0 on `side`."""
+    width = max(len(row) for row in rows)
+    ids = np.zeros((len(rows), width), np.int64)
+    valid = np.zeros((len(rows), width), bool)
+    for b, row in enumerate(rows):
+        where = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        ids[b, where] = row
+        valid[b, where] = True
+    return ids, valid

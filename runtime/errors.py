@@ -1,0 +1,85 @@
+"""Every error of PlanForge, in one tree.
+
+PlanForgeError                       base of all; its message is one line that names the way out
+├── BundleError                      a bundle, its manifest or one of its files is unusable
+│   ├── ManifestError                manifest.json is malformed or of an unknown format
+│   └── IntegrityError               a listed file is missing, changed, or leaves the folder
+├── InputError                       what the caller passed in (also a ValueError)
+│   ├── ContextLengthError           more tokens than the model's context   .tokens .limit
+│   └── ShapeOutOfRangeError         a tensor outside its axes' ranges      .tensor .axis .got .allowed
+├── TokenizerError                   tokenizer files are missing or unusable
+├── BackendUnavailableError          names the extra that installs it
+├── BackendError                     an engine failed while loading or running
+├── MemoryLimitError                 the byte budget does not fit           .needed .limit
+├── ClosedError                      the model was closed
+└── planforge.exporter.errors        CheckpointError, ExportError, BuildError, VerificationError, ...
+"""
+
+from __future__ import annotations
+
+
+class PlanForgeError(Exception):
+    """Base of every error that PlanForge raises on purpose."""
+
+
+class BundleError(PlanForgeError):
+    """A bundle, its manifest or one of its files is unusable."""
+
+
+class ManifestError(BundleError):
+    """manifest.json is malformed, or of a format that this version does not read."""
+
+
+class IntegrityError(BundleError):
+    """A file of the bundle is missing, has changed, or lies outside the folder."""
+
+
+class InputError(PlanForgeError, ValueError):
+    """An argument that cannot be used: names it, what it was, and what is allowed."""
+
+
+class ContextLengthError(InputError):
+    """More tokens than the model's context holds."""
+
+    def __init__(self, message: str, *, tokens: int, limit: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+        self.limit = limit
+
+
+class ShapeOutOfRangeError(InputError):
+    """A tensor's axis is outside the range that the graph or plan was made for."""
+
+    def __init__(
+        self, message: str, *, tensor: str, axis: str, got: int, allowed: tuple[int, int]
+    ) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.axis = axis
+        self.got = got
+        self.allowed = allowed
+
+
+class TokenizerError(PlanForgeError):
+    """Tokenizer files are missing or cannot be read."""
+
+
+class BackendUnavailableError(PlanForgeError):
+    """The backend is not installed or cannot run here; names what to install."""
+
+
+class BackendError(PlanForgeError):
+    """An engine refused a graph, or failed while running it."""
+
+
+class MemoryLimitError(PlanForgeError):
+    """What is asked for does not fit in the byte budget."""
+
+    def __init__(self, message: str, *, needed: int, limit: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.limit = limit
+
+
+class ClosedError(PlanForgeError):
+    """The model was used after close()."""

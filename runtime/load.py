@@ -1,0 +1,66 @@
+"""The one door: a bundle's folder in, a running model out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .backends.ladder import choose_artifact, choose_backend
+from .bundle.bundle import Bundle
+from .decoding.decoder import Decoder
+from .errors import InputError, ManifestError
+from .tasks.text_generator import TextGenerator
+from .text.tokenizer import Tokenizer
+
+
+def load(
+    bundle: str | Path,
+    backend: str = "auto",
+    precision: str | None = None,
+    threads: int | None = None,
+    max_length: int | None = None,
+    memory_limit: int | None = None,
+    verify: bool = False,
+) -> TextGenerator:
+    """Opens a bundle and makes it ready to run.
+
+    Args:
+        bundle: the folder that `planforge export` wrote.
+        backend: "auto" takes the best engine that works here; "ort-cpu" is ONNX Runtime on the CPU.
+        precision: of the graph to run; by default the first that was given at export.
+        threads: cores to use; by default all that this process may use.
+        max_length: context in tokens, prompt and answer; by default, and at most, the model's.
+        memory_limit: bytes for weights and cache; a call that needs more is refused before it runs.
+        verify: compare the hash of files above 256 MiB too (smaller ones always are).
+
+    Returns:
+        A `TextGenerator`; a context manager with close().
+
+    Raises:
+        BundleError: the folder is no bundle, or a file is missing or has changed.
+        BackendUnavailableError: the engine is not installed; names the extra.
+        InputError: an argument out of range.
+
+    Example:
+        >>> with load("bundles/gpt2") as model:
+        ...     print(model.generate("Hello", max_new_tokens=40).text)
+    """
+    opened = Bundle.open(bundle)
+    manifest = opened.manifest
+    if manifest.task != "text-generation":
+        raise ManifestError(f"{opened.folder} is for {manifest.task!r}, which this version does not run")
+    if threads is not None and threads < 1:
+        raise InputError(f"threads={threads} must be at least 1")
+    context = manifest.generation.max_length
+    if max_length is not None and not 2 <= max_length <= context:
+        raise InputError(f"max_length={max_length} must be from 2 to the model's context of {context}")
+    engine = choose_backend(backend, opened, threads, verify)
+    artifact = choose_artifact(opened, "decoder", precision)
+    tokenizer = Tokenizer.from_file(opened.path(str(manifest.tokenizer["files"][0])))
+    return TextGenerator(
+        Decoder(engine.open(opened, artifact), artifact),
+        tokenizer,
+        manifest.generation,
+        max_length=max_length or context,
+        memory_limit=memory_limit,
+        weight_bytes=sum(manifest.files[name].bytes for name in artifact.data),
+    )

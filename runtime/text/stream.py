@@ -1,0 +1,160 @@
+"""Text as it arrives: pieces that never end within a character, and stop strings."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not UTF-8, or not yet
+
+
+class TextStream:
+    """Turns token ids, one at a time, into the text they add.
+
+    The pieces joined are exactly ``tokenizer.decode(all ids)``, and no piece ends within a UTF-8
+    character: bytes wait until the character is whole or cannot become one.
+
+    Not ``tokenizers.decoders.DecodeStream``: that one has no end, so what it still holds when
+    generation stops is lost, and it holds back a genuine U+FFFD.
+
+    Example:
+        >>> stream = tokenizer.stream()
+        >>> text = "".join(map(stream.push, ids)) + stream.finish()
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._shown: list[int] = []  # the ids shown last: the next ones' spaces depend on them
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Take the next token.
+
+        Args:
+            token_id: An id of the tokenizer's vocabulary.
+
+        Returns:
+            The text that is now certain; empty when the token only begins a character, is a
+            special token, or must wait for the next one.
+
+        Raises:
+            InputError: The id is outside the vocabulary.
+        """
+        piece = self._tokenizer.piece(token_id)
+        if piece is None:
+            return ""
+        if self._tokenizer.byte_level:
+            return self._utf8.decode(bytes_of_piece(piece))
+        self._held.append(token_id)
+        if self._tokenizer.byte_fallback and _is_byte(piece):
+            return ""  # one bad byte spoils its whole run of byte tokens, so the run stays whole
+        return self._release(final=False)
+
+    def finish(self) -> str:
+        """Give what was still held; an unfinished character becomes U+FFFD, as in ``decode``."""
+        return self._utf8.decode(b"", final=True) + self._release(final=True)
+
+    def _release(self, *, final: bool) -> str:
+        text = self._tokenizer.decode(self._shown + self._held)
+        if text.endswith(REPLACEMENT) and not final:
+            return ""
+        before = self._tokenizer.decode(self._shown)
+        self._shown, self._held = self._held, []
+        return text[len(before) :]
+
+
+class StopStrings:
+    r"""Cuts a text that comes in pieces at the first stop string.
+
+    First is the one whose last character arrives first; of two that end together, the longer.
+    So the result does not depend on how the text was split, and nothing after the end of a stop
+    string has to be generated to know it. What could be the beginning of one is held back.
+
+    Args:
+        stop: One string, several, or None.
+
+    Raises:
+        InputError: A stop string is empty or not a str.
+
+    Example:
+        >>> stop = StopStrings(["\n\n"])
+        >>> stop.push("one\n"), stop.push("\ntwo"), stop.found
+        ('one', '', '\n\n')
+    """
+
+    def __init__(self, stop: str | Sequence[str] | None) -> None:
+        strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
+        if not isinstance(strings, Sequence) or not all(isinstance(each, str) for each in strings):
+            raise InputError(f"stop is {stop!r}; it must be a string, a list of strings, or None")
+        if "" in strings:
+            raise InputError(
+                "stop contains an empty string, which every text begins with; remove it, "
+                "or pass stop=None to stop at no string"
+            )
+        self._strings = tuple(strings)
+        self._held = ""
+        self._found: str | None = None
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that ended the text, or None so far."""
+        return self._found
+
+    def push(self, piece: str) -> str:
+        """Take the next piece of text; returns what may be shown, nothing once one was found."""
+        if self._found is not None:
+            return ""
+        text = self._held + piece
+        starts = {string: text.find(string) for string in self._strings}
+        matches = [(at + len(string), at) for string, at in starts.items() if at >= 0]
+        if matches:
+            end, start = min(matches)
+            self._found, self._held = text[start:end], ""
+            return text[:start]
+        shown = len(text) - max((_overlap(text, string) for string in self._strings), default=0)
+        self._held = text[shown:]
+        return text[:shown]
+
+    def finish(self) -> str:
+        """Give what was held back: the text ended before it became a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def bytes_of_piece(piece: str) -> bytes:
+    """The bytes that a byte-level vocabulary spells as ``piece``.
+
+    An added token that has a character outside the byte alphabet stands for itself.
+    """
+    try:
+        return bytes([_BYTE_OF[character] for character in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling: printable bytes are themselves, the others U+0100 and up in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    spelled = {chr(byte): byte for byte in printable}
+    return spelled | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _is_byte(piece: str) -> bool:
+    return len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">")
+
+
+def _overlap(text: str, string: str) -> int:
+    """How many characters at the end of ``text`` could begin ``string``."""
+    longest = min(len(text), len(string) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)

@@ -1,0 +1,53 @@
+"""What every test runs under: no network, no skipping in CI, a line about what slow tests cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+# Set before any test module imports the libraries that read them.
+os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would download fails at once
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else tokenizers warns after a fork
+
+# CI has everything but these, so there a test that is skipped for any other reason is a failure.
+ALLOWED_REASONS = ("needs a GPU",)
+
+Report = pytest.TestReport | pytest.CollectReport
+seconds = {"slow": 0.0, "other": 0.0}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not hasattr(report, "wasxfail"):  # pytest reports an expected failure as skipped
+        fail_skipped(report)
+    seconds["slow" if item.get_closest_marker("slow") else "other"] += report.duration
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    fail_skipped(report)  # a whole module: pytest.importorskip, allow_module_level
+    return report
+
+
+def fail_skipped(report: Report) -> None:
+    """Turn a skip into a failure when CI=true, unless its reason is allowed."""
+    if os.environ.get("CI") != "true" or not report.skipped:
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = reason.removeprefix("Skipped: ")
+    if not reason.startswith(ALLOWED_REASONS):
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: skipped, which CI=true forbids: {reason}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(
+        f"full-size shapes: {seconds['slow']:.0f} s, other tests: {seconds['other']:.0f} s"
+    )
