@@ -19,7 +19,7 @@ from ..runtime.bundle.manifest import FILE_NAME, FileEntry, Manifest
 from ..runtime.errors import BundleError
 from .errors import OutputError
 
-OWN_FOLDERS = ("onnx", "plans")  # everything in these two is ours
+OWN_FOLDERS = ("onnx", "plans", "tokenizer", "checks")  # everything in these is ours
 
 
 def check_output(output: Path, force: bool) -> None:

@@ -24,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
+FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 
 BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -53,7 +54,8 @@ def before_every_command(
     del show_version
     handler = RichHandler(console=errors, show_time=False, show_path=False, show_level=False)
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler], format="%(message)s")
-    logging.getLogger("planforge").setLevel(logging.DEBUG if debug else logging.INFO)
+    level = logging.DEBUG if debug else logging.INFO if errors.is_terminal else logging.WARNING
+    logging.getLogger("planforge").setLevel(level)
 
 
 @app.command()
@@ -148,7 +150,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps(report.to_json(), allow_nan=False))
     else:
-        Console().print(*verification_table(report))
+        print_tables(verification_table(report))
     if not report.passed:
         raise typer.Exit(1)
 
@@ -213,8 +215,9 @@ def run(
                     answer = model.generate(prompt, max_new_tokens, **options)
                     typer.echo(json.dumps({"prompt": prompt, **answer.to_json()}, ensure_ascii=False))
                     continue
+                pieces = model.stream(prompt, max_new_tokens, **options)  # checks before anything shows
                 typer.echo(prompt, nl=False)
-                for piece in model.stream(prompt, max_new_tokens, **options):
+                for piece in pieces:
                     typer.echo(piece, nl=False)
                 typer.echo()
 
@@ -264,7 +267,12 @@ def show(result: Any, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
     else:
-        Console().print(*result.tables())
+        print_tables(result.tables())
+
+
+def print_tables(tables: list[Any]) -> None:
+    """Prints tables to stdout, as wide as the terminal, or wide enough for a file."""
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from .bundle_writer import check_output, file_entries, install, staging_folder, 
 from .errors import CheckpointError
 from .recipes import Limits, Recipe, recipes_for
 from .source import Source, resolve_source
-from .targets import target_named
+from .targets import engine_installed, target_named
+from .tensorrt.build import ENGINES, checked_target
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -83,7 +84,7 @@ def export(
     """
     output = Path(output)
     targets = default_targets() if target is None else list(target)
-    check_choices(precision, targets, max_batch)
+    check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
     checkpoint = Checkpoint(resolve_source(model), max_batch, max_length)
     with staging_folder(output) as staging:
@@ -104,12 +105,19 @@ def export(
     return ExportResult(output, manifest, report)
 
 
-def check_choices(precision: Sequence[str], targets: Sequence[str], max_batch: int) -> None:
-    """Refuses unknown names before any work is done."""
+def check_choices(
+    precision: Sequence[str], targets: Sequence[str], sms: Sequence[str] | None, max_batch: int
+) -> None:
+    """Refuses what cannot be done before any work is."""
     if not precision or not set(precision) <= set(PRECISIONS):
         raise InputError(f"precision={list(precision)} must name one or more of {', '.join(PRECISIONS)}")
     for name in targets:
-        if target_named(name).engine is not None and "fp16" not in precision:
+        engine = target_named(name).engine
+        if engine is None:
+            continue
+        if engine_installed(engine) or targets != default_targets():
+            checked_target(engine, sms or ENGINES[engine].sms)
+        if "fp16" not in precision:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
     if max_batch < 1:
         raise InputError(f"max_batch={max_batch} must be at least 1")
@@ -266,7 +274,8 @@ def first_manifest(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, output: Path
 ) -> Manifest:
     """Makes the staged files a bundle, so that building and verifying open them as any reader would."""
-    tokenizer_file = checkpoint.file("tokenizer", "json")
+    tokenizer_file = checkpoint.file("tokenizer/tokenizer", "json")
+    (staging / "tokenizer").mkdir()
     (staging / tokenizer_file).write_bytes(checkpoint.tokenizer_bytes)
     manifest = Manifest(
         family=checkpoint.family,
@@ -308,10 +317,11 @@ def verified(
     limits = limits_from(reference, expected, {a.precision for a in manifest.artifacts})
     report = compare_all(bundle, expected, limits, with_pytorch=True, progress=progress)
     report.raise_if_failed()
-    name = manifest.export_id[:8]
-    write_golden(staging / f"golden-{name}.npz", expected, limits)
+    checks, name = staging / "checks", manifest.export_id[:8]
+    checks.mkdir()
+    write_golden(checks / f"golden-{name}.npz", expected, limits)
     parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
-    (staging / f"parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
+    (checks / f"parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
     gates = report.gates()
     artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
     return dataclasses.replace(manifest, artifacts=artifacts), report

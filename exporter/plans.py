@@ -13,7 +13,7 @@ from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import InputError
 from .bundle_writer import file_entries, install, staging_folder
 from .targets import TARGETS, engine_installed, target_named
-from .tensorrt.build import build_plan
+from .tensorrt.build import ENGINES, build_plan
 from .tensorrt.profiles import profiles_for
 
 log = logging.getLogger("planforge")
@@ -130,7 +130,7 @@ def build_plan_for(
     target = target_named(target_name)
     assert target.engine is not None
     artifact = fp16_graph(bundle.manifest, target.dialect)
-    architectures = tuple(sms or target.sms)
+    architectures = tuple(sms or ENGINES[target.engine].sms)
     progress(f"building a {target.engine} plan for {', '.join(architectures) or 'this GPU'}")
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
@@ -148,14 +148,7 @@ def build_plan_for(
         profiles=profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length")),
         out=folder / name,
     )
-    return Plan(
-        built_from=artifact.id,
-        file=name,
-        engine=target.engine,
-        version=report.version,
-        sms=report.sms,
-        profiles=tuple(profile.to_json() for profile in report.profiles),
-    )
+    return report.passport(artifact.id, name)
 
 
 def fp16_graph(manifest: Manifest, dialect: str) -> Artifact:

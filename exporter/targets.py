@@ -6,8 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from ..runtime.errors import InputError
-
-RTX_SMS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
+from .tensorrt.build import ENGINES
 
 
 @dataclass(frozen=True)
@@ -17,21 +16,18 @@ class Target:
     Attributes:
         dialect: of the graph it takes.
         engine: the library that builds its plan; None where ONNX itself is run.
-        sms: GPU architectures that a plan is built for, when the engine can choose them.
     """
 
     dialect: str
     engine: str | None = None
-    sms: tuple[str, ...] = ()
 
 
 TARGETS = {
     "cpu": Target("portable"),
     "portable": Target("portable"),
-    "rtx": Target("inplace", "tensorrt-rtx", RTX_SMS),
+    "rtx": Target("inplace", "tensorrt-rtx"),
     "tensorrt": Target("inplace", "tensorrt"),  # TensorRT >= 10.15, for the GPU it is built on
 }
-ENGINE_MODULES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 
 
 def target_named(name: str) -> Target:
@@ -47,4 +43,4 @@ def target_named(name: str) -> Target:
 
 def engine_installed(engine: str) -> bool:
     """Whether the engine's Python module is there, without loading it."""
-    return importlib.util.find_spec(ENGINE_MODULES[engine]) is not None
+    return importlib.util.find_spec(ENGINES[engine].module) is not None

@@ -5,6 +5,7 @@ B batch, T new tokens, P cached tokens, S = P + T, V vocabulary, H heads, D head
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,16 +39,23 @@ class GPT2Config:
     tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "mlp_size"):
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if name == "n_inner" and value is None:
+                continue  # means 4 * n_embd
+            if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
-        if self.activation_function not in ACTIVATIONS:
+        if self.activation_function not in list(ACTIVATIONS):  # a list: its members need no hash
             raise ValueError(
                 f"activation_function={self.activation_function!r} is not one of {sorted(ACTIVATIONS)}"
             )
+        epsilon = self.layer_norm_epsilon
+        if type(epsilon) not in (int, float) or not 0 <= epsilon < math.inf:
+            raise ValueError(f"layer_norm_epsilon={epsilon!r} must be a number of at least 0")
+        if type(self.tie_word_embeddings) is not bool:
+            raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} must be true or false")
 
     @property
     def mlp_size(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +53,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(
         f"full-size shapes: {seconds['slow']:.0f} s, other tests: {seconds['other']:.0f} s"
     )
+
+
+@pytest.fixture(scope="session")
+def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gpt2-demo, exported as a user would: both dialects, fp32 and fp16, plan, verified. Don't change it."""
+    from planforge.exporter import export
+
+    return export("gpt2-demo", tmp_path_factory.mktemp("bundles") / "gpt2-demo").bundle
+
+
+@pytest.fixture
+def own_bundle(demo_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of `demo_bundle` to damage."""
+    return Path(shutil.copytree(demo_bundle, tmp_path / "bundle"))

@@ -2,8 +2,8 @@
 
     python -m planforge.exporter.tensorrt.build REQUEST.json ANSWER.json
 
-The native library may abort, and holds the weights several times: a child that dies is an error here,
-and its memory goes with it. Neither process loads torch.
+The native library may abort, and holds the weights several times: a child that dies is an error
+here, and its memory goes with it. Neither process loads torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...runtime.bundle.bundle import sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan
 from ...runtime.errors import BackendUnavailableError, PlanForgeError
 from ..errors import BuildError, OutputError
-from .log import FATAL_WARNING, build_errors, check_network, make_logger, parse_errors
+from .log import FATAL_WARNING, build_errors, check_network, in_words, make_logger, parse_errors
 from .profiles import SLOTS, Profile, add_profile, check_profile, slots_of
 
 logger = logging.getLogger(__name__)
@@ -243,7 +243,8 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     if ENGINES[request["engine"]].sms:
         set_compute_capabilities(trt, config, sms)
     write_plan(trt, builder, network, config, Path(request["out"]), log)
-    return {"version": trt.__version__, "sms": sms, "warnings": list(dict.fromkeys(log.warnings))}
+    warnings = dict.fromkeys(in_words(warning) for warning in log.warnings)
+    return {"version": trt.__version__, "sms": sms, "warnings": list(warnings)}
 
 
 def engine_module(engine: str) -> Any:

@@ -58,18 +58,18 @@ TRANSLATIONS = (
         "the weights file {file} is cut short at {size} bytes",
     ),
     (
-        r"Profile k(?P<end>MIN|OPT|MAX) values are not self-consistent. (?P<node>\S+): (?P<why>.*?)"
-        r"\. .*violated: (?P<values>[^.]*)\.",
-        "the {end} shapes of a profile contradict each other at node {node}: {why} ({values})",
+        r"Profile k(?P<end>MIN|OPT|MAX) values are not self-consistent\. (?P<node>\S+): "
+        r"(?P<why>.*?)\.? (In \S+ at|Instruction:) ",
+        "the {end} shapes of a profile contradict each other at ONNX node {node!r}: {why}",
     ),
 )
 
 
 def make_logger(trt: Any) -> Any:
-    """An `ILogger` of the module `trt` that collects one-line messages.
+    """An `ILogger` of the module `trt` that collects messages.
 
     Returns:
-        the logger; its `errors` and `warnings` are lists of text.
+        the logger; its `errors` and `warnings` are lists of what TensorRT said.
     """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -104,12 +104,13 @@ def parse_errors(parser: Any, messages: Iterable[str]) -> str:
 
 def node_error(error: Any) -> str:
     """One parser error: the node, its operator, the functions around it, and what is wrong."""
-    name = error.node_name() or f"number {error.node()}"
+    name = error.node_name()
+    node = repr(name) if name else f"number {error.node()}"
     inside = "".join(f" inside {caller}" for caller in reversed(error.local_function_stack()))
     lines = [line for line in error.desc().splitlines() if not NOISE.search(line)]
-    told = [line for line in lines if not line.startswith("Invalid Node")] or lines
-    return f"ONNX node {name!r} ({error.node_operator()}){inside}: " + "; ".join(
-        in_words(line, name) for line in told
+    told = [line for line in lines if not line.startswith("Invalid Node")]
+    return f"ONNX node {node} ({error.node_operator()}){inside}: " + "; ".join(
+        in_words(line, name) for line in told or [str(error.code())]
     )
 
 
@@ -152,8 +153,8 @@ def check_network(network: Any, artifact: Artifact, slots: int | None) -> None:
         if layer.type.name == "KV_CACHE_UPDATE"
     }
     problems += [
-        f"output {output!r} is at the address of {artifact.aliases.get(output)!r} by the artifact, of"
-        f" {updates.get(output)!r} by TensorRT"
+        f"output {output!r} is an update in place of {updates.get(output, 'nothing')!r}, meant is"
+        f" of {artifact.aliases.get(output, 'nothing')!r}"
         for output in sorted(updates.keys() | artifact.aliases.keys())
         if updates.get(output) != artifact.aliases.get(output)
     ]

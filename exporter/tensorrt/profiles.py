@@ -75,8 +75,8 @@ def profiles_for(
     if "rows" not in axes:  # no cache: an encoder is called in one way
         return (completed("encode", axes, artifact),)
     batch, tokens, past = axes["batch"], axes["tokens"], axes.get("past")
-    # Longer parts run one after the other. Twice the usual prompt fills a GPU, and keeps attention's
-    # tokens x total below what prefill needs, and the logits of rows x vocabulary in bounds.
+    # Longer parts run one after the other. Twice the usual prompt fills a GPU, and keeps tokens x
+    # total in attention below what prefill needs, and rows x vocabulary of the logits in bounds.
     part = min(2 * tokens[1], tokens[2])
     usual = min(tokens[1], (tokens[2] + 1) // 2)  # such that as much past fits beside it
     last_tokens = (1, batch[1], batch[2])
@@ -111,7 +111,7 @@ def check_profile(profile: Profile, artifact: Artifact) -> None:
         )
     if unknown := sorted(set(profile.axes) - set(where)):
         raise BuildError(
-            f"profile {profile.name!r} has an axis {unknown[0]!r}, {artifact.id} has {sorted(where)}"
+            f"profile {profile.name!r} has an axis {unknown[0]!r}; the graph has {sorted(where)}"
         )
     sums = sums_of(artifact)
     for name, (spec_name, axis) in where.items():

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...models import GrowingCache
 from ...models.attention import empty_past
+from ...runtime.decoding.decoder import pad
 from .gate import Logits, Metrics, measure
 from .parity import Sample
 
@@ -35,15 +36,17 @@ class Reference:
         return self.model.lm_head(x[0, rows]).numpy()  # type: ignore[operator, no-any-return]
 
     @torch.no_grad()
-    def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
-        """The likeliest continuation, token by token through the cache."""
-        ids, past = torch.tensor([list(prompt)]), None
-        tokens: list[int] = []
+    def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+        """The likeliest continuation of each prompt, token by token through the cache."""
+        padded, valid = pad(prompts, "left")
+        ids, mask, past = torch.from_numpy(padded), torch.from_numpy(valid).long(), None
+        tokens = []
         for _ in range(steps):
-            logits, past = self.model(ids, past)
-            tokens.append(int(logits[0, -1].argmax()))
-            ids = torch.tensor([tokens[-1:]])
-        return tokens
+            logits, past = self.model(ids, past, mask)
+            ids = logits[:, -1].argmax(-1, keepdim=True)  # (B, 1)
+            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+            tokens.append(ids)
+        return torch.cat(tokens, dim=1).tolist()  # type: ignore[no-any-return]
 
     def gap(self, samples: Sequence[Sample], dtype: torch.dtype) -> Metrics:
         """The same model with weights and every module's result rounded to `dtype`, against itself.
@@ -64,9 +67,9 @@ class Reference:
         """The model computing as if it stored numbers in `dtype`; tied weights stay tied."""
         originals = [(parameter, parameter.data) for parameter in self.model.parameters()]
         hooks = [
-            module.register_forward_hook(lambda _m, _i, out: out.to(dtype).float())
-            for name, module in self.model.named_modules()
-            if name and not name.startswith("lm_head")  # logits leave the graph in fp32
+            module.register_forward_hook(lambda _module, _inputs, out: out.to(dtype).float())
+            for module in self.model.modules()
+            if module is not self.model
         ]
         try:
             for parameter, original in originals:

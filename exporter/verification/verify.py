@@ -92,7 +92,7 @@ def recorded_source(bundle: Bundle) -> Source | None:
 def golden_of(bundle: Bundle) -> tuple[Expectation, dict[str, dict[str, float]]]:
     """The samples and limits that the export kept."""
     for name in bundle.manifest.files:
-        if name.startswith("golden-"):
+        if name.startswith("checks/golden-"):
             return read_golden(bundle.path(name))
     raise VerificationError(
         f"{bundle.folder} has no golden data and its checkpoint is not at hand; pass --source MODEL"

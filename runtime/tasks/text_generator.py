@@ -94,6 +94,7 @@ class Row:
         self.room = room
         self.stop = stop
         self.stream = tokenizer.stream()
+        self.vocab_size = tokenizer.vocab_size
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.pieces: list[str] = []
@@ -103,7 +104,8 @@ class Row:
         """Takes the next token; the text that may be shown now."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        piece = self.stop.push(self.stream.push(token))
+        # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
+        piece = self.stop.push(self.stream.push(token) if token < self.vocab_size else "")
         if self.stop.found is not None:
             self.finish_reason = "stop"
         elif token in eos:
@@ -322,7 +324,7 @@ class TextGenerator:
             raise InputError(f"a prompt must be a str, not {type(prompt).__name__}")
         tokens = self.tokenizer.encode(prompt, parse_special=parse_special)
         if not tokens:
-            eos = [self.tokenizer.piece_text(token) for token in self.defaults.eos]
+            eos = [self.tokenizer.spelling(token) for token in self.defaults.eos]
             start = f"; to begin from nothing, use {eos[0]!r} with parse_special=True" if eos else ""
             raise InputError(f"the prompt is empty{start}")
         return tokens

@@ -83,6 +83,14 @@ class Tokenizer:
         spelled = self._plain.id_to_token(self._checked(token_id))
         return None if spelled is None or spelled in self._special else spelled
 
+    def spelling(self, token_id: int) -> str:
+        """How the vocabulary spells an id, special tokens too, such as ``"<|endoftext|>"``.
+
+        Raises:
+            InputError: The id is outside the vocabulary.
+        """
+        return self._plain.id_to_token(self._checked(token_id)) or ""
+
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Turn a text into token ids, adding none of its own.
 

@@ -1,0 +1,195 @@
+"""The command, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from planforge.exporter.source import DEMOS
+
+from .helpers_cli import error_line, planforge
+from .helpers_models import tiny_gpt2
+from .helpers_text import write_gpt2
+
+AWKWARD = [
+    "Once upon a time",
+    "Hello",
+    "The quick brown fox jumps over the lazy dog.",
+    "  two spaces before, and after  ",
+    "\ttab and\nnewline\r\n",
+    "\n\n\n",
+    "def f(x):\n    return x ** 2  # square\n",
+    "for (int i = 0; i < 10; ++i) { a[i] += 1; }",
+    "SELECT * FROM t WHERE a != 'b';",
+    "道可道，非常道。",
+    "こんにちは世界",
+    "안녕하세요",
+    "Привет, мир!",
+    "مرحبا بالعالم",
+    "🙂",
+    "👩‍👩‍👧‍👦 family 🇫🇷 flag",
+    "naïve café Straße ﬁ",
+    "e\u0301 combining",
+    "x = 3.14159e-10; y = 1,000,000",
+    "<|endoftext|> is text here",
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 with the published vocabulary, written by transformers."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tiny_gpt2(folder, vocab_size=50257, n_positions=128, bos_token_id=50256, eos_token_id=50256)
+    return write_gpt2(folder)
+
+
+def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "B"
+    exported = planforge("export", checkpoint, "-o", bundle, "--target", "cpu", "--json")
+    assert exported.returncode == 0, exported.stderr
+    assert json.loads(exported.stdout)["family"] == "gpt2"
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in AWKWARD), encoding="utf-8")
+    done = planforge("run", bundle, "--input", lines, "--max-new-tokens", "40", "--json")
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["prompt"] for answer in answers] == AWKWARD
+    model = transformers.GPT2LMHeadModel.from_pretrained(checkpoint).eval()
+    tokenizer = transformers.GPT2Tokenizer.from_pretrained(checkpoint)
+    seen = set()
+    for answer in answers[:-1]:  # the last would be a special token to transformers
+        ids = tokenizer(answer["prompt"], return_tensors="pt").input_ids
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=50256
+        )
+        expected = out[0, ids.shape[1] :].tolist()
+        assert answer["token_ids"] == expected
+        seen |= set(expected)
+    assert len(seen) >= 50  # the reference is no constant
+    assert set(answers[0]) >= {"prompt", "text", "token_ids", "finish_reason", "timings"}
+
+
+def test_run_prints_prompt_and_answer(demo_bundle: Path) -> None:
+    done = planforge("run", demo_bundle, "In the beginning", "--max-new-tokens", "8")
+    assert done.returncode == 0
+    assert done.stdout.startswith("In the beginning")
+    assert len(done.stdout) > len("In the beginning") + 8
+    assert done.stderr == ""  # quiet when not a terminal
+
+
+def test_run_reads_prompts_from_stdin(demo_bundle: Path) -> None:
+    done = planforge("run", demo_bundle, "--max-new-tokens", "3", "--json", stdin="And God\n\nAnd he\n")
+    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["And God", "And he"]
+
+
+def test_run_json_lines_that_are_broken_are_named(demo_bundle: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"text": "ok"}\n{"txt": 1}\n', encoding="utf-8")
+    done = planforge("run", demo_bundle, "--input", lines, "--max-new-tokens", "1", "--json")
+    assert done.returncode == 1
+    assert "line 2" in done.stderr
+
+
+def test_verify_compares_with_the_recorded_source(demo_bundle: Path) -> None:
+    done = planforge("verify", demo_bundle, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["passed"] is True
+    assert report["with_pytorch"] is True
+    artifacts = {c["artifact"] for c in report["comparisons"]}
+    dialects = ("portable", "inplace")
+    assert artifacts == {f"decoder.{d}.{p}" for d in dialects for p in ("fp32", "fp16")}
+    assert all(c["passed"] and c["limits"] and c["metrics"] for c in report["comparisons"])
+
+
+def test_inspect_shows_axes_ranges_and_architectures(demo_bundle: Path) -> None:
+    text = planforge("inspect", demo_bundle).stdout
+    for word in ("decoder.portable.fp32", "decoder.inplace.fp16", "batch 1..8", "past 0..255"):
+        assert word in text
+    for sm in ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"):
+        assert sm in text
+    manifest = json.loads(planforge("inspect", demo_bundle, "--json").stdout)
+    assert manifest == json.loads((demo_bundle / "manifest.json").read_text(encoding="utf-8"))
+
+
+def test_inspect_reads_an_onnx_file_and_a_plan(demo_bundle: Path) -> None:
+    graph = next((demo_bundle / "onnx").glob("decoder.inplace.fp16*.onnx"))
+    shown = json.loads(planforge("inspect", graph, "--json").stdout)
+    assert shown["opsets"]["ai.onnx"] == 24
+    assert shown["operators"]["TensorScatter"] == shown["operators"]["Attention"] * 2
+    assert "cache.0.key" in planforge("inspect", graph).stdout
+    plan = next((demo_bundle / "plans").glob("*.plan"))
+    summary = json.loads(planforge("inspect", plan, "--json").stdout)
+    assert summary["bytes"] == plan.stat().st_size
+    assert summary["passport"]["built_from"] == "decoder.inplace.fp16"
+    assert "tensorrt-rtx" in planforge("inspect", plan).stdout
+
+
+def test_version_is_printed() -> None:
+    assert planforge("--version").stdout == f"planforge {version('planforge')}\n"
+
+
+def test_wrong_usage_exits_with_2() -> None:
+    done = planforge("export")
+    assert done.returncode == 2
+    assert "Usage" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = planforge("--debug", "run", tmp_path / "none", "x")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "none", "x"], "none is not a folder.*planforge export"),
+        (["inspect", "none.onnx"], "none.onnx does not exist"),
+        (["verify", "none"], "none is not a folder"),
+        (["build", "none"], "none is not a folder"),
+        (["export", "./none", "-o", "B"], "'./none' is not a folder"),
+        (["export", "someone/some-model", "-o", "B"], "cannot be reached"),
+        (["export", "gpt2-demo", "-o", "B", "--precision", "fp8"], "fp8.*fp32, fp16"),
+        (["export", "gpt2-demo", "-o", "B", "--target", "toaster"], "toaster.*cpu"),
+        (["export", "gpt2-demo", "-o", "B", "--max-length", "1"], "max_length=1"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert re.search(words, error_line(*arguments))
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--temperature=-1"], "temperature is -1"),
+        (["--top-k", "0"], "None disables it"),
+        (["--backend", "tensorrt-rtx"], "on the CPU only"),
+        (["--precision", "int8"], "int8.*fp32"),
+        (["--max-new-tokens", "0"], "max_new_tokens=0"),
+    ],
+)
+def test_run_refuses_options_before_printing(
+    demo_bundle: Path, options: list[str], words: str
+) -> None:
+    assert re.search(words, error_line("run", demo_bundle, "hello", *options))
+
+
+def test_run_refuses_an_empty_and_an_endless_prompt(demo_bundle: Path) -> None:
+    assert "prompt is empty" in error_line("run", demo_bundle, "")
+    assert "truncate='left'" in error_line("run", demo_bundle, "word " * 1000)
+
+
+def test_demo_names_resolve() -> None:
+    assert (DEMOS / "gpt2-demo" / "model.safetensors").is_file()

@@ -1,0 +1,172 @@
+"""Bundles stay whole: killed at every step, on a full disk, in a folder that is somebody else's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planforge.exporter.bundle_writer import (
+    check_output,
+    file_entries,
+    install,
+    staging_folder,
+)
+from planforge.exporter.errors import OutputError
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import GenerationDefaults, Manifest
+
+# Installs a staged bundle, and kills itself just before its N-th call that changes the disk.
+KILLED = """
+import os, pathlib, signal, sys
+from planforge.exporter import bundle_writer
+from planforge.runtime.bundle.manifest import Manifest
+
+staging, output, fatal = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
+calls = 0
+
+def counted(real):
+    def call(*arguments, **options):
+        global calls
+        if calls == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls += 1
+        return real(*arguments, **options)
+    return call
+
+for owner, name in [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "mkdir"),
+                    (pathlib.Path, "write_text"), (pathlib.Path, "unlink")]:
+    setattr(owner, name, counted(getattr(owner, name)))
+manifest = Manifest.from_json((staging / "manifest.staged").read_text())
+bundle_writer.install(staging, manifest, output)
+"""
+
+
+def stage(folder: Path, export_id: str) -> Manifest:
+    """A small bundle's files, named after its export."""
+    for name in (f"onnx/a-{export_id}.onnx", f"onnx/w-{export_id}.data", f"tokenizer/t-{export_id}.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(f"{export_id} {name}".encode() * 100)
+    return Manifest(
+        family="gpt2",
+        task="text-generation",
+        export_id=export_id,
+        config={},
+        generation=GenerationDefaults(),
+        tokenizer={"files": [f"tokenizer/t-{export_id}.json"]},
+        files=file_entries(folder),
+        artifacts=(),
+    )
+
+
+def whole(output: Path) -> str:
+    """The export_id of a bundle all of whose files are right."""
+    bundle = Bundle.open(output)
+    bundle.verify_files()
+    return bundle.manifest.export_id
+
+
+def install_killed(tmp_path: Path, output: Path, fatal: int) -> int:
+    """Installs export "new" over `output` in a child that dies at step `fatal`; its exit code."""
+    staging = tmp_path / f"staging{fatal}"
+    staging.mkdir()
+    manifest = stage(staging, "new")
+    (staging / "manifest.staged").write_text(manifest.to_json())
+    command = [sys.executable, "-c", KILLED, str(staging), str(output), str(fatal)]
+    return subprocess.run(command, timeout=60).returncode
+
+
+def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path) -> None:
+    seen, steps = [], 0
+    while True:
+        output = tmp_path / f"bundle{steps}"
+        with staging_folder(output) as staging:
+            install(staging, stage(staging, "old"), output)
+        code = install_killed(tmp_path, output, steps)
+        seen.append(whole(output))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        with staging_folder(output) as staging:  # and the next export mends what was left
+            install(staging, stage(staging, "next"), output)
+        assert whole(output) == "next"
+        assert len([p for p in output.rglob("*") if p.is_file()]) == 4
+        steps += 1
+    assert steps >= 8
+    assert seen[0] == "old"
+    assert seen[-1] == "new"
+    assert seen == sorted(seen, reverse=True)  # once new, always new: one step is the commit
+
+
+def test_killed_before_the_first_bundle_there_is_none(tmp_path: Path) -> None:
+    for fatal in range(50):
+        output = tmp_path / f"bundle{fatal}"
+        if install_killed(tmp_path, output, fatal) == 0:
+            assert whole(output) == "new"
+            break
+        assert not output.exists() or whole(output) == "new"
+    assert fatal >= 4
+
+
+def test_a_new_bundle_removes_the_old_ones_files_only(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    with staging_folder(output) as staging:
+        install(staging, stage(staging, "old"), output)
+    (output / "notes.txt").write_text("mine")
+    (output / "onnx" / "left-by-a-killed-export.onnx").write_text("x")
+    with staging_folder(output) as staging:
+        install(staging, stage(staging, "new"), output)
+    left = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
+    new = {"manifest.json", "onnx/a-new.onnx", "onnx/w-new.data", "tokenizer/t-new.json"}
+    assert left == new | {"notes.txt"}
+
+
+def test_an_existing_bundle_needs_force(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    with staging_folder(output) as staging:
+        install(staging, stage(staging, "old"), output)
+    with pytest.raises(OutputError, match="--force"):
+        check_output(output, force=False)
+    check_output(output, force=True)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_that_is_no_bundle_is_left_alone(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match="not a bundle"):
+        check_output(tmp_path, force)
+    with pytest.raises(OutputError, match="not a bundle"):
+        check_output(tmp_path / "thesis.tex", force)
+
+
+def test_an_output_below_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="not a writable folder"):
+        check_output(tmp_path / "file" / "bundle", force=False)
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    with staging_folder(output) as staging:
+        install(staging, stage(staging, "old"), output)
+    with pytest.raises(OutputError, match="No space left on device; nothing was changed"):  # noqa: SIM117
+        with staging_folder(output) as staging:
+            stage(staging, "new")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert whole(output) == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_what_a_killed_export_left_beside_is_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".bundle.partial-{dead.pid}").mkdir()
+    (tmp_path / f".bundle.partial-{os.getppid()}").mkdir()  # lives: somebody is exporting
+    with staging_folder(tmp_path / "bundle"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [f".bundle.partial-{os.getppid()}"]
