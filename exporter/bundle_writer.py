@@ -35,7 +35,9 @@ def check_output(output: Path, force: bool) -> None:
         except BundleError:
             is_bundle = (output / FILE_NAME).is_file() or (output.is_dir() and not any(output.iterdir()))
         if not is_bundle:
-            raise OutputError(f"{output} exists and is not a bundle, so it is left alone; choose another folder")
+            raise OutputError(
+                f"{output} exists and is not a bundle, so it is left alone; choose another folder"
+            )
         if not force and any(output.iterdir()):
             raise OutputError(f"{output} exists; pass --force to replace it")
     parent = output.absolute().parent

@@ -53,7 +53,9 @@ def before_every_command(
     Settings.debug = debug
     del show_version
     handler = RichHandler(console=errors, show_time=False, show_path=False, show_level=False)
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler], format="%(message)s")
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING, handlers=[handler], format="%(message)s"
+    )
     level = logging.DEBUG if debug else logging.INFO if errors.is_terminal else logging.WARNING
     logging.getLogger("planforge").setLevel(level)
 
@@ -66,14 +68,17 @@ def export(
     target: Annotated[
         str | None, typer.Option(help="cpu, portable, rtx, tensorrt.", show_default="cpu,rtx")
     ] = None,
-    sm: Annotated[str | None, typer.Option(help="GPU architectures, as sm86,sm89.", show_default="all")] = None,
+    sm: Annotated[
+        str | None, typer.Option(help="GPU architectures, as sm86,sm89.", show_default="all")
+    ] = None,
     max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 8,
     max_length: Annotated[
         int | None, typer.Option(help="Context in tokens.", show_default="the model's")
     ] = None,
     verify: Annotated[bool, typer.Option(help="Compare every graph with PyTorch.")] = True,
     prompts: Annotated[
-        Path | None, typer.Option(help="A prompt a line, to verify with.", show_default="built-in texts")
+        Path | None,
+        typer.Option(help="A prompt a line, to verify with.", show_default="built-in texts"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle at OUTPUT.")] = False,
     as_json: JsonOption = False,
@@ -104,9 +109,12 @@ def build(
     bundle: BundleArgument,
     target: Annotated[str | None, typer.Option(help="rtx or tensorrt.", show_default="rtx")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Instead of a target: tensorrt-rtx or tensorrt.", show_default=False)
+        str | None,
+        typer.Option(help="Instead of a target: tensorrt-rtx or tensorrt.", show_default=False),
     ] = None,
-    sm: Annotated[str | None, typer.Option(help="GPU architectures, as sm86,sm89.", show_default="all")] = None,
+    sm: Annotated[
+        str | None, typer.Option(help="GPU architectures, as sm86,sm89.", show_default="all")
+    ] = None,
     maximum: Annotated[
         list[str] | None,
         typer.Option("--max", help="batch=N or length=N, below the graph's.", show_default=False),
@@ -172,26 +180,35 @@ def inspect(
 def run(
     bundle: BundleArgument,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Prompts; without any, a line each from stdin.")
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Prompts; without any, a line each from stdin."),
     ] = None,
     input_file: Annotated[
-        Path | None, typer.Option("--input", help='JSON lines with a "text" each.', show_default=False)
+        Path | None,
+        typer.Option("--input", help='JSON lines with a "text" each.', show_default=False),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="At most so many new tokens.")] = 64,
     temperature: Annotated[
         float | None, typer.Option(help="Sample at this temperature.", show_default="greedy")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest.", show_default="all")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the k likeliest.", show_default="all")
+    ] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus.", show_default="all")] = None,
     repetition_penalty: Annotated[float, typer.Option(help="1.0 does nothing.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text.", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="Make sampling repeatable.", show_default=False)] = None,
     truncate: Annotated[
-        str | None, typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False)
+        str | None,
+        typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
     ] = None,
-    parse_special: Annotated[bool, typer.Option("--parse-special", help="Read <|endoftext|> and the like.")] = False,
+    parse_special: Annotated[
+        bool, typer.Option("--parse-special", help="Read <|endoftext|> and the like.")
+    ] = False,
     backend: Annotated[str, typer.Option(help="auto or ort-cpu.")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -246,7 +263,7 @@ def text_of(line: str, where: str) -> str:
         raise InputError(f"{where} is not JSON: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise InputError(f'{where} must be an object with a "text", such as {{"text": "Hello"}}')
-    return value["text"]
+    return str(value["text"])
 
 
 def names(text: str) -> list[str]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..models.attention import MASKED, GrowingCache, KeyValue
+from ..models import GPT2, GrowingCache, KeyValue
+from ..models.attention import MASKED
 
 
 class SlotCache:
@@ -58,7 +59,7 @@ class SlotCache:
 class Decoder(nn.Module):
     """A decoder whose cache is flat tensors in and out, as a graph needs it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: GPT2) -> None:
         super().__init__()
         self.model = model
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .verification.report import VerificationReport
 
 
+Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
+
 
 @dataclass(frozen=True)
 class Inspection:
@@ -28,11 +31,11 @@ class Inspection:
 
     Attributes:
         value: what --json prints.
-        sections: (title, column names, rows) of each table.
+        sections: the tables.
     """
 
     value: Mapping[str, Any]
-    sections: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]
+    sections: Sequence[Section]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -65,17 +68,18 @@ def inspect_bundle(folder: Path) -> Inspection:
     """Artifacts with their axes and ranges, plans with their architectures, files with their sizes."""
     bundle = Bundle.open(folder)
     manifest = bundle.manifest
-    sections = [(f"{folder}: {manifest.family}, {manifest.task}", ("", ""), head_rows(manifest))]
+    sections: list[Section] = [
+        (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), head_rows(manifest))
+    ]
     for artifact in manifest.artifacts:
-        title = f"{artifact.id}: opset {artifact.opset}, padding {artifact.padding_side}, {gate_text(artifact)}"
+        title = f"{artifact.id}: opset {artifact.opset}, padding {artifact.padding_side}, "
+        title += gate_text(artifact)
         sections.append((title, ("tensor", "role", "type", "axes"), tensor_rows(artifact)))
     if manifest.plans:
         columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
         sections.append(("plans", columns, [plan_row(manifest, plan) for plan in manifest.plans]))
     files = [(name, size_text(entry.bytes)) for name, entry in sorted(manifest.files.items())]
     sections.append(("files", ("file", "size"), files))
-    import json
-
     return Inspection(json.loads(manifest.to_json()), sections)
 
 
@@ -107,12 +111,19 @@ def tensor_rows(artifact: Artifact) -> list[tuple[str, str, str, str]]:
         if caches:
             name = f"{side}  {caches[0].name} … {caches[-1].name}"
             alias = ", at the input's address" if side == "out" and artifact.aliases else ""
-            rows.append((name, f"cache, {len(caches)} tensors{alias}", caches[0].dtype, axes_text(caches[0])))
+            rows.append(
+                (
+                    name,
+                    f"cache, {len(caches)} tensors{alias}",
+                    caches[0].dtype,
+                    axes_text(caches[0]),
+                )
+            )
     return rows
 
 
 def axes_text(spec: TensorSpec) -> str:
-    """batch 1..8 x 12 x past 0..1023 x 64."""
+    """Batch 1..8 x 12 x past 0..1023 x 64."""
     return " x ".join(
         f"{axis.name} {axis.min}..{axis.max}" if isinstance(axis, Axis) else str(axis) for axis in spec.axes
     )
@@ -144,7 +155,11 @@ def inspect_onnx(path: Path) -> Inspection:
         counts[name] = counts.get(name, 0) + 1
     weights = sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)
     tensors = [
-        (f"{side}  {value.name}", str(value.dtype), " x ".join(str(dim) for dim in value.shape or ()))
+        (
+            f"{side}  {value.name}",
+            str(value.dtype),
+            " x ".join(str(dim) for dim in value.shape or ()),
+        )
         for side, values in (("in", graph.inputs), ("out", graph.outputs))
         for value in values
     ]
@@ -155,16 +170,16 @@ def inspect_onnx(path: Path) -> Inspection:
         "opsets": opsets,
         "operators": dict(operators),
         "weight_bytes": weights,
-        "tensors": [{"name": n[4:].strip(), "side": n[:3].strip(), "dtype": d, "shape": s} for n, d, s in tensors],
+        "tensors": [
+            {"name": n[4:].strip(), "side": n[:3].strip(), "dtype": d, "shape": s} for n, d, s in tensors
+        ],
     }
     head = [
         ("opsets", ", ".join(f"{k} {v}" for k, v in opsets.items())),
         ("weights", size_text(weights)),
         ("operators", ", ".join(f"{name} {count}" for name, count in operators)),
     ]
-    return Inspection(
-        value, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)]
-    )
+    return Inspection(value, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)])
 
 
 def inspect_plan(path: Path) -> Inspection:
@@ -177,7 +192,9 @@ def inspect_plan(path: Path) -> Inspection:
             for plan in Bundle.open(folder).manifest.plans:
                 if (folder / plan.file).resolve() == path.resolve():
                     summary["passport"] = plan.to_json()
-    rows = [(key, passport_text(value) if key == "passport" else str(value)) for key, value in summary.items()]
+    rows = [
+        (key, passport_text(value) if key == "passport" else str(value)) for key, value in summary.items()
+    ]
     return Inspection(summary, [(path.name, ("", ""), rows)])
 
 
@@ -210,7 +227,9 @@ def number(value: float | None) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    result = Table(title=Text(title), title_justify="left", show_header=any(columns), box=None, pad_edge=False)
+    result = Table(
+        title=Text(title), title_justify="left", show_header=any(columns), box=None, pad_edge=False
+    )
     for column in columns:
         result.add_column(column, overflow="fold")
     for row in rows:

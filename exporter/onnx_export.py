@@ -20,12 +20,11 @@ from .recipes import Limits, Recipe, recipes_for
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import nn
+
+    from ..models import GPT2
 
 
-def start_trace(
-    checkpoint: Path, dialect: str, limits: Limits, out: Path
-) -> subprocess.Popen[str]:
+def start_trace(checkpoint: Path, dialect: str, limits: Limits, out: Path) -> subprocess.Popen[str]:
     """Starts tracing in a child process; `finish_trace` waits for it."""
     command = [sys.executable, "-m", __name__, str(checkpoint), dialect]
     command += [str(limits.max_batch), str(limits.max_length), str(out)]
@@ -43,7 +42,7 @@ def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
     return ir.load(out)
 
 
-def trace(model: nn.Module, recipe: Recipe) -> ir.Model:
+def trace(model: GPT2, recipe: Recipe) -> ir.Model:
     """Runs torch.export over the recipe's module and simplifies the ONNX graph."""
     import torch
 
@@ -87,9 +86,7 @@ def dynamic_shapes(recipe: Recipe) -> tuple[Any, ...]:
         for spec in recipe.inputs
     ]
     caches = tuple(
-        shape
-        for spec, shape in zip(recipe.inputs, per_input, strict=True)
-        if spec.role.startswith("past.")
+        shape for spec, shape in zip(recipe.inputs, per_input, strict=True) if spec.role.startswith("past.")
     )
     return (*per_input[: len(per_input) - len(caches)], caches)
 
@@ -129,7 +126,7 @@ def main(arguments: list[str]) -> None:
         model = family.model(config)
     model = model.to_empty(device="cpu").requires_grad_(False)  # untouched pages take no memory
     if config.tie_word_embeddings:
-        model.lm_head.weight = model.wte.weight  # type: ignore[union-attr, assignment]
+        model.lm_head.weight = model.wte.weight
     ir.save(trace(model, recipe), out)
 
 

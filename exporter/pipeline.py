@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -16,9 +17,9 @@ from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, GenerationDefaults, Manifest
 from ..runtime.errors import InputError
 from ..runtime.text.tokenizer import Tokenizer, tokenizer_json
-from .plans import Progress, build_plans, default_targets, silent
 from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
-from .errors import CheckpointError
+from .errors import CheckpointError, ExportError
+from .plans import Progress, build_plans, default_targets, silent
 from .recipes import Limits, Recipe, recipes_for
 from .source import Source, resolve_source
 from .targets import engine_installed, target_named
@@ -26,8 +27,8 @@ from .tensorrt.build import ENGINES, checked_target
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import nn
 
+    from ..models import GPT2
     from .verification.report import VerificationReport
 
 PRECISIONS = ("fp32", "fp16")
@@ -179,35 +180,33 @@ class Checkpoint:
 
 def trace(
     checkpoint: Checkpoint, dialects: Sequence[str], staging: Path, progress: Progress
-) -> tuple[dict[str, ir.Model], nn.Module]:
+) -> tuple[dict[str, ir.Model], GPT2]:
     """Traces every dialect in a child process each, while the weights are read here."""
     from ..models import load_model
     from .onnx_export import finish_trace, start_trace
 
     progress(f"tracing {' and '.join(dialects)}")
     paths = {dialect: staging / f"{dialect}.traced" for dialect in dialects}
-    children = {
-        dialect: start_trace(checkpoint.source.folder, dialect, checkpoint.limits, path)
-        for dialect, path in paths.items()
-    }
-    try:
-        model = load_model(checkpoint.source.folder)
+    with contextlib.ExitStack() as stack:
+        children = {}
+        for dialect, path in paths.items():
+            child = stack.enter_context(start_trace(checkpoint.source.folder, dialect, checkpoint.limits, path))
+            stack.callback(child.kill)  # before the context waits for it; nothing if it has ended
+            children[dialect] = child
+        try:
+            model = load_model(checkpoint.source.folder)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
         graphs = {dialect: finish_trace(children[dialect], path) for dialect, path in paths.items()}
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
-    finally:
-        for child in children.values():
-            child.kill()
-            child.wait()
-        for path in paths.values():
-            path.unlink(missing_ok=True)
+    for path in paths.values():
+        path.unlink()
     return graphs, model
 
 
 def write_graphs(
     checkpoint: Checkpoint,
     graphs: Mapping[str, ir.Model],
-    model: nn.Module,
+    model: GPT2,
     precisions: Sequence[str],
     staging: Path,
 ) -> list[Artifact]:
@@ -230,7 +229,10 @@ def write_graphs(
             recipe = checkpoint.recipes[dialect]
             converted = graph.clone()
             if precision == "fp16":
-                ConvertToFp16(fp32_outputs=["logits"])(converted)
+                try:
+                    ConvertToFp16(fp32_outputs=["logits"])(converted)
+                except ValueError as error:
+                    raise ExportError(f"{recipe.graph}.{dialect} cannot be made fp16: {error}") from error
                 recipe = in_fp16(recipe)
                 check_graph(converted, recipe.inputs, recipe.outputs)
             name = checkpoint.file(f"{recipe.graph}.{dialect}.{precision}", "onnx")
@@ -245,9 +247,7 @@ def in_fp16(recipe: Recipe) -> Recipe:
 
     def half(specs: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(
-            dataclasses.replace(s, dtype="float16")
-            if s.dtype == "float32" and s.role != "logits"
-            else s
+            dataclasses.replace(s, dtype="float16") if s.dtype == "float32" and s.role != "logits" else s
             for s in specs
         )
 
@@ -300,7 +300,7 @@ def first_manifest(
 def verified(
     staging: Path,
     manifest: Manifest,
-    model: nn.Module,
+    model: GPT2,
     prompts: str | Path | None,
     progress: Progress,
 ) -> tuple[Manifest, VerificationReport]:

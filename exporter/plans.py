@@ -110,9 +110,7 @@ def build_plans(
         if engine is None:
             continue
         if not engine_installed(engine) and list(targets) == default_targets():
-            log.warning(
-                "no plan was built: pip install 'planforge[%s]', then `planforge build`", engine
-            )
+            log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
             continue
         plans.append(build_plan_for(bundle, name, sms, limits, staging, progress))
     return plans

@@ -55,6 +55,7 @@ class GrowingCache:
         self.bias: Tensor | None = None
 
     def positions(self, input_ids: Tensor) -> Tensor:
+        """Position ids (B, T), and the mask of this step."""
         T = input_ids.shape[1]
         P = self.past[0][0].shape[2]
         column = torch.arange(P + T, device=input_ids.device)
@@ -67,6 +68,7 @@ class GrowingCache:
         return self.position_ids
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Appends k and v to `layer`'s past; attention of q over both, (B, H, T, D)."""
         past_k, past_v = self.past[layer]
         k = torch.cat([past_k, k], dim=2)  # (B, H, S, D)
         v = torch.cat([past_v, v], dim=2)  # (B, H, S, D)
@@ -88,7 +90,7 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor |
     scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias
-    return scores.softmax(dim=-1) @ v
+    return torch.matmul(scores.softmax(dim=-1), v)
 
 
 def empty_past(layers: int, batch: int, heads: int, head_size: int) -> list[KeyValue]:

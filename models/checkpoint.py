@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 
@@ -28,7 +28,7 @@ class Family:
     """How one model_type of Hugging Face maps to one of our models."""
 
     name: str
-    model: Callable[[Any], nn.Module]
+    model: Callable[[Any], GPT2]
     config: type[Any]
     prefix: str  # what the published names may begin with
     renamed: Callable[[str, Tensor], tuple[str, Tensor] | None]  # None: not a weight
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has {path.stat().st_size} bytes; at most {MAX_JSON_BYTES} are read")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, not a {type(value).__name__}")
@@ -143,7 +143,7 @@ def read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
     return weights
 
 
-def load_model(folder: Path) -> nn.Module:
+def load_model(folder: Path) -> GPT2:
     """The reference model of a folder in Hugging Face's layout, in fp32 and eval mode.
 
     Args:
@@ -169,13 +169,11 @@ def load_model(folder: Path) -> nn.Module:
     check_names_and_shapes(folder, dict(model.named_parameters()), weights)
     model.load_state_dict(weights, assign=True, strict=False)  # compared just now, by name and shape
     if config.tie_word_embeddings:
-        model.lm_head.weight = model.wte.weight  # type: ignore[union-attr, assignment]
+        model.lm_head.weight = model.wte.weight
     return model.eval().requires_grad_(False)
 
 
-def check_names_and_shapes(
-    folder: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]
-) -> None:
+def check_names_and_shapes(folder: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Compares a model's parameters with a checkpoint's tensors; lists every difference at once."""
     lines = [f"  missing: {name} {tuple(t.shape)}" for name, t in wanted.items() if name not in found]
     lines += [f"  unexpected: {name} {tuple(t.shape)}" for name, t in found.items() if name not in wanted]

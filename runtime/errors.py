@@ -50,9 +50,7 @@ class ContextLengthError(InputError):
 class ShapeOutOfRangeError(InputError):
     """A tensor's axis is outside the range that the graph or plan was made for."""
 
-    def __init__(
-        self, message: str, *, tensor: str, axis: str, got: int, allowed: tuple[int, int]
-    ) -> None:
+    def __init__(self, message: str, *, tensor: str, axis: str, got: int, allowed: tuple[int, int]) -> None:
         super().__init__(message)
         self.tensor = tensor
         self.axis = axis

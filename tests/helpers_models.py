@@ -1,4 +1,4 @@
-"""Random checkpoints, written by transformers: the witness for planforge.models and what is exported."""
+"""Random checkpoints, written by transformers: the witness for our models and their exports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import Tensor
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other, 10 times as long
 
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 96,
     "n_positions": 64,
     "n_embd": 32,
@@ -46,15 +47,16 @@ def tiny_gpt2(folder: Path, **overrides: Any) -> transformers.GPT2LMHeadModel:
 
 
 def random_gpt2(seed: int = 0, **config: Any) -> transformers.GPT2LMHeadModel:
-    """A seeded GPT-2 in eval mode. Biases and norms are random too, where transformers has 0 and 1."""
+    """A seeded GPT-2 in eval mode; biases and norms are random too, which start as 0 and 1."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:
-                    parameter += 0.1 * torch.randn_like(parameter)
-    return model.eval()
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+    model.eval()
+    return model
 
 
 def greedy(model: transformers.GPT2LMHeadModel, prompt: list[int], tokens: int = 40) -> list[int]:

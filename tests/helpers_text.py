@@ -41,9 +41,7 @@ def gpt2() -> Tokenizer:
 
 
 def byte_alphabet() -> dict[str, int]:
-    return {
-        symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
-    }
+    return {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 
 
 def wordpiece() -> tokenizers.Tokenizer:

@@ -66,7 +66,11 @@ def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_pa
     for answer in answers[:-1]:  # the last would be a special token to transformers
         ids = tokenizer(answer["prompt"], return_tensors="pt").input_ids
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=50256
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=40,
+            do_sample=False,
+            pad_token_id=50256,
         )
         expected = out[0, ids.shape[1] :].tolist()
         assert answer["token_ids"] == expected
@@ -85,7 +89,10 @@ def test_run_prints_prompt_and_answer(demo_bundle: Path) -> None:
 
 def test_run_reads_prompts_from_stdin(demo_bundle: Path) -> None:
     done = planforge("run", demo_bundle, "--max-new-tokens", "3", "--json", stdin="And God\n\nAnd he\n")
-    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["And God", "And he"]
+    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == [
+        "And God",
+        "And he",
+    ]
 
 
 def test_run_json_lines_that_are_broken_are_named(demo_bundle: Path, tmp_path: Path) -> None:
@@ -180,9 +187,7 @@ def test_errors_are_one_line(
         (["--max-new-tokens", "0"], "max_new_tokens=0"),
     ],
 )
-def test_run_refuses_options_before_printing(
-    demo_bundle: Path, options: list[str], words: str
-) -> None:
+def test_run_refuses_options_before_printing(demo_bundle: Path, options: list[str], words: str) -> None:
     assert re.search(words, error_line("run", demo_bundle, "hello", *options))
 
 

@@ -48,8 +48,7 @@ def artifact_of(recipe: Recipe) -> Artifact:
 
     def half(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         return tuple(
-            replace(s, dtype="float16") if s.role.startswith(("past.", "present.")) else s
-            for s in specs
+            replace(s, dtype="float16") if s.role.startswith(("past.", "present.")) else s for s in specs
         )
 
     return Artifact(
@@ -81,9 +80,7 @@ def tiny_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     limits = Limits(3, CONFIG.n_positions)
     recipes = recipes_for("gpt2", CONFIG, limits)
     traces = {
-        dialect: onnx_export.start_trace(
-            folder / "checkpoint", dialect, limits, folder / f"{dialect}.onnx"
-        )
+        dialect: onnx_export.start_trace(folder / "checkpoint", dialect, limits, folder / f"{dialect}.onnx")
         for dialect in recipes
     }
     graphs = {}
@@ -220,9 +217,7 @@ def test_slots_have_one_length_in_a_plan() -> None:
 
 @needs_rtx
 @pytest.mark.parametrize("dialect", ["inplace", "portable"])
-def test_one_plan_for_six_gpus_without_a_gpu(
-    dialect: str, tiny_graphs: Path, tmp_path: Path
-) -> None:
+def test_one_plan_for_six_gpus_without_a_gpu(dialect: str, tiny_graphs: Path, tmp_path: Path) -> None:
     from importlib.metadata import version
 
     artifact = gpt2_artifact(dialect)
@@ -342,8 +337,7 @@ UNBUILDABLE = {
         r"ONNX node 'plus' \(Add\): its inputs have the types Half and Float",
     ),
     "types of a norm": (
-        "(float16[batch,4] x, float[4] v) =>"
-        " (float16[batch,4] y) { [ln] y = LayerNormalization(x, v) }",
+        "(float16[batch,4] x, float[4] v) => (float16[batch,4] y) { [ln] y = LayerNormalization(x, v) }",
         simple_artifact(HALF_X, TensorSpec("v", "v", "float32", (4,))),
         r"ONNX node 'ln' \(LayerNormalization\): its inputs have the types Half and Float",
     ),
@@ -458,9 +452,7 @@ def build_relu(
     path: Path, out: Path, engine: str = "tensorrt-rtx", sms: tuple[str, ...] = ALL_SMS
 ) -> build.PlanReport:
     profiles = [Profile("all", {"batch": (1, 1, 3)})]
-    return build.build_plan(
-        path, simple_artifact(X), engine=engine, sms=sms, profiles=profiles, out=out
-    )
+    return build.build_plan(path, simple_artifact(X), engine=engine, sms=sms, profiles=profiles, out=out)
 
 
 RELU = "(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }"

@@ -49,7 +49,11 @@ bundle_writer.install(staging, manifest, output)
 
 def stage(folder: Path, export_id: str) -> Manifest:
     """A small bundle's files, named after its export."""
-    for name in (f"onnx/a-{export_id}.onnx", f"onnx/w-{export_id}.data", f"tokenizer/t-{export_id}.json"):
+    for name in (
+        f"onnx/a-{export_id}.onnx",
+        f"onnx/w-{export_id}.data",
+        f"tokenizer/t-{export_id}.json",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(f"{export_id} {name}".encode() * 100)
     return Manifest(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from planforge.models import GPT2, GPT2Config, checkpoint
 from planforge.models.checkpoint import load_model, save_model
 
-from .helpers_models import random_gpt2, reference_logits, tiny_gpt2
+from .helpers_models import TINY, random_gpt2, reference_logits, tiny_gpt2
 
 IDS = torch.arange(40).reshape(2, 20)
 Transformers = transformers.GPT2LMHeadModel
@@ -55,9 +56,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Transformers]:
+    folder = tmp_path_factory.mktemp("written") / "tiny"
+    return folder, tiny_gpt2(folder)
+
+
 @pytest.fixture
-def tiny(folder: Path) -> Transformers:
-    return tiny_gpt2(folder)
+def tiny(folder: Path, written: tuple[Path, Transformers]) -> Transformers:
+    """The reference of the checkpoint that lies in `folder`."""
+    shutil.copytree(written[0], folder)
+    return written[1]
 
 
 def test_names_with_the_prefix(folder: Path, tiny: Transformers) -> None:
@@ -67,7 +76,7 @@ def test_names_with_the_prefix(folder: Path, tiny: Transformers) -> None:
 
 
 def test_names_without_the_prefix(folder: Path) -> None:
-    reference = random_gpt2(vocab_size=96, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)
+    reference = random_gpt2(**TINY)
     reference.transformer.save_pretrained(folder)  # as openai-community/gpt2 is published
     assert "h.0.attn.c_attn.weight" in load_file(folder / "model.safetensors")
     assert_equal_logits(folder, reference)
@@ -119,7 +128,8 @@ def test_a_tied_head_that_differs_is_refused(folder: Path, tiny: Transformers) -
 
 
 def test_an_untied_head_is_its_own(folder: Path) -> None:
-    reference = tiny_gpt2(folder, tie_word_embeddings=False)
+    reference = random_gpt2(**TINY, tie_word_embeddings=False)
+    reference.save_pretrained(folder)
     assert "lm_head.weight" in load_file(folder / "model.safetensors")
     assert_equal_logits(folder, reference)
     edit_weights(folder, **{"lm_head.weight": None})
@@ -128,10 +138,12 @@ def test_an_untied_head_is_its_own(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_weights_are_computed_in_fp32(folder: Path, dtype: torch.dtype) -> None:
-    reference = tiny_gpt2(folder).to(dtype)
+    reference = random_gpt2(**TINY)
+    torch.nn.Module.to(reference, dtype)
     reference.save_pretrained(folder)
     assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {dtype}
-    assert_equal_logits(folder, reference.to(torch.float32))
+    torch.nn.Module.to(reference, torch.float32)
+    assert_equal_logits(folder, reference)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -141,16 +153,16 @@ def test_transformers_reads_what_save_model_writes(tmp_path: Path, tied: bool) -
     model = GPT2(GPT2Config(**{**vars(config), "tie_word_embeddings": tied, "n_inner": 40}))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
+            parameter.add_(0.2 * torch.randn_like(parameter))
     save_model(model, tmp_path / "new")
-    reference, report = Transformers.from_pretrained(tmp_path / "new", output_loading_info=True)
+    loaded: Any = Transformers.from_pretrained(tmp_path / "new", output_loading_info=True)
+    reference, report = loaded
     assert not any(report.values()), report
     assert_equal_logits(tmp_path / "new", reference)
     torch.testing.assert_close(model(IDS)[0], reference_logits(reference, IDS), rtol=0, atol=1e-4)
 
 
-def test_saving_and_loading_changes_no_bit(folder: Path, tmp_path: Path) -> None:
-    tiny_gpt2(folder)
+def test_saving_and_loading_changes_no_bit(folder: Path, tiny: Transformers, tmp_path: Path) -> None:
     model = load_model(folder)
     assert isinstance(model, GPT2)
     save_model(model, tmp_path / "again")
@@ -181,9 +193,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     "name",
     ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "model.bin", 5, None],
 )
-def test_an_index_lists_files_of_its_own_folder_only(
-    folder: Path, tiny: Transformers, name: object
-) -> None:
+def test_an_index_lists_files_of_its_own_folder_only(folder: Path, tiny: Transformers, name: object) -> None:
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
     index = {"weight_map": {"transformer.wte.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -256,9 +266,7 @@ def test_settings_that_are_not_supported_are_named(
     assert f"{name}={value!r}" in refusal(folder)
 
 
-def test_a_mismatch_lists_every_name_and_both_shapes_at_once(
-    folder: Path, tiny: Transformers
-) -> None:
+def test_a_mismatch_lists_every_name_and_both_shapes_at_once(folder: Path, tiny: Transformers) -> None:
     edit_weights(
         folder,
         **{
@@ -282,9 +290,7 @@ def test_a_mismatch_lists_every_name_and_both_shapes_at_once(
     ]
 
 
-def test_a_config_that_contradicts_the_weights_is_refused(
-    folder: Path, tiny: Transformers
-) -> None:
+def test_a_config_that_contradicts_the_weights_is_refused(folder: Path, tiny: Transformers) -> None:
     edit_config(folder, n_layer=3)
     message = refusal(folder)
     assert message.count("missing: h.2.") == 12 and "unexpected" not in message

@@ -32,9 +32,9 @@ logit = st.one_of(
     st.integers(-4, 4).map(float),  # ties
     st.just(-math.inf),  # suppressed by the graph
 )
-rows = hnp.arrays(
-    np.float32, st.tuples(st.integers(1, 4), st.integers(1, 30)), elements=logit
-).filter(lambda logits: bool(np.isfinite(logits.max(axis=-1)).all()))
+rows = hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 30)), elements=logit).filter(
+    lambda logits: bool(np.isfinite(logits.max(axis=-1)).all())
+)
 options = st.builds(
     Sampling,
     temperature=st.none() | st.floats(0.05, 5),
@@ -76,9 +76,7 @@ def softmax(row: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 @fast
 @given(logits=rows, sampling=options, data=st.data())
-def test_processing_is_that_of_transformers(
-    logits: Float32, sampling: Sampling, data: st.DataObject
-) -> None:
+def test_processing_is_that_of_transformers(logits: Float32, sampling: Sampling, data: st.DataObject) -> None:
     histories = histories_for(data, logits)
     before = logits.copy()
     got = process(logits, histories, sampling)
@@ -150,9 +148,7 @@ def test_draws_follow_the_distribution() -> None:
 
 @fast
 @given(logits=rows, sampling=options.filter(lambda each: not each.greedy), seed=st.integers(0, 99))
-def test_draws_stay_within_what_processing_left(
-    logits: Float32, sampling: Sampling, seed: int
-) -> None:
+def test_draws_stay_within_what_processing_left(logits: Float32, sampling: Sampling, seed: int) -> None:
     histories: list[list[int]] = [[] for _ in logits]
     ids = choose(logits, histories, sampling, row_generators(seed, range(len(logits))))
     kept = process(logits, histories, sampling)[np.arange(len(logits)), ids]

@@ -89,9 +89,7 @@ def test_special_text_is_plain_text_unless_asked() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @fast
-@given(
-    text=texts, extra=st.sampled_from(["</s>", "\uff1c/s\uff1e", "<eos>", "[CLS]", "<s>", END, ""])
-)
+@given(text=texts, extra=st.sampled_from(["</s>", "\uff1c/s\uff1e", "<eos>", "[CLS]", "<s>", END, ""]))
 def test_no_text_becomes_a_special_token(kind: str, text: str, extra: str) -> None:
     allowed = {tiny(kind).token_id("<unk>"), tiny(kind).token_id("[UNK]"), None}
     for token_id in tiny(kind).encode(f"{text} {extra} {text}{extra}"):
@@ -127,9 +125,7 @@ def test_saved_truncation_padding_and_dropout_are_off() -> None:
     raw.enable_truncation(2)
     raw.enable_padding(length=10)
     assert len(load(raw).encode("hello")) == 5
-    raw = tokenizers.Tokenizer(
-        tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5)
-    )
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5))
     assert [load(raw).encode("ab") for _ in range(20)] == [[2]] * 20
 
 
@@ -278,9 +274,7 @@ def test_added_tokens_keep_their_ids_or_are_refused(tmp_path: Path) -> None:
         ("special_tokens_map.json", "3", "JSON object"),
     ],
 )
-def test_a_malformed_folder_names_the_file(
-    tmp_path: Path, name: str, content: str, reason: str
-) -> None:
+def test_a_malformed_folder_names_the_file(tmp_path: Path, name: str, content: str, reason: str) -> None:
     folder_of(tmp_path, byte_alphabet())
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(TokenizerError, match=reason) as caught:

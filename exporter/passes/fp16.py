@@ -26,6 +26,9 @@ class ConvertToFp16(ir.passes.InPlacePass):
     Args:
         fp32_outputs: graph outputs that stay fp32, such as logits. Other float inputs and outputs
             (caches) become fp16.
+
+    Raises:
+        ValueError: a value without a type, a constant beyond fp16, or an operator without a rule.
     """
 
     def __init__(self, fp32_outputs: Iterable[str]) -> None:
@@ -34,6 +37,8 @@ class ConvertToFp16(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
+        if untyped := [value.name for value in all_values(graph) if value.dtype is None]:
+            raise ValueError(f"these values have no type, so no precision can be chosen: {untyped}")
         was_float = {value for value in all_values(graph) if value.dtype == FLOAT}
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         for value in graph.inputs:
@@ -41,9 +46,9 @@ class ConvertToFp16(ir.passes.InPlacePass):
                 value.type = ir.TensorType(HALF)  # a new one: clones of a graph share theirs
         for node in list(graph):
             precision = FLOAT if node.op_type in KEPT_IN_FP32 else HALF
-            for index, value in enumerate(node.inputs):
-                if value is not None and value in was_float:
-                    node.replace_input_with(index, self.as_type(graph, value, precision, node))
+            for index, read in enumerate(node.inputs):
+                if read is not None and read in was_float:
+                    node.replace_input_with(index, self.as_type(graph, read, precision, node))
             for output in node.outputs:
                 if output in was_float:
                     output.type = ir.TensorType(precision)
@@ -55,9 +60,7 @@ class ConvertToFp16(ir.passes.InPlacePass):
         drop_unused_initializers(graph)
         return ir.passes.PassResult(model, modified=True)
 
-    def as_type(
-        self, graph: ir.Graph, value: ir.Value, dtype: ir.DataType, user: ir.Node
-    ) -> ir.Value:
+    def as_type(self, graph: ir.Graph, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
         """`value` as `dtype`: itself, a converted constant, or behind a Cast that all its users share."""
         if value.dtype == dtype:
             return value

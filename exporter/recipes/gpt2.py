@@ -54,9 +54,7 @@ def inplace(config: GPT2Config, limits: Limits) -> Recipe:
 
     batch, tokens, rows = common_axes(limits)
     slots = Axis("slots", 1, limits.max_length, limits.max_length)
-    cache = cache_specs(
-        "cache", "past", config.n_layer, (batch, config.n_head, slots, config.head_size)
-    )
+    cache = cache_specs("cache", "past", config.n_layer, (batch, config.n_head, slots, config.head_size))
     present = cache_specs(
         "present", "present", config.n_layer, (batch, config.n_head, slots, config.head_size)
     )

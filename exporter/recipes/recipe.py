@@ -11,6 +11,8 @@ from ...runtime.bundle.manifest import Axis, TensorSpec
 if TYPE_CHECKING:
     from torch import nn
 
+    from ...models import GPT2
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -34,7 +36,7 @@ class Recipe:
     dialect: str
     opset: int
     padding_side: str
-    module: Callable[[nn.Module], nn.Module]
+    module: Callable[[GPT2], nn.Module]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     example: Mapping[str, int]
@@ -42,10 +44,8 @@ class Recipe:
     constraints: tuple[str, ...] = ()
 
 
-def cache_specs(
-    name: str, role: str, layers: int, axes: tuple[Axis | int, ...]
-) -> tuple[TensorSpec, ...]:
-    """key and value of every layer: `name`.0.key, `name`.0.value, `name`.1.key, ..."""
+def cache_specs(name: str, role: str, layers: int, axes: tuple[Axis | int, ...]) -> tuple[TensorSpec, ...]:
+    """Key and value of every layer: `name`.0.key, `name`.0.value, `name`.1.key, ..."""
     return tuple(
         TensorSpec(f"{name}.{layer}.{kind}", f"{role}.{layer}.{kind}", "float32", axes)
         for layer in range(layers)

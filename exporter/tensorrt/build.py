@@ -186,9 +186,7 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
             errors="replace",
         )
         if child.returncode != 0 or not files[1].exists():
-            raise BuildError(
-                f"{request['engine']} died while building {request['onnx']}: {end_of(child)}"
-            )
+            raise BuildError(f"{request['engine']} died while building {request['onnx']}: {end_of(child)}")
         answer: dict[str, Any] = json.loads(files[1].read_text(encoding="utf-8"))
     if "error" in answer:
         raise ERRORS[answer["error"]](answer["message"])
@@ -280,9 +278,7 @@ def present_sm(wanted: Sequence[str]) -> str:
         )
     sm = f"sm{major.value}{minor.value}"
     if list(wanted) not in ([], [sm]):
-        raise BuildError(
-            f"engine 'tensorrt' builds for this machine's {sm} only, not {', '.join(wanted)}"
-        )
+        raise BuildError(f"engine 'tensorrt' builds for this machine's {sm} only, not {', '.join(wanted)}")
     return sm
 
 

@@ -40,9 +40,7 @@ class Profile:
     def shapes(self, spec: TensorSpec) -> tuple[Shape, Shape, Shape]:
         """The smallest, the best and the largest shape of one input."""
         lowest, best, highest = (
-            tuple(
-                axis if isinstance(axis, int) else self.axes[axis][i] for axis in spec.axis_names()
-            )
+            tuple(axis if isinstance(axis, int) else self.axes[axis][i] for axis in spec.axis_names())
             for i in range(3)
         )
         return lowest, best, highest
@@ -152,18 +150,14 @@ def limited(artifact: Artifact, max_batch: int | None, max_length: int | None) -
     ranges: dict[str, Range] = {}
     for name, (_, axis) in first_uses(artifact).items():
         high = min(axis.max, maxima.get(name, axis.max))
-        ranges[name] = (
-            (high, high, high) if name == SLOTS else (axis.min, min(axis.opt, high), high)
-        )
+        ranges[name] = (high, high, high) if name == SLOTS else (axis.min, min(axis.opt, high), high)
     return {name: r for name, r in ranges.items() if name not in sums_of(artifact)}
 
 
 def checked(name: str, value: int, low: int, high: int) -> int:
     """A maximum that was asked for, if the graph allows it."""
     if not low <= value <= high:
-        raise BuildError(
-            f"{name} is {value}, but the graph allows {low}..{high}; export again for more"
-        )
+        raise BuildError(f"{name} is {value}, but the graph allows {low}..{high}; export again for more")
     return value
 
 

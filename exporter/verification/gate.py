@@ -28,7 +28,7 @@ class Metrics:
     """How far `got` is from `want`.
 
     Attributes:
-        max_error: the largest difference of two logits, in units of max(1, the reference's standard deviation).
+        max_error: the largest difference of two logits, in units of `scale_of` the reference.
         mean_kl: of the reference's distribution to the engine's, in nats, averaged over rows.
         top1_agreement: share of rows whose likeliest token is the same.
         flip_margin: the reference's largest margin where it is not: at 0.01 a flip is rounding, at 3.0 a bug.

@@ -54,9 +54,9 @@ class NodeExecutor:
             for output, array in zip(node.outputs, self.run_node(node, feeds), strict=True):
                 self.check(node, output, array, feeds)
                 values[output] = array
-            for value in set(node.inputs) - keep:
-                if value is not None and last_use[value] is node:
-                    values.pop(value, None)
+            for read in node.inputs:
+                if read is not None and read not in keep and last_use[read] is node:
+                    values.pop(read, None)
         return {str(value.name): values[value] for value in self.graph.outputs}
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
@@ -93,9 +93,7 @@ class NodeExecutor:
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
-        return ort.InferenceSession(
-            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def check(self, node: ir.Node, output: ir.Value, array: Array, feeds: list[Array | None]) -> None:
         if not np.issubdtype(array.dtype, np.floating) or not array.size:

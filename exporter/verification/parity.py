@@ -142,7 +142,11 @@ def compare(
         progress(f"{artifact.id}: node by node")
         engine = f"node by node, rounded to {artifact.precision}"
         try:
-            add("prefill of every position", engine, measure(*rounded_prefill(bundle, artifact, samples[0])))
+            add(
+                "prefill of every position",
+                engine,
+                measure(*rounded_prefill(bundle, artifact, samples[0])),
+            )
         except NotFiniteError as error:
             nothing = measure(np.full_like(samples[0].logits, np.nan), samples[0].logits)
             add("prefill of every position", engine, nothing, [str(error)])
@@ -201,9 +205,7 @@ def greedy(
     return parts, failures
 
 
-def divergence(
-    step: int, token: int, chosen: int, want: Logits, limits: Mapping[str, float]
-) -> list[str]:
+def divergence(step: int, token: int, chosen: int, want: Logits, limits: Mapping[str, float]) -> list[str]:
     """A failure, if two logits inside their limit could not have changed places."""
     margin = float(want[token] - want[chosen])
     allowed = 2 * limits["max_error"] * scale_of(want)

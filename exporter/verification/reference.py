@@ -10,9 +10,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import nn
 
-from ...models import GrowingCache
+from ...models import GPT2, GrowingCache
 from ...models.attention import empty_past
 from ...runtime.decoding.decoder import pad
 from .gate import Logits, Metrics, measure
@@ -22,7 +21,7 @@ from .parity import Sample
 class Reference:
     """The model in PyTorch, in fp32."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: GPT2) -> None:
         self.model = model
         self.config = model.config
 
@@ -31,9 +30,10 @@ class Reference:
         """Logits (N, V) of `rows` of one sequence, computed at once and without a past."""
         ids = torch.tensor([list(tokens)])
         config = self.config
-        past = empty_past(config.n_layer, 1, config.n_head, config.head_size)  # type: ignore[union-attr, arg-type]
-        x = self.model.hidden_states(ids, GrowingCache(past, torch.ones_like(ids)))  # type: ignore[operator]
-        return self.model.lm_head(x[0, rows]).numpy()  # type: ignore[operator, no-any-return]
+        past = empty_past(config.n_layer, 1, config.n_head, config.head_size)
+        x = self.model.hidden_states(ids, GrowingCache(past, torch.ones_like(ids)))
+        logits: Logits = self.model.lm_head(x[0, rows]).numpy()
+        return logits
 
     @torch.no_grad()
     def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
@@ -46,7 +46,7 @@ class Reference:
             ids = logits[:, -1].argmax(-1, keepdim=True)  # (B, 1)
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
             tokens.append(ids)
-        return torch.cat(tokens, dim=1).tolist()  # type: ignore[no-any-return]
+        return torch.cat(tokens, dim=1).tolist()
 
     def gap(self, samples: Sequence[Sample], dtype: torch.dtype) -> Metrics:
         """The same model with weights and every module's result rounded to `dtype`, against itself.
@@ -55,9 +55,7 @@ class Reference:
         """
         with self.rounded(dtype):
             got = [
-                self.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))[
-                    list(s.steps)
-                ]
+                self.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))[list(s.steps)]
                 for s in samples
             ]
         return measure(np.concatenate(got), np.concatenate([s.logits for s in samples]))

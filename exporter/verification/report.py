@@ -46,7 +46,8 @@ class VerificationReport:
         gates: dict[str, dict[str, Any]] = {}
         for comparison in self.comparisons:
             gate = gates.setdefault(
-                comparison.artifact, {"passed": True, "limits": dict(comparison.limits), "measured": {}}
+                comparison.artifact,
+                {"passed": True, "limits": dict(comparison.limits), "measured": {}},
             )
             gate["passed"] = gate["passed"] and comparison.passed
             for name in comparison.limits:
@@ -87,14 +88,18 @@ def read_golden(path: Path) -> tuple[Expectation, dict[str, dict[str, float]]]:
     """What `write_golden` saved."""
     with np.load(path, allow_pickle=False) as file:
         count = sum(name.endswith(".prompt") for name in file.files)
+
+        def integers(name: str) -> tuple[int, ...]:
+            return tuple(int(number) for number in file[name])
+
         samples = tuple(
             Sample(
-                *(tuple(int(x) for x in file[f"sample.{i}.{part}"]) for part in ("prompt", "continuation", "steps")),
+                prompt=integers(f"sample.{i}.prompt"),
+                continuation=integers(f"sample.{i}.continuation"),
+                steps=integers(f"sample.{i}.steps"),
                 logits=file[f"sample.{i}.logits"],
             )
             for i in range(count)
         )
-        expected = Expectation(
-            samples, tuple(int(x) for x in file["context.tokens"]), file["context.logits"]
-        )
+        expected = Expectation(samples, integers("context.tokens"), file["context.logits"])
         return expected, json.loads(str(file["limits"]))

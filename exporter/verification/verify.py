@@ -16,8 +16,7 @@ from .parity import Expectation, compare, expect, read_prompts
 from .report import VerificationReport, read_golden
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from ...models import GPT2
     from .reference import Reference
 
 Progress = Callable[[str], None]
@@ -100,7 +99,7 @@ def golden_of(bundle: Bundle) -> tuple[Expectation, dict[str, dict[str, float]]]
 
 
 def expectation_from(
-    bundle: Bundle, model: nn.Module, prompts: str | Path | None, progress: Progress
+    bundle: Bundle, model: GPT2, prompts: str | Path | None, progress: Progress
 ) -> tuple[Reference, Expectation]:
     """What PyTorch computes for the prompts."""
     from .reference import Reference

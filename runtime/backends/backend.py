@@ -6,7 +6,7 @@ Protocols, so that an engine's backend needs no import from here, and a fake to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 
-Array: TypeAlias = npt.NDArray[np.generic]
+Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 
 
@@ -86,7 +86,7 @@ class ArrayBuffer:
         self.array[target, :, :length] = self.array[source, :, :length]
 
     def numpy(self) -> Array:
-        return self.array.copy()
+        return np.array(self.array)
 
 
 class FakeProgram:
@@ -114,6 +114,8 @@ class FakeProgram:
         outputs = self.function({**bound, **inputs})
         for name, value in outputs.items():
             if name in bound:
+                # Engines refuse an output that its buffer doesn't fit; numpy would broadcast it.
+                assert bound[name].shape == value.shape, (name, bound[name].shape, value.shape)
                 bound[name][...] = value
         return {name: value for name, value in outputs.items() if name not in bound}
 

@@ -56,6 +56,4 @@ def choose_artifact(bundle: Bundle, graph: str, precision: str | None) -> Artifa
             f"precision={wanted!r} is not in this bundle, which has {precisions}; export it with"
             f" `planforge export ... --precision {wanted}`"
         )
-    return min(
-        (a for a in found if a.precision == wanted), key=lambda a: CPU_DIALECTS.index(a.dialect)
-    )
+    return min((a for a in found if a.precision == wanted), key=lambda a: CPU_DIALECTS.index(a.dialect))

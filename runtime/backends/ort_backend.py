@@ -41,7 +41,7 @@ class OrtProgram:
     def __init__(self, path: Path, threads: int | None = None) -> None:
         ort = import_onnxruntime()
         options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
         options.intra_op_num_threads = threads if threads is not None else usable_cores()
         # Decoding runs the session token after token: workers that sleep in between cost more than they save.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
@@ -49,6 +49,10 @@ class OrtProgram:
         with mapped_errors(f"ONNX Runtime cannot load {path.name}"):
             self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
+            if tensor.type not in NUMPY_TYPES:
+                raise BackendError(
+                    f"{path.name}: {tensor.name} has type {tensor.type}, which is not supported"
+                )
             self.dtypes[tensor.name] = NUMPY_TYPES[tensor.type]
         self.output_names = [tensor.name for tensor in self.session.get_outputs()]
 
@@ -104,9 +108,9 @@ class mapped_errors:  # noqa: N801 - reads as a statement
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is not None and kind.__module__.startswith("onnxruntime"):
-            first = str(error).strip().splitlines()[0]
-            raise BackendError(f"{self.doing}: {first}") from error
+        # Session creation raises ONNX Runtime's own exceptions, a run with IO binding RuntimeError.
+        if kind is not None and (kind.__module__.startswith("onnxruntime") or issubclass(kind, RuntimeError)):
+            raise BackendError(f"{self.doing}: {' '.join(str(error).split())}") from error
 
 
 def usable_cores() -> int:
@@ -116,7 +120,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-NUMPY_TYPES = {
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(int64)": np.dtype(np.int64),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from ..errors import BundleError, IntegrityError
@@ -44,12 +45,16 @@ class Bundle:
         folder = Path(folder)
         path = folder / FILE_NAME
         if not folder.is_dir():
-            raise BundleError(f"{folder} is not a folder; `planforge export MODEL -o {folder}` makes a bundle")
+            raise BundleError(
+                f"{folder} is not a folder; `planforge export MODEL -o {folder}` makes a bundle"
+            )
         try:
             with path.open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise BundleError(f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror})") from error
+            raise BundleError(
+                f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror})"
+            ) from error
         if len(content) > MAX_BYTES:
             raise BundleError(f"{path} is larger than {MAX_BYTES} bytes, which no manifest is")
         try:
@@ -66,11 +71,13 @@ class Bundle:
             verify: compare the hash even of ONNX files and data above 256 MiB.
 
         Raises:
-            IntegrityError: missing, changed, or a link that leaves the folder.
+            IntegrityError: not listed, missing, changed, or a link that leaves the folder.
         """
-        entry = self.manifest.files[name]
+        entry = self.manifest.files.get(name)
+        if entry is None:
+            raise IntegrityError(f"{self.folder}: {name} is not listed in {FILE_NAME}")
         path = self.folder / name
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file raises where a name is too long
             raise IntegrityError(f"{self.folder}: {name} is missing; export the bundle again")
         if not path.resolve().is_relative_to(self.folder.resolve()):
             raise IntegrityError(f"{self.folder}: {name} is a link that leaves the bundle")
@@ -80,7 +87,9 @@ class Bundle:
         if (verify or size <= ALWAYS_HASHED_BYTES or not name.startswith("onnx/")) and sha256_of(
             path
         ) != entry.sha256:
-            raise IntegrityError(f"{self.folder}: {name} has changed since it was exported (its sha256 differs)")
+            raise IntegrityError(
+                f"{self.folder}: {name} has changed since it was exported (its sha256 differs)"
+            )
         return path
 
     def verify_files(self) -> None:

@@ -6,7 +6,7 @@ Every field is checked while reading: a manifest is data from elsewhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -64,7 +64,7 @@ class TensorSpec:
             r.get("name", str),
             r.get("role", str),
             r.get("dtype", str),
-            tuple(_axis(a) for a in r.get("axes", list)),
+            tuple(_axis(axis) for axis in r.values("axes")),
         )
 
 
@@ -135,13 +135,13 @@ class Artifact:
             precision=r.get("precision", str),
             opset=r.get("opset", int),
             file=_file_name(r.get("file", str)),
-            data=tuple(_file_name(name) for name in r.get("data", list)),
+            data=tuple(_file_name(name) for name in r.list_of("data", str)),
             padding_side=r.get("padding_side", str),
-            inputs=tuple(TensorSpec.from_json(t) for t in r.get("inputs", list)),
-            outputs=tuple(TensorSpec.from_json(t) for t in r.get("outputs", list)),
-            aliases=r.get("aliases", dict, {}),
-            constraints=tuple(r.get("constraints", list, [])),
-            gate=r.get("gate", dict, {}),
+            inputs=tuple(TensorSpec.from_json(t) for t in r.values("inputs")),
+            outputs=tuple(TensorSpec.from_json(t) for t in r.values("outputs")),
+            aliases=r.texts("aliases"),
+            constraints=r.list_of("constraints", str, ()),
+            gate=r.object("gate"),
         )
 
 
@@ -174,8 +174,8 @@ class Plan:
             file=_file_name(r.get("file", str)),
             engine=r.get("engine", str),
             version=r.get("version", str),
-            sms=tuple(r.get("sms", list)),
-            profiles=tuple(r.get("profiles", list)),
+            sms=r.list_of("sms", str),
+            profiles=r.list_of("profiles", dict),
         )
 
 
@@ -189,13 +189,18 @@ class GenerationDefaults:
     max_length: int = 1024
 
     def to_json(self) -> dict[str, Any]:
-        return {"eos": list(self.eos), "bos": self.bos, "pad": self.pad, "max_length": self.max_length}
+        return {
+            "eos": list(self.eos),
+            "bos": self.bos,
+            "pad": self.pad,
+            "max_length": self.max_length,
+        }
 
     @staticmethod
     def from_json(value: Any) -> GenerationDefaults:
         r = _Reader(value, "generation")
         return GenerationDefaults(
-            eos=tuple(int(token) for token in r.get("eos", list, [])),
+            eos=r.list_of("eos", int, ()),
             bos=r.get("bos", int, None),
             pad=r.get("pad", int, None),
             max_length=r.get("max_length", int),
@@ -250,7 +255,7 @@ class Manifest:
     def from_json(text: str) -> Manifest:
         try:
             r = _Reader(json.loads(text), "manifest")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
             raise ManifestError(f"{FILE_NAME} is not valid JSON: {error}") from error
         if r.get("format", int) != FORMAT:
             raise ManifestError(
@@ -262,20 +267,20 @@ class Manifest:
                 _Reader(entry, f"file {name!r}").get("sha256", str),
                 _Reader(entry, f"file {name!r}").get("bytes", int),
             )
-            for name, entry in r.get("files", dict).items()
+            for name, entry in r.object("files").items()
         }
         manifest = Manifest(
             family=r.get("family", str),
             task=r.get("task", str),
             export_id=r.get("export_id", str),
-            config=r.get("config", dict),
-            generation=GenerationDefaults.from_json(r.get("generation", dict)),
-            tokenizer=r.get("tokenizer", dict),
+            config=r.object("config"),
+            generation=GenerationDefaults.from_json(r.object("generation")),
+            tokenizer=r.object("tokenizer"),
             files=files,
-            artifacts=tuple(Artifact.from_json(a) for a in r.get("artifacts", list)),
-            plans=tuple(Plan.from_json(p) for p in r.get("plans", list, [])),
-            source=r.get("source", dict, {}),
-            tools=r.get("tools", dict, {}),
+            artifacts=tuple(Artifact.from_json(a) for a in r.values("artifacts")),
+            plans=tuple(Plan.from_json(p) for p in r.values("plans")),
+            source=r.object("source"),
+            tools=r.texts("tools"),
         )
         manifest.check_files_are_listed()
         return manifest
@@ -284,7 +289,7 @@ class Manifest:
         """Every file that an artifact, plan or tokenizer names must have an entry with its hash."""
         named = [*(name for a in self.artifacts for name in (a.file, *a.data))]
         named += [p.file for p in self.plans]
-        named += [str(name) for name in self.tokenizer.get("files", [])]
+        named += _Reader(self.tokenizer, "tokenizer").list_of("files", str, ())
         for name in named:
             if name not in self.files:
                 raise ManifestError(f"{FILE_NAME} uses {name!r} without listing its hash under 'files'")
@@ -302,22 +307,38 @@ class _Reader:
         self.value = value
         self.what = what
 
-    def get(self, name: str, kind: Callable[..., T], default: Any = _MISSING) -> T:
+    def get(self, name: str, kind: type[T], default: Any = _MISSING) -> T:
         value = self.value.get(name, default)
         if value is default and default is not _MISSING:
             return value  # type: ignore[no-any-return]
-        if not isinstance(value, kind) or isinstance(value, bool):  # type: ignore[arg-type]
+        return self.checked(name, value, kind)
+
+    def values(self, name: str) -> Sequence[Any]:
+        return self.get(name, list)
+
+    def list_of(self, name: str, kind: type[T], default: Any = _MISSING) -> tuple[T, ...]:
+        values: Sequence[Any] = self.get(name, list, default)
+        return tuple(self.checked(f"{name}[{i}]", v, kind) for i, v in enumerate(values))
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        return self.get(name, dict)
+
+    def texts(self, name: str) -> Mapping[str, str]:
+        values: Mapping[str, Any] = self.get(name, dict, {})
+        return {key: self.checked(f"{name}[{key!r}]", v, str) for key, v in values.items()}
+
+    def checked(self, name: str, value: Any, kind: type[T]) -> T:
+        if not isinstance(value, kind) or isinstance(value, bool):
             got = "missing" if value is _MISSING else repr(value)[:60]
-            wanted = getattr(kind, "__name__", str(kind))
-            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be {wanted}, but is {got}")
-        return value  # type: ignore[no-any-return]
+            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be {kind.__name__}, but is {got}")
+        return value
 
 
 def _axis(value: Any) -> Axis | int:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int and value >= 0:
         return value
-    if isinstance(value, list) and len(value) == 4 and isinstance(value[0], str):
-        return Axis(value[0], *(int(v) for v in value[1:]))
+    if isinstance(value, list) and [type(v) for v in value] == [str, int, int, int]:
+        return Axis(*value)
     raise ManifestError(f"{FILE_NAME}: axis must be [name, min, opt, max] or a number, not {value!r:.60}")
 
 

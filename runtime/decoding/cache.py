@@ -89,13 +89,15 @@ class SlotCache:
         return logits
 
 
-LAYOUTS = {"portable": GrowingCache, "inplace": SlotCache}
+LAYOUTS: dict[str, type[GrowingCache | SlotCache]] = {"portable": GrowingCache, "inplace": SlotCache}
 
 
 def new_cache(program: Program, artifact: Artifact, batch: int, capacity: int) -> Cache:
     """An empty cache for `batch` rows of up to `capacity` tokens."""
     if artifact.dialect not in LAYOUTS:
-        raise ManifestError(f"artifact {artifact.id} has dialect {artifact.dialect!r}, known are {list(LAYOUTS)}")
+        raise ManifestError(
+            f"artifact {artifact.id} has dialect {artifact.dialect!r}, known are {list(LAYOUTS)}"
+        )
     return LAYOUTS[artifact.dialect](program, artifact, batch, capacity)
 
 

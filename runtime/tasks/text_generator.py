@@ -88,7 +88,9 @@ class Score:
 class Row:
     """One prompt being answered."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int], limit: int, room: int, stop: StopStrings) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: list[int], limit: int, room: int, stop: StopStrings
+    ) -> None:
         self.prompt = prompt
         self.limit = limit
         self.room = room
@@ -175,7 +177,7 @@ class TextGenerator:
                 parse_special=True to read special tokens such as <|endoftext|> in the prompt.
 
         Returns:
-            A `Generation`, or a list of them in the order of the prompts.
+            A `Generation`, or a list of them in the order of the prompts (none for none).
 
         Raises:
             InputError: an option or prompt that cannot be used.
@@ -193,7 +195,10 @@ class TextGenerator:
             answer
             for start in chunks
             for answer in self._generate(
-                prompts[start : start + self.max_batch], start, max_new_tokens, {**options, "seed": seed}
+                prompts[start : start + self.max_batch],
+                start,
+                max_new_tokens,
+                {**options, "seed": seed},
             )
         ]
 
@@ -309,8 +314,6 @@ class TextGenerator:
             raise InputError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1")
         if truncate not in (None, "left"):
             raise InputError(f"truncate={truncate!r} must be None or 'left'")
-        if not prompts:
-            raise InputError("there is no prompt: the list is empty")
         rows, cut = [], []
         for prompt in prompts:
             tokens, dropped = self._fit(self._encode(prompt, parse_special), max_new_tokens, truncate)

@@ -251,9 +251,7 @@ def _merges(path: Path) -> list[tuple[str, str]]:
         if parts == [""] or (number == 1 and line.startswith("#version")):
             continue
         if len(parts) != 2 or not all(parts):
-            raise TokenizerError(
-                f"{path}, line {number}: a merge is two tokens and one space; {_WAY_OUT}"
-            )
+            raise TokenizerError(f"{path}, line {number}: a merge is two tokens and one space; {_WAY_OUT}")
         merges.append((parts[0], parts[1]))
     return merges
 

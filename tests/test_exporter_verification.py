@@ -1,0 +1,232 @@
+"""The verification itself: it must fail where it should, and say what it compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+
+from planforge.exporter import verify
+from planforge.exporter.errors import VerificationError
+from planforge.exporter.verification import verify as verify_module
+from planforge.exporter.verification.gate import Metrics, judge, limits_for, measure
+from planforge.exporter.verification.node_executor import NodeExecutor, NotFiniteError
+from planforge.exporter.verification.parity import read_prompts
+from planforge.runtime.bundle.bundle import Bundle, sha256_of
+from planforge.runtime.bundle.manifest import FileEntry
+
+# A score of -648 on top of the mask that people take from finfo(float16).min is -inf in fp16, and a
+# row of nothing but -inf is NaN after Softmax. In fp32, where ONNX Runtime computes it, all is well.
+# (ONNX text gives fp16 by its bits: 64511 is -65504, 26624 is 2048.)
+MASK_FAULT = """
+<ir_version: 10, opset_import: ["" : 20]>
+attention (float16[n] scores) => (float16[n] weights)
+<float16 mask = {64511}>
+{
+    masked = Add (scores, mask)
+    weights = Softmax (masked)
+}
+"""
+
+
+def logits(seed: int = 0) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((6, 50)).astype(np.float32) * 3
+
+
+def test_measured_kl_is_torchs() -> None:
+    want, got = logits(), logits() + np.float32(0.1) * logits(1)
+    expected = torch.nn.functional.kl_div(
+        torch.from_numpy(got).log_softmax(-1),
+        torch.from_numpy(want).log_softmax(-1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    metrics = measure(got, want)
+    assert metrics.mean_kl == pytest.approx(expected.item(), rel=1e-4)
+    assert metrics.max_error == pytest.approx(np.abs(got - want).max() / want.std(), rel=1e-5)
+
+
+def test_a_flip_is_told_with_its_margin() -> None:
+    want = np.array([[0.0, 1.0, 0.99], [0.0, 5.0, 1.0]], np.float32)
+    got = np.array([[0.0, 0.99, 1.0], [0.0, 5.0, 1.0]], np.float32)
+    metrics = measure(got, want)
+    assert metrics.top1_agreement == 0.5
+    assert metrics.flip_margin == pytest.approx(0.01, abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["got", "want"])
+def test_what_is_not_finite_never_passes(bad: float, side: str) -> None:
+    values = {"got": logits(), "want": logits()}
+    values[side][3, 7] = bad
+    for limits in ({"max_error": np.inf, "mean_kl": np.inf}, limits_for("fp32", None), {}):
+        assert judge(measure(**values), limits)
+
+
+def test_limits_are_three_times_the_gap_under_a_cap() -> None:
+    gap = Metrics(0.01, 1e-6, 1.0, 0.0, True, 9)
+    assert limits_for("fp16", gap) == {
+        "max_error": pytest.approx(0.03),
+        "mean_kl": pytest.approx(9e-6),
+    }
+    wide = dataclasses.replace(gap, max_error=99.0, mean_kl=99.0)
+    assert limits_for("fp16", wide) == {"max_error": 0.1, "mean_kl": 1e-3}
+    with pytest.raises(ValueError, match="not finite"):
+        limits_for("fp16", dataclasses.replace(gap, finite=False))
+
+
+def test_onnx_runtime_passes_the_mask_fault_and_the_executor_finds_it() -> None:
+    proto = onnx.parser.parse_model(MASK_FAULT)
+    scores = np.full(4, -648, np.float16)
+    passed = ort.InferenceSession(proto.SerializeToString()).run(None, {"scores": scores})[0]
+    assert np.isfinite(passed).all()
+    with pytest.raises(NotFiniteError, match=r"masked.*Add.*reaches 65504"):
+        NodeExecutor(ir.from_proto(proto)).run({"scores": scores})
+
+
+def test_the_executor_rounds_after_every_node() -> None:
+    text = MASK_FAULT.replace("{64511}", "{26624}").replace(
+        "weights = Softmax (masked)", "weights = Sub (masked, mask)"
+    )
+    scores = np.array([0.3, 1.7, 5.1], np.float16)
+    executed = NodeExecutor(ir.from_proto(onnx.parser.parse_model(text))).run({"scores": scores})
+    mask = np.float16(2048)
+    np.testing.assert_array_equal(executed["weights"], (scores + mask) - mask)  # numpy rounds each step
+    assert (executed["weights"] != scores).any()
+
+
+def replace_graph(bundle: Path, artifact_id: str, change: Callable[[ir.Model], None]) -> None:
+    """Plants a fault in one graph, and lists the changed file in the manifest as if it were right."""
+    manifest = Bundle.open(bundle).manifest
+    path = bundle / manifest.artifact(artifact_id).file
+    model = ir.load(path)
+    change(model)
+    ir.save(model, path)
+    entry = FileEntry(sha256_of(path), path.stat().st_size)
+    changed = dataclasses.replace(
+        manifest, files={**manifest.files, manifest.artifact(artifact_id).file: entry}
+    )
+    (bundle / "manifest.json").write_text(changed.to_json(), encoding="utf-8")
+
+
+def nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == op_type]
+
+
+def swap_key_and_value(model: ir.Model) -> None:
+    key, value = nodes(model, "Concat")[-2:]
+    new_key, new_value = key.inputs[1], value.inputs[1]
+    key.replace_input_with(1, new_value)
+    value.replace_input_with(1, new_key)
+
+
+def drop_the_mask(model: ir.Model) -> None:
+    (node,) = nodes(model, "Where")
+    node.replace_input_with(0, node.inputs[0])
+    node.replace_input_with(2, node.inputs[1])
+
+
+def shift_positions(model: ir.Model) -> None:
+    position_ids = next(v for v in model.graph.inputs if v.name == "position_ids")
+    (gather,) = [node for node, _ in position_ids.uses()]
+    one = ir.Value(name="one", const_value=ir.tensor(np.int64(1)), type=ir.TensorType(ir.DataType.INT64))
+    model.graph.register_initializer(one)
+    late = ir.node("Sub", [position_ids, one])
+    floor = ir.node("Max", [late.outputs[0], zero_of(model)])
+    model.graph.insert_before(gather, [late, floor])
+    gather.replace_input_with(1, floor.outputs[0])
+
+
+def zero_of(model: ir.Model) -> ir.Value:
+    zero = ir.Value(name="zero", const_value=ir.tensor(np.int64(0)), type=ir.TensorType(ir.DataType.INT64))
+    model.graph.register_initializer(zero)
+    return zero
+
+
+def change_epsilon(model: ir.Model) -> None:
+    nodes(model, "LayerNormalization")[0].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
+
+
+@pytest.mark.parametrize("fault", [swap_key_and_value, drop_the_mask, shift_positions, change_epsilon])
+def test_planted_faults_are_caught(own_bundle: Path, fault: Callable[[ir.Model], None]) -> None:
+    replace_graph(own_bundle, "decoder.portable.fp32", fault)
+    report = verify(own_bundle, source="gpt2-demo")
+    assert not report.passed
+    failed = {c.artifact for c in report.comparisons if not c.passed}
+    assert failed == {"decoder.portable.fp32"}
+    with pytest.raises(VerificationError, match=r"max_error is .* at most 0.0001 is allowed"):
+        report.raise_if_failed()
+
+
+def test_without_the_checkpoint_golden_data_judges(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    report = verify(own_bundle)
+    assert report.passed
+    assert not report.with_pytorch
+    replace_graph(own_bundle, "decoder.inplace.fp32", change_epsilon)
+    assert not verify(own_bundle).passed
+    with pytest.raises(VerificationError, match="--source"):
+        verify(own_bundle, prompts="prompts.txt")
+
+
+def test_another_checkpoint_is_no_reference(demo_bundle: Path, tmp_path: Path) -> None:
+    from planforge.exporter.source import DEMOS
+
+    other = Path(shutil.copytree(DEMOS / "gpt2-demo", tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 1e-3}))
+    with pytest.raises(VerificationError, match="not the checkpoint"):
+        verify(demo_bundle, source=other)
+
+
+def test_prompts_may_be_the_users_own(demo_bundle: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("And it came to pass\\nin those days\nThe LORD spake unto Moses\n")
+    assert read_prompts(prompts)[0] == "And it came to pass\nin those days"
+    report = verify(demo_bundle, prompts=prompts)
+    assert report.passed
+    assert report.with_pytorch
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe\xff"])
+def test_prompts_that_cannot_be_used_are_named(tmp_path: Path, content: bytes) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_bytes(content)
+    with pytest.raises(VerificationError, match=r"prompts\.txt"):
+        read_prompts(prompts)
+
+
+def test_every_case_of_the_issue_is_compared(demo_bundle: Path) -> None:
+    parity = next((demo_bundle / "checks").glob("parity-*.json"))
+    report = json.loads(parity.read_text())
+    cases = {(c["artifact"], c["backend"], c["case"]) for c in report["comparisons"]}
+    for dialect in ("portable", "inplace"):
+        for precision in ("fp32", "fp16"):
+            found = {
+                case
+                for artifact, engine, case in cases
+                if artifact == f"decoder.{dialect}.{precision}" and engine == "ort-cpu"
+            }
+            assert found == {
+                "prefill and decode, batch 1",
+                "greedy, batch 3, padded",
+                "full context",
+            }
+        assert (
+            f"decoder.{dialect}.fp16",
+            "node by node, rounded to fp16",
+            "prefill of every position",
+        ) in cases
+    rows = {c["metrics"]["rows"] for c in report["comparisons"] if c["case"].startswith("prefill and decode")}
+    assert min(rows) >= 3 * 32

@@ -1,0 +1,82 @@
+"""Who loads what, and what the packages offer. Each check runs in a fresh process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript"}
+COMMAND_ONLY = {"typer", "rich"}
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level modules that a new process has loaded after `code`."""
+    report = "import json, sys; print('\\n' + json.dumps([m.split('.')[0] for m in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def modules_of_command(*arguments: str | Path) -> set[str]:
+    return modules_after(
+        f"from planforge.exporter.cli import app\napp({[str(a) for a in arguments]!r}, standalone_mode=False)"
+    )
+
+
+def test_the_runtime_loads_no_framework() -> None:
+    loaded = modules_after("import planforge.runtime")
+    assert not loaded & (HEAVY | COMMAND_ONLY | {"onnxruntime"})
+    assert "numpy" in loaded
+
+
+def test_generating_loads_onnx_runtime_and_no_framework(demo_bundle: Path) -> None:
+    loaded = modules_after(
+        f"from planforge.runtime import load\nload({str(demo_bundle)!r}).generate('In the', max_new_tokens=2)"
+    )
+    assert not loaded & (HEAVY | COMMAND_ONLY)
+    assert "onnxruntime" in loaded
+
+
+def test_run_and_inspect_load_neither_torch_nor_onnx(demo_bundle: Path) -> None:
+    assert not modules_of_command("run", demo_bundle, "In the", "--max-new-tokens", "2") & HEAVY
+    assert not modules_of_command("inspect", demo_bundle) & HEAVY
+
+
+def test_build_loads_no_torch(own_bundle: Path) -> None:
+    loaded = modules_of_command("build", own_bundle, "--sm", "sm86")
+    assert not loaded & {"torch", "transformers"}
+
+
+def test_verifying_without_pytorch_loads_no_torch(own_bundle: Path) -> None:
+    loaded = modules_after(
+        "from planforge.exporter.verification import verify\n"
+        "verify.recorded_source = lambda bundle: None\n"
+        f"assert verify.verify({str(own_bundle)!r}).passed"
+    )
+    assert not loaded & {"torch", "transformers"}
+
+
+@pytest.mark.parametrize("package", ["planforge.runtime", "planforge.exporter", "planforge.models"])
+def test_what_a_package_offers_is_listed_and_documented(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        offered = getattr(module, name)
+        assert inspect.getdoc(offered), f"{package}.{name} has no docstring"
+        if inspect.isclass(offered):
+            for method, value in vars(offered).items():
+                if inspect.isfunction(value) and not method.startswith("_"):
+                    assert inspect.getdoc(value), f"{package}.{name}.{method} has no docstring"
+
+
+def test_the_runtime_offers_what_it_lists() -> None:
+    import planforge.runtime as runtime
+
+    public = {n for n, v in vars(runtime).items() if not n.startswith("_") and not inspect.ismodule(v)}
+    assert public == set(runtime.__all__)

@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planforge.runtime.bundle.manifest import (
+    DTYPES,
+    Artifact,
+    Axis,
+    FileEntry,
+    GenerationDefaults,
+    Manifest,
+    Plan,
+    TensorSpec,
+)
+from planforge.runtime.errors import BundleError, IntegrityError, ManifestError
+
+# Written by hand after design.md, "The bundle": order and spelling of all that goes to disk.
+LITERAL: dict[str, Any] = {
+    "format": 1,
+    "family": "gpt2",
+    "task": "text-generation",
+    "export_id": "7f3a",
+    "config": {"n_layer": 1, "activation_function": "gelu_new", "n_inner": None},
+    "generation": {"eos": [50256], "bos": 50256, "pad": None, "max_length": 1024},
+    "tokenizer": {"files": ["tokenizer.json"], "vocab_size": 50257},
+    "files": {
+        "onnx/decoder.onnx": {"sha256": "aa", "bytes": 11},
+        "onnx/weights.data": {"sha256": "bb", "bytes": 12},
+        "plans/décodeur.plan": {"sha256": "cc", "bytes": 13},
+        "tokenizer.json": {"sha256": "dd", "bytes": 0},
+    },
+    "artifacts": [
+        {
+            "id": "decoder.inplace.fp16",
+            "graph": "decoder",
+            "dialect": "inplace",
+            "precision": "fp16",
+            "opset": 24,
+            "file": "onnx/decoder.onnx",
+            "data": ["onnx/weights.data"],
+            "padding_side": "right",
+            "inputs": [
+                {
+                    "name": "input_ids",
+                    "role": "ids",
+                    "dtype": "int64",
+                    "axes": [["batch", 1, 1, 8], ["tokens", 1, 128, 1024]],
+                },
+                {
+                    "name": "cache.0.key",
+                    "role": "past.0.key",
+                    "dtype": "float16",
+                    "axes": [["batch", 1, 1, 8], 12, ["slots", 1, 1024, 1024], 64],
+                },
+            ],
+            "outputs": [
+                {
+                    "name": "logits",
+                    "role": "logits",
+                    "dtype": "float32",
+                    "axes": [["rows", 1, 1, 8192], 50257],
+                },
+                {
+                    "name": "present.0.key",
+                    "role": "present.0.key",
+                    "dtype": "float16",
+                    "axes": [["batch", 1, 1, 8], 12, ["slots", 1, 1024, 1024], 64],
+                },
+            ],
+            "aliases": {"present.0.key": "cache.0.key"},
+            "constraints": ["past_lengths + tokens <= slots"],
+            "gate": {"passed": True, "limits": {"logits": 0.02}, "measured": {"logits": 0.001}},
+        }
+    ],
+    "plans": [
+        {
+            "built_from": "decoder.inplace.fp16",
+            "file": "plans/décodeur.plan",
+            "engine": "tensorrt-rtx",
+            "version": "1.7.1.116",
+            "sms": ["sm75", "sm86"],
+            "profiles": [{"tokens": [1, 1, 1]}],
+        }
+    ],
+    "source": {"argument": "gpt2", "sha256": "ee"},
+    "tools": {"planforge": "0.1.0", "torch": "2.13.0"},
+}
+
+BATCH = Axis("batch", 1, 1, 8)
+SLOTS = Axis("slots", 1, 1024, 1024)
+OBJECT = Manifest(
+    family="gpt2",
+    task="text-generation",
+    export_id="7f3a",
+    config={"n_layer": 1, "activation_function": "gelu_new", "n_inner": None},
+    generation=GenerationDefaults(eos=(50256,), bos=50256, pad=None, max_length=1024),
+    tokenizer={"files": ["tokenizer.json"], "vocab_size": 50257},
+    files={
+        "tokenizer.json": FileEntry("dd", 0),
+        "plans/décodeur.plan": FileEntry("cc", 13),
+        "onnx/weights.data": FileEntry("bb", 12),
+        "onnx/decoder.onnx": FileEntry("aa", 11),
+    },
+    artifacts=(
+        Artifact(
+            graph="decoder",
+            dialect="inplace",
+            precision="fp16",
+            opset=24,
+            file="onnx/decoder.onnx",
+            data=("onnx/weights.data",),
+            padding_side="right",
+            inputs=(
+                TensorSpec("input_ids", "ids", "int64", (BATCH, Axis("tokens", 1, 128, 1024))),
+                TensorSpec("cache.0.key", "past.0.key", "float16", (BATCH, 12, SLOTS, 64)),
+            ),
+            outputs=(
+                TensorSpec("logits", "logits", "float32", (Axis("rows", 1, 1, 8192), 50257)),
+                TensorSpec("present.0.key", "present.0.key", "float16", (BATCH, 12, SLOTS, 64)),
+            ),
+            aliases={"present.0.key": "cache.0.key"},
+            constraints=("past_lengths + tokens <= slots",),
+            gate={"passed": True, "limits": {"logits": 0.02}, "measured": {"logits": 0.001}},
+        ),
+    ),
+    plans=(
+        Plan(
+            built_from="decoder.inplace.fp16",
+            file="plans/décodeur.plan",
+            engine="tensorrt-rtx",
+            version="1.7.1.116",
+            sms=("sm75", "sm86"),
+            profiles=({"tokens": [1, 1, 1]},),
+        ),
+    ),
+    source={"argument": "gpt2", "sha256": "ee"},
+    tools={"planforge": "0.1.0", "torch": "2.13.0"},
+)
+
+
+def changed(*path: str | int, to: object) -> str:
+    """The JSON of the literal manifest with one value replaced."""
+    value = copy.deepcopy(LITERAL)
+    place: Any = value
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return json.dumps(value)
+
+
+def without(*path: str | int) -> str:
+    value = copy.deepcopy(LITERAL)
+    place: Any = value
+    for key in path[:-1]:
+        place = place[key]
+    del place[path[-1]]
+    return json.dumps(value)
+
+
+def test_the_format_on_disk_is_this_one() -> None:
+    assert OBJECT.to_json() == json.dumps(LITERAL, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_the_literal_manifest_reads_as_what_it_says() -> None:
+    assert Manifest.from_json(json.dumps(LITERAL)) == OBJECT
+
+
+def test_what_readers_ask_for_is_found() -> None:
+    artifact = OBJECT.artifact("decoder.inplace.fp16")
+    assert artifact.input("past.0.key").name == "cache.0.key"
+    assert artifact.output("present.0.key").axis_names() == ("batch", 12, "slots", 64)
+    assert artifact.axis("tokens") == Axis("tokens", 1, 128, 1024)
+
+
+def test_what_is_not_there_is_named_beside_what_is() -> None:
+    artifact = OBJECT.artifacts[0]
+    asked: list[tuple[Callable[[str], object], str]] = [
+        (OBJECT.artifact, r"'x'.*decoder\.inplace\.fp16"),
+        (artifact.input, "no tensor with role 'x'"),
+        (artifact.output, "no tensor with role 'x'"),
+        (artifact.axis, "no axis 'x'"),
+    ]
+    for ask, message in asked:
+        with pytest.raises(ManifestError, match=message):
+            ask("x")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+json_objects = st.dictionaries(st.text(), json_values, max_size=3)
+parts = st.text(st.sampled_from("aé漢 -_0"), min_size=1, max_size=4) | st.just("..data")
+paths = st.lists(parts, min_size=1, max_size=3).map("/".join)
+bounds = st.lists(st.integers(0, 2**40), min_size=3, max_size=3).map(sorted)
+axes = st.builds(lambda name, sizes: Axis(name, *sizes), st.text(), bounds) | st.integers(0, 2**31)
+specs = st.builds(
+    TensorSpec, st.text(), st.text(), st.sampled_from(DTYPES), st.lists(axes, max_size=4).map(tuple)
+)
+tokens = st.integers(0, 2**31)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    entries = st.builds(FileEntry, sha256=st.text(), bytes=st.integers(0, 2**50))
+    files = draw(st.dictionaries(paths, entries, min_size=1, max_size=4))
+    file = st.sampled_from(sorted(files))
+    tensors = st.lists(specs, max_size=3).map(tuple)
+    artifacts = st.builds(
+        Artifact,
+        file=file,
+        data=st.lists(file, max_size=2).map(tuple),
+        padding_side=st.sampled_from(["left", "right"]),
+        inputs=tensors,
+        outputs=tensors,
+        aliases=st.dictionaries(st.text(), st.text(), max_size=2),
+        constraints=st.lists(st.text(), max_size=2).map(tuple),
+        gate=json_objects,
+    )
+    plans = st.builds(
+        Plan,
+        file=file,
+        sms=st.lists(st.text(), max_size=3).map(tuple),
+        profiles=st.lists(json_objects, max_size=2).map(tuple),
+    )
+    built = st.builds(
+        Manifest,
+        config=json_objects,
+        generation=st.builds(
+            GenerationDefaults,
+            eos=st.lists(tokens, max_size=3).map(tuple),
+            bos=st.none() | tokens,
+            pad=st.none() | tokens,
+            max_length=tokens,
+        ),
+        tokenizer=st.fixed_dictionaries({}, optional={"files": st.lists(file), "x": json_values}),
+        files=st.just(files),
+        artifacts=st.lists(artifacts, max_size=2).map(tuple),
+        plans=st.lists(plans, max_size=2).map(tuple),
+        source=json_objects,
+        tools=st.dictionaries(st.text(), st.text(), max_size=2),
+    )
+    return draw(built)
+
+
+@settings(deadline=None, max_examples=60)
+@given(manifest=manifests())
+def test_every_manifest_survives_writing_and_reading(manifest: Manifest) -> None:
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+BAD_PATHS = r"/etc/passwd //host/x .. ../x a/../../x a/.. a\b ..\x C:/x C:x \\host\x . ./ x:stream"
+
+
+@pytest.mark.parametrize("path", [*BAD_PATHS.split(), "a\0b", ""])
+def test_a_path_that_leaves_the_folder_is_refused(path: str) -> None:
+    entry = {"sha256": "aa", "bytes": 1}
+    for text in (
+        changed("files", path, to=entry),
+        changed("artifacts", 0, "file", to=path),
+        changed("artifacts", 0, "data", to=[path]),
+        changed("plans", 0, "file", to=path),
+    ):
+        with pytest.raises(IntegrityError, match="not a path inside the bundle") as caught:
+            Manifest.from_json(text)
+        assert repr(path) in str(caught.value)
+    with pytest.raises(BundleError):
+        Manifest.from_json(changed("tokenizer", "files", to=[path]))
+
+
+@pytest.mark.parametrize("version", [0, 2, 99])
+def test_another_format_is_refused_whatever_else_it_says(version: int) -> None:
+    with pytest.raises(ManifestError, match=rf"has format {version};.* reads format 1\. .*export again"):
+        Manifest.from_json(json.dumps({"format": version}))
+
+
+WRONG: list[tuple[tuple[str | int, ...], object, str]] = [
+    (("format",), "1", "manifest.format"),
+    (("format",), 1.0, "manifest.format"),
+    (("format",), True, "manifest.format"),
+    (("family",), None, "manifest.family"),
+    (("config",), [], "manifest.config"),
+    (("generation",), 5, "manifest.generation"),
+    (("generation", "eos"), 50256, "generation.eos"),
+    (("generation", "eos"), ["50256"], "generation.eos"),
+    (("generation", "eos"), [1.5], "generation.eos"),
+    (("generation", "eos"), [None], "generation.eos"),
+    (("generation", "bos"), "x", "generation.bos"),
+    (("generation", "max_length"), None, "generation.max_length"),
+    (("tokenizer",), "tokenizer.json", "manifest.tokenizer"),
+    (("tokenizer", "files"), 5, "tokenizer.files"),
+    (("tokenizer", "files"), "tokenizer.json", "tokenizer.files"),
+    (("tokenizer", "files"), [5], "tokenizer.files"),
+    (("files",), [], "manifest.files"),
+    (("files", "tokenizer.json"), "dd", "file 'tokenizer.json'"),
+    (("files", "tokenizer.json", "bytes"), "0", "file 'tokenizer.json'.bytes"),
+    (("files", "tokenizer.json", "sha256"), 5, "file 'tokenizer.json'.sha256"),
+    (("artifacts",), {}, "manifest.artifacts"),
+    (("artifacts", 0), "decoder", "artifact"),
+    (("artifacts", 0, "opset"), "24", "artifact.opset"),
+    (("artifacts", 0, "file"), 5, "artifact.file"),
+    (("artifacts", 0, "data"), "onnx/weights.data", "artifact.data"),
+    (("artifacts", 0, "data"), [5], "artifact.data"),
+    (("artifacts", 0, "aliases"), [], "artifact.aliases"),
+    (("artifacts", 0, "aliases"), {"present.0.key": 5}, "artifact.aliases"),
+    (("artifacts", 0, "constraints"), [5], "artifact.constraints"),
+    (("artifacts", 0, "gate"), True, "artifact.gate"),
+    (("artifacts", 0, "inputs", 0), [], "tensor"),
+    (("artifacts", 0, "inputs", 0, "name"), 5, "tensor.name"),
+    (("artifacts", 0, "inputs", 0, "axes"), {}, "tensor.axes"),
+    (("artifacts", 0, "inputs", 0, "dtype"), "float64", "'float64'"),
+    *(
+        (("artifacts", 0, "inputs", 0, "axes", 0), axis, "axis")
+        for axis in (
+            ["b", 1, 2],
+            ["b", 1, 2, 3, 4],
+            [5, 1, 2, 3],
+            ["b", "1", "x", 3],
+            ["b", 1.5, 2, 3],
+            ["b", 1, 2, True],
+            ["b", 1, 2, float("inf")],
+            ["b", 1, None, 3],
+            *("b", None, 1.5, True, -1),
+        )
+    ),
+    (("plans",), 5, "manifest.plans"),
+    (("plans", 0, "sms"), [75], "plan.sms"),
+    (("plans", 0, "profiles"), [5], "plan.profiles"),
+    (("source",), "gpt2", "manifest.source"),
+    (("tools",), {"torch": 2}, "manifest.tools"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "name"), WRONG, ids=lambda value: str(value)[:60])
+def test_a_value_of_the_wrong_type_is_named(path: tuple[str | int, ...], value: object, name: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        Manifest.from_json(changed(*path, to=value))
+    message = str(caught.value)
+    assert name in message and "\n" not in message and len(message) < 300
+
+
+@pytest.mark.parametrize(
+    "path",
+    [("format",), ("family",), ("files",), ("artifacts",), ("artifacts", 0, "inputs", 1, "role")],
+)
+def test_a_missing_key_is_named(path: tuple[str | int, ...]) -> None:
+    with pytest.raises(ManifestError, match=rf"\.{path[-1]} must be .*, but is missing"):
+        Manifest.from_json(without(*path))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 3), (1, 3, 2), (3, 2, 1), (-1, 0, 1)])
+def test_an_axis_out_of_order_is_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ManifestError, match=r"'tokens'.*not in order"):
+        Manifest.from_json(changed("artifacts", 0, "inputs", 0, "axes", to=[["tokens", *sizes]]))
+
+
+@pytest.mark.parametrize("name", [name for name in LITERAL["files"]])
+def test_a_file_that_is_used_needs_a_hash(name: str) -> None:
+    with pytest.raises(ManifestError, match=f"uses '{name}' without listing its hash"):
+        Manifest.from_json(without("files", name))
+
+
+def test_unknown_keys_and_files_that_nothing_names_are_ignored() -> None:
+    """So a later version may add to the format without a new number."""
+    value = copy.deepcopy(LITERAL)
+    value["files"]["golden.npz"] = {"sha256": "ff", "bytes": 1}
+    read = Manifest.from_json(json.dumps(value))
+    places = [value, value["generation"], value["artifacts"][0], value["plans"][0]]
+    for place in [*places, value["artifacts"][0]["inputs"][0], value["files"]["golden.npz"]]:
+        place["later"] = {"x": 1}
+    assert Manifest.from_json(json.dumps(value)) == read
+    assert (read.artifacts, read.plans) == (OBJECT.artifacts, OBJECT.plans)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1} x', "[" * 100_000])
+def test_what_is_no_json_object_is_refused(text: str) -> None:
+    with pytest.raises(ManifestError, match=r"manifest\.json"):
+        Manifest.from_json(text)
