@@ -190,7 +190,9 @@ def trace(
     with contextlib.ExitStack() as stack:
         children = {}
         for dialect, path in paths.items():
-            child = stack.enter_context(start_trace(checkpoint.source.folder, dialect, checkpoint.limits, path))
+            child = stack.enter_context(
+                start_trace(checkpoint.source.folder, dialect, checkpoint.limits, path)
+            )
             stack.callback(child.kill)  # before the context waits for it; nothing if it has ended
             children[dialect] = child
         try:

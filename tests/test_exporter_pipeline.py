@@ -129,7 +129,7 @@ def test_a_plan_can_be_built_later_and_for_fewer_architectures(own_bundle: Path)
 
 
 def test_build_says_what_it_needs(own_bundle: Path) -> None:
-    with pytest.raises(BuildError, match="sm90.*sm75"):
+    with pytest.raises(BuildError, match=r"sm90.*sm75"):
         build(own_bundle, sms=["sm90"])
     with pytest.raises(BackendUnavailableError, match=r"planforge\[tensorrt\]"):
         build(own_bundle, target="tensorrt")

@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram import KneserNey
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
+
+from planforge.models.demos.ngram import KneserNey
 
 SEED = 1611
 END = "<|endoftext|>"

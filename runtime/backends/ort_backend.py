@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,9 +75,9 @@ class OrtProgram:
             binding.bind_output(name, "cpu")
         with mapped_errors("ONNX Runtime failed while running"):
             self.session.run_with_iobinding(binding)
-        # Outputs come in the order of their binding: the buffers' first, then the rest.
-        values = binding.get_outputs()[-len(rest) :] if rest else []
-        return {name: value.numpy() for name, value in zip(rest, values, strict=True)}
+        bound = [name for name in buffers if name in self.output_names] + rest
+        values = zip(bound, binding.get_outputs(), strict=True)  # in the order of their binding
+        return {name: value.numpy() for name, value in values if name not in buffers}
 
     def close(self) -> None:
         del self.session
@@ -98,19 +99,16 @@ class OrtCpuBackend:
         return OrtProgram(bundle.path(artifact.file, verify=self.verify), self.threads)
 
 
-class mapped_errors:  # noqa: N801 - reads as a statement
+@contextmanager
+def mapped_errors(doing: str) -> Iterator[None]:
     """Turns ONNX Runtime's exceptions into BackendError, in one line."""
-
-    def __init__(self, doing: str) -> None:
-        self.doing = doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    try:
+        yield
+    except Exception as error:
         # Session creation raises ONNX Runtime's own exceptions, a run with IO binding RuntimeError.
-        if kind is not None and (kind.__module__.startswith("onnxruntime") or issubclass(kind, RuntimeError)):
-            raise BackendError(f"{self.doing}: {' '.join(str(error).split())}") from error
+        if isinstance(error, RuntimeError) or type(error).__module__.startswith("onnxruntime"):
+            raise BackendError(f"{doing}: {' '.join(str(error).split())}") from error
+        raise
 
 
 def usable_cores() -> int:

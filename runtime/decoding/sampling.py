@@ -188,7 +188,11 @@ def token_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np
     Raises:
         BackendError: A row has NaN, infinity, or nothing but -inf.
     """
-    return log_softmax(logits)[np.arange(len(logits)), ids]
+    check_logits(logits)
+    highest = logits.max(axis=-1)
+    total = np.exp(logits - highest[:, None]).sum(axis=-1, dtype=np.float64)
+    picked = logits[np.arange(len(logits)), ids].astype(np.float64)
+    return picked - highest - np.log(total)  # type: ignore[no-any-return]
 
 
 def check_logits(logits: Logits) -> None:

@@ -1,0 +1,1 @@
+"""PlanForge beside its peers, run by hand; results/ holds what was measured."""

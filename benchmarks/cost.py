@@ -1,0 +1,57 @@
+"""What export and import cost: seconds and memory.
+
+python -m benchmarks.cost [--work FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .common import gpt2_124m, measured, write_result
+
+IMPORT = """
+import resource, time
+start = time.perf_counter()
+import planforge.runtime
+print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
+"""
+
+
+def export_cost(work: Path) -> dict[str, Any]:
+    """`planforge export` of GPT-2 124M: fp32 and fp16 ONNX, a plan for six architectures, verified."""
+    checkpoint, bundle = gpt2_124m(work / "gpt2-124m"), work / "bundle"
+    planforge = Path(sys.executable).with_name("planforge")
+    cost = measured([planforge, "export", checkpoint, "-o", bundle, "--force", "--json"])
+    sizes = {path.name.split("-")[0]: path.stat().st_size for path in bundle.rglob("*") if path.is_file()}
+    return {**cost, "bytes": sizes}
+
+
+def import_cost(runs: int = 9) -> dict[str, Any]:
+    """`import planforge.runtime` in fresh processes, files in the page cache."""
+    samples = []
+    for _ in range(runs):
+        done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+        samples.append([float(number) for number in done.stdout.split()])
+    return {
+        "seconds_median": round(statistics.median(s for s, _ in samples), 3),
+        "rss_mb": round(max(rss for _, rss in samples), 1),
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    """Measures both and writes results/cost.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
+    work = parser.parse_args().work
+    work.mkdir(parents=True, exist_ok=True)
+    write_result("cost", {"import_runtime": import_cost(), "export_gpt2_124m": export_cost(work)})
+
+
+if __name__ == "__main__":
+    main()

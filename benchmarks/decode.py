@@ -1,0 +1,151 @@
+"""Greedy decoding of GPT-2 124M, PlanForge and optimum-onnx side by side on the same weights.
+
+python -m benchmarks.decode --optimum-python PYTHON [--work FOLDER]
+
+PYTHON is of an environment of its own:
+pip install torch==2.13.0 'optimum-onnx[onnxruntime]' 'transformers<4.58'
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .common import gpt2_124m, write_result
+
+NEW_TOKENS, ROUNDS, THREADS = 64, 7, 2
+PROMPT = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be"
+    " in want of a wife. However little known the feelings"
+)
+
+# Each peer is a process that answers every line on stdin with one generation: its seconds and tokens.
+PLANFORGE = """
+import json, sys, time
+from planforge.runtime import load
+model, prompt, new = load(sys.argv[1], threads=int(sys.argv[3])), sys.argv[2], int(sys.argv[4])
+def generate():
+    return list(model.generate(prompt, max_new_tokens=new).token_ids)
+"""
+OPTIMUM = """
+import json, sys, time, warnings
+import onnxruntime, torch
+from optimum.onnxruntime import ORTModelForCausalLM
+torch.set_num_threads(int(sys.argv[3]))
+from transformers import AutoTokenizer
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = int(sys.argv[3])
+model = ORTModelForCausalLM.from_pretrained(sys.argv[1], session_options=options)
+ids = AutoTokenizer.from_pretrained(sys.argv[1])(sys.argv[2], return_tensors="pt").input_ids
+new = int(sys.argv[4])
+def generate():
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=new,
+                         max_new_tokens=new, eos_token_id=None, pad_token_id=0)
+    return out[0, ids.shape[1]:].tolist()
+"""
+LOOP = """
+generate()
+print("ready", flush=True)
+for line in sys.stdin:
+    start = time.perf_counter()
+    tokens = generate()
+    print(json.dumps({"seconds": time.perf_counter() - start, "tokens": tokens}), flush=True)
+"""
+
+
+class Peer:
+    """One system, loaded and warm, in a process of its own."""
+
+    def __init__(self, python: str | Path, code: str, model: Path) -> None:
+        arguments = [str(model), PROMPT, str(THREADS), str(NEW_TOKENS)]
+        self.process = subprocess.Popen(
+            [str(python), "-c", code + LOOP, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        while (line := self.process.stdout.readline()) != "ready\n":
+            if not line:
+                sys.exit(f"{python} ended before it was ready")
+
+    def generate(self) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    seconds = [answer["seconds"] for answer in answers]
+    return {
+        "tokens_per_s_median": round(NEW_TOKENS / statistics.median(seconds), 2),
+        "tokens_per_s_best": round(NEW_TOKENS / min(seconds), 2),
+        "seconds": [round(value, 3) for value in seconds],
+    }
+
+
+def export_with_optimum(python: Path, checkpoint: Path, out: Path) -> float:
+    """Seconds that optimum-onnx takes for its fp32 ONNX alone."""
+    started = time.perf_counter()
+    command = ["export", "onnx", "--model", checkpoint, "--task", "text-generation-with-past", out]
+    subprocess.run([python.with_name("optimum-cli"), *map(str, command)], check=True, capture_output=True)
+    return round(time.perf_counter() - started, 1)
+
+
+def main() -> None:
+    """Alternates the two systems and writes results/decode_gpt2_124m.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--optimum-python", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
+    arguments = parser.parse_args()
+    work: Path = arguments.work
+    work.mkdir(parents=True, exist_ok=True)
+    checkpoint, bundle, peer = gpt2_124m(work / "gpt2-124m"), work / "bundle", work / "optimum"
+    if not bundle.exists():
+        subprocess.run(
+            [Path(sys.executable).with_name("planforge"), "export", checkpoint, "-o", bundle], check=True
+        )
+    export_seconds = export_with_optimum(arguments.optimum_python, checkpoint, peer)
+    peers = {
+        "planforge fp32": Peer(sys.executable, PLANFORGE, bundle),
+        "optimum-onnx fp32": Peer(arguments.optimum_python, OPTIMUM, peer),
+    }
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
+    for _ in range(ROUNDS):
+        for name, system in peers.items():
+            answers[name].append(system.generate())
+    for system in peers.values():
+        system.close()
+    tokens = {name: found[0]["tokens"] for name, found in answers.items()}
+    same = tokens["planforge fp32"] == tokens["optimum-onnx fp32"]
+    systems = {name: summary(found) for name, found in answers.items()}
+    ours, theirs = (systems[name]["tokens_per_s_median"] for name in peers)
+    write_result(
+        "decode_gpt2_124m",
+        {
+            "work": {"prompt": PROMPT, "new_tokens": NEW_TOKENS, "batch": 1, "threads": THREADS},
+            "systems": systems,
+            "same_tokens": same,
+            "ratio_of_medians": round(ours / theirs, 3),
+            "optimum_export_seconds": export_seconds,
+            "optimum_bytes": sum(path.stat().st_size for path in peer.glob("*.onnx*")),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
