@@ -30,7 +30,7 @@ export WITHOUT_TORCH
 demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2
 	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force
 	$(BIN)/planforge verify $(BUNDLE)
-	$(BIN)/planforge run $(BUNDLE) "In the beginning" --max-new-tokens 60
+	$(BIN)/planforge run $(BUNDLE) "And it came to pass" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 1
 	$(BIN)/planforge inspect $(BUNDLE)
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 

@@ -14,7 +14,7 @@ import transformers
 from planforge.exporter.source import DEMOS
 
 from .helpers_cli import error_line, planforge
-from .helpers_models import tiny_gpt2
+from .helpers_models import random_gpt2, tiny_gpt2
 from .helpers_text import write_gpt2
 
 AWKWARD = [
@@ -77,6 +77,32 @@ def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_pa
         seen |= set(expected)
     assert len(seen) >= 50  # the reference is no constant
     assert set(answers[0]) >= {"prompt", "text", "token_ids", "finish_reason", "timings"}
+
+
+@pytest.mark.slow
+def test_a_124m_checkpoint_of_transformers_gives_its_greedy_tokens(tmp_path: Path) -> None:
+    model = random_gpt2(initializer_range=0.06, bos_token_id=50256, eos_token_id=50256)
+    model.save_pretrained(tmp_path / "checkpoint")
+    write_gpt2(tmp_path / "checkpoint")
+    options = ["--target", "cpu", "--precision", "fp32", "--json"]
+    exported = planforge("export", tmp_path / "checkpoint", "-o", tmp_path / "B", *options)
+    assert exported.returncode == 0, exported.stderr
+    weights = next(f for name, f in json.loads(exported.stdout)["files"].items() if name.endswith(".data"))
+    assert weights["bytes"] <= 500e6
+    done = planforge("run", tmp_path / "B", *AWKWARD[:3], "--max-new-tokens", "40", "--json")
+    tokenizer = transformers.GPT2Tokenizer.from_pretrained(tmp_path / "checkpoint")
+    for answer in map(json.loads, done.stdout.splitlines()):
+        ids = tokenizer(answer["prompt"], return_tensors="pt").input_ids
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=40,
+            do_sample=False,
+            pad_token_id=50256,
+        )
+        expected = out[0, ids.shape[1] :].tolist()
+        assert answer["token_ids"] == expected
+        assert len(set(expected)) >= 10
 
 
 def test_run_prints_prompt_and_answer(demo_bundle: Path) -> None:

@@ -23,7 +23,7 @@ from planforge.runtime.errors import (
 )
 
 PROMPTS = [
-    "In the beginning",
+    "Now therefore",
     "And it came to pass, when the king of Israel heard these words, that he",
     "Then Jesus answered",
     "x",
@@ -58,7 +58,9 @@ def test_greedy_tokens_are_transformers(model: TextGenerator, reference: Any, pr
 
 
 def test_greedy_reference_varies(model: TextGenerator, reference: Any) -> None:
-    assert len(set(transformers_greedy(reference, model, PROMPTS[0], 40))) >= 10
+    texts = [transformers_greedy(reference, model, prompt, 40) for prompt in PROMPTS]
+    assert len(set(texts[0])) >= 10
+    assert len({tuple(text) for text in texts}) == len(PROMPTS)
 
 
 def test_repetition_penalty_is_transformers(model: TextGenerator, reference: Any) -> None:
