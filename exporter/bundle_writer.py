@@ -54,7 +54,7 @@ def staging_folder(output: Path) -> Iterator[Path]:
     Raises:
         OutputError: the disk is full, or not writable.
     """
-    output = output.absolute()
+    output = output.resolve()  # beside the folder itself where `output` is a link to it
     staging = output.parent / f".{output.name}.partial-{os.getpid()}"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +100,7 @@ def file_entries(folder: Path) -> dict[str, FileEntry]:
 
 def install(staging: Path, manifest: Manifest, output: Path) -> None:
     """Commits the staged files and their manifest as the bundle `output`."""
+    output = output.resolve()
     for name in manifest.files:
         if (staging / name).exists():
             sync(staging / name)
@@ -153,7 +154,7 @@ def sync(path: Path) -> None:
     """Forces a file's content, or a folder's entries, to the disk."""
     if path.is_dir() and sys.platform == "win32":
         return  # folders cannot be opened there
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -6,6 +6,7 @@ import json
 import re
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_pa
 
 @pytest.mark.slow
 def test_a_124m_checkpoint_of_transformers_gives_its_greedy_tokens(tmp_path: Path) -> None:
-    model = random_gpt2(initializer_range=0.06, bos_token_id=50256, eos_token_id=50256)
+    model: Any = random_gpt2(initializer_range=0.06, bos_token_id=50256, eos_token_id=50256)
     model.save_pretrained(tmp_path / "checkpoint")
     write_gpt2(tmp_path / "checkpoint")
     options = ["--target", "cpu", "--precision", "fp32", "--json"]

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from planforge.exporter.source import DEMOS
 from planforge.runtime import Generation, TextGenerator, load
+from planforge.runtime.backends.ort_backend import OrtCpuBackend
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.errors import (
     ClosedError,
     ContextLengthError,
@@ -79,15 +82,15 @@ def test_a_batch_of_unequal_prompts_equals_the_runs_one_by_one(model: TextGenera
         np.testing.assert_allclose(row.logprobs, single.logprobs, atol=1e-4)
 
 
+def decoder_of(bundle: Path, dialect: str) -> Decoder:
+    opened = Bundle.open(bundle)
+    artifact = opened.manifest.artifact(f"decoder.{dialect}.fp32")
+    return Decoder(OrtCpuBackend().open(opened, artifact), artifact)
+
+
 @pytest.mark.parametrize("dialect", ["portable", "inplace"])
 def test_batch_logits_equal_single_logits(demo_bundle: Path, dialect: str) -> None:
-    from planforge.runtime.backends.ort_backend import OrtCpuBackend
-    from planforge.runtime.bundle.bundle import Bundle
-    from planforge.runtime.decoding.decoder import Decoder
-
-    bundle = Bundle.open(demo_bundle)
-    artifact = bundle.manifest.artifact(f"decoder.{dialect}.fp32")
-    decoder = Decoder(OrtCpuBackend().open(bundle, artifact), artifact)
+    decoder = decoder_of(demo_bundle, dialect)
     prompts = [[5, 6, 7], [9] * 17, [11], list(range(40)), [3, 2]]
     together = decoder.start(5, 64)
     batch = [together.prefill(prompts), *(together.decode([20 + step] * 5) for step in range(8))]
@@ -172,6 +175,28 @@ def test_generation_that_fills_the_context_says_so(model: TextGenerator) -> None
     answer = model.generate(prompt, max_new_tokens=1000)
     assert answer.finish_reason == "context"
     assert len(answer.token_ids) == room
+
+
+def test_a_row_that_fills_its_context_does_not_stop_the_others(model: TextGenerator) -> None:
+    prompts = ["the " * (model.max_length - 10), PROMPTS[0]]
+    together = model.generate(prompts, max_new_tokens=30)
+    assert [answer.finish_reason for answer in together] == ["context", "length"]
+    for row, prompt in zip(together, prompts, strict=True):
+        assert row.token_ids == model.generate(prompt, max_new_tokens=30).token_ids
+
+
+@pytest.mark.parametrize("dialect", ["portable", "inplace"])
+def test_rows_that_ended_do_not_grow(demo_bundle: Path, dialect: str) -> None:
+    decoder = decoder_of(demo_bundle, dialect)
+    context = decoder.artifact.axis("tokens").max
+    run = decoder.start(2, context + 20 if dialect == "portable" else context)
+    run.prefill([[7] * context, [5, 6]])  # the first row has no position left
+    logits = [run.decode([3, 20 + step], active=[False, True]) for step in range(12)]
+    alone = decoder.start(1, 64)
+    alone.prefill([[5, 6]])
+    for step, both in enumerate(logits):
+        np.testing.assert_allclose(both[1], alone.decode([20 + step])[0], atol=1e-4)
+    decoder.close()
 
 
 def test_too_long_a_prompt_is_refused_or_cut(model: TextGenerator, reference: Any) -> None:

@@ -5,26 +5,33 @@ B batch, T tokens of this step, P cached columns, H heads, D head size, N logit 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from ..backends.backend import Array, Buffer, Program
 from ..bundle.manifest import Artifact, TensorSpec
-from ..errors import ManifestError
+from ..errors import ContextLengthError, ManifestError
 
 
 class Cache(Protocol):
     """The cache of one batch, in the layout of one dialect."""
 
-    capacity: int
+    def check_room(self, width: int) -> None:
+        """Refuses `width` more columns when they don't fit.
+
+        Raises:
+            ContextLengthError: before anything was written.
+        """
+        ...
 
     def step(self, ids: Array, valid: Array, logit_rows: Array) -> Array:
         """Runs the graph over new tokens on top of what is cached.
 
         Args:
             ids: (B, T) int64, padded on the dialect's side.
-            valid: (B, T) bool, False at padding.
+            valid: (B, T) bool, False at padding; rows that have ended are all padding.
             logit_rows: (N,) int64, flat indices into B * T.
 
         Returns:
@@ -47,8 +54,12 @@ class GrowingCache:
             for _ in range(2)
         )
 
+    def check_room(self, width: int) -> None:
+        refuse_overflow(self.columns + width, self.capacity)
+
     def step(self, ids: Array, valid: Array, logit_rows: Array) -> Array:
         B, T = ids.shape
+        self.check_room(T)
         past, total = self.columns, self.columns + T
         self.mask[:, past:total] = valid
         mask = self.mask[:, :total]
@@ -81,12 +92,27 @@ class SlotCache:
             buffer = program.allocate(spec.name, cache_shape(spec, batch, capacity))
             self.buffers |= {spec.name: buffer, out.name: buffer}
 
+    def check_room(self, width: int) -> None:
+        refuse_overflow(int(self.lengths.max()) + width, self.capacity)
+
     def step(self, ids: Array, valid: Array, logit_rows: Array) -> Array:
-        inputs = {"input_ids": ids, "past_lengths": self.lengths, "logit_rows": logit_rows}
+        T = ids.shape[1]
+        counts = valid.sum(axis=1, dtype=np.int32)
+        refuse_overflow(int((self.lengths + np.where(counts, T, 0)).max()), self.capacity)
+        # A row that ended with its slots full has its last one overwritten, which nobody reads again.
+        lengths = np.minimum(self.lengths, self.capacity - T).astype(np.int32)
+        inputs = {"input_ids": ids, "past_lengths": lengths, "logit_rows": logit_rows}
         logits = self.program.run(inputs, self.buffers)["logits"]
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
-        self.lengths = self.lengths + valid.sum(axis=1, dtype=np.int32)
+        self.lengths = self.lengths + counts
         return logits
+
+
+def refuse_overflow(needed: int, capacity: int) -> None:
+    if needed > capacity:
+        raise ContextLengthError(
+            f"the cache holds {capacity} tokens per row, {needed} are needed", tokens=needed, limit=capacity
+        )
 
 
 LAYOUTS: dict[str, type[GrowingCache | SlotCache]] = {"portable": GrowingCache, "inplace": SlotCache}
@@ -99,6 +125,18 @@ def new_cache(program: Program, artifact: Artifact, batch: int, capacity: int) -
             f"artifact {artifact.id} has dialect {artifact.dialect!r}, known are {list(LAYOUTS)}"
         )
     return LAYOUTS[artifact.dialect](program, artifact, batch, capacity)
+
+
+def capacity_for(artifact: Artifact, lengths: Sequence[int], new_tokens: Sequence[int]) -> int:
+    """Tokens per row that a batch needs.
+
+    Args:
+        lengths: of the prompts.
+        new_tokens: that follow each; the last of them is never fed back.
+    """
+    if artifact.dialect == "portable":  # every row is as wide as the longest prompt, padding included
+        return max(lengths) + max(new_tokens) - 1
+    return max(length + count - 1 for length, count in zip(lengths, new_tokens, strict=True))
 
 
 def cache_bytes(artifact: Artifact, batch: int, capacity: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backends.backend import Array, Program
 from ..bundle.manifest import Artifact
-from ..errors import ClosedError, ContextLengthError
+from ..errors import ClosedError
 from .cache import Cache, new_cache
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
@@ -45,11 +45,11 @@ class DecoderRun:
     def __init__(self, decoder: Decoder, cache: Cache) -> None:
         self.decoder = decoder
         self.cache = cache
-        self.columns = 0  # tokens of the longest row, padding included
 
     def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = PREFILL_CHUNK) -> Array:
         """Takes in each row's prompt; the logits (B, V) that follow each prompt's last token."""
         ids, valid = pad(prompts, self.decoder.artifact.padding_side)
+        self.cache.check_room(ids.shape[1])
         last = [int(np.flatnonzero(row)[-1]) for row in valid]
         logits: list[Array | None] = [None] * len(prompts)
         for start in range(0, ids.shape[1], chunk):
@@ -62,10 +62,16 @@ class DecoderRun:
                 logits[b] = row
         return np.stack([row for row in logits if row is not None])
 
-    def decode(self, tokens: Sequence[int]) -> Array:
-        """One more token per row; the logits (B, V) that follow it."""
+    def decode(self, tokens: Sequence[int], active: Sequence[bool] | None = None) -> Array:
+        """One more token per row; the logits (B, V) that follow it.
+
+        Args:
+            tokens: one for each row.
+            active: False for rows that have ended: they neither grow nor count any more.
+        """
         ids = np.asarray(tokens, np.int64)[:, None]
-        return self.step(ids, np.ones_like(ids, bool), range(len(tokens)))
+        valid = np.ones_like(ids, bool) if active is None else np.asarray(active, bool)[:, None]
+        return self.step(ids, valid, range(len(tokens)))
 
     def extend(self, tokens: Sequence[int], chunk: int = SCORE_CHUNK) -> Array:
         """Several tokens on top of the cache, batch 1; the logits (T, V) that follow each of them."""
@@ -77,19 +83,10 @@ class DecoderRun:
 
     def step(self, ids: Array, valid: Array, logit_rows: Sequence[int]) -> Array:
         """The graph once: logits (N, V) of `logit_rows`, flat indices into the B * T of this step."""
-        width = self.columns + ids.shape[1]
-        if width > self.cache.capacity:
-            raise ContextLengthError(
-                f"the cache holds {self.cache.capacity} tokens per row, {width} are needed",
-                tokens=width,
-                limit=self.cache.capacity,
-            )
         with self.decoder.lock:
             if self.decoder.closed:
                 raise ClosedError("the model was closed; load() it again")
-            logits = self.cache.step(ids, valid, np.asarray(logit_rows, np.int64))
-        self.columns = width
-        return logits
+            return self.cache.step(ids, valid, np.asarray(logit_rows, np.int64))
 
 
 def pad(rows: Sequence[Sequence[int]], side: str) -> tuple[Array, Array]:

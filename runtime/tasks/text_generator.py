@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 
 from ..bundle.manifest import Artifact, GenerationDefaults
-from ..decoding.cache import cache_bytes
+from ..decoding.cache import cache_bytes, capacity_for
 from ..decoding.decoder import Decoder
 from ..decoding.sampling import Sampling, choose, row_generators, token_logprobs
 from ..errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
@@ -277,8 +277,8 @@ class TextGenerator:
 
     def _steps(self, rows: list[Row], sampling: Sampling, first_row: int) -> Iterator[float]:
         """Decodes until every row has a finish reason; yields each step's seconds."""
-        longest = max(len(row.prompt) for row in rows)
-        capacity = min(self.max_length, longest + max(row.limit for row in rows) - 1)
+        new_tokens = [min(row.limit, row.room) for row in rows]
+        capacity = capacity_for(self.artifact, [len(row.prompt) for row in rows], new_tokens)
         self._check_memory(len(rows), capacity)
         run = self.decoder.start(len(rows), capacity)
         generators = row_generators(sampling.seed, range(first_row, first_row + len(rows)))
@@ -292,10 +292,11 @@ class TextGenerator:
                 if row.finish_reason is None:
                     row.add(int(token), float(logprob), self.defaults.eos)
             yield time.perf_counter() - start
-            if all(row.finish_reason is not None for row in rows):
+            active = [row.finish_reason is None for row in rows]
+            if not any(active):
                 return
             start = time.perf_counter()
-            logits = run.decode([int(token) for token in tokens])
+            logits = run.decode([int(token) for token in tokens], active)
 
     def _rows(
         self, prompts: Sequence[str], max_new_tokens: int, options: dict[str, Any]
