@@ -85,7 +85,7 @@ def export(
 ) -> None:
     """Export a checkpoint to ONNX, build its plans, verify it, and write a bundle."""
     with running() as progress:
-        from .inspection import inspect_bundle
+        from .inspection import summarize_bundle
         from .pipeline import export as export_bundle
 
         result = export_bundle(
@@ -101,7 +101,7 @@ def export(
             force=force,
             progress=progress,
         )
-    show(inspect_bundle(result.bundle), as_json)
+    show(summarize_bundle(result.bundle), as_json)
 
 
 @app.command()
@@ -123,7 +123,7 @@ def build(
 ) -> None:
     """Build a TensorRT plan from a bundle's graph and add it. Needs no torch, and for rtx no GPU."""
     with running() as progress:
-        from .inspection import inspect_bundle
+        from .inspection import summarize_bundle
         from .plans import build as build_plan
 
         result = build_plan(
@@ -134,7 +134,7 @@ def build(
             limits=dict(limit(text) for text in maximum or []),
             progress=progress,
         )
-    show(inspect_bundle(result.bundle), as_json)
+    show(summarize_bundle(result.bundle), as_json)
 
 
 @app.command()

@@ -83,6 +83,27 @@ def inspect_bundle(folder: Path) -> Inspection:
     return Inspection(json.loads(manifest.to_json()), sections)
 
 
+def summarize_bundle(folder: Path) -> Inspection:
+    """What an export or build made, in a screenful."""
+    manifest = Bundle.open(folder).manifest
+    graphs = [
+        (
+            a.id,
+            f"opset {a.opset}",
+            size_text(sum(manifest.files[n].bytes for n in (a.file, *a.data))),
+            gate_text(a),
+        )
+        for a in manifest.artifacts
+    ]
+    plans = [
+        (f"{p.engine} plan", " ".join(p.sms), size_text(manifest.files[p.file].bytes), f"from {p.built_from}")
+        for p in manifest.plans
+    ]
+    total = size_text(sum(entry.bytes for entry in manifest.files.values()))
+    title = f"{folder}: {manifest.family}, {total}"
+    return Inspection(json.loads(manifest.to_json()), [(title, ("",) * 4, [*graphs, *plans])])
+
+
 def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
     total = sum(entry.bytes for entry in manifest.files.values())
     return [
