@@ -96,21 +96,20 @@ def summarize_bundle(folder: Path) -> Inspection:
         for a in manifest.artifacts
     ]
     plans = [
-        (f"{p.engine} plan", " ".join(p.sms), size_text(manifest.files[p.file].bytes), f"from {p.built_from}")
+        (f"{p.engine} plan", " ".join(p.sms), size_of(manifest, p.file), f"from {p.built_from}")
         for p in manifest.plans
     ]
-    total = size_text(sum(entry.bytes for entry in manifest.files.values()))
+    total = size_of(manifest, *manifest.files)
     title = f"{folder}: {manifest.family}, {total}"
     return Inspection(json.loads(manifest.to_json()), [(title, ("",) * 4, [*graphs, *plans])])
 
 
 def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    total = sum(entry.bytes for entry in manifest.files.values())
     return [
         ("source", f"{manifest.source.get('argument')} ({manifest.source.get('kind')})"),
         ("context", f"{manifest.generation.max_length} tokens"),
         ("vocabulary", str(manifest.tokenizer.get("vocab_size"))),
-        ("size", size_text(total)),
+        ("size", size_of(manifest, *manifest.files)),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
 
@@ -157,7 +156,7 @@ def plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
         plan.built_from,
         " ".join(plan.sms) or "the GPU it was built on",
         ", ".join(str(profile.get("name")) for profile in plan.profiles),
-        size_text(manifest.files[plan.file].bytes),
+        size_of(manifest, plan.file),
     )
 
 
@@ -256,6 +255,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows:
         result.add_row(*(Text(cell) for cell in row))
     return result
+
+
+def size_of(manifest: Manifest, *names: str) -> str:
+    return size_text(sum(manifest.files[name].bytes for name in names))
 
 
 def size_text(count: float) -> str:

@@ -1,4 +1,4 @@
-"""Profiles, and plans that TensorRT-RTX builds without a GPU."""
+"""Plans that TensorRT-RTX builds without a GPU, and what it says when it cannot."""
 
 from __future__ import annotations
 
@@ -15,201 +15,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from planforge.exporter import onnx_export
 from planforge.exporter.errors import BuildError, OutputError
-from planforge.exporter.graph_check import check_graph, name_axes
-from planforge.exporter.passes.fp16 import ConvertToFp16
-from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
-from planforge.exporter.recipes import Limits, Recipe, recipes_for
 from planforge.exporter.tensorrt import build
 from planforge.exporter.tensorrt.profiles import (
     Profile,
-    check_profile,
     profiles_for,
-    slots_of,
 )
-from planforge.models import GPT2, GPT2Config, save_model
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 from planforge.runtime.errors import BackendUnavailableError
 
 ALL_SMS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
-CONFIG = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=300, n_positions=64)
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None,
     reason="needs pip install 'planforge[tensorrt-rtx]'",
 )
 
 
-def artifact_of(recipe: Recipe) -> Artifact:
-    """What a bundle's manifest says of the recipe's fp16 graph."""
-
-    def half(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(
-            replace(s, dtype="float16") if s.role.startswith(("past.", "present.")) else s for s in specs
-        )
-
-    return Artifact(
-        graph=recipe.graph,
-        dialect=recipe.dialect,
-        precision="fp16",
-        opset=recipe.opset,
-        file=f"onnx/decoder.{recipe.dialect}.fp16.onnx",
-        data=("onnx/weights.fp16.data",),
-        padding_side=recipe.padding_side,
-        inputs=half(recipe.inputs),
-        outputs=half(recipe.outputs),
-        aliases=recipe.aliases,
-        constraints=recipe.constraints,
-    )
-
-
-def gpt2_artifact(dialect: str, batch: int = 3, length: int = 64) -> Artifact:
-    config = replace(CONFIG, n_positions=length)
-    return artifact_of(recipes_for("gpt2", config, Limits(batch, length))[dialect])
-
-
-@pytest.fixture(scope="session")
-def tiny_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny GPT-2's fp16 graphs, decoder.DIALECT.fp16.onnx, and their weights."""
-    folder = tmp_path_factory.mktemp("tiny")
-    model = GPT2(CONFIG).requires_grad_(False)
-    save_model(model, folder / "checkpoint")
-    limits = Limits(3, CONFIG.n_positions)
-    recipes = recipes_for("gpt2", CONFIG, limits)
-    traces = {
-        dialect: onnx_export.start_trace(folder / "checkpoint", dialect, limits, folder / f"{dialect}.onnx")
-        for dialect in recipes
-    }
-    graphs = {}
-    for dialect, process in traces.items():
-        graph = onnx_export.finish_trace(process, folder / f"{dialect}.onnx")
-        AttachWeights(dict(model.named_parameters(remove_duplicate=False)))(graph)
-        name_axes(graph, recipes[dialect].outputs)
-        check_graph(graph, recipes[dialect].inputs, recipes[dialect].outputs)
-        ConvertToFp16(["logits"])(graph)
-        graphs[f"decoder.{dialect}.fp16.onnx"] = graph
-    save_with_shared_weights(graphs, folder, "weights.fp16.data")
-    return folder
-
-
-# Profiles
-
-dialects = st.sampled_from(["inplace", "portable"])
-lengths = st.integers(2, 3000)
-batches = st.integers(1, 64)
-
-
-@given(dialects, batches, lengths, st.data())
-def test_profiles_are_in_order_within_the_axes_and_sum_up(
-    dialect: str, batch: int, length: int, data: st.DataObject
-) -> None:
-    artifact = gpt2_artifact(dialect, batch, length)
-    max_batch = data.draw(st.none() | st.integers(1, batch))
-    max_length = data.draw(st.none() | st.integers(2, length))
-    profiles = profiles_for(artifact, max_batch=max_batch, max_length=max_length)
-    assert [p.name for p in profiles] == ["prefill", "append", "decode"]
-    assert slots_of(profiles) == ((max_length or length) if dialect == "inplace" else None)
-    for profile in profiles:
-        check_profile(profile, artifact)
-        for name, (low, opt, high) in profile.axes.items():
-            assert low <= opt <= high
-            axis = artifact.axis(name)
-            # What is beyond the axis is the corner that no call reaches.
-            corner = name == "total" and profile.name == "append"
-            assert axis.min <= low and opt <= axis.max and (corner or high <= axis.max)
-        if dialect == "portable":
-            past, tokens, total = (profile.axes[a] for a in ("past", "tokens", "total"))
-            assert total == tuple(p + t for p, t in zip(past, tokens, strict=True))
-        for spec in artifact.inputs:
-            assert all(len(shape) == len(spec.axes) for shape in profile.shapes(spec))
-
-
-def fits(profile: Profile, **lengths: int) -> bool:
-    return all(
-        profile.axes[name][0] <= length <= profile.axes[name][2]
-        for name, length in lengths.items()
-        if name in profile.axes
-    )
-
-
-@given(dialects, batches, lengths, st.data())
-def test_every_call_fits_its_profile(
-    dialect: str, max_batch: int, max_length: int, data: st.DataObject
-) -> None:
-    prefill, append, decode = profiles_for(gpt2_artifact(dialect, max_batch, max_length))
-    batch = data.draw(st.integers(1, max_batch))
-    tokens = data.draw(st.integers(1, max_length))
-    assert fits(prefill, batch=batch, tokens=tokens, rows=batch, past=0, total=tokens)
-    part = data.draw(st.integers(1, append.axes["tokens"][2]))
-    past = data.draw(st.integers(0, max_length - part))
-    assert fits(append, batch=batch, tokens=part, rows=batch, past=past, total=past + part)
-    assert fits(append, batch=1, tokens=part, rows=part, past=past, total=past + part)
-    past = data.draw(st.integers(1, max_length - 1))
-    assert fits(decode, batch=batch, tokens=1, rows=batch, past=past, total=past + 1)
-
-
-def test_profiles_of_the_usual_shape() -> None:
-    prefill, append, decode = profiles_for(gpt2_artifact("portable", 8, 1024))
-    assert prefill.axes["tokens"] == (1, 128, 1024) and prefill.axes["past"] == (0, 0, 0)
-    assert append.axes["tokens"] == (1, 128, 256) and append.axes["rows"] == (1, 128, 256)
-    assert append.axes["total"] == (1, 256, 1279)
-    assert decode.axes == {
-        "batch": (1, 1, 8),
-        "tokens": (1, 1, 1),
-        "rows": (1, 1, 8),
-        "past": (1, 128, 1023),
-        "total": (2, 129, 1024),
-    }
-    assert Profile.from_json(append.to_json()) == append
-
-
-def test_an_encoder_has_one_profile_over_all_its_axes() -> None:
-    axes = (Axis("batch", 1, 1, 8), Axis("tokens", 1, 64, 512))
-    encoder = simple_artifact(TensorSpec("input_ids", "ids", "int64", axes))
-    (profile,) = profiles_for(encoder, max_length=128)
-    assert profile.axes == {"batch": (1, 1, 8), "tokens": (1, 64, 128)}
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"max_batch": 0}, "max_batch is 0, but the graph allows 1..3"),
-        ({"max_batch": 4}, "max_batch is 4, but the graph allows 1..3"),
-        ({"max_length": 1}, "max_length is 1, but the graph allows 2..64"),
-        ({"max_length": 65}, "max_length is 65, but the graph allows 2..64"),
-    ],
-)
-def test_maxima_outside_the_graphs_range(limits: dict[str, int], message: str) -> None:
-    with pytest.raises(BuildError, match=message):
-        profiles_for(gpt2_artifact("inplace"), **limits)
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"tokens": (4, 2, 8)}, r"'input_ids', axis 'tokens': \(4, 2, 8\) is not in the order"),
-        ({"batch": (1, 1, 9)}, r"'input_ids', axis 'batch': \(1, 1, 9\) is not within .* 1..3"),
-        ({"total": (1, 1, 64)}, r"'attention_mask', axis 'total'.* must be past \+ tokens"),
-        ({"beams": (1, 1, 1)}, "has an axis 'beams'"),
-    ],
-)
-def test_a_bad_profile_is_refused_by_input_axis_and_values(
-    axes: dict[str, tuple[int, int, int]], message: str
-) -> None:
-    artifact = gpt2_artifact("portable")
-    decode = profiles_for(artifact)[2]
-    with pytest.raises(BuildError, match=message):
-        check_profile(replace(decode, axes={**decode.axes, **axes}), artifact)
-    with pytest.raises(BuildError, match="no lengths for axis 'batch' of input 'input_ids'"):
-        check_profile(Profile("empty", {}), artifact)
-
-
-def test_slots_have_one_length_in_a_plan() -> None:
-    with pytest.raises(BuildError, match=r"'slots' must have one length .* \[8, 16\]"):
-        slots_of([Profile("a", {"slots": (8, 8, 8)}), Profile("b", {"slots": (16, 16, 16)})])
+def graph_and_artifact(bundle: Path, dialect: str = "inplace") -> tuple[Path, Artifact]:
+    artifact = Bundle.open(bundle).manifest.artifact(f"decoder.{dialect}.fp16")
+    return bundle / artifact.file, artifact
 
 
 # Plans
@@ -217,13 +43,12 @@ def test_slots_have_one_length_in_a_plan() -> None:
 
 @needs_rtx
 @pytest.mark.parametrize("dialect", ["inplace", "portable"])
-def test_one_plan_for_six_gpus_without_a_gpu(dialect: str, tiny_graphs: Path, tmp_path: Path) -> None:
+def test_one_plan_for_six_gpus_without_a_gpu(dialect: str, demo_bundle: Path, tmp_path: Path) -> None:
     from importlib.metadata import version
 
-    artifact = gpt2_artifact(dialect)
+    graph, artifact = graph_and_artifact(demo_bundle, dialect)
     profiles = profiles_for(artifact, max_length=48)
     out = tmp_path / "decoder.plan"
-    graph = tiny_graphs / f"decoder.{dialect}.fp16.onnx"
     report = build.build_plan(graph, artifact, sms=ALL_SMS, profiles=profiles, out=out)
     assert report.sms == ALL_SMS and report.warnings == ()
     assert report.version == version("tensorrt-rtx-cu13")
@@ -239,7 +64,7 @@ def test_one_plan_for_six_gpus_without_a_gpu(dialect: str, tiny_graphs: Path, tm
 
 @needs_rtx
 def test_the_build_needs_no_torch_and_only_reads_the_bundle(
-    tiny_graphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
         "import sys; from planforge.exporter.tensorrt.build import main; main(sys.argv[1:]);"
@@ -247,16 +72,16 @@ def test_the_build_needs_no_torch_and_only_reads_the_bundle(
         "sys.exit(', '.join(heavy) or None)"
     )
     monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", code))
-    before = {path.name: path.stat().st_mtime_ns for path in tiny_graphs.iterdir()}
-    artifact = gpt2_artifact("inplace")
+    before = {path: path.stat().st_mtime_ns for path in demo_bundle.rglob("*")}
+    graph, artifact = graph_and_artifact(demo_bundle)
     build.build_plan(
-        tiny_graphs / "decoder.inplace.fp16.onnx",
+        graph,
         artifact,
         sms=["SM86", "sm86"],
         profiles=profiles_for(artifact),
         out=tmp_path / "x.plan",
     )
-    assert {path.name: path.stat().st_mtime_ns for path in tiny_graphs.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in demo_bundle.rglob("*")} == before
 
 
 def test_a_plan_cut_short_and_a_file_that_is_no_plan(tmp_path: Path) -> None:
@@ -418,16 +243,16 @@ def test_an_input_that_the_parser_drops(tmp_path: Path) -> None:
 @needs_rtx
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(None, "weights.fp16.data is missing"), (1000, "weights.fp16.data is cut short at 1000")],
+    [(None, r"weights\.fp16-.*data is missing"), (1000, r"weights\.fp16-.*data is cut short at 1000")],
 )
 def test_weights_missing_or_cut_short(
-    size: int | None, message: str, tiny_graphs: Path, tmp_path: Path
+    size: int | None, message: str, demo_bundle: Path, tmp_path: Path
 ) -> None:
-    graph = shutil.copy(tiny_graphs / "decoder.inplace.fp16.onnx", tmp_path)
+    source, artifact = graph_and_artifact(demo_bundle)
+    graph = shutil.copy(source, tmp_path)
     if size is not None:
-        data = (tiny_graphs / "weights.fp16.data").read_bytes()
-        (tmp_path / "weights.fp16.data").write_bytes(data[:size])
-    artifact = gpt2_artifact("inplace")
+        data = demo_bundle / artifact.data[0]
+        (tmp_path / data.name).write_bytes(data.read_bytes()[:size])
     with pytest.raises(BuildError, match=message):
         build.build_plan(
             Path(graph),

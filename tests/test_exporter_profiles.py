@@ -1,0 +1,137 @@
+"""The shapes that plans are tuned for: derived from a graph's axes, free of contradictions, without gaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planforge.exporter.errors import BuildError
+from planforge.exporter.pipeline import artifact_of, in_fp16
+from planforge.exporter.recipes import Limits, recipes_for
+from planforge.exporter.tensorrt.profiles import Profile, check_profile, profiles_for, slots_of
+from planforge.models import GPT2Config
+from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
+
+
+def gpt2_artifact(dialect: str, batch: int = 3, length: int = 64) -> Artifact:
+    config = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=300, n_positions=length)
+    recipe = in_fp16(recipes_for("gpt2", config, Limits(batch, length))[dialect])
+    return artifact_of(recipe, "fp16", "onnx/decoder.onnx", "onnx/weights.data")
+
+
+dialects = st.sampled_from(["inplace", "portable"])
+lengths = st.integers(2, 3000)
+batches = st.integers(1, 64)
+
+
+@given(dialects, batches, lengths, st.data())
+def test_profiles_are_in_order_within_the_axes_and_sum_up(
+    dialect: str, batch: int, length: int, data: st.DataObject
+) -> None:
+    artifact = gpt2_artifact(dialect, batch, length)
+    max_batch = data.draw(st.none() | st.integers(1, batch))
+    max_length = data.draw(st.none() | st.integers(2, length))
+    profiles = profiles_for(artifact, max_batch=max_batch, max_length=max_length)
+    assert [p.name for p in profiles] == ["prefill", "append", "decode"]
+    assert slots_of(profiles) == ((max_length or length) if dialect == "inplace" else None)
+    for profile in profiles:
+        check_profile(profile, artifact)
+        for name, (low, opt, high) in profile.axes.items():
+            assert low <= opt <= high
+            axis = artifact.axis(name)
+            # What is beyond the axis is the corner that no call reaches.
+            corner = name == "total" and profile.name == "append"
+            assert axis.min <= low and opt <= axis.max and (corner or high <= axis.max)
+        if dialect == "portable":
+            past, tokens, total = (profile.axes[a] for a in ("past", "tokens", "total"))
+            assert total == tuple(p + t for p, t in zip(past, tokens, strict=True))
+        for spec in artifact.inputs:
+            assert all(len(shape) == len(spec.axes) for shape in profile.shapes(spec))
+
+
+def fits(profile: Profile, **lengths: int) -> bool:
+    return all(
+        profile.axes[name][0] <= length <= profile.axes[name][2]
+        for name, length in lengths.items()
+        if name in profile.axes
+    )
+
+
+@given(dialects, batches, lengths, st.data())
+def test_every_call_fits_its_profile(
+    dialect: str, max_batch: int, max_length: int, data: st.DataObject
+) -> None:
+    prefill, append, decode = profiles_for(gpt2_artifact(dialect, max_batch, max_length))
+    batch = data.draw(st.integers(1, max_batch))
+    tokens = data.draw(st.integers(1, max_length))
+    assert fits(prefill, batch=batch, tokens=tokens, rows=batch, past=0, total=tokens)
+    part = data.draw(st.integers(1, append.axes["tokens"][2]))
+    past = data.draw(st.integers(0, max_length - part))
+    assert fits(append, batch=batch, tokens=part, rows=batch, past=past, total=past + part)
+    assert fits(append, batch=1, tokens=part, rows=part, past=past, total=past + part)
+    past = data.draw(st.integers(1, max_length - 1))
+    assert fits(decode, batch=batch, tokens=1, rows=batch, past=past, total=past + 1)
+
+
+def test_profiles_of_the_usual_shape() -> None:
+    prefill, append, decode = profiles_for(gpt2_artifact("portable", 8, 1024))
+    assert prefill.axes["tokens"] == (1, 128, 1024) and prefill.axes["past"] == (0, 0, 0)
+    assert append.axes["tokens"] == (1, 128, 256) and append.axes["rows"] == (1, 128, 256)
+    assert append.axes["total"] == (1, 256, 1279)
+    assert decode.axes == {
+        "batch": (1, 1, 8),
+        "tokens": (1, 1, 1),
+        "rows": (1, 1, 8),
+        "past": (1, 128, 1023),
+        "total": (2, 129, 1024),
+    }
+    assert Profile.from_json(append.to_json()) == append
+
+
+def test_an_encoder_has_one_profile_over_all_its_axes() -> None:
+    axes = (Axis("batch", 1, 1, 8), Axis("tokens", 1, 64, 512))
+    encoder = replace(gpt2_artifact("portable"), inputs=(TensorSpec("input_ids", "ids", "int64", axes),))
+    (profile,) = profiles_for(encoder, max_length=128)
+    assert profile.axes == {"batch": (1, 1, 8), "tokens": (1, 64, 128)}
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_batch": 0}, "max_batch is 0, but the graph allows 1..3"),
+        ({"max_batch": 4}, "max_batch is 4, but the graph allows 1..3"),
+        ({"max_length": 1}, "max_length is 1, but the graph allows 2..64"),
+        ({"max_length": 65}, "max_length is 65, but the graph allows 2..64"),
+    ],
+)
+def test_maxima_outside_the_graphs_range(limits: dict[str, int], message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        profiles_for(gpt2_artifact("inplace"), **limits)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"tokens": (4, 2, 8)}, r"'input_ids', axis 'tokens': \(4, 2, 8\) is not in the order"),
+        ({"batch": (1, 1, 9)}, r"'input_ids', axis 'batch': \(1, 1, 9\) is not within .* 1..3"),
+        ({"total": (1, 1, 64)}, r"'attention_mask', axis 'total'.* must be past \+ tokens"),
+        ({"beams": (1, 1, 1)}, "has an axis 'beams'"),
+    ],
+)
+def test_a_bad_profile_is_refused_by_input_axis_and_values(
+    axes: dict[str, tuple[int, int, int]], message: str
+) -> None:
+    artifact = gpt2_artifact("portable")
+    decode = profiles_for(artifact)[2]
+    with pytest.raises(BuildError, match=message):
+        check_profile(replace(decode, axes={**decode.axes, **axes}), artifact)
+    with pytest.raises(BuildError, match="no lengths for axis 'batch' of input 'input_ids'"):
+        check_profile(Profile("empty", {}), artifact)
+
+
+def test_slots_have_one_length_in_a_plan() -> None:
+    with pytest.raises(BuildError, match=r"'slots' must have one length .* \[8, 16\]"):
+        slots_of([Profile("a", {"slots": (8, 8, 8)}), Profile("b", {"slots": (16, 16, 16)})])
