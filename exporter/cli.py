@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from ..runtime.errors import InputError, PlanForgeError
 
@@ -52,10 +53,7 @@ def before_every_command(
 ) -> None:
     Settings.debug = debug
     del show_version
-    handler = RichHandler(console=errors, show_time=False, show_path=False, show_level=False)
-    logging.basicConfig(
-        level=logging.DEBUG if debug else logging.WARNING, handlers=[handler], format="%(message)s"
-    )
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
     level = logging.DEBUG if debug else logging.INFO if errors.is_terminal else logging.WARNING
     logging.getLogger("planforge").setLevel(level)
 
@@ -295,29 +293,35 @@ def print_tables(tables: list[Any]) -> None:
 @contextmanager
 def running() -> Iterator[Callable[[str], None]]:
     """Shows progress on a terminal's stderr, and turns our errors into one line and exit code 1."""
-    status = errors.status("", spinner="dots")
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
+    bar = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
+    stage = bar.add_task("", total=None)
 
     def progress(line: str) -> None:
-        if errors.is_terminal:
-            status.update(line)
-            status.start()
+        bar.update(stage, description=line)
+        bar.start()
 
     try:
         yield progress
     except PlanForgeError as error:
-        status.stop()
+        bar.stop()
         if Settings.debug:
             raise
-        errors.print(f"[red]error:[/red] {error}", markup=True)
+        errors.print(Text("error: ", style="red").append(str(error), style="default"))
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        status.stop()
+        bar.stop()
         errors.print("interrupted; nothing was changed")
         raise typer.Exit(130) from None
     except BrokenPipeError:
         raise typer.Exit(1) from None
     finally:
-        status.stop()
+        bar.stop()
 
 
 def main() -> None:

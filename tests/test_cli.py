@@ -203,6 +203,10 @@ def test_errors_are_one_line(
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
+def test_what_to_install_is_told_to_the_letter(own_bundle: Path) -> None:
+    assert "pip install 'planforge[tensorrt]'" in error_line("build", own_bundle, "--engine", "tensorrt")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
