@@ -219,6 +219,7 @@ KILLED = """
 import os, signal, sys
 from planforge.exporter import export
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children ignore it
 def progress(line):
     if line.startswith(sys.argv[3]):
         os.kill(os.getpid(), getattr(signal, sys.argv[2]))

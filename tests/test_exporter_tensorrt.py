@@ -399,7 +399,8 @@ def test_an_interrupt_takes_the_child_along(tmp_path: Path) -> None:
         "new.write_text(str(os.getpid())); new.rename(path); time.sleep(60)"
     )
     parent = (
-        "import sys; from planforge.exporter.tensorrt import build;"
+        "import signal, sys; from planforge.exporter.tensorrt import build;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a background job ignores it
         f"build.CHILD = (sys.executable, '-c', {child!r});"
         "build.answer_of_child({'engine': 'tensorrt-rtx', 'onnx': 'g.onnx'})"
     )
