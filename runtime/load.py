@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 from .backends.ladder import choose_artifact, choose_backend
@@ -48,11 +50,10 @@ def load(
     manifest = opened.manifest
     if manifest.task != "text-generation":
         raise ManifestError(f"{opened.folder} is for {manifest.task!r}, which this version does not run")
-    if threads is not None and threads < 1:
-        raise InputError(f"threads={threads} must be at least 1")
     context = manifest.generation.max_length
-    if max_length is not None and not 2 <= max_length <= context:
-        raise InputError(f"max_length={max_length} must be from 2 to the model's context of {context}")
+    check_whole("threads", threads, 1, os.cpu_count() or 1, "this machine's cores")
+    check_whole("max_length", max_length, 2, context, "the model's context")
+    check_whole("memory_limit", memory_limit, 1, sys.maxsize, "bytes")
     engine = choose_backend(backend, opened, threads, verify)
     artifact = choose_artifact(opened, "decoder", precision)
     tokenizer = Tokenizer.from_file(opened.path(str(manifest.tokenizer["files"][0])))
@@ -64,3 +65,11 @@ def load(
         memory_limit=memory_limit,
         weight_bytes=sum(manifest.files[name].bytes for name in artifact.data),
     )
+
+
+def check_whole(name: str, value: int | None, low: int, high: int, what: str) -> None:
+    """Refuses what is neither None nor a whole number in a range."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InputError(f"{name}={value!r} must be None or a whole number from {low} to {high} ({what})")

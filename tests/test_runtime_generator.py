@@ -309,8 +309,9 @@ def test_load_checks_its_arguments(demo_bundle: Path, caplog: pytest.LogCaptureF
         load(demo_bundle, precision="int3")
     with pytest.raises(InputError, match="max_length=9999"):
         load(demo_bundle, max_length=9999)
-    with pytest.raises(InputError, match="threads=0"):
-        load(demo_bundle, threads=0)
+    for name, value in [("threads", 0), ("threads", 10**5), ("threads", "2"), ("memory_limit", -5)]:
+        with pytest.raises(InputError, match=f"{name}={value!r} must be None or a whole number from 1 to"):
+            load(demo_bundle, **{name: value})  # type: ignore[arg-type]
     with caplog.at_level("INFO", "planforge"), load(demo_bundle, max_length=32, threads=1) as model:
         assert model.generate("a " * 20, max_new_tokens=50).finish_reason == "context"
     assert "ort-cpu" in caplog.text
