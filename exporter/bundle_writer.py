@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..runtime.bundle.bundle import Bundle, sha256_of
@@ -99,55 +99,63 @@ def file_entries(folder: Path) -> dict[str, FileEntry]:
 
 
 def install(staging: Path, manifest: Manifest, output: Path) -> None:
-    """Commits the staged files and their manifest as the bundle `output`."""
+    """Commits the staged files and their manifest as the bundle `output`.
+
+    Raises:
+        OutputError: a folder of the bundle is a link to elsewhere, or a name is in use.
+    """
     output = output.resolve()
-    for name in manifest.files:
-        if (staging / name).exists():
-            sync(staging / name)
+    staged = [name for name in manifest.files if (staging / name).exists()]
+    for name in staged:
+        sync(staging / name)
     if not output.exists():
         write_manifest(staging, manifest)
+        sync(staging)
         os.rename(staging, output)
         sync(output.parent)
         return
-    for name in manifest.files:
-        if (staging / name).exists():
+    refuse_links_and_used_names(output, staged)
+    try:
+        for name in staged:
             (output / name).parent.mkdir(exist_ok=True)
             os.replace(staging / name, output / name)
+        for folder in OWN_FOLDERS:
+            if (output / folder).is_dir():
+                sync(output / folder)
+        write_manifest(output, manifest)
+    except OSError:
+        for name in staged:  # the old manifest doesn't list them: their names are new
+            (output / name).unlink(missing_ok=True)
+        raise
+    sync(output)
+    remove_unlisted(output, manifest)
+
+
+def refuse_links_and_used_names(output: Path, staged: Sequence[str]) -> None:
     for folder in OWN_FOLDERS:
-        if (output / folder).is_dir():
-            sync(output / folder)
-    old = listed_files(output)
-    write_manifest(output, manifest)
-    remove_unlisted(output, manifest, old)
+        if (output / folder).is_symlink():
+            raise OutputError(f"{output / folder} is a link; a bundle's folders must be its own")
+    for name in staged:
+        if (output / name).exists():
+            raise OutputError(f"{output / name} exists already, and is not overwritten")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """The commit: manifest.json is the old one or the new one, never a part of one."""
+    text = manifest.to_json()
+    Manifest.from_json(text)  # what a reader would refuse is not written
     temporary = folder / f"{FILE_NAME}.new"
-    temporary.write_text(manifest.to_json(), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     sync(temporary)
     os.replace(temporary, folder / FILE_NAME)
-    sync(folder)
 
 
-def listed_files(folder: Path) -> set[str]:
-    """What the manifest in `folder` lists; nothing when there is none to read."""
-    try:
-        return set(Bundle.open(folder).manifest.files)
-    except BundleError:
-        return set()
-
-
-def remove_unlisted(output: Path, manifest: Manifest, old: set[str]) -> None:
+def remove_unlisted(output: Path, manifest: Manifest) -> None:
     """Removes what the old manifest listed, or a killed export left, and the new one doesn't list."""
-    ours = {
-        path.relative_to(output).as_posix()
-        for folder in OWN_FOLDERS
-        for path in (output / folder).glob("*")
-        if path.is_file()
-    }
-    for name in (old | ours) - set(manifest.files):
-        (output / name).unlink(missing_ok=True)
+    for folder in OWN_FOLDERS:
+        for path in (output / folder).glob("*"):
+            if path.is_file() and f"{folder}/{path.name}" not in manifest.files:
+                path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

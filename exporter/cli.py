@@ -25,8 +25,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
+EXPORT_EXTRA = ("huggingface_hub", "onnx", "onnx_ir", "onnxscript", "safetensors", "torch")
 FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 
+SM_HELP = (
+    "GPU architectures: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121."
+)
 BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -64,11 +68,13 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.", show_default=False)],
     precision: Annotated[str, typer.Option(help="fp32, fp16; the first is what run takes.")] = "fp32,fp16",
     target: Annotated[
-        str | None, typer.Option(help="cpu, portable, rtx, tensorrt.", show_default="cpu,rtx")
+        str | None,
+        typer.Option(
+            help="cpu (ONNX alone), rtx (a plan for RTX GPUs), tensorrt (for the GPU here).",
+            show_default="cpu,rtx",
+        ),
     ] = None,
-    sm: Annotated[
-        str | None, typer.Option(help="GPU architectures, as sm86,sm89.", show_default="all")
-    ] = None,
+    sm: Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")] = None,
     max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 8,
     max_length: Annotated[
         int | None, typer.Option(help="Context in tokens.", show_default="the model's")
@@ -110,9 +116,7 @@ def build(
         str | None,
         typer.Option(help="Instead of a target: tensorrt-rtx or tensorrt.", show_default=False),
     ] = None,
-    sm: Annotated[
-        str | None, typer.Option(help="GPU architectures, as sm86,sm89.", show_default="all")
-    ] = None,
+    sm: Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")] = None,
     maximum: Annotated[
         list[str] | None,
         typer.Option("--max", help="batch=N or length=N, below the graph's.", show_default=False),
@@ -147,7 +151,7 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare every graph of a bundle with PyTorch; exit 1 if one differs."""
+    """Compare every graph with PyTorch, or golden data where it is absent; exit 1 if one differs."""
     with running() as progress:
         from .inspection import verification_table
         from .verification.verify import verify as verify_bundle
@@ -195,7 +199,10 @@ def run(
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus.", show_default="all")] = None,
     repetition_penalty: Annotated[float, typer.Option(help="1.0 does nothing.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text.", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Make sampling repeatable.", show_default=False)] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Make sampling repeatable.", show_default=False),
+    ] = None,
     truncate: Annotated[
         str | None,
         typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
@@ -241,17 +248,29 @@ def prompts_of(texts: list[str] | None, input_file: Path | None) -> Iterator[str
     """The prompts, from the arguments, a file of JSON lines, or stdin."""
     if texts and input_file:
         raise InputError("give prompts as arguments or with --input, not both")
-    if input_file:
-        with input_file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield text_of(line, f"{input_file}, line {number}")
-    elif texts:
-        yield from texts
-    else:
-        if sys.stdin.isatty():
-            errors.print("[dim]a prompt a line, end with Ctrl-D[/dim]")
-        yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+    if not texts and not input_file and sys.stdin.isatty():
+        errors.print("[dim]a prompt a line, end with Ctrl-D[/dim]")
+    found = texts or (json_lines(input_file) if input_file else (line.rstrip("\r\n") for line in sys.stdin))
+    count = 0
+    for prompt in found:
+        if prompt.strip() or texts:
+            yield prompt
+            count += 1
+    if not count:
+        raise InputError(
+            "there are no prompts; give them as arguments, a line each on stdin, or with --input"
+        )
+
+
+def json_lines(path: Path) -> Iterator[str]:
+    """The "text" of every line; "-" is stdin."""
+    try:
+        lines = (sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--input {path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield text_of(line, f"{path}, line {number}")
 
 
 def text_of(line: str, where: str) -> str:
@@ -314,9 +333,15 @@ def running() -> Iterator[Callable[[str], None]]:
             raise
         errors.print(Text("error: ", style="red").append(str(error), style="default"))
         raise typer.Exit(1) from error
+    except ModuleNotFoundError as error:
+        bar.stop()
+        if Settings.debug or error.name not in EXPORT_EXTRA:
+            raise
+        errors.print(Text(f"error: this command needs {error.name}: pip install 'planforge[export]'"))
+        raise typer.Exit(1) from error
     except KeyboardInterrupt:
         bar.stop()
-        errors.print("interrupted; nothing was changed")
+        errors.print("\ninterrupted; nothing was changed")
         raise typer.Exit(130) from None
     except BrokenPipeError:
         raise typer.Exit(1) from None

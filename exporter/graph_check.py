@@ -12,21 +12,25 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def name_axes(model: ir.Model, outputs: Sequence[TensorSpec]) -> None:
-    """Gives every dynamic axis of the graph's outputs the name that the recipe means.
+def name_axes(model: ir.Model, constraints: Sequence[str]) -> None:
+    """Renames the outputs' axes that tracing named by a sum ("past + tokens") as the recipe does ("total").
 
-    Tracing names them by expressions ("past + tokens"); inputs already carry their names. A length that
-    is fixed on one side only is left as it is, for `check_graph` to find.
+    Args:
+        constraints: the recipe's; those of the form "total = past + tokens" say which sum has which name.
     """
     import onnx_ir as ir
 
-    for value, spec in zip(model.graph.outputs, outputs, strict=True):
-        if value.shape is None or len(value.shape) != len(spec.axes):
-            continue
-        value.shape = ir.Shape(
-            name if isinstance(name, str) and not isinstance(dim, int) else dim
-            for dim, name in zip(value.shape, spec.axis_names(), strict=True)
-        )
+    sums = {}
+    for constraint in constraints:
+        name, equals, terms = constraint.partition(" = ")
+        if equals:
+            sums[frozenset(terms.split(" + "))] = name
+    for value in model.graph.outputs:
+        if value.shape is not None:
+            names = [axis_name(dim) for dim in value.shape]
+            value.shape = ir.Shape(
+                sums.get(frozenset(n.split(" + ")), n) if isinstance(n, str) else n for n in names
+            )
 
 
 def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:

@@ -117,7 +117,8 @@ def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
 def gate_text(artifact: Artifact) -> str:
     if not artifact.gate:
         return "not verified"
-    measured = artifact.gate.get("measured", {})
+    measured = artifact.gate.get("measured")
+    measured = measured if isinstance(measured, dict) else {}
     numbers = ", ".join(f"{k} {v:.2g}" for k, v in measured.items() if isinstance(v, float))
     return f"{'verified' if artifact.gate.get('passed') else 'FAILED'} ({numbers})"
 

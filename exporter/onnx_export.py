@@ -1,7 +1,5 @@
 """Traces one recipe into an ONNX graph without weights; runs as a child process of its own.
 
-    python -m planforge.exporter.onnx_export FOLDER DIALECT MAX_BATCH MAX_LENGTH OUT.onnx
-
 Only config.json is read. The weights are graph inputs while the graph is traced and simplified, so
 nothing can be folded, merged or dropped because of their values, and no process holds them twice.
 """
@@ -10,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .child import command_of
 from .errors import ExportError
 from .recipes import Limits, Recipe, recipes_for
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 def start_trace(checkpoint: Path, dialect: str, limits: Limits, out: Path) -> subprocess.Popen[str]:
     """Starts tracing in a child process; `finish_trace` waits for it."""
-    command = [sys.executable, "-m", __name__, str(checkpoint), dialect]
+    command = [*command_of(__name__), str(checkpoint.resolve()), dialect]
     command += [str(limits.max_batch), str(limits.max_length), str(out)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
@@ -112,7 +110,7 @@ def simplify(model: ir.Model) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The child process: trace one dialect of one checkpoint's config."""
+    """The child process: FOLDER DIALECT MAX_BATCH MAX_LENGTH OUT.onnx."""
     import onnx_ir as ir
     import torch
 
@@ -128,7 +126,3 @@ def main(arguments: list[str]) -> None:
     if config.tie_word_embeddings:
         model.lm_head.weight = model.wte.weight
     ir.save(trace(model, recipe), out)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -20,6 +20,7 @@ from ..runtime.text.tokenizer import Tokenizer, tokenizer_json
 from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
 from .errors import CheckpointError, ExportError
 from .plans import Progress, build_plans, default_targets, silent
+from .prompts import read_prompts
 from .recipes import Limits, Recipe, recipes_for
 from .source import Source, resolve_source
 from .targets import engine_installed, target_named
@@ -84,9 +85,13 @@ def export(
             VerificationError; nothing is left at `output` that was not there before.
     """
     output = Path(output)
-    targets = default_targets() if target is None else list(target)
+    precision = list(dict.fromkeys(precision))
+    targets = default_targets() if target is None else list(dict.fromkeys(target))
+    if target is None and "fp16" not in precision:
+        targets = ["cpu"]  # plans are built from fp16
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
+    texts = read_prompts(None if prompts is None else Path(prompts))
     checkpoint = Checkpoint(resolve_source(model), max_batch, max_length)
     with staging_folder(output) as staging:
         dialects = list(dict.fromkeys(target_named(name).dialect for name in targets))
@@ -98,7 +103,7 @@ def export(
             plans = pool.submit(build_plans, staging, manifest, targets, sms, None, progress)
             report = None
             if verify:
-                manifest, report = verified(staging, manifest, reference, prompts, progress)
+                manifest, report = verified(staging, manifest, reference, texts, progress)
             manifest = dataclasses.replace(manifest, plans=tuple(plans.result()))
         manifest = dataclasses.replace(manifest, files=file_entries(staging))
         progress("committing the bundle")
@@ -169,11 +174,15 @@ class Checkpoint:
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         eos = settings.get("eos_token_id")
-        eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        tokens = {name: settings.get(name) for name in ("bos_token_id", "pad_token_id")}
+        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        for name, token in [*tokens.items(), *(("eos_token_id", end) for end in ends)]:
+            if token is not None and type(token) is not int:
+                raise CheckpointError(f"{self.source.folder}: {name} is {token!r}, not a token's number")
         return GenerationDefaults(
-            eos=tuple(token for token in eos if 0 <= token < self.config.vocab_size),
-            bos=settings.get("bos_token_id"),
-            pad=settings.get("pad_token_id"),
+            eos=tuple(token for token in ends if 0 <= token < self.config.vocab_size),
+            bos=tokens["bos_token_id"],
+            pad=tokens["pad_token_id"],
             max_length=self.limits.max_length,
         )
 
@@ -220,7 +229,7 @@ def write_graphs(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for dialect, graph in graphs.items():
         AttachWeights(parameters)(graph)
-        name_axes(graph, checkpoint.recipes[dialect].outputs)
+        name_axes(graph, checkpoint.recipes[dialect].constraints)
         check_graph(graph, checkpoint.recipes[dialect].inputs, checkpoint.recipes[dialect].outputs)
     (staging / "onnx").mkdir()
     artifacts = []
@@ -303,7 +312,7 @@ def verified(
     staging: Path,
     manifest: Manifest,
     model: GPT2,
-    prompts: str | Path | None,
+    prompts: Sequence[str],
     progress: Progress,
 ) -> tuple[Manifest, VerificationReport]:
     """Compares every staged graph with PyTorch; adds the gates, golden.npz and parity.json.

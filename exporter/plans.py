@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -58,6 +59,8 @@ def build(
         BuildError: TensorRT refused; names the ONNX node.
     """
     opened = Bundle.open(bundle)
+    if target is not None and engine is not None:
+        raise InputError(f"give a target ({target}) or an engine ({engine}), not both")
     name = target or target_of(engine)
     if target_named(name).engine is None:
         plans = [n for n, t in TARGETS.items() if t.engine is not None]
@@ -133,8 +136,8 @@ def build_plan_for(
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
-    stem = f"{artifact.graph}.{target_name}.fp16-{bundle.manifest.export_id[:8]}"
-    name = f"plans/{stem}.{'-'.join(architectures) or 'local'}.plan"
+    # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
+    name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
     (folder / "plans").mkdir(exist_ok=True)
     for data in artifact.data:
         bundle.path(data)
@@ -155,6 +158,6 @@ def fp16_graph(manifest: Manifest, dialect: str) -> Artifact:
         if (artifact.dialect, artifact.precision) == (dialect, "fp16"):
             return artifact
     raise InputError(
-        f"the bundle has no {dialect} graph in fp16; export it with"
-        f" `--precision fp32,fp16` and the target among its --target"
+        f"the bundle has no {dialect} graph in fp16; export it again with"
+        " `planforge export MODEL -o BUNDLE --force --precision fp32,fp16 --target cpu,rtx`"
     )

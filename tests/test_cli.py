@@ -38,6 +38,7 @@ AWKWARD = [
     "naïve café Straße ﬁ",
     "e\u0301 combining",
     "x = 3.14159e-10; y = 1,000,000",
+    "(((([[[{{{}}}]]]))))!!??...",
     "<|endoftext|> is text here",
 ]
 
@@ -64,6 +65,7 @@ def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_pa
     model = transformers.GPT2LMHeadModel.from_pretrained(checkpoint).eval()
     tokenizer = transformers.GPT2Tokenizer.from_pretrained(checkpoint)
     seen = set()
+    assert len(answers[:-1]) == 20
     for answer in answers[:-1]:  # the last would be a special token to transformers
         ids = tokenizer(answer["prompt"], return_tensors="pt").input_ids
         out = model.generate(

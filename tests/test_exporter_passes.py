@@ -197,6 +197,15 @@ def test_the_check_names_what_differs(was: str, becomes: str, words: str) -> Non
 
 
 def test_output_axes_get_the_names_that_are_meant() -> None:
-    model = graph(LINEAR.replace("float[n, 6] y", "float[past_plus_tokens, 6] y"))
-    name_axes(model, specs()[1])
+    model = graph(LINEAR)
+    model.graph.outputs[0].shape = ir.Shape(["tokens + past", 6])
+    name_axes(model, ["n = past + tokens", "past <= n"])
     check_graph(model, *specs())
+
+
+def test_another_sum_keeps_its_name_and_is_found() -> None:
+    model = graph(LINEAR)
+    model.graph.outputs[0].shape = ir.Shape(["past + rows", 6])
+    name_axes(model, ["n = past + tokens"])
+    with pytest.raises(ExportError, match=r"past \+ rows"):
+        check_graph(model, *specs())

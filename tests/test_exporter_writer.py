@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +21,12 @@ from planforge.exporter.bundle_writer import (
 )
 from planforge.exporter.errors import OutputError
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.manifest import GenerationDefaults, Manifest
+from planforge.runtime.bundle.manifest import FileEntry, GenerationDefaults, Manifest
 
-# Installs a staged bundle, and kills itself just before its N-th call that changes the disk.
+# Installs a staged bundle; just before its N-th call that changes the disk it kills itself, or that
+# call finds the disk full.
 KILLED = """
-import os, pathlib, signal, sys
+import errno, os, pathlib, signal, sys
 from planforge.exporter import bundle_writer
 from planforge.runtime.bundle.manifest import Manifest
 
@@ -33,9 +36,11 @@ calls = 0
 def counted(real):
     def call(*arguments, **options):
         global calls
-        if calls == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
         calls += 1
+        if calls == fatal + 1:
+            if sys.argv[4] == "full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **options)
     return call
 
@@ -75,14 +80,14 @@ def whole(output: Path) -> str:
     return bundle.manifest.export_id
 
 
-def install_killed(tmp_path: Path, output: Path, fatal: int) -> int:
+def install_killed(tmp_path: Path, output: Path, fatal: int, how: str = "killed") -> int:
     """Installs export "new" over `output` in a child that dies at step `fatal`; its exit code."""
     staging = tmp_path / f"staging{fatal}"
     staging.mkdir()
     manifest = stage(staging, "new")
     (staging / "manifest.staged").write_text(manifest.to_json())
-    command = [sys.executable, "-c", KILLED, str(staging), str(output), str(fatal)]
-    return subprocess.run(command, timeout=60).returncode
+    command = [sys.executable, "-c", KILLED, str(staging), str(output), str(fatal), how]
+    return subprocess.run(command, timeout=60, stderr=subprocess.DEVNULL).returncode
 
 
 def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path) -> None:
@@ -154,16 +159,62 @@ def test_an_output_below_a_file_cannot_be_written(tmp_path: Path) -> None:
         check_output(tmp_path / "file" / "bundle", force=False)
 
 
-def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_any_step_leaves_the_old_bundle_or_the_new_one(tmp_path: Path) -> None:
+    seen = []
+    for step in range(16):
+        output = tmp_path / f"bundle{step}"
+        with staging_folder(output) as staging:
+            install(staging, stage(staging, "old"), output)
+        install_killed(tmp_path, output, step, "full")
+        seen.append(whole(output))
+        left = {p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()}
+        if whole(output) == "old":  # and nothing of the new one stays behind
+            assert left - {"manifest.json.new"} == {"manifest.json", *Bundle.open(output).manifest.files}
+    assert set(seen) == {"old", "new"}
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="No space left on device; nothing was changed"):  # noqa: SIM117
+        with staging_folder(tmp_path / "bundle"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_in_use_are_never_overwritten(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
     with staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
-    with pytest.raises(OutputError, match="No space left on device; nothing was changed"):  # noqa: SIM117
-        with staging_folder(output) as staging:
-            stage(staging, "new")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OutputError, match="exists already"), staging_folder(output) as staging:
+        install(staging, stage(staging, "old"), output)
     assert whole(output) == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("folder", ["onnx", "plans", "checks", "tokenizer"])
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: str) -> None:
+    output, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious.txt").write_text("mine")
+    with staging_folder(output) as staging:
+        install(staging, stage(staging, "old"), output)
+    shutil.rmtree(output / folder, ignore_errors=True)
+    (output / folder).symlink_to(elsewhere)
+    with pytest.raises(OutputError, match="is a link"), staging_folder(output) as staging:
+        install(staging, stage(staging, "new"), output)
+    assert (elsewhere / "precious.txt").read_text() == "mine"
+
+
+def test_what_an_old_manifest_lists_elsewhere_is_not_removed(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    with staging_folder(output) as staging:
+        install(staging, stage(staging, "old"), output)
+    (output / "notes.txt").write_text("mine")
+    old = Bundle.open(output).manifest
+    files = {**old.files, "manifest.json": FileEntry("0", 1), "notes.txt": FileEntry("0", 1)}
+    (output / "manifest.json").write_text(dataclasses.replace(old, files=files).to_json())
+    with staging_folder(output) as staging:
+        install(staging, stage(staging, "new"), output)
+    assert whole(output) == "new"
+    assert (output / "notes.txt").read_text() == "mine"
 
 
 def test_what_a_killed_export_left_beside_is_removed(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Builds a TensorRT plan from an ONNX graph, in a child process of its own.
 
-    python -m planforge.exporter.tensorrt.build REQUEST.json ANSWER.json
-
 The native library may abort, and holds the weights several times: a child that dies is an error
 here, and its memory goes with it. Neither process loads torch.
 """
@@ -27,6 +25,7 @@ from typing import Any, BinaryIO
 from ...runtime.bundle.bundle import sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan
 from ...runtime.errors import BackendUnavailableError, PlanForgeError
+from ..child import command_of
 from ..errors import BuildError, OutputError
 from .log import FATAL_WARNING, build_errors, check_network, in_words, make_logger, parse_errors
 from .profiles import SLOTS, Profile, add_profile, check_profile, slots_of
@@ -50,7 +49,7 @@ ENGINES = {
     ),
     "tensorrt": Engine("tensorrt", "tensorrt"),
 }
-CHILD = (sys.executable, "-m", f"{__package__}.build")
+CHILD = tuple(command_of(f"{__package__}.build"))
 ERRORS = {kind.__name__: kind for kind in (BuildError, OutputError, BackendUnavailableError)}
 
 RTX_MAGIC = b"vtrt"
@@ -115,12 +114,12 @@ def build_plan(
     slots_of(profiles)
     partial = out.with_name(f".{out.name}.partial")
     request = {
-        "onnx": str(onnx),
+        "onnx": str(onnx.resolve()),
         "artifact": artifact.to_json(),
         "engine": engine,
         "sms": sms,
         "profiles": [profile.to_json() for profile in profiles],
-        "out": str(partial),
+        "out": str(partial.resolve()),
     }
     started = time.perf_counter()
     try:
@@ -178,7 +177,6 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
         files[0].write_text(json.dumps(request), encoding="utf-8")
         child = subprocess.run(
             [*CHILD, *map(str, files)],
-            env={**os.environ, "PYTHONSAFEPATH": "1"},  # modules never come from the current folder
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -388,7 +386,3 @@ def plan_summary(path: Path) -> dict[str, Any]:
         summary["version"] = ".".join(str(byte) for byte in header[24:28])
         summary["complete"] = size == int.from_bytes(header[16:24], "little")
     return summary
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

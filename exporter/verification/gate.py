@@ -94,7 +94,8 @@ def measure(got: Logits, want: Logits) -> Metrics:
 
 def scale_of(logits: Logits) -> float:
     """What errors are measured in, so that a model with large logits is not held to a finer grain."""
-    return max(1.0, float(logits.std()))
+    centred = logits - logits.mean(-1, keepdims=True)  # softmax sees no offset of a whole row
+    return max(1.0, float(centred.std()))
 
 
 def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,16 +17,16 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.text.tokenizer import Tokenizer
-from ..errors import VerificationError
 from .gate import Comparison, Logits, Metrics, judge, measure, scale_of
 from .node_executor import NodeExecutor, NotFiniteError
 
 if TYPE_CHECKING:
     from .reference import Reference
 
-PROMPTS = Path(__file__).with_name("prompts.txt")
 DECODE_STEPS = 32
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
+MAX_BATCH = 8  # of the padded cases
+PART = 7  # tokens of a step on top of a past; divides no round length
 CONTEXT_ROWS = 8  # positions compared at the end of a full context
 
 
@@ -38,12 +37,14 @@ class Sample:
     Attributes:
         prompt: token ids.
         continuation: PyTorch's greedy tokens.
+        margins: by how much PyTorch preferred each of them to the next best, in logits.
         steps: the steps whose logits are known; step 0 follows the prompt, step i the i-th new token.
         logits: (len(steps), V) PyTorch's, computed at once and without a cache.
     """
 
     prompt: tuple[int, ...]
     continuation: tuple[int, ...]
+    margins: tuple[float, ...]
     steps: tuple[int, ...]
     logits: Logits
 
@@ -68,38 +69,25 @@ class Expectation:
     context_logits: Logits
 
 
-def read_prompts(path: Path | None) -> list[str]:
-    r"""One prompt a line; \n stands for a line break. The built-in ones when no file is given.
-
-    Raises:
-        VerificationError: the file is empty, cannot be read, or is not UTF-8.
-    """
-    try:
-        lines = (path or PROMPTS).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise VerificationError(f"the prompts of {path} cannot be read: {error}") from error
-    prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]
-    if not prompts:
-        raise VerificationError(f"{path} holds no prompts; write one a line")
-    return prompts
-
-
 def expect(reference: Reference, tokenizer: Tokenizer, prompts: Sequence[str], context: int) -> Expectation:
     """Asks PyTorch.
 
     Args:
-        prompts: real text. Each prompt gets a length of its own, so that batches are padded.
+        prompts: real text, cut to unequal lengths, so that batches are padded; all of it fills the context.
         context: the model's, in tokens.
     """
-    encoded = [tokenizer.encode(text) for text in prompts]
+    encoded = [tokens for tokens in map(tokenizer.encode, prompts) if tokens]
     steps = min(DECODE_STEPS + 1, context // 2)
     longest = min(PROMPT_TOKENS, context - steps)
-    lengths = (longest, max(1, longest // 3), 1)
-    chosen = [encoded[i % len(encoded)][:length] for i, length in enumerate(lengths)]
+    chosen = [tokens[: max(1, longest // (1 + i % 3))] for i, tokens in enumerate(encoded)]
+    chosen.append(encoded[0][:1])
     samples = []
     for prompt, continuation in zip(chosen, reference.greedy(chosen, steps), strict=True):
         logits = reference.logits([*prompt, *continuation[:-1]], slice(len(prompt) - 1, None))
-        samples.append(Sample(tuple(prompt), tuple(continuation), tuple(range(steps)), logits))
+        best = np.sort(logits, axis=-1)[:, -2:]
+        margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
+        steps_known = tuple(range(steps))
+        samples.append(Sample(tuple(prompt), tuple(continuation), margins, steps_known, logits))
     text = [token for tokens in encoded for token in tokens]
     filled = (text * (context // len(text) + 1))[:context]
     last = reference.logits(filled, slice(-min(CONTEXT_ROWS, context - 1), None))
@@ -127,13 +115,20 @@ def compare(
         comparisons.append(Comparison(artifact.id, engine, case, metrics.to_json(), limits, found))
 
     try:
-        samples, count = expected.samples, len(expected.samples)
+        samples = expected.samples
+        batch = samples[-MAX_BATCH:]  # the last has a single token
         progress(f"{artifact.id}: prompts one by one")
         parts = [teacher_forced(decoder, sample) for sample in samples]
         add("prefill and decode, batch 1", backend.name, measure_parts(parts))
-        progress(f"{artifact.id}: greedy, batch {count}")
-        parts, failures = greedy(decoder, samples, limits)
-        add(f"greedy, batch {count}, padded", backend.name, measure_parts(parts), failures)
+        progress(f"{artifact.id}: greedy, batch {len(batch)}")
+        parts, failures = greedy(decoder, batch, limits)
+        add(f"greedy, batch {len(batch)}, padded", backend.name, measure_parts(parts), failures)
+        progress(f"{artifact.id}: parts of {PART} tokens")
+        add(
+            f"parts of {PART} tokens, batch 1 and {len(batch)}",
+            backend.name,
+            measure_parts(in_parts(decoder, batch)),
+        )
         progress(f"{artifact.id}: full context")
         add("full context", backend.name, measure(*full_context(decoder, expected)))
     finally:
@@ -164,6 +159,20 @@ def teacher_forced(decoder: Decoder, sample: Sample) -> tuple[Logits, Logits]:
     out = [run.prefill([sample.prompt])]
     out += [run.decode([token]) for token in sample.continuation[:-1]]
     return np.concatenate(out)[list(sample.steps)], sample.logits
+
+
+def in_parts(decoder: Decoder, samples: Sequence[Sample]) -> list[tuple[Logits, Logits]]:
+    """Several tokens at a time on top of a past: every known step alone, the last one as a padded batch."""
+    texts = [[*s.prompt, *s.continuation[:-1]] for s in samples]
+    parts = []
+    for sample, tokens in zip(samples, texts, strict=True):
+        logits = np.concatenate(list(decoder.start(1, len(tokens)).extend(tokens, PART)))
+        rows = [len(sample.prompt) - 1 + step for step in sample.steps]
+        parts.append((logits[rows], sample.logits))
+    run = decoder.start(len(texts), max(map(len, texts)))
+    last = run.prefill(texts, PART)
+    parts += [(last[row : row + 1], s.logits[-1:]) for row, s in enumerate(samples)]
+    return parts
 
 
 def full_context(decoder: Decoder, expected: Expectation) -> tuple[Logits, Logits]:
@@ -199,16 +208,23 @@ def greedy(
             token = samples[row].continuation[step]
             if chosen[row] != token:
                 following.discard(row)
-                if want is not None:
-                    failures += divergence(step, token, int(chosen[row]), want, limits)
+                margin = (
+                    samples[row].margins[step] if want is None else float(want[token] - want[chosen[row]])
+                )
+                failures += divergence(step, token, int(chosen[row]), margin, samples[row], limits)
         logits = run.decode([int(token) for token in chosen])
     return parts, failures
 
 
-def divergence(step: int, token: int, chosen: int, want: Logits, limits: Mapping[str, float]) -> list[str]:
-    """A failure, if two logits inside their limit could not have changed places."""
-    margin = float(want[token] - want[chosen])
-    allowed = 2 * limits["max_error"] * scale_of(want)
+def divergence(
+    step: int, token: int, chosen: int, margin: float, sample: Sample, limits: Mapping[str, float]
+) -> list[str]:
+    """A failure, if two logits inside their limit could not have changed places.
+
+    Args:
+        margin: by how much PyTorch preferred its token to the chosen one, or to the next best at least.
+    """
+    allowed = 2 * limits["max_error"] * scale_of(sample.logits)
     if margin <= allowed:
         return []
     text = f"new token {step} is {chosen}, PyTorch's is {token} by a margin of {margin:.3g}"

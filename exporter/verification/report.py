@@ -78,6 +78,7 @@ def write_golden(path: Path, expected: Expectation, limits: Mapping[str, Mapping
         arrays |= {
             f"sample.{i}.prompt": np.array(thin.prompt),
             f"sample.{i}.continuation": np.array(thin.continuation),
+            f"sample.{i}.margins": np.array(thin.margins),
             f"sample.{i}.steps": np.array(thin.steps),
             f"sample.{i}.logits": thin.logits,
         }
@@ -96,6 +97,7 @@ def read_golden(path: Path) -> tuple[Expectation, dict[str, dict[str, float]]]:
             Sample(
                 prompt=integers(f"sample.{i}.prompt"),
                 continuation=integers(f"sample.{i}.continuation"),
+                margins=tuple(float(margin) for margin in file[f"sample.{i}.margins"]),
                 steps=integers(f"sample.{i}.steps"),
                 logits=file[f"sample.{i}.logits"],
             )

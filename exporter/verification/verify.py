@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,10 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import CheckpointError, SourceError, VerificationError
+from ..prompts import read_prompts
 from ..source import Source, resolve_source
 from .gate import limits_for
-from .parity import Expectation, compare, expect, read_prompts
+from .parity import Expectation, compare, expect
 from .report import VerificationReport, read_golden
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def verify(
         model = load_model(checkpoint.folder)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    reference, expected = expectation_from(opened, model, prompts, progress)
+    texts = read_prompts(None if prompts is None else Path(prompts))
+    reference, expected = expectation_from(opened, model, texts, progress)
     precisions = {a.precision for a in opened.manifest.artifacts}
     limits = limits_from(reference, expected, precisions)
     return compare_all(opened, expected, limits, with_pytorch=True, progress=progress)
@@ -99,7 +101,7 @@ def golden_of(bundle: Bundle) -> tuple[Expectation, dict[str, dict[str, float]]]
 
 
 def expectation_from(
-    bundle: Bundle, model: GPT2, prompts: str | Path | None, progress: Progress
+    bundle: Bundle, model: GPT2, prompts: Sequence[str], progress: Progress
 ) -> tuple[Reference, Expectation]:
     """What PyTorch computes for the prompts."""
     from .reference import Reference
@@ -108,14 +110,13 @@ def expectation_from(
     reference = Reference(model)
     manifest = bundle.manifest
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
-    texts = read_prompts(None if prompts is None else Path(prompts))
-    return reference, expect(reference, tokenizer, texts, manifest.generation.max_length)
+    return reference, expect(reference, tokenizer, prompts, manifest.generation.max_length)
 
 
 def limits_from(
     reference: Reference, expected: Expectation, precisions: Iterable[str]
 ) -> dict[str, dict[str, float]]:
-    """The limits of each precision, from the one table and from what rounding the weights alone does.
+    """The limits of each precision, from the one table and from what rounding does in PyTorch.
 
     Raises:
         VerificationError: the model with rounded weights is not finite.

@@ -52,8 +52,5 @@ def choose_artifact(bundle: Bundle, graph: str, precision: str | None) -> Artifa
     precisions = list(dict.fromkeys(a.precision for a in found))
     wanted = precisions[0] if precision is None else precision
     if wanted not in precisions:
-        raise InputError(
-            f"precision={wanted!r} is not in this bundle, which has {precisions}; export it with"
-            f" `planforge export ... --precision {wanted}`"
-        )
+        raise InputError(f"precision={wanted!r} is not in this bundle, which has {precisions}")
     return min((a for a in found if a.precision == wanted), key=lambda a: CPU_DIALECTS.index(a.dialect))

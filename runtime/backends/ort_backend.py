@@ -58,22 +58,27 @@ class OrtProgram:
         self.output_names = [tensor.name for tensor in self.session.get_outputs()]
 
     def allocate(self, name: str, shape: Shape) -> OrtBuffer:
-        return OrtBuffer(np.zeros(shape, self.dtypes[name]))  # untouched pages take no memory
+        return OrtBuffer(np.zeros(shape, self.dtype_of(name)))  # untouched pages take no memory
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        if name not in self.dtypes:
+            raise BackendError(f"the graph has no tensor {name!r}; it has {', '.join(self.dtypes)}")
+        return self.dtypes[name]
 
     def run(self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer]) -> dict[str, Array]:
         binding = self.session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtypes[name]))
-        for name, buffer in buffers.items():
-            assert isinstance(buffer, OrtBuffer)
-            if name in self.output_names:
-                binding.bind_ortvalue_output(name, buffer.value)
-            else:
-                binding.bind_ortvalue_input(name, buffer.value)
         rest = [name for name in self.output_names if name not in buffers]
-        for name in rest:
-            binding.bind_output(name, "cpu")
         with mapped_errors("ONNX Runtime failed while running"):
+            for name, array in inputs.items():
+                binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))
+            for name, buffer in buffers.items():
+                assert isinstance(buffer, OrtBuffer)
+                if name in self.output_names:
+                    binding.bind_ortvalue_output(name, buffer.value)
+                else:
+                    binding.bind_ortvalue_input(name, buffer.value)
+            for name in rest:
+                binding.bind_output(name, "cpu")
             self.session.run_with_iobinding(binding)
         bound = [name for name in buffers if name in self.output_names] + rest
         values = zip(bound, binding.get_outputs(), strict=True)  # in the order of their binding

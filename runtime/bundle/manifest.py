@@ -289,7 +289,10 @@ class Manifest:
         """Every file that an artifact, plan or tokenizer names must have an entry with its hash."""
         named = [*(name for a in self.artifacts for name in (a.file, *a.data))]
         named += [p.file for p in self.plans]
-        named += _Reader(self.tokenizer, "tokenizer").list_of("files", str, ())
+        tokenizer_files = _Reader(self.tokenizer, "tokenizer").list_of("files", str)
+        if not tokenizer_files:
+            raise ManifestError(f"{FILE_NAME}: tokenizer.files is empty")
+        named += tokenizer_files
         for name in named:
             if name not in self.files:
                 raise ManifestError(f"{FILE_NAME} uses {name!r} without listing its hash under 'files'")

@@ -159,6 +159,7 @@ def cache_pairs(artifact: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
 
 def cache_shape(spec: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
     """(B, H, length, D) of one cache tensor."""
-    _, heads, _, head_size = spec.axis_names()
-    assert isinstance(heads, int) and isinstance(head_size, int)
-    return batch, heads, length, head_size
+    axes = spec.axis_names()
+    if len(axes) != 4 or not isinstance(axes[1], int) or not isinstance(axes[3], int):
+        raise ManifestError(f"cache {spec.name!r} has axes {axes}, meant are batch, heads, length, head size")
+    return batch, axes[1], length, axes[3]

@@ -6,7 +6,7 @@ B batch, T tokens, N logit rows, V vocabulary
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -73,13 +73,11 @@ class DecoderRun:
         valid = np.ones_like(ids, bool) if active is None else np.asarray(active, bool)[:, None]
         return self.step(ids, valid, range(len(tokens)))
 
-    def extend(self, tokens: Sequence[int], chunk: int = SCORE_CHUNK) -> Array:
-        """Several tokens on top of the cache, batch 1; the logits (T, V) that follow each of them."""
-        out = []
+    def extend(self, tokens: Sequence[int], chunk: int = SCORE_CHUNK) -> Iterator[Array]:
+        """Several tokens on top of the cache, batch 1; the logits (T, V) that follow them, chunk by chunk."""
         for start in range(0, len(tokens), chunk):
             ids = np.asarray([tokens[start : start + chunk]], np.int64)
-            out.append(self.step(ids, np.ones_like(ids, bool), range(ids.shape[1])))
-        return np.concatenate(out)
+            yield self.step(ids, np.ones_like(ids, bool), range(ids.shape[1]))
 
     def step(self, ids: Array, valid: Array, logit_rows: Sequence[int]) -> Array:
         """The graph once: logits (N, V) of `logit_rows`, flat indices into the B * T of this step."""

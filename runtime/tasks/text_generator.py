@@ -173,7 +173,8 @@ class TextGenerator:
             max_new_tokens: at least 1. Generation that fills the context ends with "context".
             **options: temperature, top_k, top_p, repetition_penalty, seed (see `Sampling`; greedy
                 when none of the first three is given); stop, a string or several that end the answer;
-                truncate="left" to drop the beginning of a prompt that is too long;
+                truncate="left" to drop the beginning of a prompt that is too long, so that max_new_tokens
+                fit, or half a context of them;
                 parse_special=True to read special tokens such as <|endoftext|> in the prompt.
 
         Returns:
@@ -234,9 +235,11 @@ class TextGenerator:
                 limit=self.max_length,
             )
         self._check_memory(1, len(tokens))
-        logits = self.decoder.start(1, len(tokens)).extend(tokens[:-1])  # (T - 1, V)
-        logprobs = token_logprobs(logits, np.asarray(tokens[1:]))
-        return Score(tuple(tokens), tuple(float(value) for value in logprobs))
+        logprobs: list[float] = []
+        for logits in self.decoder.start(1, len(tokens)).extend(tokens[:-1]):
+            following = np.asarray(tokens[len(logprobs) + 1 :][: len(logits)])
+            logprobs += token_logprobs(logits, following).tolist()
+        return Score(tuple(tokens), tuple(logprobs))
 
     def count_tokens(self, text: str, parse_special: bool = False) -> int:
         """How many tokens the text has."""
@@ -310,7 +313,9 @@ class TextGenerator:
         try:
             sampling = Sampling(**options)
         except TypeError as error:
-            raise InputError(f"unknown option: {error}") from error
+            unknown = sorted(set(options) - set(Sampling.__dataclass_fields__))
+            known = [*Sampling.__dataclass_fields__, "stop", "truncate", "parse_special"]
+            raise InputError(f"unknown option {unknown}; there are {', '.join(known)}") from error
         if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise InputError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1")
         if truncate not in (None, "left"):
@@ -329,7 +334,11 @@ class TextGenerator:
         tokens = self.tokenizer.encode(prompt, parse_special=parse_special)
         if not tokens:
             eos = [self.tokenizer.spelling(token) for token in self.defaults.eos]
-            start = f"; to begin from nothing, use {eos[0]!r} with parse_special=True" if eos else ""
+            start = (
+                f"; to begin from nothing, use {eos[0]!r} with parse_special=True (--parse-special)"
+                if eos
+                else ""
+            )
             raise InputError(f"the prompt is empty{start}")
         return tokens
 
@@ -340,11 +349,12 @@ class TextGenerator:
         if truncate is None:
             raise ContextLengthError(
                 f"the prompt has {len(tokens)} tokens; the context holds {self.max_length}, of which one"
-                " must be left for the answer. Shorten it, or pass truncate='left' to drop its beginning",
+                " must be left for the answer. Shorten it, or drop its beginning by"
+                " truncate='left' (--truncate left)",
                 tokens=len(tokens),
                 limit=self.max_length - 1,
             )
-        keep = self.max_length - min(max_new_tokens, self.max_length - 1)
+        keep = self.max_length - min(max_new_tokens, self.max_length // 2)
         log.warning("the prompt has %d tokens; its first %d were dropped", len(tokens), len(tokens) - keep)
         return tokens[-keep:], len(tokens) - keep
 

@@ -1,0 +1,25 @@
+"""The real text that exports are verified with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .errors import VerificationError
+
+PROMPTS = Path(__file__).with_name("prompts.txt")
+
+
+def read_prompts(path: Path | None) -> list[str]:
+    r"""One prompt a line; \n stands for a line break. The built-in ones when no file is given.
+
+    Raises:
+        VerificationError: the file is empty, cannot be read, or is not UTF-8.
+    """
+    try:
+        lines = (path or PROMPTS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise VerificationError(f"the prompts of {path} cannot be read: {error}") from error
+    prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]
+    if not prompts:
+        raise VerificationError(f"{path} holds no prompts; write one a line")
+    return prompts
