@@ -19,11 +19,11 @@ import sys
 from planforge.runtime import load
 
 with load("$(BUNDLE)") as model:
-    text = model.generate("In the beginning", max_new_tokens=8).text
+    text = model.generate("O my God", max_new_tokens=12).text
 heavy = {"torch", "transformers", "onnx"} & set(sys.modules)
 if heavy:
     sys.exit(f"generating text loaded {sorted(heavy)}")
-print(f"Generated {text!r} in a process that loaded none of torch, transformers and onnx.")
+print(f"'O my God' goes on with {text!r}, in a process that loaded none of torch, transformers and onnx.")
 endef
 export WITHOUT_TORCH
 
@@ -33,6 +33,7 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2
 	$(BIN)/planforge run $(BUNDLE) "And it came to pass" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 1
 	$(BIN)/planforge inspect $(BUNDLE)
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
+	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
 
 test: .venv/.ready-dev ## the whole suite
 	$(BIN)/pytest
@@ -53,8 +54,10 @@ format: .venv/.ready-dev ## rewrite the sources in the project's style
 
 train-demos: .venv/.ready-dev ## train gpt2-demo again (needs Debian's bible-kjv)
 	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
-	@echo "Training for about 40 minutes on 2 cores ..."
-	$(BIN)/python models/demos/train_gpt2_demo.py --out models/demos/gpt2-demo
+	@echo "Training for about 50 minutes on 2 cores ..."
+	$(BIN)/python models/demos/train_gpt2_demo.py --out build/gpt2-demo-run1 --minutes 37
+	$(BIN)/python models/demos/train_gpt2_demo.py --resume build/gpt2-demo-run1 --out models/demos/gpt2-demo \
+	  --minutes 8.5 --learning-rate 0.0015
 
 # The wheel holds every file of the three folders and nothing else. With onnxruntime alone beside it,
 # away from the checkout, it runs the demo's bundle.

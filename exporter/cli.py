@@ -250,16 +250,13 @@ def prompts_of(texts: list[str] | None, input_file: Path | None) -> Iterator[str
         raise InputError("give prompts as arguments or with --input, not both")
     if not texts and not input_file and sys.stdin.isatty():
         errors.print("[dim]a prompt a line, end with Ctrl-D[/dim]")
-    found = texts or (json_lines(input_file) if input_file else (line.rstrip("\r\n") for line in sys.stdin))
+    lines = (line.rstrip("\r\n") for line in sys.stdin if line.strip())
     count = 0
-    for prompt in found:
-        if prompt.strip() or texts:
-            yield prompt
-            count += 1
+    for prompt in texts or (json_lines(input_file) if input_file else lines):
+        yield prompt
+        count += 1
     if not count:
-        raise InputError(
-            "there are no prompts; give them as arguments, a line each on stdin, or with --input"
-        )
+        raise InputError("there are no prompts: give arguments, lines on stdin, or --input FILE")
 
 
 def json_lines(path: Path) -> Iterator[str]:

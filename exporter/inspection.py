@@ -78,8 +78,11 @@ def inspect_bundle(folder: Path) -> Inspection:
     if manifest.plans:
         columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
         sections.append(("plans", columns, [plan_row(manifest, plan) for plan in manifest.plans]))
-    files = [(name, size_text(entry.bytes)) for name, entry in sorted(manifest.files.items())]
-    sections.append(("files", ("file", "size"), files))
+    files = [
+        (name, size_text(entry.bytes), file_state(folder / name, entry.bytes))
+        for name, entry in sorted(manifest.files.items())
+    ]
+    sections.append(("files", ("file", "size", "state"), files))
     return Inspection(json.loads(manifest.to_json()), sections)
 
 
@@ -150,15 +153,33 @@ def axes_text(spec: TensorSpec) -> str:
     )
 
 
+def file_state(path: Path, size: int) -> str:
+    """What can be said without hashing; `planforge verify` hashes."""
+    if not path.is_file():
+        return "MISSING"
+    return "there" if path.stat().st_size == size else f"CHANGED: has {size_text(path.stat().st_size)}"
+
+
 def plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
     return (
         plan.file,
         f"{plan.engine} {plan.version}",
         plan.built_from,
         " ".join(plan.sms) or "the GPU it was built on",
-        ", ".join(str(profile.get("name")) for profile in plan.profiles),
+        ", ".join(profile_text(profile) for profile in plan.profiles),
         size_of(manifest, plan.file),
     )
+
+
+def profile_text(profile: Mapping[str, Any]) -> str:
+    """Decode (batch 1..8, tokens 1..1)."""
+    axes = profile.get("axes")
+    ranges = [
+        f"{name} {axis[0]}..{axis[2]}"
+        for name, axis in (axes.items() if isinstance(axes, dict) else ())
+        if name in ("batch", "tokens", "slots")
+    ]
+    return f"{profile.get('name')} ({', '.join(ranges)})"
 
 
 def inspect_onnx(path: Path) -> Inspection:

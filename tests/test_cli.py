@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -130,6 +131,23 @@ def test_run_json_lines_that_are_broken_are_named(demo_bundle: Path, tmp_path: P
     done = planforge("run", demo_bundle, "--input", lines, "--max-new-tokens", "1", "--json")
     assert done.returncode == 1
     assert "line 2" in done.stderr
+
+
+def test_no_prompts_and_unreadable_ones_are_errors(demo_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "no prompts" in error_line("run", demo_bundle)
+    assert "no prompts" in error_line("run", demo_bundle, "--input", tmp_path / "empty.jsonl")
+    assert "cannot be read" in error_line("run", demo_bundle, "--input", tmp_path / "none.jsonl")
+    assert "cannot be read" in error_line("run", demo_bundle, "--input", tmp_path)
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(demo_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "onnx_ir.py").write_text("raise ModuleNotFoundError('gone', name='onnx_ir')")
+    graph = next((demo_bundle / "onnx").glob("*.onnx"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = planforge("inspect", graph, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: this command needs onnx_ir: pip install 'planforge[export]'"
 
 
 def test_verify_compares_with_the_recorded_source(demo_bundle: Path) -> None:

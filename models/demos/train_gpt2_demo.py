@@ -31,6 +31,7 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from planforge.models.demos.ngram import KneserNey
+from planforge.models.demos.samples import sample_report
 
 SEED = 1611
 END = "<|endoftext|>"
@@ -319,6 +320,7 @@ def evaluate(out: Path, train_texts: list[str], held_texts: list[str]) -> dict[s
         "below_bpe_token_baseline": round(1.0 - model_bpc / bpe, 4),
         "window": CONTEXT,
         "stride": EVAL_STRIDE,
+        "sampling": sample_report(model, tokenizer),
     }
 
 
