@@ -50,8 +50,10 @@ def generate():
     return out[0, ids.shape[1]:].tolist()
 """
 LOOP = """
+wanted = ("planforge", "optimum-onnx", "optimum", "onnxruntime", "transformers", "torch", "numpy")
 generate()
-print("ready", flush=True)
+from importlib.metadata import distributions
+print(json.dumps({d.name: d.version for d in distributions() if d.name in wanted}), flush=True)
 for line in sys.stdin:
     start = time.perf_counter()
     tokens = generate()
@@ -72,9 +74,10 @@ class Peer:
             text=True,
         )
         assert self.process.stdout is not None
-        while (line := self.process.stdout.readline()) != "ready\n":
-            if not line:
-                sys.exit(f"{python} ended before it was ready")
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{python} ended before it was ready")
+        self.versions: dict[str, str] = json.loads(line)
 
     def generate(self) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -132,7 +135,7 @@ def main() -> None:
         system.close()
     tokens = {name: found[0]["tokens"] for name, found in answers.items()}
     same = tokens["planforge fp32"] == tokens["optimum-onnx fp32"]
-    systems = {name: summary(found) for name, found in answers.items()}
+    systems = {name: {**summary(found), "versions": peers[name].versions} for name, found in answers.items()}
     ours, theirs = (systems[name]["tokens_per_s_median"] for name in peers)
     write_result(
         "decode_gpt2_124m",

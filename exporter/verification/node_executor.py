@@ -6,7 +6,7 @@ GPU passes there. Alone in a session of its own, each node must round its result
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ class NodeExecutor:
             for value in model.graph.initializers.values()
             if value.const_value is not None
         }
-        self.largest = 0.0  # of all finite results so far
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """All graph outputs by name.
@@ -52,7 +51,7 @@ class NodeExecutor:
         for node in self.graph:
             feeds = [None if value is None else values[value] for value in node.inputs]
             for output, array in zip(node.outputs, self.run_node(node, feeds), strict=True):
-                self.check(node, output, array, feeds)
+                self.check(node, str(output.name), array, feeds)
                 values[output] = array
             for read in node.inputs:
                 if read is not None and read not in keep and last_use[read] is node:
@@ -60,6 +59,8 @@ class NodeExecutor:
         return {str(value.name): values[value] for value in self.graph.outputs}
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
+        if node.op_type == "Attention" and [feed is None for feed in feeds] == [False] * 4:
+            return [self.attention(node, *(feed for feed in feeds if feed is not None))]
         key = (
             node.domain,
             node.op_type,
@@ -71,6 +72,23 @@ class NodeExecutor:
             self.sessions[key] = self.session_for(node, feeds)
         bound = {f"in{i}": feed for i, feed in enumerate(feeds) if feed is not None}
         return self.sessions[key].run(None, bound)  # type: ignore[no-any-return]
+
+    def attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
+        """Attention as its parts, each rounded: as one node its scores would be neither rounded nor seen."""
+        inputs, dtype = (q, k, v, mask), q.dtype
+
+        def rounded(part: str, result: Array) -> Array:
+            with np.errstate(over="ignore"):
+                result = result.astype(dtype)
+            self.check(node, f"{node.outputs[0].name}, {part}", result, inputs)
+            return result.astype(np.float32)
+
+        q, k, v = (tensor.astype(np.float32) for tensor in (q, k, v))
+        scores = rounded("scores", q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float())
+        scores = rounded("masked scores", scores + mask)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))  # softmax in fp32, as KEPT_IN_FP32 has it
+        weights = rounded("weights", weights / weights.sum(-1, keepdims=True))
+        return (weights @ v).astype(dtype)
 
     def session_for(self, node: ir.Node, feeds: list[Array | None]) -> Any:
         """A session of just this node, with inputs of any shape."""
@@ -95,7 +113,7 @@ class NodeExecutor:
         options.log_severity_level = 3
         return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
-    def check(self, node: ir.Node, output: ir.Value, array: Array, feeds: list[Array | None]) -> None:
+    def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
         if not np.issubdtype(array.dtype, np.floating) or not array.size:
             return
         largest = float(np.abs(array).max())
@@ -105,10 +123,9 @@ class NodeExecutor:
                 default=0.0,
             )
             raise NotFiniteError(
-                f"node {node.name or output.name!r} ({node.op_type}, {array.dtype}) gives {largest};"
-                f" what it read reaches {read:g}"
+                f"node {node.name or name!r}, result {name!r} ({node.op_type}, {array.dtype}) gives"
+                f" {largest}; what it read reaches {read:g}"
             )
-        self.largest = max(self.largest, largest)
 
 
 def tensor_type(array: Array) -> ir.TensorType:
