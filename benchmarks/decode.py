@@ -50,7 +50,7 @@ def generate():
     return out[0, ids.shape[1]:].tolist()
 """
 LOOP = """
-wanted = ("planforge", "optimum-onnx", "optimum", "onnxruntime", "transformers", "torch", "numpy")
+wanted = ("optimum-onnx", "optimum", "onnxruntime", "transformers", "torch", "numpy")
 generate()
 from importlib.metadata import distributions
 print(json.dumps({d.name: d.version for d in distributions() if d.name in wanted}), flush=True)
