@@ -236,12 +236,16 @@ def run(
                 if as_json:
                     answer = model.generate(prompt, max_new_tokens, **options)
                     typer.echo(json.dumps({"prompt": prompt, **answer.to_json()}, ensure_ascii=False))
-                    continue
-                pieces = model.stream(prompt, max_new_tokens, **options)  # checks before anything shows
-                typer.echo(prompt, nl=False)
-                for piece in pieces:
-                    typer.echo(piece, nl=False)
-                typer.echo()
+                else:  # stream() checks everything before anything shows
+                    show_stream(prompt, model.stream(prompt, max_new_tokens, **options))
+
+
+def show_stream(prompt: str, pieces: Iterator[str]) -> None:
+    """Prints a prompt, and its answer as it comes."""
+    typer.echo(prompt, nl=False)
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+    typer.echo()
 
 
 def prompts_of(texts: list[str] | None, input_file: Path | None) -> Iterator[str]:

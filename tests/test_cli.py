@@ -52,6 +52,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gpt2(folder)
 
 
+def transformers_greedy(model: Any, tokenizer: Any, prompt: str) -> list[int]:
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    mask = torch.ones_like(ids)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=40, do_sample=False, pad_token_id=50256)
+    return out[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
+
+
 def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "B"
     exported = planforge("export", checkpoint, "-o", bundle, "--target", "cpu", "--json")
@@ -68,15 +75,7 @@ def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_pa
     seen = set()
     assert len(answers[:-1]) == 20
     for answer in answers[:-1]:  # the last would be a special token to transformers
-        ids = tokenizer(answer["prompt"], return_tensors="pt").input_ids
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=40,
-            do_sample=False,
-            pad_token_id=50256,
-        )
-        expected = out[0, ids.shape[1] :].tolist()
+        expected = transformers_greedy(model, tokenizer, answer["prompt"])
         assert answer["token_ids"] == expected
         seen |= set(expected)
     assert len(seen) >= 50  # the reference is no constant
@@ -95,16 +94,10 @@ def test_a_124m_checkpoint_of_transformers_gives_its_greedy_tokens(tmp_path: Pat
     assert weights["bytes"] <= 500e6
     done = planforge("run", tmp_path / "B", *AWKWARD[:3], "--max-new-tokens", "40", "--json")
     tokenizer = transformers.GPT2Tokenizer.from_pretrained(tmp_path / "checkpoint")
-    for answer in map(json.loads, done.stdout.splitlines()):
-        ids = tokenizer(answer["prompt"], return_tensors="pt").input_ids
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=40,
-            do_sample=False,
-            pad_token_id=50256,
-        )
-        expected = out[0, ids.shape[1] :].tolist()
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == 3
+    for answer in answers:
+        expected = transformers_greedy(model, tokenizer, answer["prompt"])
         assert answer["token_ids"] == expected
         assert len(set(expected)) >= 10
 

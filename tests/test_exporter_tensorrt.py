@@ -321,7 +321,7 @@ def test_tensorrt_older_than_10_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Driver:
-    """libcuda as far as `present_sm` asks it; an H200."""
+    """libcuda as far as `present_sm` asks it; a GPU of sm90."""
 
     def cuInit(self, flags: int) -> int:  # noqa: N802
         return 0
