@@ -31,3 +31,9 @@ class BuildError(ExporterError):
 
 class VerificationError(ExporterError):
     """An exported graph does not compute the model."""
+
+
+def first_line(error: Exception) -> str:
+    """What another library's error says first, for a message of one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ..runtime.errors import InputError
-from .errors import ExporterError
+from .errors import ExporterError, first_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -90,12 +90,7 @@ def summarize_bundle(folder: Path) -> Inspection:
     """What an export or build made, in a screenful."""
     manifest = Bundle.open(folder).manifest
     graphs = [
-        (
-            a.id,
-            f"opset {a.opset}",
-            size_text(sum(manifest.files[n].bytes for n in (a.file, *a.data))),
-            gate_text(a),
-        )
+        (a.id, f"opset {a.opset}", size_of(manifest, a.file, *a.data), gate_text(a))
         for a in manifest.artifacts
     ]
     plans = [
@@ -147,7 +142,7 @@ def tensor_rows(artifact: Artifact) -> list[tuple[str, str, str, str]]:
 
 
 def axes_text(spec: TensorSpec) -> str:
-    """Batch 1..8 x 12 x past 0..1023 x 64."""
+    """Each axis with its range, as in "batch 1..8 x 12 x past 0..1023 x 64"."""
     return " x ".join(
         f"{axis.name} {axis.min}..{axis.max}" if isinstance(axis, Axis) else str(axis) for axis in spec.axes
     )
@@ -172,7 +167,7 @@ def plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
 
 
 def profile_text(profile: Mapping[str, Any]) -> str:
-    """Decode (batch 1..8, tokens 1..1)."""
+    """A profile with its ranges, as in "decode (batch 1..8, tokens 1..1)"."""
     axes = profile.get("axes")
     ranges = [
         f"{name} {axis[0]}..{axis[2]}"
@@ -197,13 +192,14 @@ def inspect_onnx(path: Path) -> Inspection:
         counts[name] = counts.get(name, 0) + 1
     weights = sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)
     tensors = [
-        (
-            f"{side}  {value.name}",
-            str(value.dtype),
-            " x ".join(str(dim) for dim in value.shape or ()),
-        )
+        {
+            "name": tensor.name,
+            "side": side,
+            "dtype": str(tensor.dtype),
+            "shape": " x ".join(str(dim) for dim in tensor.shape or ()),
+        }
         for side, values in (("in", graph.inputs), ("out", graph.outputs))
-        for value in values
+        for tensor in values
     ]
     opsets = {domain or "ai.onnx": opset for domain, opset in graph.opset_imports.items()}
     operators = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -212,16 +208,15 @@ def inspect_onnx(path: Path) -> Inspection:
         "opsets": opsets,
         "operators": dict(operators),
         "weight_bytes": weights,
-        "tensors": [
-            {"name": n[4:].strip(), "side": n[:3].strip(), "dtype": d, "shape": s} for n, d, s in tensors
-        ],
+        "tensors": tensors,
     }
     head = [
         ("opsets", ", ".join(f"{k} {v}" for k, v in opsets.items())),
         ("weights", size_text(weights)),
         ("operators", ", ".join(f"{name} {count}" for name, count in operators)),
     ]
-    return Inspection(value, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)])
+    rows = [(f"{t['side']}  {t['name']}", str(t["dtype"]), str(t["shape"])) for t in tensors]
+    return Inspection(value, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), rows)])
 
 
 def inspect_plan(path: Path) -> Inspection:
@@ -290,8 +285,3 @@ def size_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
-
-
-def first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

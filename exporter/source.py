@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..runtime.bundle.bundle import sha256_of
-from .errors import SourceError
+from .errors import SourceError, first_line
 
 DEMOS = Path(__file__).resolve().parent.parent / "models" / "demos"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -85,5 +85,4 @@ def download(hub_id: str) -> Path:
             " reached (offline?); download it elsewhere and pass its folder"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SourceError(f"the hub model {hub_id!r} cannot be had: {reason}") from error
+        raise SourceError(f"the hub model {hub_id!r} cannot be had: {first_line(error)}") from error

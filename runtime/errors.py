@@ -5,8 +5,7 @@ PlanForgeError                       base of all; its message is one line that n
 │   ├── ManifestError                manifest.json is malformed or of an unknown format
 │   └── IntegrityError               a listed file is missing, changed, or leaves the folder
 ├── InputError                       what the caller passed in (also a ValueError)
-│   ├── ContextLengthError           more tokens than the model's context   .tokens .limit
-│   └── ShapeOutOfRangeError         a tensor outside its axes' ranges      .tensor .axis .got .allowed
+│   └── ContextLengthError           more tokens than the model's context   .tokens .limit
 ├── TokenizerError                   tokenizer files are missing or unusable
 ├── BackendUnavailableError          names the extra that installs it
 ├── BackendError                     an engine failed while loading or running
@@ -45,17 +44,6 @@ class ContextLengthError(InputError):
         super().__init__(message)
         self.tokens = tokens
         self.limit = limit
-
-
-class ShapeOutOfRangeError(InputError):
-    """A tensor's axis is outside the range that the graph or plan was made for."""
-
-    def __init__(self, message: str, *, tensor: str, axis: str, got: int, allowed: tuple[int, int]) -> None:
-        super().__init__(message)
-        self.tensor = tensor
-        self.axis = axis
-        self.got = got
-        self.allowed = allowed
 
 
 class TokenizerError(PlanForgeError):

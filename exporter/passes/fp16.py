@@ -66,7 +66,7 @@ class ConvertToFp16(ir.passes.InPlacePass):
             return value
         if (value, dtype) not in self.casts:
             if value.const_value is not None:
-                converted = converted_constant(value, dtype)
+                converted = halved_constant(value)  # constants begin as fp32
                 graph.register_initializer(converted)
             else:
                 cast = cast_node(value, dtype)
@@ -93,19 +93,16 @@ def cast_node(value: ir.Value, dtype: ir.DataType) -> ir.Node:
     return cast
 
 
-def converted_constant(value: ir.Value, dtype: ir.DataType) -> ir.Value:
+def halved_constant(value: ir.Value) -> ir.Value:
     """A constant in fp16. Beyond fp16's range it is an error, never an infinity."""
-    assert value.const_value is not None and value.name is not None
-    array = value.const_value.numpy()
-    largest = float(np.abs(array).max()) if array.size else 0.0
+    constant = value.const_value
+    assert constant is not None and value.name is not None
+    largest = float(np.abs(constant.numpy()).max(initial=0.0))
     if not largest <= FP16_MAX:  # NaN is not <= either
         raise ValueError(f"{value.name} reaches {largest:g}, which fp16 (up to {FP16_MAX:g}) cannot hold")
-    return ir.Value(
-        name=f"{value.name}_{suffix(dtype)}",
-        shape=value.shape,
-        type=ir.TensorType(dtype),
-        const_value=lazy(array, f"{value.name}_{suffix(dtype)}", np.dtype(np.float16)),
-    )
+    name = f"{value.name}_{suffix(HALF)}"
+    half = lazy(constant.numpy, constant.shape.numpy(), np.dtype(np.float16), name)
+    return ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=half)
 
 
 def retype_attributes(node: ir.Node) -> None:

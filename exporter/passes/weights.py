@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ class AttachWeights(ir.passes.InPlacePass):
                 for node in transposes:
                     ir.convenience.replace_all_uses_with(node.outputs[0], value)
                     graph.remove(node, safe=True)
-            value.const_value = lazy(array, value.name)
+            value.const_value = lazy(lambda array=array: array, array.shape, array.dtype, value.name)  # type: ignore[misc]
             graph.register_initializer(value)
         return ir.passes.PassResult(model, modified=bool(weights))
 
@@ -49,13 +49,12 @@ def is_matrix_transpose(node: ir.Node) -> bool:
     return node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == [1, 0]
 
 
-def lazy(array: np.ndarray, name: str, dtype: np.dtype | None = None) -> ir.LazyTensor:
-    """A tensor that becomes contiguous, and of `dtype`, only while it is written."""
-    dtype = array.dtype if dtype is None else dtype
+def lazy(read: Callable[[], np.ndarray], shape: Sequence[int], dtype: np.dtype, name: str) -> ir.LazyTensor:
+    """A tensor that is read, made contiguous and converted only while it is written."""
     return ir.LazyTensor(
-        lambda: ir.tensor(np.ascontiguousarray(array, dtype=dtype)),
+        lambda: ir.tensor(np.ascontiguousarray(read(), dtype=dtype)),
         dtype=ir.DataType.from_numpy(dtype),
-        shape=ir.Shape(array.shape),
+        shape=ir.Shape(shape),
         name=name,
     )
 

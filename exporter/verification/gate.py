@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.decoding.sampling import log_softmax
+
 Logits = npt.NDArray[np.float32]
 
 # The one table of caps. fp32 engines add in another order, nothing more. KL is in nats.
@@ -100,13 +102,8 @@ def scale_of(logits: Logits) -> float:
 
 def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
     """KL(want || got) of each row, in nats."""
-    log_p, log_q = (log_probabilities(logits) for logits in (want, got))
+    log_p, log_q = (log_softmax(logits) for logits in (want, got))
     return (np.exp(log_p) * (log_p - log_q)).sum(-1)  # type: ignore[no-any-return]
-
-
-def log_probabilities(logits: Logits) -> npt.NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # type: ignore[no-any-return]
 
 
 def limits_for(precision: str, gap: Metrics | None) -> dict[str, float]:

@@ -56,7 +56,7 @@ def verify(
             raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
         expected, limits = golden_of(opened)
         return compare_all(opened, expected, limits, with_pytorch=False, progress=progress)
-    if checkpoint.sha256() != opened.manifest.source.get("sha256"):
+    if source is not None and checkpoint.sha256() != opened.manifest.source.get("sha256"):
         raise VerificationError(
             f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
         )

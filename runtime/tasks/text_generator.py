@@ -89,9 +89,11 @@ class Row:
     """One prompt being answered."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: list[int], limit: int, room: int, stop: StopStrings
+        self, tokenizer: Tokenizer, prompt: list[int], cut: int, limit: int, room: int, stop: StopStrings
     ) -> None:
         self.prompt = prompt
+        self.cut = cut  # tokens that the prompt lost at its beginning
+        self.history = list(prompt)  # and the answer, as it grows
         self.limit = limit
         self.room = room
         self.stop = stop
@@ -102,8 +104,9 @@ class Row:
         self.pieces: list[str] = []
         self.finish_reason: FinishReason | None = None
 
-    def add(self, token: int, logprob: float, eos: Sequence[int]) -> str:
-        """Takes the next token; the text that may be shown now."""
+    def add(self, token: int, logprob: float, eos: Sequence[int]) -> None:
+        """Takes the next token; the last of `pieces` is the text that may be shown now."""
+        self.history.append(token)
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
@@ -123,7 +126,6 @@ class Row:
                 self.finish_reason = "stop"
             piece += self.stop.finish()
         self.pieces.append(piece)
-        return piece
 
 
 class TextGenerator:
@@ -209,8 +211,7 @@ class TextGenerator:
         A piece never ends inside a character, nor holds part of a stop string. The pieces joined are
         `generate`'s text. May be abandoned at any point.
         """
-        rows, cut, sampling = self._rows([prompt], max_new_tokens, dict(options))
-        del cut
+        rows, sampling = self._rows([prompt], max_new_tokens, dict(options))
         return self._pieces(rows, sampling)
 
     def _pieces(self, rows: list[Row], sampling: Sampling) -> Iterator[str]:
@@ -263,7 +264,7 @@ class TextGenerator:
     def _generate(
         self, prompts: list[str], first_row: int, max_new_tokens: int, options: dict[str, Any]
     ) -> list[Generation]:
-        rows, cut, sampling = self._rows(prompts, max_new_tokens, dict(options))
+        rows, sampling = self._rows(prompts, max_new_tokens, dict(options))
         seconds = list(self._steps(rows, sampling, first_row))
         prefill, decode = seconds[0], sum(seconds[1:])
         return [
@@ -273,9 +274,9 @@ class TextGenerator:
                 finish_reason=row.finish_reason or "length",
                 logprobs=tuple(row.logprobs),
                 timings=Timings(prefill * 1e3, decode * 1e3, len(row.token_ids) / (prefill + decode)),
-                prompt_tokens_cut=tokens_cut,
+                prompt_tokens_cut=row.cut,
             )
-            for row, tokens_cut in zip(rows, cut, strict=True)
+            for row in rows
         ]
 
     def _steps(self, rows: list[Row], sampling: Sampling, first_row: int) -> Iterator[float]:
@@ -288,8 +289,7 @@ class TextGenerator:
         start = time.perf_counter()
         logits = run.prefill([row.prompt for row in rows])
         while True:
-            histories = [row.prompt + row.token_ids for row in rows]
-            tokens = choose(logits, histories, sampling, generators)
+            tokens = choose(logits, [row.history for row in rows], sampling, generators)
             logprobs = token_logprobs(logits, tokens)
             for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
                 if row.finish_reason is None:
@@ -303,7 +303,7 @@ class TextGenerator:
 
     def _rows(
         self, prompts: Sequence[str], max_new_tokens: int, options: dict[str, Any]
-    ) -> tuple[list[Row], list[int], Sampling]:
+    ) -> tuple[list[Row], Sampling]:
         """Checks everything that the caller passed, before anything runs."""
         if self.decoder.closed:
             raise ClosedError("the model was closed; load() it again")
@@ -320,13 +320,12 @@ class TextGenerator:
             raise InputError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1")
         if truncate not in (None, "left"):
             raise InputError(f"truncate={truncate!r} must be None or 'left'")
-        rows, cut = [], []
+        rows = []
         for prompt in prompts:
-            tokens, dropped = self._fit(self._encode(prompt, parse_special), max_new_tokens, truncate)
+            tokens, cut = self._fit(self._encode(prompt, parse_special), max_new_tokens, truncate)
             room = self.max_length - len(tokens)
-            rows.append(Row(self.tokenizer, tokens, max_new_tokens, room, StopStrings(stop)))
-            cut.append(dropped)
-        return rows, cut, sampling
+            rows.append(Row(self.tokenizer, tokens, cut, max_new_tokens, room, StopStrings(stop)))
+        return rows, sampling
 
     def _encode(self, prompt: str, parse_special: bool) -> list[int]:
         if not isinstance(prompt, str):
