@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..runtime.bundle.bundle import Bundle, sha256_of
-from ..runtime.bundle.manifest import FILE_NAME, FileEntry, Manifest
+from ..runtime.bundle.json_reader import FILE_NAME
+from ..runtime.bundle.manifest import FileEntry, Manifest
 from ..runtime.errors import BundleError
 from .errors import OutputError
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
-from ..runtime.errors import InputError, PlanForgeError
+from ..runtime.errors import InputError
+from .console import Settings, errors, running
+from .run_command import BundleArgument, JsonOption, run
 
 app = typer.Typer(
     help="Takes a transformer from PyTorch to the edge: export, build, verify, run.",
@@ -24,21 +22,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-EXPORT_EXTRA = ("huggingface_hub", "onnx", "onnx_ir", "onnxscript", "safetensors", "torch")
 FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 
 SM_HELP = (
     "GPU architectures: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121."
 )
-BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-
-
-class Settings:
-    """What the options before the command say."""
-
-    debug = False
 
 
 def print_version(wanted: bool) -> None:
@@ -75,9 +63,19 @@ def export(
         ),
     ] = None,
     sm: Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")] = None,
-    max_batch: Annotated[int, typer.Option(help="The largest batch.")] = 8,
+    max_batch: Annotated[
+        int | None, typer.Option(help="The largest batch.", show_default="8 of a decoder, 32 of an encoder")
+    ] = None,
     max_length: Annotated[
         int | None, typer.Option(help="Context in tokens.", show_default="the model's")
+    ] = None,
+    outputs: Annotated[
+        str | None,
+        typer.Option(
+            help="Of an encoder, beside its last hidden state and heads: hidden_states (of all layers),"
+            " hidden_states.3, pooler_output.",
+            show_default=False,
+        ),
     ] = None,
     verify: Annotated[bool, typer.Option(help="Compare every graph with PyTorch.")] = True,
     prompts: Annotated[
@@ -100,6 +98,7 @@ def export(
             sms=names(sm) if sm else None,
             max_batch=max_batch,
             max_length=max_length,
+            outputs=names(outputs) if outputs else (),
             verify=verify,
             prompts=prompts,
             force=force,
@@ -178,110 +177,7 @@ def inspect(
     show(result, as_json)
 
 
-@app.command()
-def run(
-    bundle: BundleArgument,
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Prompts; without any, a line each from stdin."),
-    ] = None,
-    input_file: Annotated[
-        Path | None,
-        typer.Option("--input", help='JSON lines with a "text" each.', show_default=False),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many new tokens.")] = 64,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sample at this temperature.", show_default="greedy")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the k likeliest.", show_default="all")
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus.", show_default="all")] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="1.0 does nothing.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="End at this text.", show_default=False)] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Make sampling repeatable.", show_default=False),
-    ] = None,
-    truncate: Annotated[
-        str | None,
-        typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
-    ] = None,
-    parse_special: Annotated[
-        bool, typer.Option("--parse-special", help="Read <|endoftext|> and the like.")
-    ] = False,
-    backend: Annotated[str, typer.Option(help="auto or ort-cpu.")] = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Generate text from prompts. Loads no torch."""
-    options = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "stop": stop,
-        "seed": seed,
-        "truncate": truncate,
-        "parse_special": parse_special,
-    }
-    with running():
-        from ..runtime import load
-
-        with load(bundle, backend=backend, precision=precision, threads=threads) as model:
-            for prompt in prompts_of(texts, input_file):
-                if as_json:
-                    answer = model.generate(prompt, max_new_tokens, **options)
-                    typer.echo(json.dumps({"prompt": prompt, **answer.to_json()}, ensure_ascii=False))
-                else:  # stream() checks everything before anything shows
-                    show_stream(prompt, model.stream(prompt, max_new_tokens, **options))
-
-
-def show_stream(prompt: str, pieces: Iterator[str]) -> None:
-    """Prints a prompt, and its answer as it comes."""
-    typer.echo(prompt, nl=False)
-    for piece in pieces:
-        typer.echo(piece, nl=False)
-    typer.echo()
-
-
-def prompts_of(texts: list[str] | None, input_file: Path | None) -> Iterator[str]:
-    """The prompts, from the arguments, a file of JSON lines, or stdin."""
-    if texts and input_file:
-        raise InputError("give prompts as arguments or with --input, not both")
-    if not texts and not input_file and sys.stdin.isatty():
-        errors.print("[dim]a prompt a line, end with Ctrl-D[/dim]")
-    lines = (line.rstrip("\r\n") for line in sys.stdin if line.strip())
-    count = 0
-    for prompt in texts or (json_lines(input_file) if input_file else lines):
-        yield prompt
-        count += 1
-    if not count:
-        raise InputError("there are no prompts: give arguments, lines on stdin, or --input FILE")
-
-
-def json_lines(path: Path) -> Iterator[str]:
-    """The "text" of every line; "-" is stdin."""
-    try:
-        lines = (sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--input {path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield text_of(line, f"{path}, line {number}")
-
-
-def text_of(line: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where} is not JSON: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise InputError(f'{where} must be an object with a "text", such as {{"text": "Hello"}}')
-    return str(value["text"])
+app.command()(run)
 
 
 def names(text: str) -> list[str]:
@@ -308,46 +204,6 @@ def show(result: Any, as_json: bool) -> None:
 def print_tables(tables: list[Any]) -> None:
     """Prints tables to stdout, as wide as the terminal, or wide enough for a file."""
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
-
-
-@contextmanager
-def running() -> Iterator[Callable[[str], None]]:
-    """Shows progress on a terminal's stderr, and turns our errors into one line and exit code 1."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-    )
-    bar = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
-    stage = bar.add_task("", total=None)
-
-    def progress(line: str) -> None:
-        bar.update(stage, description=line)
-        bar.start()
-
-    try:
-        yield progress
-    except PlanForgeError as error:
-        bar.stop()
-        if Settings.debug:
-            raise
-        errors.print(Text("error: ", style="red").append(str(error), style="default"))
-        raise typer.Exit(1) from error
-    except ModuleNotFoundError as error:
-        bar.stop()
-        if Settings.debug or error.name not in EXPORT_EXTRA:
-            raise
-        errors.print(Text(f"error: this command needs {error.name}: pip install 'planforge[export]'"))
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        bar.stop()
-        errors.print("\ninterrupted; nothing was changed")
-        raise typer.Exit(130) from None
-    except BrokenPipeError:
-        raise typer.Exit(1) from None
-    finally:
-        bar.stop()
 
 
 def main() -> None:

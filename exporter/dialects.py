@@ -1,8 +1,9 @@
-"""The ONNX dialects of a decoder: one PyTorch model, several ways to write its cache.
+"""The ONNX dialects: one PyTorch model, several ways to write its attention and cache.
 
 B batch, T new tokens, P cached tokens, S slots, N logit rows, H heads, D head size, V vocabulary
 
-`portable`  grows the cache by Concat. Rows padded on the left. Standard ops that every consumer knows.
+`portable`  grows a decoder's cache by Concat. Rows padded on the left. Operators that every consumer
+            knows. Encoders cache nothing and have this dialect alone, rows padded on the right.
 `inplace`   writes into fixed slots with TensorScatter. Rows padded on the right. The output has the
             input's address, so no step copies the cache. For TensorRT >= 10.15 and TensorRT-RTX.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..models import GPT2, GrowingCache, KeyValue
+from ..models import GPT2, Bert, GrowingCache, KeyValue, PaddedAttention
 from ..models.attention import MASKED
 
 
@@ -90,6 +91,39 @@ class InplaceDecoder(Decoder):
         self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
     ) -> tuple[Tensor, ...]:
         return self.outputs(input_ids, SlotCache(pairs(slots), past_lengths), logit_rows)
+
+
+class PortableEncoder(nn.Module):
+    """An encoder whose results are flat tensors, as a graph needs it.
+
+    Args:
+        layers: whose hidden states are outputs beside the last one; 0 is the embeddings.
+        pooler_output: whether the pooler's result is an output too.
+    """
+
+    def __init__(self, model: Bert, layers: tuple[int, ...], pooler_output: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = layers
+        self.pooler_output = pooler_output
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """The recipe's outputs in order; `rest` is token_type_ids and logit_rows, if the model has them."""
+        config, others = self.model.config, list(rest)
+        segments = others.pop(0) if config.type_vocab_size else None
+        rows = others.pop(0) if "masked_lm" in config.heads else None
+        states = self.model.hidden_states(input_ids, segments, PaddedAttention(attention_mask))
+        results = self.model.head_outputs(states[-1], attention_mask, rows)
+        outputs = [states[-1]]
+        for head in config.heads:
+            both_ends = head == "question_answering"
+            outputs += results[head].unbind(-1) if both_ends else [results[head]]
+        if config.sentence is not None:
+            outputs.append(results["sentence_embedding"])
+        outputs += [states[layer] for layer in self.layers]
+        if self.pooler_output:
+            outputs.append(results["pooler_output"])
+        return tuple(outputs)
 
 
 def pairs(flat: tuple[Tensor, ...]) -> list[KeyValue]:

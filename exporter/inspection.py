@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ def summarize_bundle(folder: Path) -> Inspection:
 def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("source", f"{manifest.source.get('argument')} ({manifest.source.get('kind')})"),
-        ("context", f"{manifest.generation.max_length} tokens"),
+        ("context", f"{manifest.max_length} tokens"),
         ("vocabulary", str(manifest.tokenizer.get("vocab_size"))),
         ("size", size_of(manifest, *manifest.files)),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
@@ -247,8 +248,8 @@ def verification_table(report: VerificationReport) -> list[RenderableType]:
             c.artifact,
             c.backend,
             c.case,
-            number(c.metrics["max_error"]),
-            number(c.metrics["mean_kl"]),
+            number(c.worst("max_error")),
+            number(c.worst("mean_kl")),
             "passed" if c.passed else "; ".join(c.failures),
         )
         for c in report.comparisons
@@ -260,7 +261,7 @@ def verification_table(report: VerificationReport) -> list[RenderableType]:
 
 
 def number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.2g}"
+    return "" if value is None else f"{value:.2g}" if math.isfinite(value) else "not finite"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

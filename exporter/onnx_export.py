@@ -1,11 +1,13 @@
 """Traces one recipe into an ONNX graph without weights; runs as a child process of its own.
 
-Only config.json is read. The weights are graph inputs while the graph is traced and simplified, so
-nothing can be folded, merged or dropped because of their values, and no process holds them twice.
+Of the checkpoint only config.json and the names of the weights are read. The weights are graph inputs
+while the graph is traced and simplified, so nothing can be folded, merged or dropped because of their
+values, and no process holds them twice.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import subprocess
 import warnings
@@ -14,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from .child import command_of
 from .errors import ExportError
-from .recipes import Limits, Recipe, recipes_for
+from .recipes import FAMILIES, Choices, Recipe
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from torch import nn
 
-    from ..models import GPT2
+    from ..models.checkpoint import Model
 
 
-def start_trace(checkpoint: Path, dialect: str, limits: Limits, out: Path) -> subprocess.Popen[str]:
+def start_trace(checkpoint: Path, dialect: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
     """Starts tracing in a child process; `finish_trace` waits for it."""
     command = [*command_of(__name__), str(checkpoint.resolve()), dialect]
-    command += [str(limits.max_batch), str(limits.max_length), str(out)]
+    command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -40,7 +43,7 @@ def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
     return ir.load(out)
 
 
-def trace(model: GPT2, recipe: Recipe) -> ir.Model:
+def trace(model: Model, recipe: Recipe) -> ir.Model:
     """Runs torch.export over the recipe's module and simplifies the ONNX graph."""
     import torch
 
@@ -55,7 +58,7 @@ def trace(model: GPT2, recipe: Recipe) -> ir.Model:
             optimize=False,
             verbose=False,
             opset_version=recipe.opset,
-            dynamic_shapes=dynamic_shapes(recipe),
+            dynamic_shapes=dynamic_shapes(recipe, module),
             input_names=[spec.name for spec in recipe.inputs],
             output_names=[spec.name for spec in recipe.outputs],
         )
@@ -77,16 +80,19 @@ def example_inputs(recipe: Recipe) -> tuple[Any, ...]:
     return tuple(zeros(spec) for spec in recipe.inputs)
 
 
-def dynamic_shapes(recipe: Recipe) -> tuple[Any, ...]:
-    """torch.export's dynamic_shapes: an axis name for each dynamic axis of each input."""
+def dynamic_shapes(recipe: Recipe, module: nn.Module) -> tuple[Any, ...]:
+    """torch.export's dynamic_shapes: an axis name for each dynamic axis of each input.
+
+    What the module takes as *args is a tuple of its own.
+    """
     per_input = [
         {i: name for i, name in enumerate(spec.axis_names()) if isinstance(name, str)}
         for spec in recipe.inputs
     ]
-    caches = tuple(
-        shape for spec, shape in zip(recipe.inputs, per_input, strict=True) if spec.role.startswith("past.")
-    )
-    return (*per_input[: len(per_input) - len(caches)], caches)
+    parameters = inspect.signature(module.forward).parameters.values()
+    single = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
+    rest = (tuple(per_input[single:]),) if single < len(parameters) else ()
+    return (*per_input[:single], *rest)
 
 
 def weights_become_inputs(model: ir.Model) -> None:
@@ -95,6 +101,8 @@ def weights_become_inputs(model: ir.Model) -> None:
     for name, value in list(graph.initializers.items()):
         if name.startswith("model."):
             del graph.initializers[name]
+            if not value.uses():
+                continue  # of a part that this graph does without, such as an unused pooler
             value.const_value = None
             value.name = name.removeprefix("model.")
             graph.inputs.append(value)
@@ -110,19 +118,15 @@ def simplify(model: ir.Model) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The child process: FOLDER DIALECT MAX_BATCH MAX_LENGTH OUT.onnx."""
+    """The child process: FOLDER DIALECT MAX_BATCH MAX_LENGTH OUTPUTS OUT.onnx."""
     import onnx_ir as ir
-    import torch
 
-    from ..models.checkpoint import config_from_json, family_of, read_json
+    from ..models.checkpoint import describe, empty_model
 
-    folder, dialect, max_batch, max_length, out = arguments
-    config_json = read_json(Path(folder) / "config.json")
-    family, config = family_of(config_json), config_from_json(config_json)
-    recipe = recipes_for(family.name, config, Limits(int(max_batch), int(max_length)))[dialect]
-    with torch.device("meta"):
-        model = family.model(config)
-    model = model.to_empty(device="cpu").requires_grad_(False)  # untouched pages take no memory
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.wte.weight
+    folder, dialect, max_batch, max_length, outputs, out = arguments
+    description = describe(Path(folder))
+    choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
+    recipe = FAMILIES[description.family.name].recipes(description.config, choices)[dialect]
+    model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory
+    model.tie_weights()
     ir.save(trace(model, recipe), out)

@@ -6,34 +6,32 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..runtime.bundle.bundle import Bundle
-from ..runtime.bundle.manifest import Artifact, GenerationDefaults, Manifest
+from ..runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ..runtime.errors import InputError
-from ..runtime.text.tokenizer import Tokenizer, tokenizer_json
 from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
+from .checkpoint import Checkpoint
 from .errors import CheckpointError, ExportError
 from .plans import Progress, build_plans, default_targets, silent
 from .prompts import read_prompts
-from .recipes import Limits, Recipe, recipes_for
-from .source import Source, resolve_source
+from .recipes import Recipe
+from .source import resolve_source
 from .targets import engine_installed, target_named
 from .tensorrt.build import ENGINES, checked_target
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ..models import GPT2
+    from ..models.checkpoint import Model
     from .verification.report import VerificationReport
 
 PRECISIONS = ("fp32", "fp16")
-DEFAULT_MAX_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,9 @@ def export(
     precision: Sequence[str] = PRECISIONS,
     target: Sequence[str] | None = None,
     sms: Sequence[str] | None = None,
-    max_batch: int = DEFAULT_MAX_BATCH,
+    max_batch: int | None = None,
     max_length: int | None = None,
+    outputs: Sequence[str] = (),
     verify: bool = True,
     force: bool = False,
     prompts: str | Path | None = None,
@@ -73,8 +72,12 @@ def export(
         precision: "fp32", "fp16"; the first is what `load` runs unless told otherwise.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
-        max_batch: the largest batch of plans, and of one step at run time.
-        max_length: context in tokens; by default, and at most, the model's.
+        max_batch: the largest batch of plans, and of one step at run time; by default 8 of a decoder, 32
+            of an encoder.
+        max_length: context in tokens; by default the model's, or where sentence-transformers cuts its
+            texts; at most the model's.
+        outputs: of an encoder, "hidden_states" (of all layers), "hidden_states.3" (of one, 0 being the
+            embeddings) and "pooler_output", beside its last hidden state and heads.
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with a prompt a line to verify with, instead of the built-in ones.
@@ -92,9 +95,9 @@ def export(
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
     texts = read_prompts(None if prompts is None else Path(prompts))
-    checkpoint = Checkpoint(resolve_source(model), max_batch, max_length)
+    checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
     with staging_folder(output) as staging:
-        dialects = list(dict.fromkeys(target_named(name).dialect for name in targets))
+        dialects = list(dict.fromkeys(checkpoint.dialect(name) for name in targets))
         graphs, reference = trace(checkpoint, dialects, staging, progress)
         progress("writing ONNX files")
         artifacts = write_graphs(checkpoint, graphs, reference, precision, staging)
@@ -112,7 +115,7 @@ def export(
 
 
 def check_choices(
-    precision: Sequence[str], targets: Sequence[str], sms: Sequence[str] | None, max_batch: int
+    precision: Sequence[str], targets: Sequence[str], sms: Sequence[str] | None, max_batch: int | None
 ) -> None:
     """Refuses what cannot be done before any work is."""
     if not precision or not set(precision) <= set(PRECISIONS):
@@ -125,71 +128,13 @@ def check_choices(
             checked_target(engine, sms or ENGINES[engine].sms)
         if "fp16" not in precision:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
-    if max_batch < 1:
+    if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch={max_batch} must be at least 1")
-
-
-class Checkpoint:
-    """A checkpoint's config and what follows from it; weights are read later.
-
-    Raises:
-        CheckpointError: config.json or the tokenizer cannot be used, or they contradict each other.
-    """
-
-    def __init__(self, source: Source, max_batch: int, max_length: int | None) -> None:
-        from ..models.checkpoint import config_from_json, family_of, read_json
-
-        self.source = source
-        self.export_id = uuid.uuid4().hex
-        try:
-            self.config_json = read_json(source.folder / "config.json")
-            self.family = family_of(self.config_json).name
-            self.config = config_from_json(self.config_json)
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
-        context = self.config.n_positions
-        if max_length is not None and not 2 <= max_length <= context:
-            raise InputError(f"max_length={max_length} must be from 2 to the model's context of {context}")
-        self.limits = Limits(max_batch, max_length or context)
-        self.recipes = recipes_for(self.family, self.config, self.limits)
-        self.tokenizer_bytes = tokenizer_json(source.folder)
-        self.tokenizer = Tokenizer(self.tokenizer_bytes, str(source.folder / "tokenizer.json"))
-        if self.tokenizer.vocab_size > self.config.vocab_size:
-            raise CheckpointError(
-                f"{source.folder}: the tokenizer has {self.tokenizer.vocab_size} tokens, but config.json's"
-                f" vocab_size is {self.config.vocab_size}"
-            )
-
-    def file(self, stem: str, ending: str) -> str:
-        """A file name that no other export uses, so that a new bundle never overwrites an old one's."""
-        return f"{stem}-{self.export_id[:8]}.{ending}"
-
-    def generation(self) -> GenerationDefaults:
-        """How sequences begin and end, from generation_config.json or config.json."""
-        from ..models.checkpoint import read_json
-
-        path = self.source.folder / "generation_config.json"
-        try:
-            settings = {**self.config_json, **(read_json(path) if path.is_file() else {})}
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
-        eos = settings.get("eos_token_id")
-        tokens = {name: settings.get(name) for name in ("bos_token_id", "pad_token_id")}
-        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        for name, token in [*tokens.items(), *(("eos_token_id", end) for end in ends)]:
-            if token is not None and type(token) is not int:
-                raise CheckpointError(f"{self.source.folder}: {name} is {token!r}, not a token's number")
-        return GenerationDefaults(
-            eos=tuple(token for token in ends if 0 <= token < self.config.vocab_size),
-            bos=tokens["bos_token_id"],
-            pad=tokens["pad_token_id"],
-            max_length=self.limits.max_length,
-        )
 
 
 def trace(
     checkpoint: Checkpoint, dialects: Sequence[str], staging: Path, progress: Progress
-) -> tuple[dict[str, ir.Model], GPT2]:
+) -> tuple[dict[str, ir.Model], Model]:
     """Traces every dialect in a child process each, while the weights are read here."""
     from ..models import load_model
     from .onnx_export import finish_trace, start_trace
@@ -200,7 +145,7 @@ def trace(
         children = {}
         for dialect, path in paths.items():
             child = stack.enter_context(
-                start_trace(checkpoint.source.folder, dialect, checkpoint.limits, path)
+                start_trace(checkpoint.source.folder, dialect, checkpoint.choices, path)
             )
             stack.callback(child.kill)  # before the context waits for it; nothing if it has ended
             children[dialect] = child
@@ -217,7 +162,7 @@ def trace(
 def write_graphs(
     checkpoint: Checkpoint,
     graphs: Mapping[str, ir.Model],
-    model: GPT2,
+    model: Model,
     precisions: Sequence[str],
     staging: Path,
 ) -> list[Artifact]:
@@ -241,7 +186,7 @@ def write_graphs(
             converted = graph.clone()
             if precision == "fp16":
                 try:
-                    ConvertToFp16(fp32_outputs=["logits"])(converted)
+                    ConvertToFp16([s.name for s in recipe.outputs if not is_cache(s)])(converted)
                 except ValueError as error:
                     raise ExportError(f"{recipe.graph}.{dialect} cannot be made fp16: {error}") from error
                 recipe = in_fp16(recipe)
@@ -254,15 +199,16 @@ def write_graphs(
 
 
 def in_fp16(recipe: Recipe) -> Recipe:
-    """The recipe with its caches in fp16; logits stay fp32."""
+    """The recipe with its caches in fp16; what a user reads stays fp32."""
 
-    def half(specs: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(
-            dataclasses.replace(s, dtype="float16") if s.dtype == "float32" and s.role != "logits" else s
-            for s in specs
-        )
+    def half(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(dataclasses.replace(s, dtype="float16") if is_cache(s) else s for s in specs)
 
     return dataclasses.replace(recipe, inputs=half(recipe.inputs), outputs=half(recipe.outputs))
+
+
+def is_cache(spec: TensorSpec) -> bool:
+    return spec.role.startswith(("past.", "present."))
 
 
 def artifact_of(recipe: Recipe, precision: str, file: str, data: str) -> Artifact:
@@ -290,10 +236,11 @@ def first_manifest(
     (staging / tokenizer_file).write_bytes(checkpoint.tokenizer_bytes)
     manifest = Manifest(
         family=checkpoint.family,
-        task="text-generation",
+        task=checkpoint.task,
         export_id=checkpoint.export_id,
         config=dataclasses.asdict(checkpoint.config),
         generation=checkpoint.generation(),
+        encoder=checkpoint.encoder(),
         tokenizer={"files": [tokenizer_file], "vocab_size": checkpoint.tokenizer.vocab_size},
         files=file_entries(staging),
         artifacts=tuple(artifacts),
@@ -311,7 +258,7 @@ def first_manifest(
 def verified(
     staging: Path,
     manifest: Manifest,
-    model: GPT2,
+    model: Model,
     prompts: Sequence[str],
     progress: Progress,
 ) -> tuple[Manifest, VerificationReport]:
@@ -321,16 +268,13 @@ def verified(
         VerificationError: a graph does not compute the model.
     """
     from .verification.report import write_golden
-    from .verification.verify import compare_all, expectation_from, limits_from
+    from .verification.verify import examine
 
-    bundle = Bundle(staging, manifest)
-    reference, expected = expectation_from(bundle, model, prompts, progress)
-    limits = limits_from(reference, expected, {a.precision for a in manifest.artifacts})
-    report = compare_all(bundle, expected, limits, with_pytorch=True, progress=progress)
+    report, golden, limits = examine(Bundle(staging, manifest), model, prompts, progress)
     report.raise_if_failed()
     checks, name = staging / "checks", manifest.export_id[:8]
     checks.mkdir()
-    write_golden(checks / f"golden-{name}.npz", expected, limits)
+    write_golden(checks / f"golden-{name}.npz", golden, limits)
     parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
     (checks / f"parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
     gates = report.gates()

@@ -153,7 +153,8 @@ def build_plan_for(
 
 
 def fp16_graph(manifest: Manifest, dialect: str) -> Artifact:
-    """The graph that a plan is built from."""
+    """The graph that a plan is built from; an encoder caches nothing, so it has one dialect."""
+    dialect = dialect if manifest.encoder is None else "portable"
     for artifact in manifest.artifacts:
         if (artifact.dialect, artifact.precision) == (dialect, "fp16"):
             return artifact

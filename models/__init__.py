@@ -1,15 +1,22 @@
 """PyTorch reference models, written once and exported in several ONNX dialects."""
 
-from .attention import AttentionCache, GrowingCache, KeyValue
+from .attention import AttentionCache, GrowingCache, KeyValue, PaddedAttention
+from .bert import Bert, BertConfig
 from .checkpoint import load_model, save_model
 from .gpt2 import GPT2, GPT2Config
+from .sentence import DenseConfig, SentenceConfig
 
 __all__ = [
     "GPT2",
     "AttentionCache",
+    "Bert",
+    "BertConfig",
+    "DenseConfig",
     "GPT2Config",
     "GrowingCache",
     "KeyValue",
+    "PaddedAttention",
+    "SentenceConfig",
     "load_model",
     "save_model",
 ]

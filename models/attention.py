@@ -3,8 +3,9 @@
 B batch, T new tokens, P cached tokens, S = P + T, H heads, D head size.
 
 A model computes q, k and v; an `AttentionCache` owns everything around them: positions, mask and
-cached keys and values. `GrowingCache` is the plain PyTorch form. The exporter swaps in others to write
-the same model in other ONNX dialects, so no model is written twice.
+cached keys and values. `GrowingCache` is the plain PyTorch form for decoders, `PaddedAttention` the one
+for encoders, which cache nothing. The exporter swaps in others to write the same model in other ONNX
+dialects, so no model is written twice.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class AttentionCache(Protocol):
     """Positions, mask and cached keys and values of one forward pass."""
 
     def positions(self, input_ids: Tensor) -> Tensor:
-        """Position ids (B, T) of `input_ids` (B, T)."""
+        """Position ids (B, T), or (1, T) where all rows share them, of `input_ids` (B, T)."""
         ...
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -73,6 +74,26 @@ class GrowingCache:
         k = torch.cat([past_k, k], dim=2)  # (B, H, S, D)
         v = torch.cat([past_v, v], dim=2)  # (B, H, S, D)
         self.present.append((k, v))
+        return scaled_dot_product_attention(q, k, v, self.bias)
+
+
+class PaddedAttention:
+    """An encoder's attention: every token sees every token that is not padding; nothing is cached.
+
+    Args:
+        attention_mask: (B, T), 1 where a token counts and 0 where it is padding, on the right.
+    """
+
+    def __init__(self, attention_mask: Tensor) -> None:
+        visible = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
+        self.bias = torch.where(visible, 0.0, MASKED)
+
+    def positions(self, input_ids: Tensor) -> Tensor:
+        """Position ids (1, T), the same in every row."""
+        return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of every token over all tokens, (B, H, T, D)."""
         return scaled_dot_product_attention(q, k, v, self.bias)
 
 

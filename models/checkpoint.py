@@ -7,70 +7,153 @@ outside the folder is opened. Problems are ValueErrors that name the file or the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from . import bert_names
+from .bert import Bert, BertConfig
+from .bert_names import Rename
+from .folder import SINGLE, published_shapes, published_weights, read_json
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
+from .sentence_transformers import SentenceModules, read_modules
 
-MAX_JSON_BYTES = 16 * 2**20
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+Model: TypeAlias = GPT2 | Bert
+Config: TypeAlias = GPT2Config | BertConfig
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one model_type of Hugging Face maps to one of our models."""
+    """How one model_type of Hugging Face maps to one of our models.
+
+    Attributes:
+        prefix: what the published names may begin with.
+        rename: makes the renaming of a config.json.
+        transposed: our names of matrices that are published the other way round.
+        tied: our names of weights that are another's unless tie_word_embeddings is false.
+        settings: published names of settings that have another name in our config.
+        fixed: settings that config.json does not have.
+        details: settings that only names and shapes of the weights tell.
+        refused: settings that we don't implement, each with the value that means "off".
+    """
 
     name: str
-    model: Callable[[Any], GPT2]
+    model: Callable[[Any], Model]
     config: type[Any]
-    prefix: str  # what the published names may begin with
-    renamed: Callable[[str, Tensor], tuple[str, Tensor] | None]  # None: not a weight
-    refused: Mapping[str, object]  # settings we don't implement, each with the value that means "off"
+    prefix: str
+    rename: Callable[[Mapping[str, Any]], Rename]
+    transposed: re.Pattern[str] | None = None
+    tied: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    details: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda *_: {}
+    refused: Mapping[str, object] = field(default_factory=dict)
 
 
-def gpt2_weight(name: str, tensor: Tensor) -> tuple[str, Tensor] | None:
-    """A published GPT-2 tensor as ours; its own inverse."""
-    if MASK_BUFFERS.fullmatch(name):
-        return None
-    return name, tensor.T if CONV1D.fullmatch(name) else tensor
+def gpt2_name(name: str) -> str | None:
+    return None if MASK_BUFFERS.fullmatch(name) else name
 
 
+BERT = Family(
+    name="bert",
+    model=Bert,
+    config=BertConfig,
+    prefix="bert.",
+    rename=lambda config_json: bert_names.rename_by(bert_names.BERT, config_json),
+    tied={"heads.masked_lm.decoder.weight": "embeddings.words.weight"},
+    details=bert_names.details,
+    refused={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+)
 FAMILIES = {
     "gpt2": Family(
         name="gpt2",
         model=GPT2,
         config=GPT2Config,
         prefix="transformer.",
-        renamed=gpt2_weight,
+        rename=lambda config_json: gpt2_name,
+        transposed=CONV1D,
+        tied={"lm_head.weight": "wte.weight"},
         refused={
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
             "add_cross_attention": False,
         },
     ),
+    "bert": BERT,
+    "distilbert": replace(
+        BERT,
+        prefix="distilbert.",
+        rename=lambda config_json: bert_names.rename_by(bert_names.DISTILBERT, config_json),
+        settings={
+            "dim": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "hidden_dim": "intermediate_size",
+            "activation": "hidden_act",
+        },
+        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+        refused={},
+    ),
 }
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of at most 16 MiB."""
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist")
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes; at most {MAX_JSON_BYTES} are read")
+@dataclass(frozen=True)
+class Description:
+    """What a checkpoint folder says of its model, without its weights.
+
+    Attributes:
+        family: how its names map to ours.
+        config: ours.
+        config_json: the published one.
+        folder: of config.json and the weights.
+        modules: of a sentence-transformers folder; None for others.
+    """
+
+    family: Family
+    config: Config
+    config_json: Mapping[str, Any]
+    folder: Path
+    modules: SentenceModules | None
+
+
+def describe(folder: Path) -> Description:
+    """Reads config.json, modules.json, and the names and shapes of the weights.
+
+    Raises:
+        ValueError: a file is missing or damaged, or sets what we don't implement; names it.
+    """
+    modules = read_modules(folder)
+    folder = folder if modules is None else modules.transformer
+    config_json = read_json(folder / "config.json")
+    family = family_of(config_json)
+    if modules is not None and family.name != "bert":
+        raise ValueError(f"{folder}: sentence-transformers folders are supported for BERT, not {family.name}")
+    for name, off in family.refused.items():
+        if config_json.get(name, off) != off:
+            raise ValueError(f"config.json sets {name}={config_json[name]!r}; only {off!r} is supported")
+    known = {f.name for f in fields(family.config)}
+    named = {family.settings.get(name, name): value for name, value in config_json.items()}
+    values = {name: value for name, value in named.items() if name in known}
+    rename = family.rename(config_json)
+    shapes = {
+        ours: shape
+        for name, shape in published_shapes(folder).items()
+        if (ours := rename(name.removeprefix(family.prefix))) is not None
+    }
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, not a {type(value).__name__}")
-    return value
+        values |= {**family.fixed, **family.details(config_json, shapes)}
+        if modules is not None:
+            values["sentence"] = modules.config
+        config = family.config(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{folder}: {error}") from error
+    return Description(family, config, config_json, folder, modules)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -83,94 +166,59 @@ def family_of(config: Mapping[str, Any]) -> Family:
     return FAMILIES[model_type]
 
 
-def config_from_json(config: Mapping[str, Any]) -> Any:
-    """Our frozen config from the contents of config.json; refuses settings that we don't implement."""
-    family = family_of(config)
-    for name, off in family.refused.items():
-        if config.get(name, off) != off:
-            raise ValueError(f"config.json sets {name}={config[name]!r}; only {off!r} is supported")
-    known = {f.name for f in fields(family.config)}
-    try:
-        return family.config(**{name: value for name, value in config.items() if name in known})
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"config.json: {error}") from error
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder: one, or the shards that its index lists."""
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if not (folder / INDEX).is_file():
-        pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
-        hint = (
-            f"; {pickled[0]} is a pickle, which is never opened: load it with transformers and"
-            " save_pretrained(..., safe_serialization=True)"
-            if pickled
-            else ""
-        )
-        raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}{hint}")
-    weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{folder / INDEX} has no weight_map")
-    shards = []
-    for name in sorted({str(value) for value in weight_map.values()}):
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ValueError(f"{folder / INDEX} lists {name!r}, which is not a safetensors file name")
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder / INDEX} lists {name}, which is missing")
-        shards.append(folder / name)
-    return shards
-
-
-def read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
+def read_weights(description: Description) -> dict[str, Tensor]:
     """Every weight under our names, as float32."""
-    weights: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for published in file.keys():  # noqa: SIM118 - safe_open is not a mapping
-                    renamed = family.renamed(
-                        published.removeprefix(family.prefix), file.get_tensor(published)
-                    )
-                    if renamed is None:
-                        continue
-                    name, tensor = renamed
-                    if name in weights:
-                        raise ValueError(f"{path} holds {name} twice, with and without a prefix")
-                    weights[name] = tensor.to(torch.float32).contiguous()
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    family, weights = description.family, dict[str, Tensor]()
+    rename = family.rename(description.config_json)
+    for path, published, tensor in published_weights(description.folder):
+        name = rename(published.removeprefix(family.prefix))
+        if name is None:
+            continue
+        if family.transposed is not None and family.transposed.fullmatch(name):
+            tensor = tensor.T
+        tensor = tensor.to(torch.float32).contiguous()
+        if name in weights and not torch.equal(weights[name], tensor):
+            raise ValueError(f"{path} holds {name} twice, with different values")
+        weights[name] = tensor
+    for index, folder in enumerate(description.modules.dense_folders if description.modules else ()):
+        for _, published, tensor in published_weights(folder):
+            name = published.removeprefix("linear.")
+            weights[f"sentence.dense.{index}.{name}"] = tensor.to(torch.float32)
     return weights
 
 
-def load_model(folder: Path) -> GPT2:
+def load_model(folder: Path) -> Model:
     """The reference model of a folder in Hugging Face's layout, in fp32 and eval mode.
 
     Args:
-        folder: holds config.json and model.safetensors, or shards with an index.
+        folder: holds config.json and model.safetensors, or shards with an index; or modules.json of
+            sentence-transformers, and what that lists.
 
     Raises:
         ValueError: names the file that is missing or damaged; or, where config and weights disagree,
             every missing and every unexpected name, and both shapes of the others.
     """
-    config_json = read_json(folder / "config.json")
-    family = family_of(config_json)
-    config = config_from_json(config_json)
-    with torch.device("meta"):  # no memory and no random numbers: the checkpoint's tensors move in
-        model = family.model(config)
-    weights = read_weights(folder, family)
-    if config.tie_word_embeddings:
-        head = weights.pop("lm_head.weight", None)
-        if head is not None and not torch.equal(head, weights.get("wte.weight", head)):
-            raise ValueError(
-                f"{folder}: lm_head.weight differs from wte.weight, but config.json ties them;"
-                " set tie_word_embeddings to false if the head is its own"
-            )
+    description = describe(folder)
+    weights = read_weights(description)
+    model = empty_model(description)
+    if description.config.tie_word_embeddings:
+        for alias, original in description.family.tied.items():
+            own = weights.pop(alias, None)
+            if own is not None and not torch.equal(own, weights.get(original, own)):
+                raise ValueError(
+                    f"{folder}: {alias} differs from {original}, but config.json ties them;"
+                    " set tie_word_embeddings to false if the head is its own"
+                )
     check_names_and_shapes(folder, dict(model.named_parameters()), weights)
     model.load_state_dict(weights, assign=True, strict=False)  # compared just now, by name and shape
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.wte.weight
+    model.tie_weights()
     return model.eval().requires_grad_(False)
+
+
+def empty_model(description: Description) -> Model:
+    """The model without memory and without random numbers: its tensors are still to move in."""
+    with torch.device("meta"):
+        return description.family.model(description.config)
 
 
 def check_names_and_shapes(folder: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
@@ -193,7 +241,7 @@ def save_model(model: GPT2, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {}
     for name, tensor in model.named_parameters():  # lists a tied head once, as wte
-        _, published = gpt2_weight(name, tensor.detach()) or (name, tensor)
+        published = tensor.detach().T if CONV1D.fullmatch(name) else tensor.detach()
         prefix = "" if name.startswith("lm_head.") else FAMILIES["gpt2"].prefix
         weights[prefix + name] = published.contiguous()
     save_file(weights, folder / SINGLE, metadata={"format": "pt"})

@@ -5,23 +5,16 @@ B batch, T new tokens, P cached tokens, S = P + T, V vocabulary, H heads, D head
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from .activations import ACTIVATIONS
 from .attention import AttentionCache, GrowingCache, KeyValue, empty_past
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu_new": lambda: nn.GELU(approximate="tanh"),
-    "gelu_pytorch_tanh": lambda: nn.GELU(approximate="tanh"),
-    "gelu": nn.GELU,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-}
+from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
 
 
 @dataclass(frozen=True)
@@ -39,23 +32,13 @@ class GPT2Config:
     tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"):
-            value = getattr(self, name)
-            if name == "n_inner" and value is None:
-                continue  # means 4 * n_embd
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
-        if self.activation_function not in list(ACTIVATIONS):  # a list: its members need no hash
-            raise ValueError(
-                f"activation_function={self.activation_function!r} is not one of {sorted(ACTIVATIONS)}"
-            )
-        epsilon = self.layer_norm_epsilon
-        if type(epsilon) not in (int, float) or not 0 <= epsilon < math.inf:
-            raise ValueError(f"layer_norm_epsilon={epsilon!r} must be a number of at least 0")
-        if type(self.tie_word_embeddings) is not bool:
-            raise ValueError(f"tie_word_embeddings={self.tie_word_embeddings!r} must be true or false")
+        check_whole(self, "vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
+        if self.n_inner is not None:  # None means 4 * n_embd
+            check_whole(self, "n_inner")
+        check_multiple(self, "n_embd", of="n_head")
+        check_activation(self, "activation_function")
+        check_epsilon(self, "layer_norm_epsilon")
+        check_bool(self, "tie_word_embeddings")
 
     @property
     def mlp_size(self) -> int:
@@ -119,7 +102,11 @@ class GPT2(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Makes the head's weight the embedding's, where the config says so."""
+        if self.config.tie_word_embeddings:
             self.lm_head.weight = self.wte.weight
 
     def forward(

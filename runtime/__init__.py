@@ -2,6 +2,39 @@
 
 from .errors import PlanForgeError
 from .load import load
+from .tasks.encoder_results import (
+    Answer,
+    Answers,
+    Classification,
+    Embedding,
+    Entity,
+    Features,
+    Fill,
+    FilledMask,
+    NextSentence,
+    Ranked,
+    Tags,
+)
+from .tasks.text_encoder import TextEncoder
 from .tasks.text_generator import Generation, Score, TextGenerator, Timings
 
-__all__ = ["Generation", "PlanForgeError", "Score", "TextGenerator", "Timings", "load"]
+__all__ = [
+    "Answer",
+    "Answers",
+    "Classification",
+    "Embedding",
+    "Entity",
+    "Features",
+    "Fill",
+    "FilledMask",
+    "Generation",
+    "NextSentence",
+    "PlanForgeError",
+    "Ranked",
+    "Score",
+    "Tags",
+    "TextEncoder",
+    "TextGenerator",
+    "Timings",
+    "load",
+]

@@ -123,7 +123,7 @@ def test_a_folders_path_is_kept_relative_and_found_again(checkpoint: Path, tmp_p
     )
     source = bundle.manifest.source
     assert source["argument"] == "../checkpoint"
-    assert bundle.manifest.generation.max_length == 64
+    assert bundle.manifest.max_length == 64
     assert bundle.manifest.artifacts[0].axis("batch").max == 2
     assert bundle.report is not None and bundle.report.passed
 

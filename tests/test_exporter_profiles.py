@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planforge.exporter.errors import BuildError
 from planforge.exporter.pipeline import artifact_of, in_fp16
-from planforge.exporter.recipes import Limits, recipes_for
+from planforge.exporter.recipes import FAMILIES, Choices
 from planforge.exporter.tensorrt.profiles import Profile, check_profile, profiles_for, slots_of
 from planforge.models import GPT2Config
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
@@ -18,7 +18,7 @@ from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 
 def gpt2_artifact(dialect: str, batch: int = 3, length: int = 64) -> Artifact:
     config = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=300, n_positions=length)
-    recipe = in_fp16(recipes_for("gpt2", config, Limits(batch, length))[dialect])
+    recipe = in_fp16(FAMILIES["gpt2"].recipes(config, Choices(batch, length))[dialect])
     return artifact_of(recipe, "fp16", "onnx/decoder.onnx", "onnx/weights.data")
 
 

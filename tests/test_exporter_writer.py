@@ -21,7 +21,8 @@ from planforge.exporter.bundle_writer import (
 )
 from planforge.exporter.errors import OutputError
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.manifest import FileEntry, GenerationDefaults, Manifest
+from planforge.runtime.bundle.defaults import GenerationDefaults
+from planforge.runtime.bundle.manifest import FileEntry, Manifest
 
 # Installs a staged bundle; just before its N-th call that changes the disk it kills itself, or that
 # call finds the disk full.

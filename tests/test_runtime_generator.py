@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +290,12 @@ def test_a_closed_model_says_so(demo_bundle: Path) -> None:
     next(pieces)
     model.close()
     model.close()
-    for use in (lambda: next(pieces), lambda: model.generate("a"), lambda: model.score("a b c")):
+    uses: list[Callable[[], object]] = [
+        lambda: next(pieces),
+        lambda: model.generate("a"),
+        lambda: model.score("a b c"),
+    ]
+    for use in uses:
         with pytest.raises(ClosedError, match="closed"):
             use()
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.bundle.manifest import (
     DTYPES,
     Artifact,
     Axis,
     FileEntry,
-    GenerationDefaults,
     Manifest,
     Plan,
     TensorSpec,

@@ -1,18 +1,28 @@
-"""One recipe per model family."""
+"""One recipe file per model family."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from . import gpt2
-from .recipe import Limits, Recipe
-
-FAMILIES = {"gpt2": gpt2.recipes}
+from . import bert, gpt2
+from .recipe import Choices, Recipe
 
 
-def recipes_for(family: str, config: Any, limits: Limits) -> dict[str, Recipe]:
-    """The recipe of each dialect that `family` can be exported in."""
-    return FAMILIES[family](config, limits)
+class FamilyRecipes(Protocol):
+    """What a family's file has."""
+
+    TASK: str
+    MAX_BATCH: int
+
+    def context_of(self, config: Any) -> int:
+        """The most tokens that the model takes."""
+        ...
+
+    def recipes(self, config: Any, choices: Choices) -> dict[str, Recipe]:
+        """The recipe of each dialect that the family can be exported in, by its name."""
+        ...
 
 
-__all__ = ["Limits", "Recipe", "recipes_for"]
+FAMILIES: dict[str, FamilyRecipes] = {"bert": bert, "gpt2": gpt2}
+
+__all__ = ["FAMILIES", "Choices", "FamilyRecipes", "Recipe"]

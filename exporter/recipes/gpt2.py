@@ -5,25 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
-from .recipe import Limits, Recipe, cache_specs
+from ...runtime.errors import InputError
+from .recipe import Choices, Recipe, cache_specs
 
 if TYPE_CHECKING:
     from ...models import GPT2Config
 
+TASK = "text-generation"
+MAX_BATCH = 8  # of an export that names none
 OPT_TOKENS = 128  # the prompt length that a plan is tuned for
 EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, "rows": 4}
 
 
-def recipes(config: GPT2Config, limits: Limits) -> dict[str, Recipe]:
-    """The recipe of each dialect, by its name."""
-    return {"portable": portable(config, limits), "inplace": inplace(config, limits)}
+def context_of(config: GPT2Config) -> int:
+    """The most tokens that the model takes."""
+    return config.n_positions
 
 
-def portable(config: GPT2Config, limits: Limits) -> Recipe:
+def recipes(config: GPT2Config, choices: Choices) -> dict[str, Recipe]:
+    if choices.outputs:
+        raise InputError(f"outputs {list(choices.outputs)}: GPT-2 has none to choose, only encoders do")
+    return {"portable": portable(config, choices), "inplace": inplace(config, choices)}
+
+
+def portable(config: GPT2Config, choices: Choices) -> Recipe:
     from ..dialects import PortableDecoder
 
-    length = limits.max_length
-    batch, tokens, rows = common_axes(limits)
+    length = choices.max_length
+    batch, tokens, rows = common_axes(choices)
     past = Axis("past", 0, min(OPT_TOKENS, length - 1), length - 1)
     total = Axis("total", 1, min(2 * OPT_TOKENS, length), length)
     head = (config.n_head, config.head_size)
@@ -49,11 +58,11 @@ def portable(config: GPT2Config, limits: Limits) -> Recipe:
     )
 
 
-def inplace(config: GPT2Config, limits: Limits) -> Recipe:
+def inplace(config: GPT2Config, choices: Choices) -> Recipe:
     from ..dialects import InplaceDecoder
 
-    batch, tokens, rows = common_axes(limits)
-    slots = Axis("slots", 1, limits.max_length, limits.max_length)
+    batch, tokens, rows = common_axes(choices)
+    slots = Axis("slots", 1, choices.max_length, choices.max_length)
     cache = cache_specs("cache", "past", config.n_layer, (batch, config.n_head, slots, config.head_size))
     present = cache_specs(
         "present", "present", config.n_layer, (batch, config.n_head, slots, config.head_size)
@@ -77,10 +86,10 @@ def inplace(config: GPT2Config, limits: Limits) -> Recipe:
     )
 
 
-def common_axes(limits: Limits) -> tuple[Axis, Axis, Axis]:
+def common_axes(choices: Choices) -> tuple[Axis, Axis, Axis]:
     """batch, tokens and rows."""
     return (
-        Axis("batch", 1, 1, limits.max_batch),
-        Axis("tokens", 1, min(OPT_TOKENS, limits.max_length), limits.max_length),
-        Axis("rows", 1, 1, limits.max_batch * limits.max_length),
+        Axis("batch", 1, 1, choices.max_batch),
+        Axis("tokens", 1, min(OPT_TOKENS, choices.max_length), choices.max_length),
+        Axis("rows", 1, 1, choices.max_batch * choices.max_length),
     )

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ...models import GPT2
-
 
 @dataclass(frozen=True)
-class Limits:
-    """The largest batch and sequence that plans are made for; ONNX graphs carry them as ranges."""
+class Choices:
+    """What a user may choose of a graph.
+
+    Attributes:
+        max_batch: the largest batch that plans are made for; ONNX graphs carry it as a range.
+        max_length: the longest sequence, in tokens.
+        outputs: results beside the usual ones, such as "hidden_states".
+    """
 
     max_batch: int
     max_length: int
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Recipe:
     dialect: str
     opset: int
     padding_side: str
-    module: Callable[[GPT2], nn.Module]
+    module: Callable[[Any], nn.Module]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     example: Mapping[str, int]

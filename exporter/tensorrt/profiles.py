@@ -70,7 +70,7 @@ def profiles_for(
         BuildError: a maximum is outside the graph's own range.
     """
     axes = limited(artifact, max_batch, max_length)
-    if "rows" not in axes:  # no cache: an encoder is called in one way
+    if not any(spec.role.startswith("past") for spec in artifact.inputs):  # an encoder: one way to call it
         return (completed("encode", axes, artifact),)
     batch, tokens, past = axes["batch"], axes["tokens"], axes.get("past")
     # Longer parts run one after the other. Twice the usual prompt fills a GPU, and keeps tokens x

@@ -1,14 +1,14 @@
-"""What a difference between two engines' logits means, and how large it may be.
+"""What a difference between two engines' results means, and how large it may be.
 
-N rows of logits, V vocabulary
+N rows, V vocabulary or classes, E width of a vector
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,12 @@ Logits = npt.NDArray[np.float32]
 
 # The one table of caps. fp32 engines add in another order, nothing more. KL is in nats.
 CAPS: Mapping[str, Mapping[str, float]] = {
-    "fp32": {"max_error": 1e-4, "mean_kl": 1e-8},
-    "fp16": {"max_error": 0.1, "mean_kl": 1e-3},
+    "fp32": {"max_error": 1e-4, "mean_kl": 1e-8, "cosine_gap": 1e-8},
+    "fp16": {"max_error": 0.1, "mean_kl": 1e-3, "cosine_gap": 1e-3},
 }
 GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
+# These grow with the square of the values' error, so three times the error is nine times as much.
+QUADRATIC = ("mean_kl", "cosine_gap")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,30 @@ class Metrics:
     finite: bool
     rows: int
 
+    LIMITED: ClassVar = ("max_error", "mean_kl")
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class VectorMetrics:
+    """How far the vectors `got` are from `want`.
+
+    Attributes:
+        max_error: the largest difference of two numbers, in units of the reference's standard deviation.
+        cosine_gap: 1 - the smallest cosine of a vector and its reference.
+        finite: no NaN and no infinity on either side.
+        rows: how many vectors were compared.
+    """
+
+    max_error: float
+    cosine_gap: float
+    finite: bool
+    rows: int
+
+    LIMITED: ClassVar = ("max_error", "cosine_gap")
+
     def to_json(self) -> dict[str, Any]:
         return {name: _plain(value) for name, value in vars(self).items()}
 
@@ -63,6 +89,12 @@ class Comparison:
     @property
     def passed(self) -> bool:
         return not self.failures
+
+    def worst(self, metric: str) -> float | None:
+        """The largest value of a metric over all outputs; NaN if one is not finite, None if none has it."""
+        names = [name for name in self.metrics if name.rpartition(".")[2] == metric]
+        values = [math.nan if self.metrics[name] is None else float(self.metrics[name]) for name in names]
+        return math.nan if any(map(math.isnan, values)) else max(values, default=None)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -94,6 +126,21 @@ def measure(got: Logits, want: Logits) -> Metrics:
     )
 
 
+def measure_vectors(got: Logits, want: Logits) -> VectorMetrics:
+    """Compares vectors (N, E) row by row."""
+    if not (np.isfinite(got).all() and np.isfinite(want).all()):
+        return VectorMetrics(math.nan, math.nan, False, len(want))
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return VectorMetrics(
+        max_error=float(np.abs(got - want).max()) / max(float(want.std()), 1e-6),
+        cosine_gap=max(0.0, 1.0 - float(cosines.min())),
+        finite=True,
+        rows=len(want),
+    )
+
+
 def scale_of(logits: Logits) -> float:
     """What errors are measured in, so that a model with large logits is not held to a finer grain."""
     centred = logits - logits.mean(-1, keepdims=True)  # softmax sees no offset of a whole row
@@ -106,31 +153,32 @@ def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
     return (np.exp(log_p) * (log_p - log_q)).sum(-1)  # type: ignore[no-any-return]
 
 
-def limits_for(precision: str, gap: Metrics | None) -> dict[str, float]:
+def limits_for(
+    precision: str, gap: Metrics | VectorMetrics | None, names: Sequence[str] = Metrics.LIMITED
+) -> dict[str, float]:
     """The limits of one precision.
 
     Args:
         precision: a key of `CAPS`.
         gap: PyTorch with weights and results rounded to that precision, against itself unrounded;
             None for fp32, which rounds nothing.
+        names: of the metrics to limit.
 
     Raises:
         ValueError: the gap is not finite, so nothing could be judged by it.
     """
-    limits = dict(CAPS[precision])
+    caps = {name: CAPS[precision][name] for name in names}
     if gap is None:
-        return limits
+        return caps
     if not gap.finite:
         raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
-    limits["max_error"] = min(limits["max_error"], GAP_FACTOR * gap.max_error)
-    # KL grows with the square of the logits' error, so three times the error is nine times the KL.
-    limits["mean_kl"] = min(limits["mean_kl"], GAP_FACTOR**2 * gap.mean_kl)
-    return limits
+    factors = {name: GAP_FACTOR ** (2 if name in QUADRATIC else 1) for name in names}
+    return {name: min(cap, factors[name] * getattr(gap, name)) for name, cap in caps.items()}
 
 
-def judge(metrics: Metrics, limits: Mapping[str, float]) -> tuple[str, ...]:
+def judge(metrics: Metrics | VectorMetrics, limits: Mapping[str, float]) -> tuple[str, ...]:
     """What exceeds its limit, in words; NaN always does."""
-    failures = [] if metrics.finite else ["NaN or infinity in the logits"]
+    failures = [] if metrics.finite else ["NaN or infinity in the results"]
     for name, limit in limits.items():
         value = getattr(metrics, name)
         if not value <= limit:  # NaN is not <= anything

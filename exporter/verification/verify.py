@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
-from ...runtime.text.tokenizer import Tokenizer
 from ..errors import CheckpointError, SourceError, VerificationError
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
-from .gate import limits_for
-from .parity import Expectation, compare, expect
+from . import decoders, encoders
+from .gate import Comparison
 from .report import VerificationReport, read_golden
 
 if TYPE_CHECKING:
-    from ...models import GPT2
-    from .reference import Reference
+    from ...models.checkpoint import Model
 
 Progress = Callable[[str], None]
 
@@ -54,7 +53,8 @@ def verify(
     if checkpoint is None:
         if prompts is not None:
             raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
-        expected, limits = golden_of(opened)
+        arrays, limits = read_golden(golden_file(opened))
+        expected = examiner_of(opened.manifest).from_arrays(arrays)
         return compare_all(opened, expected, limits, with_pytorch=False, progress=progress)
     if source is not None and checkpoint.sha256() != opened.manifest.source.get("sha256"):
         raise VerificationError(
@@ -67,10 +67,33 @@ def verify(
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     texts = read_prompts(None if prompts is None else Path(prompts))
-    reference, expected = expectation_from(opened, model, texts, progress)
-    precisions = {a.precision for a in opened.manifest.artifacts}
-    limits = limits_from(reference, expected, precisions)
-    return compare_all(opened, expected, limits, with_pytorch=True, progress=progress)
+    report, _, _ = examine(opened, model, texts, progress)
+    return report
+
+
+class Examiner(Protocol):
+    """How one kind of model is compared with PyTorch: a module of this package."""
+
+    def expect(self, model: Any, bundle: Bundle, texts: Sequence[str]) -> Any: ...
+
+    def limits(self, model: Any, bundle: Bundle, expected: Any, precision: str) -> dict[str, float]: ...
+
+    def compare(
+        self,
+        bundle: Bundle,
+        artifact: Artifact,
+        expected: Any,
+        limits: Mapping[str, float],
+        progress: Progress,
+    ) -> list[Comparison]: ...
+
+    def to_arrays(self, expected: Any) -> dict[str, Any]: ...
+
+    def from_arrays(self, arrays: Mapping[str, Any]) -> Any: ...
+
+
+def examiner_of(manifest: Manifest) -> Examiner:
+    return decoders if manifest.encoder is None else encoders
 
 
 def recorded_source(bundle: Bundle) -> Source | None:
@@ -90,64 +113,52 @@ def recorded_source(bundle: Bundle) -> Source | None:
         return None
 
 
-def golden_of(bundle: Bundle) -> tuple[Expectation, dict[str, dict[str, float]]]:
+def golden_file(bundle: Bundle) -> Path:
     """The samples and limits that the export kept."""
     for name in bundle.manifest.files:
         if name.startswith("checks/golden-"):
-            return read_golden(bundle.path(name))
+            return bundle.path(name)
     raise VerificationError(
         f"{bundle.folder} has no golden data and its checkpoint is not at hand; pass --source MODEL"
     )
 
 
-def expectation_from(
-    bundle: Bundle, model: GPT2, prompts: Sequence[str], progress: Progress
-) -> tuple[Reference, Expectation]:
-    """What PyTorch computes for the prompts."""
-    from .reference import Reference
+def examine(
+    bundle: Bundle, model: Model, texts: Sequence[str], progress: Progress
+) -> tuple[VerificationReport, dict[str, Any], dict[str, dict[str, float]]]:
+    """Asks PyTorch, and compares every artifact with it.
 
-    progress("asking PyTorch")
-    reference = Reference(model)
-    manifest = bundle.manifest
-    tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
-    return reference, expect(reference, tokenizer, prompts, manifest.generation.max_length)
-
-
-def limits_from(
-    reference: Reference, expected: Expectation, precisions: Iterable[str]
-) -> dict[str, dict[str, float]]:
-    """The limits of each precision, from the one table and from what rounding does in PyTorch.
+    Returns:
+        The report, and what golden data keeps: PyTorch's answers and the limits.
 
     Raises:
-        VerificationError: the model with rounded weights is not finite.
+        VerificationError: rounded to a precision, the model itself is not finite.
     """
-    import torch
-
-    rounded = {"fp16": torch.float16}
+    progress("asking PyTorch")
+    examiner = examiner_of(bundle.manifest)
+    expected = examiner.expect(model, bundle, texts)
+    precisions = sorted({a.precision for a in bundle.manifest.artifacts})
     try:
-        return {
-            precision: limits_for(
-                precision,
-                reference.gap(expected.samples, rounded[precision]) if precision in rounded else None,
-            )
-            for precision in sorted(precisions)
-        }
+        limits = {precision: examiner.limits(model, bundle, expected, precision) for precision in precisions}
     except ValueError as error:
         raise VerificationError(str(error)) from error
+    report = compare_all(bundle, expected, limits, with_pytorch=True, progress=progress)
+    return report, examiner.to_arrays(expected), limits
 
 
 def compare_all(
     bundle: Bundle,
-    expected: Expectation,
+    expected: Any,
     limits: Mapping[str, Mapping[str, float]],
     *,
     with_pytorch: bool,
     progress: Progress,
 ) -> VerificationReport:
     """Every artifact, every case."""
+    examiner = examiner_of(bundle.manifest)
     comparisons = [
         comparison
         for artifact in bundle.manifest.artifacts
-        for comparison in compare(bundle, artifact, expected, limits[artifact.precision], progress)
+        for comparison in examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
     ]
     return VerificationReport(with_pytorch, tuple(comparisons))

@@ -5,7 +5,7 @@ Protocols, so that an engine's backend needs no import from here, and a fake to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -44,13 +44,19 @@ class Program(Protocol):
         """A zeroed buffer of the type that tensor `name` has."""
         ...
 
-    def run(self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer]) -> dict[str, Array]:
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        buffers: Mapping[str, Buffer],
+        outputs: Sequence[str] | None = None,
+    ) -> dict[str, Array]:
         """One step.
 
         Args:
             inputs: host arrays by input name.
             buffers: what stays in the engine's memory, by input or output name. An output bound to an
                 input's buffer is written in place.
+            outputs: the others that are wanted; all when None.
 
         Returns:
             The outputs that no buffer was given for, in arrays of their own.
@@ -109,15 +115,21 @@ class FakeProgram:
     def allocate(self, name: str, shape: Shape) -> Buffer:
         return ArrayBuffer(np.zeros(shape, self.dtype))
 
-    def run(self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer]) -> dict[str, Array]:
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        buffers: Mapping[str, Buffer],
+        outputs: Sequence[str] | None = None,
+    ) -> dict[str, Array]:
         bound = {name: buffer.array for name, buffer in buffers.items() if isinstance(buffer, ArrayBuffer)}
-        outputs = self.function({**bound, **inputs})
-        for name, value in outputs.items():
+        results = self.function({**bound, **inputs})
+        for name, value in results.items():
             if name in bound:
                 # Engines refuse an output that its buffer doesn't fit; numpy would broadcast it.
                 assert bound[name].shape == value.shape, (name, bound[name].shape, value.shape)
                 bound[name][...] = value
-        return {name: value for name, value in outputs.items() if name not in bound}
+        wanted = results if outputs is None else outputs
+        return {name: results[name] for name in wanted if name not in bound}
 
     def close(self) -> None:
         self.closed = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -65,9 +65,15 @@ class OrtProgram:
             raise BackendError(f"the graph has no tensor {name!r}; it has {', '.join(self.dtypes)}")
         return self.dtypes[name]
 
-    def run(self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer]) -> dict[str, Array]:
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        buffers: Mapping[str, Buffer],
+        outputs: Sequence[str] | None = None,
+    ) -> dict[str, Array]:
         binding = self.session.io_binding()
-        rest = [name for name in self.output_names if name not in buffers]
+        wanted = self.output_names if outputs is None else outputs
+        rest = [name for name in wanted if name not in buffers]
         with mapped_errors("ONNX Runtime failed while running"):
             for name, array in inputs.items():
                 binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from ..errors import BundleError, IntegrityError
-from .manifest import FILE_NAME, MAX_BYTES, Manifest
+from .json_reader import FILE_NAME
+from .manifest import MAX_BYTES, Manifest
 
 ALWAYS_HASHED_BYTES = 256 * 2**20  # above this, ONNX files and data are hashed only when asked
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
-from ..errors import IntegrityError, ManifestError
+from ..errors import ManifestError
+from .defaults import EncoderDefaults, GenerationDefaults
+from .json_reader import FILE_NAME, Reader, file_name
 
 FORMAT = 1
-FILE_NAME = "manifest.json"
 MAX_BYTES = 16 * 2**20
 DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class TensorSpec:
 
     @staticmethod
     def from_json(value: Any) -> TensorSpec:
-        r = _Reader(value, "tensor")
+        r = Reader(value, "tensor")
         return TensorSpec(
             r.get("name", str),
             r.get("role", str),
@@ -128,14 +126,14 @@ class Artifact:
 
     @staticmethod
     def from_json(value: Any) -> Artifact:
-        r = _Reader(value, "artifact")
+        r = Reader(value, "artifact")
         return Artifact(
             graph=r.get("graph", str),
             dialect=r.get("dialect", str),
             precision=r.get("precision", str),
             opset=r.get("opset", int),
-            file=_file_name(r.get("file", str)),
-            data=tuple(_file_name(name) for name in r.list_of("data", str)),
+            file=file_name(r.get("file", str)),
+            data=tuple(file_name(name) for name in r.list_of("data", str)),
             padding_side=r.get("padding_side", str),
             inputs=tuple(TensorSpec.from_json(t) for t in r.values("inputs")),
             outputs=tuple(TensorSpec.from_json(t) for t in r.values("outputs")),
@@ -168,10 +166,10 @@ class Plan:
 
     @staticmethod
     def from_json(value: Any) -> Plan:
-        r = _Reader(value, "plan")
+        r = Reader(value, "plan")
         return Plan(
             built_from=r.get("built_from", str),
-            file=_file_name(r.get("file", str)),
+            file=file_name(r.get("file", str)),
             engine=r.get("engine", str),
             version=r.get("version", str),
             sms=r.list_of("sms", str),
@@ -180,48 +178,28 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class GenerationDefaults:
-    """What decides how a sequence begins and ends."""
-
-    eos: tuple[int, ...] = ()
-    bos: int | None = None
-    pad: int | None = None
-    max_length: int = 1024
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "eos": list(self.eos),
-            "bos": self.bos,
-            "pad": self.pad,
-            "max_length": self.max_length,
-        }
-
-    @staticmethod
-    def from_json(value: Any) -> GenerationDefaults:
-        r = _Reader(value, "generation")
-        return GenerationDefaults(
-            eos=r.list_of("eos", int, ()),
-            bos=r.get("bos", int, None),
-            pad=r.get("pad", int, None),
-            max_length=r.get("max_length", int),
-        )
-
-
-@dataclass(frozen=True)
 class Manifest:
-    """Everything manifest.json says."""
+    """Everything manifest.json says; `generation` of a decoder, `encoder` of an encoder."""
 
     family: str
     task: str
     export_id: str
     config: Mapping[str, Any]
-    generation: GenerationDefaults
     tokenizer: Mapping[str, Any]
     files: Mapping[str, FileEntry]
     artifacts: tuple[Artifact, ...]
+    generation: GenerationDefaults | None = None
+    encoder: EncoderDefaults | None = None
     plans: tuple[Plan, ...] = ()
     source: Mapping[str, Any] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one sequence."""
+        defaults = self.generation or self.encoder
+        assert defaults is not None  # from_json sees to it
+        return defaults.max_length
 
     def artifact(self, artifact_id: str) -> Artifact:
         for artifact in self.artifacts:
@@ -238,7 +216,8 @@ class Manifest:
             "task": self.task,
             "export_id": self.export_id,
             "config": dict(self.config),
-            "generation": self.generation.to_json(),
+            **({"generation": self.generation.to_json()} if self.generation else {}),
+            **({"encoder": self.encoder.to_json()} if self.encoder else {}),
             "tokenizer": dict(self.tokenizer),
             "files": {
                 name: {"sha256": entry.sha256, "bytes": entry.bytes}
@@ -254,7 +233,7 @@ class Manifest:
     @staticmethod
     def from_json(text: str) -> Manifest:
         try:
-            r = _Reader(json.loads(text), "manifest")
+            r = Reader(json.loads(text), "manifest")
         except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
             raise ManifestError(f"{FILE_NAME} is not valid JSON: {error}") from error
         if r.get("format", int) != FORMAT:
@@ -263,18 +242,20 @@ class Manifest:
                 f" format {FORMAT}. Use the version that wrote it, or export again."
             )
         files = {
-            _file_name(name): FileEntry(
-                _Reader(entry, f"file {name!r}").get("sha256", str),
-                _Reader(entry, f"file {name!r}").get("bytes", int),
+            file_name(name): FileEntry(
+                Reader(entry, f"file {name!r}").get("sha256", str),
+                Reader(entry, f"file {name!r}").get("bytes", int),
             )
             for name, entry in r.object("files").items()
         }
+        is_encoder = "encoder" in r.value
         manifest = Manifest(
             family=r.get("family", str),
             task=r.get("task", str),
             export_id=r.get("export_id", str),
             config=r.object("config"),
-            generation=GenerationDefaults.from_json(r.object("generation")),
+            generation=None if is_encoder else GenerationDefaults.from_json(r.object("generation")),
+            encoder=EncoderDefaults.from_json(r.object("encoder")) if is_encoder else None,
             tokenizer=r.object("tokenizer"),
             files=files,
             artifacts=tuple(Artifact.from_json(a) for a in r.values("artifacts")),
@@ -289,7 +270,7 @@ class Manifest:
         """Every file that an artifact, plan or tokenizer names must have an entry with its hash."""
         named = [*(name for a in self.artifacts for name in (a.file, *a.data))]
         named += [p.file for p in self.plans]
-        tokenizer_files = _Reader(self.tokenizer, "tokenizer").list_of("files", str)
+        tokenizer_files = Reader(self.tokenizer, "tokenizer").list_of("files", str)
         if not tokenizer_files:
             raise ManifestError(f"{FILE_NAME}: tokenizer.files is empty")
         named += tokenizer_files
@@ -298,67 +279,12 @@ class Manifest:
                 raise ManifestError(f"{FILE_NAME} uses {name!r} without listing its hash under 'files'")
 
 
-_MISSING: Any = object()
-
-
-class _Reader:
-    """A JSON object read field by field, with errors that name the field."""
-
-    def __init__(self, value: Any, what: str) -> None:
-        if not isinstance(value, dict):
-            raise ManifestError(f"{FILE_NAME}: {what} must be an object, not {value!r:.60}")
-        self.value = value
-        self.what = what
-
-    def get(self, name: str, kind: type[T], default: Any = _MISSING) -> T:
-        value = self.value.get(name, default)
-        if value is default and default is not _MISSING:
-            return value  # type: ignore[no-any-return]
-        return self.checked(name, value, kind)
-
-    def values(self, name: str) -> Sequence[Any]:
-        return self.get(name, list)
-
-    def list_of(self, name: str, kind: type[T], default: Any = _MISSING) -> tuple[T, ...]:
-        values: Sequence[Any] = self.get(name, list, default)
-        return tuple(self.checked(f"{name}[{i}]", v, kind) for i, v in enumerate(values))
-
-    def object(self, name: str) -> Mapping[str, Any]:
-        return self.get(name, dict)
-
-    def texts(self, name: str) -> Mapping[str, str]:
-        values: Mapping[str, Any] = self.get(name, dict, {})
-        return {key: self.checked(f"{name}[{key!r}]", v, str) for key, v in values.items()}
-
-    def checked(self, name: str, value: Any, kind: type[T]) -> T:
-        if not isinstance(value, kind) or isinstance(value, bool):
-            got = "missing" if value is _MISSING else repr(value)[:60]
-            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be {kind.__name__}, but is {got}")
-        return value
-
-
 def _axis(value: Any) -> Axis | int:
     if type(value) is int and value >= 0:
         return value
     if isinstance(value, list) and [type(v) for v in value] == [str, int, int, int]:
         return Axis(*value)
     raise ManifestError(f"{FILE_NAME}: axis must be [name, min, opt, max] or a number, not {value!r:.60}")
-
-
-def _file_name(name: Any) -> str:
-    """A relative POSIX path that stays in the bundle's folder."""
-    path = PurePosixPath(str(name))
-    if (
-        not isinstance(name, str)
-        or path.is_absolute()
-        or ".." in path.parts
-        or not path.parts
-        or "\\" in name
-        or ":" in name
-        or "\0" in name
-    ):
-        raise IntegrityError(f"{FILE_NAME} names {name!r}, which is not a path inside the bundle")
-    return str(path)
 
 
 def _by_role(specs: Sequence[TensorSpec], role: str, owner: str) -> TensorSpec:

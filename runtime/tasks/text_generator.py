@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
-from ..bundle.manifest import Artifact, GenerationDefaults
+from ..bundle.defaults import GenerationDefaults
+from ..bundle.manifest import Artifact
 from ..decoding.cache import cache_bytes, capacity_for
 from ..decoding.decoder import Decoder
 from ..decoding.sampling import Sampling, choose, row_generators, token_logprobs

@@ -1,23 +1,54 @@
-"""Text to token ids and back, from one tokenizer.json; and that file from a model's folder."""
+"""Text to token ids and back, from one tokenizer.json."""
 
 from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import decoders, models
 
 from ..errors import InputError, TokenizerError
 from .stream import TextStream
 
 MAX_BYTES = 256 * 2**20
-_WAY_OUT = "save it again with save_pretrained of transformers, or copy the file once more"
+WAY_OUT = "save it again with save_pretrained of transformers, or copy the file once more"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """The tokens of one text, and where in the text each of them comes from.
+
+    Attributes:
+        ids: The token ids.
+    """
+
+    ids: list[int]
+    _raw: tokenizers.Encoding = field(repr=False)
+    _sources: list[int] | None = field(default=None, repr=False)  # each id's token in _raw; None: its own
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """Each token's place in the text, as ``text[start:end]``; a new list at every reading."""
+        offsets = self._raw.offsets
+        return offsets if self._sources is None else [offsets[index] for index in self._sources]
+
+    @property
+    def words(self) -> list[int | None]:
+        """The number of the word that each token is part of, from 0; a new list at every reading.
+
+        What a word is, the pre-tokenizer says: for BERT, a punctuation mark is one too.
+        """
+        words = self._raw.word_ids
+        return words if self._sources is None else [words[index] for index in self._sources]
 
 
 class Tokenizer:
@@ -45,7 +76,7 @@ class Tokenizer:
 
     def __init__(self, data: bytes, source: str = "tokenizer.json") -> None:
         self._source = source
-        self._plain = _parse(data, source)
+        self._plain = parse(data, source)
         # Set once, here: switching it per call would race with another thread's encode.
         self._plain.encode_special_tokens = True
         added = self._plain.get_added_tokens_decoder()
@@ -63,7 +94,7 @@ class Tokenizer:
         Raises:
             TokenizerError: The file is missing, over 256 MiB, or not a tokenizer.
         """
-        return cls(_read(path), str(path))
+        return cls(read(path), str(path))
 
     @property
     def vocab_size(self) -> int:
@@ -103,21 +134,39 @@ class Tokenizer:
             InputError: ``text`` is no str, or holds half of a surrogate pair.
             TokenizerError: The vocabulary cannot express the text and has no unknown token.
         """
-        if not isinstance(text, str):
-            raise InputError(f"text is {type(text).__name__}; it must be a str")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"text has a lone surrogate ({text[error.start]!r}) at character {error.start}, "
-                "which no UTF-8 text contains; decode its source with errors='replace'"
-            ) from error
+        _check_text(text)
         chosen = self._parsing if parse_special else self._plain
-        with _blamed(self._source):
+        with blamed(self._source):
             ids = chosen.encode(text, add_special_tokens=False).ids
         if parse_special or self._special_ids.isdisjoint(ids):
             return ids
         return [plain for token_id in ids for plain in self._without_special(token_id)]
+
+    def encode_batch(self, texts: Sequence[str], parse_special: bool = False) -> list[Encoding]:
+        """Turn many texts into token ids, on all cores, keeping where each token comes from.
+
+        Args:
+            texts: Any texts.
+            parse_special: As in `encode`.
+
+        Returns:
+            An encoding per text, with the ids that `encode` gives.
+
+        Raises:
+            InputError: A text is no str, or holds half of a surrogate pair; says which by its index.
+            TokenizerError: The vocabulary cannot express a text and has no unknown token.
+        """
+        if isinstance(texts, (str, bytes)):
+            raise InputError(f"texts is {type(texts).__name__}; it must be a sequence of str")
+        checked = list(texts)
+        for index, text in enumerate(checked):
+            _check_text(text, index)
+        chosen = self._parsing if parse_special else self._plain
+        with blamed(self._source):
+            encodings = chosen.encode_batch(checked, add_special_tokens=False)
+        if parse_special:
+            return [Encoding(raw.ids, raw) for raw in encodings]
+        return [self._plain_encoding(raw) for raw in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens and unassigned ids add nothing.
@@ -128,7 +177,7 @@ class Tokenizer:
             InputError: An id is outside the vocabulary.
         """
         checked = [self._checked(token_id) for token_id in ids]
-        with _blamed(self._source):
+        with blamed(self._source):
             return self._plain.decode(checked, skip_special_tokens=True)
 
     def stream(self) -> TextStream:
@@ -159,6 +208,14 @@ class Tokenizer:
         unknown: int | None = model.get("unk_id")
         return unknown
 
+    def _plain_encoding(self, raw: tokenizers.Encoding) -> Encoding:
+        ids = raw.ids
+        if self._special_ids.isdisjoint(ids):
+            return Encoding(ids, raw)
+        spelled = [self._without_special(token_id) for token_id in ids]
+        sources = [index for index, plain in enumerate(spelled) for _ in plain]
+        return Encoding([token_id for plain in spelled for token_id in plain], raw, sources)
+
     def _without_special(self, token_id: int) -> list[int]:
         """Spell out a special token that the model itself matched in plain text.
 
@@ -174,127 +231,24 @@ class Tokenizer:
         return [each for each in known if each is not None]
 
 
-def tokenizer_json(folder: Path) -> bytes:
-    """The tokenizer.json of a folder in Hugging Face layout, in one canonical form.
-
-    Takes the folder's tokenizer.json, or builds GPT-2's byte-level BPE from vocab.json and
-    merges.txt (or encoder.json and vocab.bpe). Tokens that tokenizer_config.json or
-    special_tokens_map.json name as special are marked so.
-
-    Args:
-        folder: The model's folder.
-
-    Returns:
-        JSON text in UTF-8, without saved truncation, padding and dropout.
-
-    Raises:
-        TokenizerError: A file is missing or malformed; names it and the reason.
-    """
-    config = _json_object(folder / "tokenizer_config.json")
-    named = _special_names(_json_object(folder / "special_tokens_map.json") | config)
-    saved = folder / "tokenizer.json"
-    if saved.is_file():
-        tokenizer = _parse(_read(saved), str(saved))
-    else:
-        tokenizer = _byte_level_bpe(folder, add_prefix_space=config.get("add_prefix_space") is True)
-        _add_tokens(tokenizer, folder, config)
-        named = named or ["<|endoftext|>"]
-    added = tokenizer.get_added_tokens_decoder().values()
-    known = {token.content for token in added if token.special}
-    # A name without an id is left out: a new id would have no row in the model.
-    new = [name for name in named if name not in known and tokenizer.token_to_id(name) is not None]
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in new])
-    return tokenizer.to_str().encode()
-
-
-def _byte_level_bpe(folder: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
-    for names in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
-        vocab_file, merges_file = (folder / name for name in names)
-        if vocab_file.is_file() and merges_file.is_file():
-            break
-    else:
-        raise TokenizerError(
-            f"{folder} has neither tokenizer.json nor vocab.json with merges.txt; {_WAY_OUT}"
-        )
-    vocab = _vocab(vocab_file)
-    merges = _merges(merges_file)
-    with _blamed(str(merges_file)):
-        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _vocab(path: Path) -> dict[str, int]:
-    vocab = _json_object(path)
-    if not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
-        raise TokenizerError(f"{path}: ids must be integers from 0; {_WAY_OUT}")
-    if len(set(vocab.values())) != len(vocab):
-        raise TokenizerError(f"{path}: two tokens have the same id; {_WAY_OUT}")
-    missing = sum(symbol not in vocab for symbol in pre_tokenizers.ByteLevel.alphabet())
-    if missing:  # tokenizers would drop those bytes from the text and say nothing
-        raise TokenizerError(
-            f"{path}: not a byte-level vocabulary, {missing} of 256 byte symbols are missing; "
-            "save the tokenizer.json with save_pretrained of transformers"
-        )
-    return vocab
-
-
-def _merges(path: Path) -> list[tuple[str, str]]:
+def _check_text(text: str, index: int | None = None) -> None:
+    """Refuse what tokenizers would fail on; ``index`` is the text's place in a batch."""
+    if not isinstance(text, str):
+        name = "text" if index is None else f"texts[{index}]"
+        raise InputError(f"{name} is {type(text).__name__}; it must be a str")
     try:
-        lines = _read(path).decode().split("\n")  # not splitlines: only "\n" ends a merge
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path} is not UTF-8: {error.reason}; {_WAY_OUT}") from error
-    merges = []
-    for number, line in enumerate(lines, start=1):
-        parts = line.rstrip("\r").split(" ")
-        if parts == [""] or (number == 1 and line.startswith("#version")):
-            continue
-        if len(parts) != 2 or not all(parts):
-            raise TokenizerError(f"{path}, line {number}: a merge is two tokens and one space; {_WAY_OUT}")
-        merges.append((parts[0], parts[1]))
-    return merges
+        text.encode()
+    except UnicodeEncodeError as error:
+        name = "text" if index is None else f"texts[{index}]"
+        raise InputError(
+            f"{name} has a lone surrogate ({text[error.start]!r}) at character {error.start}, "
+            "which no UTF-8 text contains; decode its source with errors='replace'"
+        ) from error
 
 
-def _special_names(config: Mapping[str, Any]) -> list[str]:
-    """The contents of the tokens that a configuration gives a role, in a fixed order."""
-    roles = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-    entries = [config.get(f"{role}_token") for role in roles]
-    for extra in map(config.get, ("additional_special_tokens", "extra_special_tokens")):
-        values = extra.values() if isinstance(extra, dict) else extra
-        entries += values if isinstance(values, Iterable) and not isinstance(values, str) else []
-    contents = [entry.get("content") if isinstance(entry, dict) else entry for entry in entries]
-    return list(dict.fromkeys(name for name in contents if isinstance(name, str) and name))
-
-
-def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
-    """Add what was added to a vocabulary after training, each at the id it was given."""
-    path = folder / "added_tokens.json"
-    added: dict[str, Any] = {str(index): text for text, index in _json_object(path).items()}
-    if isinstance(config.get("added_tokens_decoder"), dict):
-        path = folder / "tokenizer_config.json"
-        added |= config["added_tokens_decoder"]
-    if not all(index.isdecimal() for index in added):
-        raise TokenizerError(f"{path}: the ids of added tokens must be integers; {_WAY_OUT}")
-    for index, entry in sorted(added.items(), key=lambda item: int(item[0])):
-        fields = entry if isinstance(entry, dict) else {"content": entry}
-        content = fields.get("content")
-        if not isinstance(content, str) or not content:
-            raise TokenizerError(f"{path}: added token {index} has no text; {_WAY_OUT}")
-        flags = {name: fields.get(name) is True for name in ("lstrip", "rstrip", "single_word")}
-        special = fields.get("special") is True
-        normalized = fields.get("normalized", not special) is True
-        token = AddedToken(content, normalized=normalized, special=special, **flags)
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
-        if tokenizer.token_to_id(content) != int(index):
-            raise TokenizerError(
-                f"{path} gives {content!r} the id {index}, but after the vocabulary it would be "
-                f"{tokenizer.token_to_id(content)}; {_WAY_OUT}"
-            )
-
-
-def _parse(data: bytes, source: str) -> tokenizers.Tokenizer:
-    with _blamed(source):
+def parse(data: bytes, source: str) -> tokenizers.Tokenizer:
+    """Load a tokenizer.json without its saved truncation, padding and dropout."""
+    with blamed(source):
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -303,20 +257,8 @@ def _parse(data: bytes, source: str) -> tokenizers.Tokenizer:
         return tokenizer
 
 
-def _json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path} is not JSON: {_one_line(error)}; {_WAY_OUT}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path} must hold a JSON object; {_WAY_OUT}")
-    return value
-
-
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
+    """The content of a file of at most MAX_BYTES."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -331,7 +273,7 @@ def _read(path: Path) -> bytes:
 
 
 @contextmanager
-def _blamed(source: str) -> Iterator[None]:
+def blamed(source: str) -> Iterator[None]:
     """Turn whatever tokenizers raises into one line that names the file."""
     try:
         yield
@@ -339,8 +281,9 @@ def _blamed(source: str) -> Iterator[None]:
         # A panic in Rust comes as pyo3's PanicException: no Exception, and not importable.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise TokenizerError(f"{source} is unusable: {_one_line(error)}; {_WAY_OUT}") from error
+        raise TokenizerError(f"{source} is unusable: {one_line(error)}; {WAY_OUT}") from error
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An error's text without line ends."""
     return " ".join(str(error).split())

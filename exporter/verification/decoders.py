@@ -1,4 +1,4 @@
-"""Runs an artifact through the runtime's own decoder and compares every logit with PyTorch's.
+"""Runs a decoder through the runtime's own loop and compares every logit with PyTorch's.
 
 V vocabulary
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...runtime.backends.ort_backend import OrtCpuBackend
@@ -17,17 +18,19 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.text.tokenizer import Tokenizer
-from .gate import Comparison, Logits, Metrics, judge, measure, scale_of
+from .gate import Comparison, Logits, Metrics, judge, limits_for, measure, scale_of
 from .node_executor import NodeExecutor, NotFiniteError
 
 if TYPE_CHECKING:
-    from .reference import Reference
+    from ...models import GPT2
+    from .decoder_reference import Reference
 
 DECODE_STEPS = 32
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
 MAX_BATCH = 8  # of the padded cases
 PART = 7  # tokens of a step on top of a past; divides no round length
 CONTEXT_ROWS = 8  # positions compared at the end of a full context
+GOLDEN_STEPS = 3  # logits kept per sample: a row of GPT-2's has 200 KB
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,39 @@ class Expectation:
     context_logits: Logits
 
 
-def expect(reference: Reference, tokenizer: Tokenizer, prompts: Sequence[str], context: int) -> Expectation:
+def expect(model: GPT2, bundle: Bundle, prompts: Sequence[str]) -> Expectation:
     """Asks PyTorch.
 
     Args:
         prompts: real text, cut to unequal lengths, so that batches are padded; all of it fills the context.
-        context: the model's, in tokens.
     """
+    from .decoder_reference import Reference
+
+    manifest = bundle.manifest
+    tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
+    return expectation_of(Reference(model), tokenizer, prompts, manifest.max_length)
+
+
+def limits(model: GPT2, bundle: Bundle, expected: Expectation, precision: str) -> dict[str, float]:
+    """The limits of a precision, from the one table and from what rounding does in PyTorch.
+
+    Raises:
+        ValueError: the rounded model is not finite.
+    """
+    if precision == "fp32":
+        return limits_for(precision, None)
+    import torch
+
+    from .decoder_reference import Reference
+
+    gap = Reference(model).gap(expected.samples, {"fp16": torch.float16}[precision])
+    return limits_for(precision, gap)
+
+
+def expectation_of(
+    reference: Reference, tokenizer: Tokenizer, prompts: Sequence[str], context: int
+) -> Expectation:
+    """Samples of unequal length, one of a single token, and a full context of `context` tokens."""
     encoded = [tokens for tokens in map(tokenizer.encode, prompts) if tokens]
     steps = min(DECODE_STEPS + 1, context // 2)
     longest = min(PROMPT_TOKENS, context - steps)
@@ -252,3 +281,40 @@ def rounded_prefill(bundle: Bundle, artifact: Artifact, sample: Sample) -> tuple
         else:
             feeds[spec.name] = by_role[spec.role]
     return executor.run(feeds)["logits"], sample.logits
+
+
+def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
+    """Samples, tokens and some of the logits, as golden data keeps them."""
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "context.tokens": np.array(expected.context),
+        "context.logits": expected.context_logits[-GOLDEN_STEPS:],
+    }
+    for i, sample in enumerate(expected.samples):
+        thin = sample.thinned(GOLDEN_STEPS)
+        arrays |= {
+            f"sample.{i}.prompt": np.array(thin.prompt),
+            f"sample.{i}.continuation": np.array(thin.continuation),
+            f"sample.{i}.margins": np.array(thin.margins),
+            f"sample.{i}.steps": np.array(thin.steps),
+            f"sample.{i}.logits": thin.logits,
+        }
+    return arrays
+
+
+def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Expectation:
+    """What `to_arrays` made."""
+
+    def integers(name: str) -> tuple[int, ...]:
+        return tuple(int(number) for number in arrays[name])
+
+    samples = tuple(
+        Sample(
+            prompt=integers(f"sample.{i}.prompt"),
+            continuation=integers(f"sample.{i}.continuation"),
+            margins=tuple(float(margin) for margin in arrays[f"sample.{i}.margins"]),
+            steps=integers(f"sample.{i}.steps"),
+            logits=arrays[f"sample.{i}.logits"],
+        )
+        for i in range(sum(name.endswith(".prompt") for name in arrays))
+    )
+    return Expectation(samples, integers("context.tokens"), arrays["context.logits"])

@@ -5,8 +5,7 @@ T tokens of one prompt and its continuation, N rows, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,8 +13,9 @@ import torch
 from ...models import GPT2, GrowingCache
 from ...models.attention import empty_past
 from ...runtime.decoding.decoder import pad
+from .decoders import Sample
 from .gate import Logits, Metrics, measure
-from .parity import Sample
+from .rounding import rounded
 
 
 class Reference:
@@ -53,28 +53,9 @@ class Reference:
 
         Weights alone are not enough: a checkpoint stored in that very type would allow no difference.
         """
-        with self.rounded(dtype):
+        with rounded(self.model, dtype):
             got = [
                 self.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))[list(s.steps)]
                 for s in samples
             ]
         return measure(np.concatenate(got), np.concatenate([s.logits for s in samples]))
-
-    @contextmanager
-    def rounded(self, dtype: torch.dtype) -> Iterator[None]:
-        """The model computing as if it stored numbers in `dtype`; tied weights stay tied."""
-        originals = [(parameter, parameter.data) for parameter in self.model.parameters()]
-        hooks = [
-            module.register_forward_hook(lambda _module, _inputs, out: out.to(dtype).float())
-            for module in self.model.modules()
-            if module is not self.model
-        ]
-        try:
-            for parameter, original in originals:
-                parameter.data = original.to(dtype).float()
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for parameter, original in originals:
-                parameter.data = original

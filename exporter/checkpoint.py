@@ -1,0 +1,181 @@
+"""A checkpoint to export: what its files say of graphs, tokenizer and tasks. Its weights are read later."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+
+from ..runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
+from ..runtime.errors import InputError
+from ..runtime.text.tokenizer import Tokenizer
+from ..runtime.text.tokenizer_files import special_tokens, tokenizer_json
+from .errors import CheckpointError
+from .recipes import FAMILIES, Choices
+from .source import Source
+from .targets import target_named
+
+log = logging.getLogger("planforge")
+
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+LEAST_LENGTH = {"text-generation": 2, "text-encoding": 8}
+
+
+class Checkpoint:
+    """A checkpoint's config and what follows from it.
+
+    Args:
+        source: where it lies.
+        max_batch: the largest batch; None: the family's usual one.
+        max_length: context in tokens; None: the model's.
+        outputs: results beside the usual ones.
+
+    Raises:
+        CheckpointError: a file cannot be used, or files contradict each other.
+        InputError: a choice that the model does not allow.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        max_batch: int | None = None,
+        max_length: int | None = None,
+        outputs: tuple[str, ...] = (),
+    ) -> None:
+        from ..models.checkpoint import describe
+
+        self.source = source
+        self.export_id = uuid.uuid4().hex
+        try:
+            self.description = describe(source.folder)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        self.config = self.description.config
+        self.family = self.description.family.name
+        family = FAMILIES[self.family]
+        self.task = family.TASK
+        context, least = family.context_of(self.config), LEAST_LENGTH[self.task]
+        if max_length is not None and not least <= max_length <= context:
+            raise InputError(
+                f"max_length={max_length} must be from {least} to the model's context of {context}"
+            )
+        length = max_length or min(context, self.sentence_length or context)
+        self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
+        self.recipes = family.recipes(self.config, self.choices)
+        folder = self.description.folder
+        self.tokenizer_bytes = tokenizer_json(folder)
+        self.tokenizer = Tokenizer(self.tokenizer_bytes, str(folder / "tokenizer.json"))
+        if self.tokenizer.vocab_size > self.config.vocab_size:
+            raise CheckpointError(
+                f"{folder}: the tokenizer has {self.tokenizer.vocab_size} tokens, but config.json's"
+                f" vocab_size is {self.config.vocab_size}"
+            )
+
+    @property
+    def sentence_length(self) -> int | None:
+        """Where sentence-transformers cuts a text."""
+        modules = self.description.modules
+        return None if modules is None else modules.max_seq_length
+
+    def dialect(self, target: str) -> str:
+        """The dialect of the graph that a target takes."""
+        dialect = target_named(target).dialect
+        return dialect if dialect in self.recipes else "portable"  # encoders have no cache, so one dialect
+
+    def file(self, stem: str, ending: str) -> str:
+        """A file name that no other export uses, so that a new bundle never overwrites an old one's."""
+        return f"{stem}-{self.export_id[:8]}.{ending}"
+
+    def generation(self) -> GenerationDefaults | None:
+        """How sequences begin and end, from generation_config.json or config.json; None of an encoder."""
+        from ..models.folder import read_json
+
+        if self.task != "text-generation":
+            return None
+        folder = self.description.folder
+        try:
+            settings = {
+                **self.description.config_json,
+                **read_json(folder / "generation_config.json", missing={}),
+            }
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        eos = settings.get("eos_token_id")
+        tokens = {name: settings.get(name) for name in ("bos_token_id", "pad_token_id")}
+        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        for name, token in [*tokens.items(), *(("eos_token_id", end) for end in ends)]:
+            if token is not None and type(token) is not int:
+                raise CheckpointError(f"{folder}: {name} is {token!r}, not a token's number")
+        return GenerationDefaults(
+            eos=tuple(token for token in ends if 0 <= token < self.config.vocab_size),
+            bos=tokens["bos_token_id"],
+            pad=tokens["pad_token_id"],
+            max_length=self.choices.max_length,
+        )
+
+    def encoder(self) -> EncoderDefaults | None:
+        """What an encoder's results mean; None of a decoder."""
+        from ..models import BertConfig
+
+        config, modules = self.config, self.description.modules
+        if not isinstance(config, BertConfig):
+            return None
+        tokens = special_tokens(self.description.folder, self.tokenizer)
+        if missing := {"cls", "sep", "pad"} - set(tokens):
+            raise CheckpointError(
+                f"{self.description.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
+                " tokenizer_config.json or special_tokens_map.json"
+            )
+        classifies = {"sequence_classification", "token_classification"} & set(config.heads)
+        embeds = {}
+        if modules is not None and config.sentence is not None:
+            embeds = {
+                "pooling": "+".join(config.sentence.pooling),
+                "normalize": config.sentence.normalize,
+                "prompts": modules.prompts,
+                "default_prompt": modules.default_prompt,
+            }
+        return EncoderDefaults(
+            max_length=self.choices.max_length,
+            tokens={role: tokens[role] for role in ("cls", "sep", "pad", "mask") if role in tokens},
+            heads=config.heads,
+            labels=self.labels(config.num_labels) if classifies else (),
+            problem_type=self.problem_type(config.num_labels)
+            if "sequence_classification" in config.heads
+            else None,
+            score_activation=self.score_activation(),
+            **embeds,  # type: ignore[arg-type]
+        )
+
+    def labels(self, count: int) -> tuple[str, ...]:
+        """The classes' names from config.json's id2label; LABEL_0 and so on without one."""
+        named = self.description.config_json.get("id2label")
+        if named is None:
+            log.warning("config.json has no id2label; the classes are called LABEL_0 to LABEL_%d", count - 1)
+            return tuple(f"LABEL_{i}" for i in range(count))
+        if not isinstance(named, dict) or sorted(named, key=str) != sorted(map(str, range(count))):
+            raise CheckpointError(
+                f"config.json's id2label must name the classes 0 to {count - 1}, which the weights have; it"
+                f" has {sorted(named) if isinstance(named, dict) else named!r}"
+            )
+        return tuple(str(named[str(i)]) for i in range(count))
+
+    def problem_type(self, count: int) -> str:
+        """What the classes' logits mean; transformers' reading where config.json does not say."""
+        kind = self.description.config_json.get("problem_type")
+        if kind is None:
+            return "regression" if count == 1 else "single_label_classification"
+        if kind not in PROBLEM_TYPES:
+            raise CheckpointError(f"config.json: problem_type {kind!r} is not one of {PROBLEM_TYPES}")
+        return str(kind)
+
+    def score_activation(self) -> str:
+        """How a cross-encoder's logit becomes a score: as sentence-transformers does it."""
+        config_json = self.description.config_json
+        settings: Any = config_json.get("sentence_transformers")
+        name = settings.get("activation_fn") if isinstance(settings, dict) else None
+        name = str(name or config_json.get("sbert_ce_default_activation_function") or "Sigmoid")
+        kind = name.rpartition(".")[2].lower()
+        if kind not in ("sigmoid", "identity"):
+            raise CheckpointError(f"config.json: a score's activation {name!r} must be Sigmoid or Identity")
+        return kind

@@ -1,0 +1,299 @@
+"""`planforge run`: texts from arguments, stdin or a file through a bundle, by its task. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..runtime.errors import InputError
+from .console import errors, running
+
+BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+GENERATION = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "stop",
+    "seed",
+    "truncate",
+)
+ALL_TEXTS = ("truncation", "stride")
+# The options of each task, beside those of all.
+TASKS: dict[str, tuple[str, ...]] = {
+    "generate": GENERATION,
+    "embed": (*ALL_TEXTS, "pooling", "prompt"),
+    "features": (*ALL_TEXTS, "layers"),
+    "classify": ALL_TEXTS,
+    "rank": (*ALL_TEXTS, "top_k"),
+    "next_sentence": ALL_TEXTS,
+    "fill_mask": (*ALL_TEXTS, "top_k"),
+    "tag": ALL_TEXTS,
+    "answer": (*ALL_TEXTS, "n_best"),
+}
+# What a bundle with this head does unless told otherwise; the first that it has counts.
+HEAD_TASKS = {
+    "sequence_classification": "classify",
+    "token_classification": "tag",
+    "question_answering": "answer",
+    "masked_lm": "fill_mask",
+    "next_sentence": "next_sentence",
+}
+Item = str | tuple[str, str]
+
+
+def run(
+    bundle: BundleArgument,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help=f"{', '.join(TASKS)}.", show_default="by the bundle's heads")
+    ] = None,
+    pair: Annotated[str | None, typer.Option(help="A second text beside each.", show_default=False)] = None,
+    question: Annotated[
+        str | None, typer.Option(help="What each text is to answer.", show_default=False)
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option(help="Rank the texts by how well they fit it.", show_default=False)
+    ] = None,
+    input_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            help='JSON lines, "-" for stdin: {"text"}, {"text", "pair"}, {"question", "context"} or'
+            ' {"query", "text"}.',
+            show_default=False,
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="At most so many new tokens.", show_default="64")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sample at this temperature.", show_default="greedy")
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(help="Sample from the k likeliest; fill_mask, rank: show k.", show_default=False),
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus.", show_default="all")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="1.0 does nothing.", show_default="1.0")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text.", show_default=False)] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Make sampling repeatable.", show_default=False),
+    ] = None,
+    truncate: Annotated[
+        str | None,
+        typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
+    ] = None,
+    truncation: Annotated[
+        str | None,
+        typer.Option(
+            help="Of too long a text, keep its head, tail, head+tail, or all of it in windows.",
+            show_default="by the task",
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens that two windows share.", show_default="a quarter")
+    ] = None,
+    pooling: Annotated[
+        str | None, typer.Option(help="cls, mean or max.", show_default="the checkpoint's")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="A prompt of the checkpoint, by its name.", show_default=False)
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.",
+            show_default="last",
+        ),
+    ] = None,
+    n_best: Annotated[int | None, typer.Option(help="How many answers.", show_default="1")] = None,
+    parse_special: Annotated[
+        bool, typer.Option("--parse-special", help="Read <|endoftext|>, [SEP] and the like.")
+    ] = False,
+    backend: Annotated[str, typer.Option(help="auto or ort-cpu.")] = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""
+    given = {
+        **{"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p},
+        **{"repetition_penalty": repetition_penalty, "stop": stop, "seed": seed, "truncate": truncate},
+        **{"truncation": truncation, "stride": stride, "pooling": pooling, "prompt": prompt},
+        **{"layers": layers, "n_best": n_best},
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    beside = {
+        name: value for name, value in (("pair", pair), ("question", question), ("query", query)) if value
+    }
+    with running() as progress:
+        from ..runtime import TextGenerator, load
+
+        if len(beside) > 1:
+            raise InputError(f"give one of {', '.join('--' + name for name in beside)}")
+        with load(bundle, backend=backend, precision=precision, threads=threads) as model:
+            default = "generate" if isinstance(model, TextGenerator) else task_of(model.heads, beside)
+            chosen = checked_task(task or default, model, options)
+            options["parse_special"] = parse_special
+            items = items_of(texts, input_file, beside)
+            if chosen == "generate":
+                generate(model, items, options, as_json)
+            elif chosen == "rank":
+                ranked = sorted(model.stream("rank", items, **without(options, "top_k")), key=by_score)
+                show_results(iter(ranked[: options.get("top_k")]), chosen, as_json)
+            else:
+                if not sys.stdout.isatty():
+                    options["progress"] = lambda done: progress(f"{done} texts")
+                show_results(streamed(model, chosen, items, options), chosen, as_json)
+
+
+def task_of(heads: Iterable[str], beside: dict[str, str]) -> str:
+    """What an encoder does unless told otherwise."""
+    if "question" in beside:
+        return "answer"
+    if "query" in beside:
+        return "rank"
+    return next((task for head, task in HEAD_TASKS.items() if head in heads), "embed")
+
+
+def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
+    """Refuses a task that the model does not have, and options that the task does not have."""
+    from ..runtime import TextGenerator
+
+    if task not in TASKS:
+        raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
+    if (task == "generate") != isinstance(model, TextGenerator):
+        kind = "generates text" if isinstance(model, TextGenerator) else "is an encoder"
+        raise InputError(f"this bundle {kind}, which does not go with the task {task!r}")
+    for name in options:
+        if name not in TASKS[task]:
+            raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
+    return task
+
+
+def generate(model: Any, items: Iterable[Item], options: dict[str, Any], as_json: bool) -> None:
+    """Continues prompts, each shown as it comes."""
+    for prompt in items:
+        if not isinstance(prompt, str):
+            raise InputError("text generation takes prompts, not pairs of texts")
+        if as_json:
+            answer = model.generate(prompt, **options)
+            typer.echo(json.dumps({"prompt": prompt, **answer.to_json()}, ensure_ascii=False))
+        else:
+            pieces = model.stream(prompt, **options)  # checks everything before anything shows
+            typer.echo(prompt, nl=False)
+            for piece in pieces:
+                typer.echo(piece, nl=False)
+            typer.echo()
+
+
+def streamed(model: Any, task: str, items: Iterable[Item], options: dict[str, Any]) -> Iterator[Any]:
+    """An encoder's results; at a terminal each as soon as its line is there."""
+    if sys.stdin.isatty():
+        return (result for item in items for result in model.stream(task, [item], **options))
+    return model.stream(task, items, **options)  # type: ignore[no-any-return]
+
+
+def by_score(result: Any) -> float:
+    return -float(result.score)
+
+
+def without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != name}
+
+
+def show_results(results: Iterator[Any], task: str, as_json: bool) -> None:
+    """A line of JSON for each result, or lines for a reader."""
+    for result in results:
+        if as_json:
+            typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
+        else:
+            for line in LINES[task](result):
+                typer.echo(line)
+
+
+LINES: dict[str, Callable[[Any], list[str]]] = {
+    "embed": lambda r: [" ".join(f"{number:.6g}" for number in r.vector)],
+    "features": lambda r: [
+        f"{token}\t{' '.join(f'{number:.6g}' for number in vector)}"
+        for token, vector in zip(r.tokens, r.vectors, strict=True)
+    ],
+    "classify": lambda r: [f"{r.label}\t{r.score:.4f}"],
+    "rank": lambda r: [f"{r.score:.4f}\t{r.text}"],
+    "next_sentence": lambda r: [f"{'follows' if r.is_next else 'does not follow'}\t{r.probability:.4f}"],
+    "fill_mask": lambda r: [
+        "\t".join(f"{fill.token} {fill.score:.4f}" for fill in fills) for fills in r.masks
+    ],
+    "tag": lambda r: [f"{e.label}\t{e.text}\t{e.start}-{e.end}\t{e.score:.4f}" for e in r.entities],
+    "answer": lambda r: [f"{a.text}\t{a.start}-{a.end}\t{a.score:.4f}" for a in r.answers],
+}
+
+
+def items_of(texts: list[str] | None, input_file: Path | None, beside: dict[str, str]) -> Iterator[Item]:
+    """Texts or pairs, from the arguments, a file of JSON lines, or stdin."""
+    if texts and input_file:
+        raise InputError("give texts as arguments or with --input, not both")
+    if beside and input_file:
+        raise InputError(f"--{next(iter(beside))} goes with texts, --input has pairs of its own")
+    if not texts and not input_file and sys.stdin.isatty():
+        errors.print("[dim]a text a line, end with Ctrl-D[/dim]")
+    lines = (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+    count = 0
+    for item in texts or (json_lines(input_file) if input_file else lines):
+        yield paired(item, beside)
+        count += 1
+    if not count:
+        raise InputError("there are no texts: give arguments, lines on stdin, or --input FILE")
+
+
+def paired(item: Item, beside: dict[str, str]) -> Item:
+    """A text together with what an option puts beside it: --pair after it, the others before it."""
+    if not beside or not isinstance(item, str):
+        return item
+    ((name, other),) = beside.items()
+    return (item, other) if name == "pair" else (other, item)
+
+
+def json_lines(path: Path) -> Iterator[Item]:
+    """The text or pair of every line, read as it is needed; "-" is stdin."""
+    try:
+        with sys.stdin if str(path) == "-" else path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield item_of(line, f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--input {path} cannot be read: {error}") from error
+
+
+def item_of(line: str, where: str) -> Item:
+    """The text or pair of one line of JSON."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where} is not JSON: {error}") from error
+    if isinstance(value, dict):
+        for keys in (("question", "context"), ("query", "text"), ("text", "pair"), ("text",)):
+            found = [value.get(key) for key in keys]
+            if all(isinstance(text, str) for text in found):
+                return str(found[0]) if len(found) == 1 else (str(found[0]), str(found[1]))
+    raise InputError(
+        f'{where} must be an object with "text", "text" and "pair", "question" and "context", or "query" and'
+        f' "text", such as {{"text": "Hello"}}'
+    )

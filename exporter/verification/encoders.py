@@ -1,0 +1,303 @@
+"""Runs an encoder through the runtime's own batching and compares every output with PyTorch's.
+
+T tokens, R chosen positions, E hidden size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...runtime.backends.ort_backend import OrtCpuBackend
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.defaults import EncoderDefaults
+from ...runtime.bundle.manifest import Artifact, TensorSpec
+from ...runtime.encoding.encoder import Encoder
+from ...runtime.text.long_text import Piece, fit
+from ...runtime.text.tokenizer import Tokenizer
+from ..errors import VerificationError
+from .gate import Comparison, Metrics, VectorMetrics, judge, limits_for, measure, measure_vectors
+from .node_executor import NodeExecutor, NotFiniteError
+
+if TYPE_CHECKING:
+    from ...models import Bert
+
+Array: TypeAlias = npt.NDArray[Any]
+Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
+
+TEXT_TOKENS = 48  # at most; several lengths below that are used
+MAX_BATCH = 8  # of the padded case
+POSITIONS = 12  # compared in each sequence, the first and last among them
+GOLDEN_POSITIONS = 3
+DISTRIBUTIONS = {"masked_lm", "next_sentence", "sequence_classification", "token_classification"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sequence, and what PyTorch makes of it alone, without padding.
+
+    Attributes:
+        piece: the sequence.
+        positions: of the tokens whose results are known.
+        outputs: by output name; of a result per token (R, ...), the chosen positions only.
+    """
+
+    piece: Piece
+    positions: tuple[int, ...]
+    outputs: Outputs
+
+    def thinned(self, per_token: Iterable[str]) -> Sample:
+        """With `GOLDEN_POSITIONS` of the positions, the first and last among them."""
+        count = len(self.positions)
+        keep = np.unique(np.linspace(0, count - 1, min(count, GOLDEN_POSITIONS)).round().astype(int))
+        thin = {name: self.outputs[name][keep] for name in per_token}
+        return Sample(self.piece, tuple(self.positions[i] for i in keep), self.outputs | thin)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What every engine must reproduce.
+
+    Attributes:
+        samples: texts, a pair, a single token and a full sequence.
+        per_token: names of the outputs that have a result per token.
+    """
+
+    samples: tuple[Sample, ...]
+    per_token: tuple[str, ...]
+
+
+def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
+    """Asks PyTorch for every output of the bundle's graph."""
+    manifest = bundle.manifest
+    assert manifest.encoder is not None
+    tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
+    specs = manifest.artifacts[0].outputs
+    has_segments = any(spec.role == "segments" for spec in manifest.artifacts[0].inputs)
+    samples = []
+    for piece in pieces_from([tokenizer.encode(text) for text in texts], manifest.encoder, has_segments):
+        T = len(piece)
+        positions = tuple(int(p) for p in np.unique(np.linspace(0, T - 1, min(T, POSITIONS)).round()))
+        samples.append(Sample(piece, positions, reference(model, piece, positions, specs)))
+    return Expectation(tuple(samples), tuple(spec.name for spec in specs if is_per_token(spec)))
+
+
+def is_per_token(spec: TensorSpec) -> bool:
+    return bool({"tokens", "rows"} & set(spec.axis_names()))
+
+
+def pieces_from(
+    encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_segments: bool
+) -> list[Piece]:
+    """Sequences of unequal length from real text; last come a pair, a single token, a full sequence."""
+    texts = [ids for ids in encoded if len(ids) > 1]
+    if not texts:
+        raise VerificationError("the texts to verify with have no tokens that this model knows")
+
+    def cut(first: Sequence[int], second: Sequence[int] | None, length: int) -> Piece:
+        length = max(4, min(length, defaults.max_length))
+        fitted = fit(first, second, max_length=length, tokens=defaults.tokens, truncation="head")
+        return fitted.pieces[0]
+
+    pieces = [cut(text, None, TEXT_TOKENS // (1 + i % 3)) for i, text in enumerate(texts)]
+    if has_segments:
+        pieces.append(cut(texts[0], texts[-1], TEXT_TOKENS))
+    pieces.append(Piece([defaults.tokens["cls"]], [0], range(0), None))
+    joined = [token for text in texts for token in text]
+    full = (joined * (defaults.max_length // len(joined) + 1))[: defaults.max_length]
+    return [*pieces, cut(full, None, defaults.max_length)]
+
+
+def reference(model: Bert, piece: Piece, positions: Sequence[int], specs: Sequence[TensorSpec]) -> Outputs:
+    """What PyTorch computes for one sequence."""
+    import torch
+
+    from ...models import PaddedAttention
+
+    with torch.no_grad():
+        ids, segments = torch.tensor([piece.ids]), torch.tensor([piece.segments])
+        mask = torch.ones_like(ids)
+        states = model.hidden_states(
+            ids, segments if model.config.type_vocab_size else None, PaddedAttention(mask)
+        )
+        results = dict(model.head_outputs(states[-1], mask))
+    outputs = {}
+    for spec in specs:
+        kind, _, detail = spec.role.partition(".")
+        if kind == "hidden":
+            tensor = states[int(detail)]
+        elif kind == "question_answering":
+            tensor = results[kind][..., ("start", "end").index(detail)]
+        else:
+            tensor = results[spec.role]
+        array = tensor[0].numpy()
+        outputs[spec.name] = array[list(positions)] if is_per_token(spec) else array
+    return outputs
+
+
+def limits(model: Bert, bundle: Bundle, expected: Expectation, precision: str) -> dict[str, float]:
+    """The limits of each output's metrics, from the one table and from what rounding does in PyTorch.
+
+    Raises:
+        ValueError: the rounded model is not finite.
+    """
+    specs = bundle.manifest.artifacts[0].outputs
+    gaps: dict[str, Metrics | VectorMetrics] = {}
+    if precision != "fp32":
+        import torch
+
+        from .rounding import rounded
+
+        with rounded(model, {"fp16": torch.float16}[precision]):
+            got = [reference(model, s.piece, s.positions, specs) for s in expected.samples]
+        gaps = measure_all(got, [s.outputs for s in expected.samples], specs)
+    return {
+        f"{spec.name}.{metric}": limit
+        for spec in specs
+        for metric, limit in limits_for(precision, gaps.get(spec.name), metrics_of(spec).LIMITED).items()
+    }
+
+
+def metrics_of(spec: TensorSpec) -> type[Metrics] | type[VectorMetrics]:
+    """Logits over classes or words are compared as distributions, everything else as vectors."""
+    return Metrics if spec.role in DISTRIBUTIONS else VectorMetrics
+
+
+def measure_all(
+    got: Sequence[Outputs], want: Sequence[Outputs], specs: Sequence[TensorSpec]
+) -> dict[str, Metrics | VectorMetrics]:
+    """The metrics of each output over all sequences."""
+    found: dict[str, Metrics | VectorMetrics] = {}
+    for spec in specs:
+        sides = []
+        for outputs in (got, want):
+            arrays = [o[spec.name] for o in outputs]
+            if spec.axis_names()[-1] == "tokens":  # a number per token: one vector of all
+                sides.append(np.concatenate(arrays)[None])
+            else:
+                sides.append(np.concatenate([np.atleast_2d(array) for array in arrays]))
+        measured_by = measure if metrics_of(spec) is Metrics else measure_vectors
+        found[spec.name] = measured_by(*sides)
+    return found
+
+
+def compare(
+    bundle: Bundle,
+    artifact: Artifact,
+    expected: Expectation,
+    limits: Mapping[str, float],
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Comparison]:
+    """Every case of one artifact on ONNX Runtime; fp16 also node by node.
+
+    Returns:
+        A comparison per case, passed or not.
+    """
+    assert bundle.manifest.encoder is not None
+    backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
+    encoder = Encoder(backend.open(bundle, artifact), artifact, bundle.manifest.encoder.tokens["pad"])
+    *texts, single, full = expected.samples
+    comparisons = []
+
+    def add(case: str, engine: str, samples: Sequence[Sample], run: Callable[[], list[Outputs]]) -> None:
+        progress(f"{artifact.id}: {case}")
+        found: dict[str, Any] = {}
+        failures: list[str] = []
+        try:
+            got, want = run(), [sample.outputs for sample in samples]
+        except NotFiniteError as error:
+            failures.append(str(error))
+            got = want = [{name: np.full_like(a, np.nan) for name, a in s.outputs.items()} for s in samples]
+        for name, metrics in measure_all(got, want, artifact.outputs).items():
+            own = {m: limits[f"{name}.{m}"] for m in metrics.LIMITED}
+            failures += [f"{name}: {failure}" for failure in judge(metrics, own)]
+            found |= {f"{name}.{key}": value for key, value in metrics.to_json().items()}
+        comparisons.append(Comparison(artifact.id, engine, case, found, limits, tuple(failures)))
+
+    def padded(samples: Sequence[Sample]) -> Callable[[], list[Outputs]]:
+        return lambda: run_batch(encoder, samples)
+
+    try:
+        add("one by one", backend.name, texts, lambda: [run_batch(encoder, [s])[0] for s in texts])
+        batch = [*texts[-MAX_BATCH + 1 :], single]
+        add(f"batch of {len(batch)}, padded", backend.name, batch, padded(batch))
+        add("1 token", backend.name, [single], padded([single]))
+        add(f"{len(full.piece)} tokens", backend.name, [full], padded([full]))
+    finally:
+        encoder.close()
+    if artifact.precision != "fp32":
+        engine = f"node by node, rounded to {artifact.precision}"
+        batch = [*texts[:2], single]
+
+        def rounded_run() -> list[Outputs]:
+            executor = NodeExecutor(ir.load(bundle.path(artifact.file)))
+            rounded_encoder = Encoder(ExecutedProgram(executor), artifact, encoder.pad)
+            return run_batch(rounded_encoder, batch)
+
+        add(f"batch of {len(batch)}, padded", engine, batch, rounded_run)
+    return comparisons
+
+
+class ExecutedProgram:
+    """`NodeExecutor` as a Program, so that the runtime's own code feeds it."""
+
+    def __init__(self, executor: NodeExecutor) -> None:
+        self.executor = executor
+
+    def allocate(self, name: str, shape: tuple[int, ...]) -> Any:
+        raise AssertionError("an encoder has no buffers")
+
+    def run(
+        self, inputs: Mapping[str, Array], buffers: Mapping[str, Any], outputs: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        return self.executor.run(inputs)
+
+    def close(self) -> None:
+        del self.executor
+
+
+def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
+    """The outputs of sequences that run together, of results per token the known positions."""
+    specs = encoder.artifact.outputs
+    positions = [list(sample.positions) for sample in samples]
+    results = encoder.batch([s.piece for s in samples], [spec.role for spec in specs], positions)
+    return [
+        {
+            spec.name: array[known] if "tokens" in spec.axis_names() else array
+            for spec, array in zip(specs, arrays, strict=True)
+        }
+        for arrays, known in zip(results, positions, strict=True)
+    ]
+
+
+def to_arrays(expected: Expectation) -> dict[str, Array]:
+    """Sequences and some of PyTorch's results, as golden data keeps them."""
+    arrays: dict[str, Array] = {"per_token": np.array(expected.per_token)}
+    for i, sample in enumerate(expected.samples):
+        thin = sample.thinned(expected.per_token)
+        arrays |= {
+            f"sample.{i}.ids": np.array(thin.piece.ids),
+            f"sample.{i}.segments": np.array(thin.piece.segments),
+            f"sample.{i}.positions": np.array(thin.positions),
+        }
+        arrays |= {f"sample.{i}.output.{name}": array for name, array in thin.outputs.items()}
+    return arrays
+
+
+def from_arrays(arrays: Mapping[str, Array]) -> Expectation:
+    """What `to_arrays` made."""
+    samples = []
+    for i in range(sum(name.endswith(".ids") for name in arrays)):
+        ids, segments, positions = (
+            [int(number) for number in arrays[f"sample.{i}.{what}"]]
+            for what in ("ids", "segments", "positions")
+        )
+        stem = f"sample.{i}.output."
+        outputs = {name.removeprefix(stem): a for name, a in arrays.items() if name.startswith(stem)}
+        samples.append(Sample(Piece(ids, segments, range(0), None), tuple(positions), outputs))
+    return Expectation(tuple(samples), tuple(str(name) for name in arrays["per_token"]))

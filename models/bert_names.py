@@ -1,0 +1,110 @@
+"""The names that BERT's and DistilBERT's published weights have, and what they tell of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .bert import HEADS
+
+Rename = Callable[[str], str | None]  # a published name -> ours; None: not a weight
+
+# What a published name begins with -> what ours does; the rest (".weight", ".bias") stays.
+EMBEDDINGS = {
+    "embeddings.word_embeddings": "embeddings.words",
+    "embeddings.position_embeddings": "embeddings.positions",
+    "embeddings.token_type_embeddings": "embeddings.segments",
+    "embeddings.LayerNorm": "embeddings.norm",
+    "qa_outputs": "heads.question_answering",
+}
+BERT = EMBEDDINGS | {
+    r"encoder.layer.(\d+).attention.self.(\w+)": r"layers.\1.attention.\2",
+    r"encoder.layer.(\d+).attention.output.dense": r"layers.\1.attention.output",
+    r"encoder.layer.(\d+).attention.output.LayerNorm": r"layers.\1.attention_norm",
+    r"encoder.layer.(\d+).intermediate.dense": r"layers.\1.intermediate",
+    r"encoder.layer.(\d+).output.dense": r"layers.\1.output",
+    r"encoder.layer.(\d+).output.LayerNorm": r"layers.\1.output_norm",
+    "pooler.dense": "pooler.dense",
+    "cls.predictions.transform.dense": "heads.masked_lm.dense",
+    "cls.predictions.transform.LayerNorm": "heads.masked_lm.norm",
+    "cls.predictions.decoder": "heads.masked_lm.decoder",
+    "cls.predictions": "heads.masked_lm.decoder",  # its bias, which old files have here alone
+    "cls.seq_relationship": "heads.next_sentence",
+}
+DISTILBERT = EMBEDDINGS | {
+    r"transformer.layer.(\d+).attention.q_lin": r"layers.\1.attention.query",
+    r"transformer.layer.(\d+).attention.k_lin": r"layers.\1.attention.key",
+    r"transformer.layer.(\d+).attention.v_lin": r"layers.\1.attention.value",
+    r"transformer.layer.(\d+).attention.out_lin": r"layers.\1.attention.output",
+    r"transformer.layer.(\d+).sa_layer_norm": r"layers.\1.attention_norm",
+    r"transformer.layer.(\d+).ffn.lin1": r"layers.\1.intermediate",
+    r"transformer.layer.(\d+).ffn.lin2": r"layers.\1.output",
+    r"transformer.layer.(\d+).output_layer_norm": r"layers.\1.output_norm",
+    "pre_classifier": "pooler.dense",
+    "vocab_transform": "heads.masked_lm.dense",
+    "vocab_layer_norm": "heads.masked_lm.norm",
+    "vocab_projector": "heads.masked_lm.decoder",
+}
+BUFFERS = {"embeddings.position_ids", "embeddings.token_type_ids"}
+CLASSIFIERS = {
+    "ForSequenceClassification": "sequence_classification",
+    "ForTokenClassification": "token_classification",
+}
+ARCHITECTURE_HEADS = CLASSIFIERS | {
+    "ForMaskedLM": "masked_lm",
+    "ForNextSentencePrediction": "next_sentence",
+    "ForPreTraining": "masked_lm",
+    "ForQuestionAnswering": "question_answering",
+}
+OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of TensorFlow's LayerNorm
+
+
+def rename_by(table: Mapping[str, str], config_json: Mapping[str, Any]) -> Rename:
+    """The renaming of one family; what "classifier" classifies stands in config.json."""
+    heads = [head for ending, head in CLASSIFIERS.items() if architecture(config_json).endswith(ending)]
+    if heads:
+        table = {**table, "classifier": f"heads.{heads[0]}"}
+    patterns = [(re.compile(pattern.replace(".", r"\.")), ours) for pattern, ours in table.items()]
+
+    def rename(name: str) -> str | None:
+        if name in BUFFERS:
+            return None
+        stem, _, ending = name.rpartition(".")
+        for pattern, ours in patterns:
+            if match := pattern.fullmatch(stem):
+                return f"{match.expand(ours)}.{OLD_ENDINGS.get(ending, ending)}"
+        return name
+
+    return rename
+
+
+def architecture(config_json: Mapping[str, Any]) -> str:
+    """The first of config.json's architectures, such as "BertForMaskedLM"; "" without any."""
+    names = config_json.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def details(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The settings that only the weights tell: pooler, heads and classes.
+
+    Raises:
+        ValueError: a head that config.json names is not there, or one that is has no meaning here.
+    """
+    heads = tuple(h for h in HEADS if any(name.startswith(f"heads.{h}.") for name in shapes))
+    named = architecture(config_json)
+    for ending, head in ARCHITECTURE_HEADS.items():
+        if named.endswith(ending) and head not in heads:
+            raise ValueError(f"config.json names {named}, but the weights have no {head} head")
+    if "classifier.weight" in shapes:
+        raise ValueError(
+            f"the weights have a classifier, but config.json's architecture {named or 'is missing and'!r}"
+            f" does not say for what; known are {', '.join(f'Bert{ending}' for ending in CLASSIFIERS)}"
+        )
+    found: dict[str, Any] = {"heads": heads}
+    for head in CLASSIFIERS.values():
+        if rows := shapes.get(f"heads.{head}.weight"):
+            found["num_labels"] = rows[0]
+    if "pooler.dense.weight" in shapes:
+        found["pooler"] = "relu" if config_json.get("model_type") == "distilbert" else "tanh"
+    return found

@@ -1,0 +1,41 @@
+"""What configs refuse: values from a config.json that no model can have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .activations import ACTIVATIONS
+
+
+def check_whole(config: Any, *names: str, least: int = 1) -> None:
+    """Raises a ValueError unless each named field is a whole number of at least `least`."""
+    for name in names:
+        value = getattr(config, name)
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def check_multiple(config: Any, name: str, of: str) -> None:
+    """Raises a ValueError unless one field is a multiple of another."""
+    if getattr(config, name) % getattr(config, of):
+        raise ValueError(f"{name}={getattr(config, name)} is not a multiple of {of}={getattr(config, of)}")
+
+
+def check_activation(config: Any, name: str) -> None:
+    """Raises a ValueError unless the field names one of `ACTIVATIONS`."""
+    if getattr(config, name) not in list(ACTIVATIONS):  # a list: its members need no hash
+        raise ValueError(f"{name}={getattr(config, name)!r} is not one of {sorted(ACTIVATIONS)}")
+
+
+def check_epsilon(config: Any, name: str) -> None:
+    """Raises a ValueError unless the field is a finite number of at least 0."""
+    epsilon = getattr(config, name)
+    if type(epsilon) not in (int, float) or not 0 <= epsilon < math.inf:
+        raise ValueError(f"{name}={epsilon!r} must be a number of at least 0")
+
+
+def check_bool(config: Any, name: str) -> None:
+    """Raises a ValueError unless the field is True or False."""
+    if type(getattr(config, name)) is not bool:
+        raise ValueError(f"{name}={getattr(config, name)!r} must be true or false")

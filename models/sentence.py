@@ -1,0 +1,96 @@
+"""From a vector per token to one per text, as sentence-transformers' modules do.
+
+B batch, T tokens, E hidden size, F features
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .activations import ACTIVATIONS
+from .attention import MASKED
+from .config_checks import check_activation, check_bool, check_whole
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """A linear layer after pooling; activation None leaves its result as it is."""
+
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: str | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(self, "in_features", "out_features")
+        check_bool(self, "bias")
+        if self.activation is not None:
+            check_activation(self, "activation")
+
+
+@dataclass(frozen=True)
+class SentenceConfig:
+    """What a sentence-transformers folder does with the last hidden state.
+
+    Attributes:
+        pooling: one or more of `POOLINGS`; several are put side by side.
+        dense: layers after pooling, in order.
+        normalize: whether the vector ends with length 1.
+    """
+
+    pooling: tuple[str, ...] = ("mean",)
+    dense: tuple[DenseConfig, ...] = ()
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.pooling or not set(self.pooling) <= set(POOLINGS):
+            raise ValueError(f"pooling={list(self.pooling)} must be one or more of {sorted(POOLINGS)}")
+
+
+def cls_pooling(x: Tensor, mask: Tensor) -> Tensor:
+    return x[:, 0]  # (B, E)
+
+
+def mean_pooling(x: Tensor, mask: Tensor) -> Tensor:
+    weights = mask.to(x.dtype)
+    weights = weights / weights.sum(1, keepdim=True)  # (B, T): divided first, a sum may leave fp16
+    return (weights[:, None] @ x)[:, 0]  # (B, E)
+
+
+def mean_sqrt_len_pooling(x: Tensor, mask: Tensor) -> Tensor:
+    return mean_pooling(x, mask) * mask.to(x.dtype).sum(1, keepdim=True).sqrt()
+
+
+def max_pooling(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.bool()[:, :, None], x, MASKED).amax(1)  # (B, E)
+
+
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": cls_pooling,
+    "max": max_pooling,
+    "mean": mean_pooling,
+    "mean_sqrt_len_tokens": mean_sqrt_len_pooling,
+}
+
+
+class SentenceEmbedding(nn.Module):
+    """Pooling, dense layers and normalization."""
+
+    def __init__(self, config: SentenceConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.dense = nn.ModuleList(nn.Linear(d.in_features, d.out_features, d.bias) for d in config.dense)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        """The vectors (B, F) of texts whose last hidden state is x (B, T, E)."""
+        pooled = [POOLINGS[name](x, attention_mask) for name in self.config.pooling]
+        vector = torch.cat(pooled, dim=1)  # (B, E per pooling)
+        for linear, config in zip(self.dense, self.config.dense, strict=True):
+            vector = linear(vector)
+            if config.activation is not None:
+                vector = ACTIVATIONS[config.activation]()(vector)
+        return nn.functional.normalize(vector) if self.config.normalize else vector

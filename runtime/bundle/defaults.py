@@ -1,0 +1,100 @@
+"""What a bundle's tasks do unless told otherwise, as its manifest keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ManifestError
+from .json_reader import FILE_NAME, Reader
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What decides how a sequence begins and ends."""
+
+    eos: tuple[int, ...] = ()
+    bos: int | None = None
+    pad: int | None = None
+    max_length: int = 1024
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "eos": list(self.eos),
+            "bos": self.bos,
+            "pad": self.pad,
+            "max_length": self.max_length,
+        }
+
+    @staticmethod
+    def from_json(value: Any) -> GenerationDefaults:
+        r = Reader(value, "generation")
+        return GenerationDefaults(
+            eos=r.list_of("eos", int, ()),
+            bos=r.get("bos", int, None),
+            pad=r.get("pad", int, None),
+            max_length=r.get("max_length", int),
+        )
+
+
+@dataclass(frozen=True)
+class EncoderDefaults:
+    """What an encoder's results mean, and what its tasks do unless told otherwise.
+
+    Attributes:
+        max_length: tokens of one sequence, special ones included.
+        tokens: the special tokens "cls", "sep", "pad" and, if there is one, "mask".
+        heads: names of the graph's heads.
+        labels: of the classification head's classes, in order.
+        problem_type: "regression", "single_label_classification" or "multi_label_classification".
+        score_activation: "sigmoid" or "identity": how a cross-encoder's one logit becomes a score.
+        pooling: how one vector is made of a text's.
+        normalize: whether that vector gets length 1.
+        prompts: texts to put before a text, by name.
+        default_prompt: the name of the prompt that every text gets.
+    """
+
+    max_length: int
+    tokens: Mapping[str, int]
+    heads: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    problem_type: str | None = None
+    score_activation: str = "sigmoid"
+    pooling: str = "mean"
+    normalize: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "max_length": self.max_length,
+            "tokens": dict(self.tokens),
+            "heads": list(self.heads),
+            "labels": list(self.labels),
+            "problem_type": self.problem_type,
+            "score_activation": self.score_activation,
+            "pooling": self.pooling,
+            "normalize": self.normalize,
+            "prompts": dict(self.prompts),
+            "default_prompt": self.default_prompt,
+        }
+
+    @staticmethod
+    def from_json(value: Any) -> EncoderDefaults:
+        r = Reader(value, "encoder")
+        tokens = Reader(r.object("tokens"), "encoder.tokens")
+        if not {"cls", "sep", "pad"} <= set(tokens.value):
+            raise ManifestError(f"{FILE_NAME}: encoder.tokens must have cls, sep and pad")
+        return EncoderDefaults(
+            max_length=r.get("max_length", int),
+            tokens={role: tokens.get(role, int) for role in tokens.value},
+            heads=r.list_of("heads", str),
+            labels=r.list_of("labels", str),
+            problem_type=r.get("problem_type", str, None),
+            score_activation=r.get("score_activation", str),
+            pooling=r.get("pooling", str),
+            normalize=r.flag("normalize"),
+            prompts=r.texts("prompts"),
+            default_prompt=r.get("default_prompt", str, None),
+        )

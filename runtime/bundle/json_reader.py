@@ -1,0 +1,73 @@
+"""Reads manifest.json field by field: it is data from elsewhere, so nothing in it is taken for granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+from ..errors import IntegrityError, ManifestError
+
+FILE_NAME = "manifest.json"
+
+T = TypeVar("T")
+
+_MISSING: Any = object()
+
+
+class Reader:
+    """A JSON object read field by field, with errors that name the field."""
+
+    def __init__(self, value: Any, what: str) -> None:
+        if not isinstance(value, dict):
+            raise ManifestError(f"{FILE_NAME}: {what} must be an object, not {value!r:.60}")
+        self.value = value
+        self.what = what
+
+    def get(self, name: str, kind: type[T], default: Any = _MISSING) -> T:
+        value = self.value.get(name, default)
+        if value is default and default is not _MISSING:
+            return value  # type: ignore[no-any-return]
+        return self.checked(name, value, kind)
+
+    def values(self, name: str) -> Sequence[Any]:
+        return self.get(name, list)
+
+    def list_of(self, name: str, kind: type[T], default: Any = _MISSING) -> tuple[T, ...]:
+        values: Sequence[Any] = self.get(name, list, default)
+        return tuple(self.checked(f"{name}[{i}]", v, kind) for i, v in enumerate(values))
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        return self.get(name, dict)
+
+    def flag(self, name: str) -> bool:
+        value = self.value.get(name, _MISSING)
+        if not isinstance(value, bool):
+            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be true or false")
+        return value
+
+    def texts(self, name: str) -> Mapping[str, str]:
+        values: Mapping[str, Any] = self.get(name, dict, {})
+        return {key: self.checked(f"{name}[{key!r}]", v, str) for key, v in values.items()}
+
+    def checked(self, name: str, value: Any, kind: type[T]) -> T:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            got = "missing" if value is _MISSING else repr(value)[:60]
+            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be {kind.__name__}, but is {got}")
+        return value
+
+
+def file_name(name: Any) -> str:
+    """A relative POSIX path that stays in the bundle's folder."""
+    path = PurePosixPath(str(name))
+    if (
+        not isinstance(name, str)
+        or path.is_absolute()
+        or ".." in path.parts
+        or not path.parts
+        or "\\" in name
+        or ":" in name
+        or "\0" in name
+    ):
+        raise IntegrityError(f"{FILE_NAME} names {name!r}, which is not a path inside the bundle")
+    return str(path)

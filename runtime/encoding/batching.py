@@ -1,0 +1,39 @@
+"""Which sequences run together: neighbours in length, so that little padding is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+TOKEN_BUDGET = 1024  # rows x longest row; larger batches leave the processor's caches
+# What starting one more batch costs, in tokens: measured from 8 (BERT base) to 25 (MiniLM), 2 cores.
+BATCH_COST = 16
+
+
+def batches(
+    lengths: Sequence[int], max_batch: int, budget: int = TOKEN_BUDGET, batch_cost: int = BATCH_COST
+) -> list[list[int]]:
+    """Groups sequences so that padded tokens and the number of batches together cost least.
+
+    Args:
+        lengths: of each sequence, in tokens.
+        max_batch: the most rows of a batch.
+        budget: the most padded tokens of a batch; a longer sequence runs alone.
+        batch_cost: what a further batch costs, in tokens.
+
+    Returns:
+        Indices into `lengths`, a list per batch, each index once; shorter sequences first.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    cost, begin = [0], [0]  # of the best grouping of the first n, and where its last batch begins
+    for n in range(1, len(order) + 1):
+        longest = lengths[order[n - 1]]
+        rows = max(1, min(max_batch, n, budget // max(1, longest)))
+        best, start = min((cost[n - r] + r * longest, n - r) for r in range(1, rows + 1))
+        cost.append(best + batch_cost)
+        begin.append(start)
+    groups: list[list[int]] = []
+    end = len(order)
+    while end:
+        groups.append(order[begin[end] : end])
+        end = begin[end]
+    return groups[::-1]

@@ -1,0 +1,122 @@
+"""Runs an encoder's graph over sequences of unequal length, and takes the padding off again.
+
+B batch, T tokens, N logit rows
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backends.backend import Array, Program
+from ..bundle.manifest import Artifact
+from ..errors import ClosedError, MemoryLimitError
+from ..text.long_text import Piece
+from .batching import TOKEN_BUDGET, batches
+
+
+class Encoder:
+    """An opened encoder graph.
+
+    Args:
+        program: the graph on an engine.
+        artifact: what its inputs and outputs mean.
+        pad: the id of the padding token.
+    """
+
+    def __init__(self, program: Program, artifact: Artifact, pad: int) -> None:
+        self.program = program
+        self.artifact = artifact
+        self.pad = pad
+        self.max_batch = artifact.axis("batch").max
+        self.inputs = {spec.role: spec.name for spec in artifact.inputs}
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def run(
+        self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
+    ) -> list[list[Array]]:
+        """The outputs of many sequences, in their order.
+
+        Args:
+            pieces: sequences.
+            roles: of the outputs to return.
+            rows: of each sequence, the positions whose "masked_lm" logits are wanted.
+
+        Returns:
+            For each sequence an array per role, without padding.
+        """
+        results: list[list[Array]] = [[] for _ in pieces]
+        for group in batches([len(piece) for piece in pieces], self.max_batch):
+            chosen = None if rows is None else [rows[i] for i in group]
+            for i, outputs in zip(group, self.batch([pieces[i] for i in group], roles, chosen), strict=True):
+                results[i] = outputs
+        return results
+
+    def batch(
+        self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
+    ) -> list[list[Array]]:
+        """`run` for sequences that run together, padded to the longest."""
+        T = max(len(piece) for piece in pieces)
+        ids = np.full((len(pieces), T), self.pad, np.int64)
+        mask, segments = np.zeros_like(ids), np.zeros_like(ids)
+        for b, piece in enumerate(pieces):
+            ids[b, : len(piece)] = piece.ids
+            mask[b, : len(piece)] = 1
+            segments[b, : len(piece)] = piece.segments
+        values = {"ids": ids, "mask": mask, "segments": segments}
+        # A graph with a masked-word head always computes one row at least.
+        flat = [b * T + t for b, positions in enumerate(rows or ()) for t in positions]
+        values["logit_rows"] = np.asarray(flat or [0], np.int64)
+        specs = [self.artifact.output(role) for role in roles]
+        with self.lock:
+            if self.closed:
+                raise ClosedError("the model was closed; load() it again")
+            outputs = self.program.run(
+                {name: values[role] for role, name in self.inputs.items()}, {}, [s.name for s in specs]
+            )
+        ends = np.cumsum([len(positions) for positions in rows or ()])
+        results: list[list[Array]] = []
+        for b, piece in enumerate(pieces):
+            row: list[Array] = []
+            for spec in specs:
+                array, axes = outputs[spec.name], spec.axis_names()
+                if axes[0] == "rows":
+                    assert rows is not None
+                    row.append(array[ends[b] - len(rows[b]) : ends[b]])
+                else:
+                    row.append(array[b, : len(piece)] if "tokens" in axes else array[b])
+            results.append(row)
+        return results
+
+    def close(self) -> None:
+        """Frees the engine; closing twice is fine."""
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                self.program.close()
+
+
+def check_memory(
+    weight_bytes: int, config: Mapping[str, Any], max_length: int, memory_limit: int | None
+) -> None:
+    """Refuses a limit below the weights and the largest batch together.
+
+    A layer's largest results: what the feed-forward part widens to, six of the hidden size (the layer's
+    input, query, key, value, context, sum), and every head's scores of every token for every token.
+    """
+    tokens = max(TOKEN_BUDGET, max_length)
+    width = config["intermediate_size"] + 6 * config["hidden_size"]
+    batch = 4 * tokens * (width + config["num_attention_heads"] * max_length)
+    needed = weight_bytes + batch
+    if memory_limit is not None and needed > memory_limit:
+        raise MemoryLimitError(
+            f"{needed / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights and"
+            f" {batch / 1e6:.1f} MB for a batch of {tokens} tokens; memory_limit is"
+            f" {memory_limit / 1e6:.1f} MB. A smaller max_length needs less",
+            needed=needed,
+            limit=memory_limit,
+        )

@@ -1,0 +1,51 @@
+"""From hidden states to features: which layers, and how the tokens of a text become one vector.
+
+T tokens, E hidden size, F = E or 4 E
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ..backends.backend import Array
+
+# BERT's paper, table 7: what a frozen encoder gives to a model on top of it. L layers, 0 the embeddings.
+LAYERS: Mapping[str, Callable[[int], list[int]]] = {
+    "embeddings": lambda L: [0],
+    "second_to_last": lambda L: [L - 1],
+    "last": lambda L: [L],
+    "sum_last_four": lambda L: [*range(L - 3, L + 1)],
+    "concat_last_four": lambda L: [*range(L - 3, L + 1)],
+    "sum_all": lambda L: [*range(1, L + 1)],
+}
+POOLINGS = ("cls", "mean", "max")
+
+
+def combined(states: Sequence[Array], layers: str) -> Array:
+    """The features (T, F) of the states (T, E) of the layers that `LAYERS` names."""
+    if layers == "concat_last_four":
+        return np.concatenate(states, axis=-1)
+    return np.add.reduce(np.stack(states))  # type: ignore[no-any-return]
+
+
+def pooled(states: Array, pooling: str) -> Array:
+    """One vector (E,) of a text's states (T, E)."""
+    by_name: dict[str, Array] = {"cls": states[0], "mean": states.mean(0), "max": states.max(0)}
+    return by_name[pooling]
+
+
+def merged(vectors: Sequence[Array], lengths: Sequence[int], pooling: str) -> Array:
+    """One vector (E,) of several windows': their maximum, or their mean by their number of tokens."""
+    if len(vectors) == 1:
+        return vectors[0]
+    vector: Array = (
+        np.max(vectors, axis=0) if pooling == "max" else np.average(vectors, axis=0, weights=lengths)
+    )
+    return vector.astype(np.float32)
+
+
+def normalized(vector: Array) -> Array:
+    """The vector with length 1; a zero vector stays."""
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)

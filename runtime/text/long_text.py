@@ -1,0 +1,173 @@
+"""Texts that are longer than the model: what is kept, and what is said to be dropped.
+
+M is the room for text in one sequence: the model's length without the special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import ContextLengthError, InputError
+
+TRUNCATIONS = ("head", "tail", "head+tail", "windows")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One sequence for an encoder: [CLS] first [SEP], or [CLS] first [SEP] second [SEP].
+
+    Attributes:
+        ids: token ids, special ones included.
+        segments: 0 for the first text, 1 for the second.
+        first: which tokens of the first text it holds, in order; first[k] stands at position 1 + k.
+        second: the same of the second text, from position 2 + len(first) on; None without one.
+    """
+
+    ids: list[int]
+    segments: list[int]
+    first: Sequence[int]
+    second: Sequence[int] | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def body(self) -> tuple[int, Sequence[int]]:
+        """The text that windows slide over, the second if there is one: its position, and its tokens."""
+        return (1, self.first) if self.second is None else (2 + len(self.first), self.second)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A text, or a pair, as sequences that the model can take.
+
+    Attributes:
+        pieces: one, or several overlapping windows.
+        dropped: tokens of the text that are in none of them.
+    """
+
+    pieces: tuple[Piece, ...]
+    dropped: int
+
+
+def fit(
+    first: Sequence[int],
+    second: Sequence[int] | None,
+    *,
+    max_length: int,
+    tokens: Mapping[str, int],
+    truncation: str,
+    stride: int | None = None,
+) -> Fitted:
+    """Makes sequences of at most `max_length` tokens.
+
+    Args:
+        first: token ids of a text.
+        second: of its pair.
+        max_length: of a sequence, special tokens included.
+        tokens: the ids of "cls" and "sep".
+        truncation: one of `TRUNCATIONS`. "head" keeps the beginning, of a pair it shortens the longer
+            text; "tail" keeps the end; "head+tail" both (Sun et al., 2019); "windows" keeps all of it in
+            sequences that overlap, of a pair all of the second.
+        stride: tokens that neighbouring windows share; a quarter of `max_length` unless given.
+
+    Raises:
+        InputError: no such truncation or stride.
+        ContextLengthError: windows have no room beside the first text of a pair.
+    """
+    if truncation not in TRUNCATIONS:
+        raise InputError(f"truncation={truncation!r} is not one of {', '.join(map(repr, TRUNCATIONS))}")
+    M = max_length - (2 if second is None else 3)
+    long = len(first) + (0 if second is None else len(second))
+    chosen: list[tuple[Sequence[int], Sequence[int] | None]]
+    if long <= M:
+        chosen = [(range(len(first)), None if second is None else range(len(second)))]
+    elif truncation == "windows":
+        room = M if second is None else room_beside(first, M, long)
+        parts = windows(long if second is None else len(second), room, stride, max_length)
+        chosen = [(part, None) if second is None else (range(len(first)), part) for part in parts]
+    elif second is None:
+        chosen = [(kept(len(first), M, truncation), None)]
+    else:
+        rooms = shared_room(len(first), len(second), M)
+        chosen = [(kept(len(first), rooms[0], truncation), kept(len(second), rooms[1], truncation))]
+    pieces = tuple(piece_of(first, second, a, b, tokens) for a, b in chosen)
+    dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - (2 if second is None else 3))
+    return Fitted(pieces, dropped)
+
+
+def piece_of(
+    first: Sequence[int],
+    second: Sequence[int] | None,
+    of_first: Sequence[int],
+    of_second: Sequence[int] | None,
+    tokens: Mapping[str, int],
+) -> Piece:
+    """The sequence of some tokens of a text, or of a pair."""
+    ids = [tokens["cls"], *(first[i] for i in of_first), tokens["sep"]]
+    segments = [0] * len(ids)
+    if second is not None and of_second is not None:
+        ids += [*(second[i] for i in of_second), tokens["sep"]]
+        segments += [1] * (len(of_second) + 1)
+    return Piece(ids, segments, of_first, of_second)
+
+
+def kept(length: int, room: int, truncation: str) -> Sequence[int]:
+    """The tokens of one text that stay."""
+    if length <= room:
+        return range(length)
+    if truncation == "head":
+        return range(room)
+    if truncation == "tail":
+        return range(length - room, length)
+    # Of 510 tokens: 128 and 382 up to 800 tokens, 256 and 254 beyond.
+    head = room * (128 if length <= 800 else 256) // 510
+    return [*range(head), *range(length - (room - head), length)]
+
+
+def shared_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens each text of a pair keeps when the longer one is shortened first."""
+    short = min(first, second, room // 2)
+    return (short, room - short) if first <= second else (room - short, short)
+
+
+def room_beside(first: Sequence[int], room: int, length: int) -> int:
+    """What the first text of a pair leaves for windows over the second: at least half."""
+    if len(first) > room // 2:
+        raise ContextLengthError(
+            f"the first text (the question or query) has {len(first)} tokens; beside windows over the second"
+            f" it may have {room // 2}. Shorten it, or use truncation='head'",
+            tokens=length,
+            limit=room,
+        )
+    return room - len(first)
+
+
+def windows(length: int, room: int, stride: int | None, max_length: int) -> list[range]:
+    """Overlapping ranges over `length` tokens; the last one ends where the text does."""
+    if stride is None:
+        stride = min(max_length // 4, room - 1)
+    if not isinstance(stride, int) or isinstance(stride, bool) or not 0 <= stride < room:
+        raise InputError(
+            f"stride={stride!r} must be from 0 to {room - 1}: tokens that two neighbouring windows share"
+        )
+    starts = [*range(0, length - room, room - stride), length - room]
+    return [range(start, start + room) for start in starts]
+
+
+def best_window(pieces: Sequence[Piece], length: int) -> list[tuple[int, int]]:
+    """For each token of the text that windows slide over, where it has most context on both sides.
+
+    Returns:
+        (index of the piece, position in it) per token; (-1, -1) for a dropped one.
+    """
+    best = [(-1, -1)] * length
+    context = [-1] * length
+    for index, piece in enumerate(pieces):
+        start, body = piece.body
+        for k, token in enumerate(body):
+            around = min(k, len(body) - 1 - k)
+            if around > context[token]:
+                best[token], context[token] = (index, start + k), around
+    return best
