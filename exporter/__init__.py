@@ -7,16 +7,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .fitting import FitResult, fit_head
     from .pipeline import ExportResult, export
     from .plans import BuildResult, build
     from .verification.report import VerificationReport
     from .verification.verify import verify
 
-__all__ = ["BuildResult", "ExportResult", "VerificationReport", "build", "export", "verify"]
+__all__ = [
+    "BuildResult",
+    "ExportResult",
+    "FitResult",
+    "VerificationReport",
+    "build",
+    "export",
+    "fit_head",
+    "verify",
+]
 
 _HOME = {
     "export": ".pipeline",
     "ExportResult": ".pipeline",
+    "FitResult": ".fitting",
+    "fit_head": ".fitting",
     "build": ".plans",
     "BuildResult": ".plans",
     "verify": ".verification.verify",

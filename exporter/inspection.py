@@ -20,10 +20,14 @@ from .errors import ExporterError, first_line
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from .fitting import FitResult
     from .verification.report import VerificationReport
 
 
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
+
+
+METRICS = {"max_error": "max error", "mean_kl": "mean KL", "cosine_gap": "1 - cosine"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,12 @@ def gate_text(artifact: Artifact) -> str:
         return "not verified"
     measured = artifact.gate.get("measured")
     measured = measured if isinstance(measured, dict) else {}
-    numbers = ", ".join(f"{k} {v:.2g}" for k, v in measured.items() if isinstance(v, float))
+    worst: dict[str, float] = {}  # of an encoder each output has its own
+    for name, value in measured.items():
+        if isinstance(value, float):
+            metric = name.rpartition(".")[2]
+            worst[metric] = max(value, worst.get(metric, 0.0))
+    numbers = ", ".join(f"{name} {value:.2g}" for name, value in worst.items())
     return f"{'verified' if artifact.gate.get('passed') else 'FAILED'} ({numbers})"
 
 
@@ -243,21 +252,36 @@ def passport_text(passport: Mapping[str, Any]) -> str:
 
 def verification_table(report: VerificationReport) -> list[RenderableType]:
     """A verdict and a row per comparison."""
+    metrics = [m for m in METRICS if any(c.worst(m) is not None for c in report.comparisons)]
     rows = [
         (
             c.artifact,
             c.backend,
             c.case,
-            number(c.worst("max_error")),
-            number(c.worst("mean_kl")),
+            *(number(c.worst(metric)) for metric in metrics),
             "passed" if c.passed else "; ".join(c.failures),
         )
         for c in report.comparisons
     ]
     against = "PyTorch" if report.with_pytorch else "golden data, without PyTorch"
     verdict = "passed" if report.passed else "FAILED"
-    columns = ("artifact", "engine", "case", "max error", "mean KL", "verdict")
+    columns = ("artifact", "engine", "case", *(METRICS[m] for m in metrics), "verdict")
     return [table(f"{verdict}: {len(rows)} comparisons with {against}", columns, rows)]
+
+
+def fit_tables(result: FitResult) -> list[RenderableType]:
+    """A classifier's accuracy and confusion matrix."""
+    held_out = sum(map(sum, result.confusion))
+    head = [
+        ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out texts"),
+        ("fitted to", f"{result.training} texts, C {result.C:g}"),
+        ("picture", str(result.picture)),
+    ]
+    rows = [(label, *map(str, counts)) for label, counts in zip(result.labels, result.confusion, strict=True)]
+    return [
+        table(str(result.bundle), ("", ""), head),
+        table("held-out texts", ("true \\ predicted", *result.labels), rows),
+    ]
 
 
 def number(value: float | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -267,16 +266,9 @@ def verified(
     Raises:
         VerificationError: a graph does not compute the model.
     """
-    from .verification.report import write_golden
+    from .verification.report import keep_checks
     from .verification.verify import examine
 
     report, golden, limits = examine(Bundle(staging, manifest), model, prompts, progress)
     report.raise_if_failed()
-    checks, name = staging / "checks", manifest.export_id[:8]
-    checks.mkdir()
-    write_golden(checks / f"golden-{name}.npz", golden, limits)
-    parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
-    (checks / f"parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
-    gates = report.gates()
-    artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
-    return dataclasses.replace(manifest, artifacts=artifacts), report
+    return keep_checks(staging, manifest, report, golden, limits), report

@@ -140,37 +140,53 @@ def run(
         **{"layers": layers, "n_best": n_best},
     }
     options = {name: value for name, value in given.items() if value is not None}
-    beside = {
-        name: value for name, value in (("pair", pair), ("question", question), ("query", query)) if value
-    }
+    others = {"pair": pair, "question": question, "query": query}
+    beside = {name: value for name, value in others.items() if value is not None}
     with running() as progress:
-        from ..runtime import TextGenerator, load
+        from ..runtime import load
 
-        if len(beside) > 1:
-            raise InputError(f"give one of {', '.join('--' + name for name in beside)}")
+        items = items_of(texts, input_file, beside)
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
-            default = "generate" if isinstance(model, TextGenerator) else task_of(model.heads, beside)
-            chosen = checked_task(task or default, model, options)
-            options["parse_special"] = parse_special
-            items = items_of(texts, input_file, beside)
-            if chosen == "generate":
-                generate(model, items, options, as_json)
-            elif chosen == "rank":
-                ranked = sorted(model.stream("rank", items, **without(options, "top_k")), key=by_score)
-                show_results(iter(ranked[: options.get("top_k")]), chosen, as_json)
-            else:
-                if not sys.stdout.isatty():
-                    options["progress"] = lambda done: progress(f"{done} texts")
-                show_results(streamed(model, chosen, items, options), chosen, as_json)
+            chosen = checked_task(task or task_of(model, beside), model, options)
+            answer_items(model, chosen, items, options, parse_special, as_json, progress)
 
 
-def task_of(heads: Iterable[str], beside: dict[str, str]) -> str:
-    """What an encoder does unless told otherwise."""
+def answer_items(
+    model: Any,
+    task: str,
+    items: Iterator[Item],
+    options: dict[str, Any],
+    parse_special: bool,
+    as_json: bool,
+    progress: Callable[[str], None],
+) -> None:
+    """Runs a task over the items and prints every result."""
+    if task != "fill_mask":  # which reads special tokens anyhow
+        options["parse_special"] = parse_special
+    if task == "generate":
+        generate(model, items, options, as_json)
+        return
+    if not sys.stdout.isatty():
+        options["progress"] = lambda done: progress(f"{done} texts")
+    if task == "rank":
+        keep = options.pop("top_k", None)
+        ranked = sorted(model.stream("rank", items, **options), key=lambda result: -result.score)
+        show_results(ranked[:keep], task, as_json)
+    else:
+        show_results(streamed(model, task, items, options), task, as_json)
+
+
+def task_of(model: Any, beside: dict[str, str]) -> str:
+    """What a bundle does unless told otherwise."""
+    from ..runtime import TextGenerator
+
+    if isinstance(model, TextGenerator):
+        return "generate"
     if "question" in beside:
         return "answer"
     if "query" in beside:
         return "rank"
-    return next((task for head, task in HEAD_TASKS.items() if head in heads), "embed")
+    return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
 
 
 def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
@@ -211,15 +227,7 @@ def streamed(model: Any, task: str, items: Iterable[Item], options: dict[str, An
     return model.stream(task, items, **options)  # type: ignore[no-any-return]
 
 
-def by_score(result: Any) -> float:
-    return -float(result.score)
-
-
-def without(options: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key != name}
-
-
-def show_results(results: Iterator[Any], task: str, as_json: bool) -> None:
+def show_results(results: Iterable[Any], task: str, as_json: bool) -> None:
     """A line of JSON for each result, or lines for a reader."""
     for result in results:
         if as_json:
@@ -248,6 +256,8 @@ LINES: dict[str, Callable[[Any], list[str]]] = {
 
 def items_of(texts: list[str] | None, input_file: Path | None, beside: dict[str, str]) -> Iterator[Item]:
     """Texts or pairs, from the arguments, a file of JSON lines, or stdin."""
+    if len(beside) > 1:
+        raise InputError(f"give one of {', '.join('--' + name for name in beside)}")
     if texts and input_file:
         raise InputError("give texts as arguments or with --input, not both")
     if beside and input_file:

@@ -67,6 +67,8 @@ class BertConfig:
             raise ValueError(f"heads {sorted(unknown)} are not among {list(HEADS)}")
         if POOLED_HEADS & set(self.heads) and self.pooler is None:
             raise ValueError(f"the heads {list(self.heads)} need a pooler, which has no weights here")
+        if self.sentence is not None:
+            self.sentence.check_widths(self.hidden_size)
 
 
 class Embeddings(nn.Module):

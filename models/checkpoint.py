@@ -67,6 +67,7 @@ BERT = Family(
     prefix="bert.",
     rename=lambda config_json: bert_names.rename_by(bert_names.BERT, config_json),
     tied={"heads.masked_lm.decoder.weight": "embeddings.words.weight"},
+    fixed={"pooler": None, "sentence": None},
     details=bert_names.details,
     refused={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
 )
@@ -97,7 +98,7 @@ FAMILIES = {
             "hidden_dim": "intermediate_size",
             "activation": "hidden_act",
         },
-        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+        fixed={**BERT.fixed, "type_vocab_size": 0, "layer_norm_eps": 1e-12},
         refused={},
     ),
 }

@@ -50,6 +50,14 @@ class SentenceConfig:
         if not self.pooling or not set(self.pooling) <= set(POOLINGS):
             raise ValueError(f"pooling={list(self.pooling)} must be one or more of {sorted(POOLINGS)}")
 
+    def check_widths(self, hidden_size: int) -> None:
+        """Raises a ValueError unless each dense layer takes what stands before it."""
+        width = hidden_size * len(self.pooling)
+        for index, dense in enumerate(self.dense):
+            if dense.in_features != width:
+                raise ValueError(f"dense layer {index} has in_features={dense.in_features}, but gets {width}")
+            width = dense.out_features
+
 
 def cls_pooling(x: Tensor, mask: Tensor) -> Tensor:
     return x[:, 0]  # (B, E)

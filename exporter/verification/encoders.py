@@ -6,7 +6,7 @@ T tokens, R chosen positions, E hidden size
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.encoding.encoder import Encoder
+from ...runtime.tasks.pooling import LAYERS, combined, normalized, pooled
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
@@ -79,16 +80,92 @@ def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
     specs = manifest.artifacts[0].outputs
     has_segments = any(spec.role == "segments" for spec in manifest.artifacts[0].inputs)
+    head = LinearHead.of(bundle)
     samples = []
     for piece in pieces_from([tokenizer.encode(text) for text in texts], manifest.encoder, has_segments):
         T = len(piece)
         positions = tuple(int(p) for p in np.unique(np.linspace(0, T - 1, min(T, POSITIONS)).round()))
-        samples.append(Sample(piece, positions, reference(model, piece, positions, specs)))
+        samples.append(Sample(piece, positions, reference(model, piece, positions, specs, head)))
     return Expectation(tuple(samples), tuple(spec.name for spec in specs if is_per_token(spec)))
 
 
 def is_per_token(spec: TensorSpec) -> bool:
     return bool({"tokens", "rows"} & set(spec.axis_names()))
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """A classifier that was fitted to an encoder's features, as scikit-learn gave it.
+
+    Attributes:
+        features: "embedding", or a choice of hidden states, averaged over the tokens.
+        weight: (C, F).
+        bias: (C,).
+        normalize: whether an averaged embedding gets length 1.
+    """
+
+    features: str
+    weight: Array
+    bias: Array
+    normalize: bool
+
+    @staticmethod
+    def of(bundle: Bundle) -> LinearHead | None:
+        """The fitted head of a bundle; None where its heads are the checkpoint's."""
+        defaults = bundle.manifest.encoder
+        if defaults is None or defaults.fitted is None:
+            return None
+        with np.load(bundle.path(defaults.fitted.file), allow_pickle=False) as file:
+            return LinearHead(defaults.fitted.features, file["weight"], file["bias"], defaults.normalize)
+
+    def logits(self, states: Sequence[Array], embedding: Array | None) -> Array:
+        """The logits (C,) of a text.
+
+        Args:
+            states: its hidden states (T, E), from the embeddings to the last layer.
+            embedding: its sentence embedding (F,), of a model that makes one.
+        """
+        if self.features != "embedding":
+            chosen = [states[layer] for layer in LAYERS[self.features](len(states) - 1)]
+            vector = pooled(combined(chosen, self.features), "mean")
+        elif embedding is not None:
+            vector = embedding
+        else:
+            vector = pooled(states[-1], "mean")
+            vector = normalized(vector) if self.normalize else vector
+        logits: Array = self.weight @ vector + self.bias
+        return logits
+
+
+def with_head(
+    old: Bundle, new: Bundle, expected: Expectation, limits: Mapping[str, Mapping[str, float]]
+) -> tuple[Expectation, dict[str, dict[str, float]]]:
+    """Golden data of a bundle before a head was fitted, together with the head's results.
+
+    Its limits are the caps alone: without PyTorch nothing is known of what rounding does.
+    """
+    head = LinearHead.of(new)
+    assert head is not None and old.manifest.encoder is not None
+    artifact, spec = old.manifest.artifacts[0], new.manifest.artifacts[0].output("sequence_classification")
+    encoder = Encoder(OrtCpuBackend().open(old, artifact), artifact, old.manifest.encoder.tokens["pad"])
+    roles = [s.role for s in artifact.outputs if s.role.startswith("hidden.")]
+    layers = sorted(roles, key=lambda role: int(role.removeprefix("hidden.")))
+    roles = layers + [s.role for s in artifact.outputs if s.role == "sentence_embedding"]
+    samples = []
+    for sample in expected.samples:
+        (arrays,) = encoder.batch([sample.piece], roles)
+        states = dict(zip(roles, arrays, strict=True))
+        last = int(layers[-1].removeprefix("hidden."))
+        by_layer = [states.get(f"hidden.{layer}", np.empty(0)) for layer in range(last + 1)]
+        logits = head.logits(by_layer, states.get("sentence_embedding"))
+        samples.append(replace(sample, outputs={**sample.outputs, spec.name: logits}))
+    encoder.close()
+    names = metrics_of(spec).LIMITED
+    with_caps = {}
+    for precision, own in limits.items():
+        caps = limits_for(precision, None, names)
+        with_caps[precision] = {**own, **{f"{spec.name}.{name}": cap for name, cap in caps.items()}}
+    return replace(expected, samples=tuple(samples)), with_caps
 
 
 def pieces_from(
@@ -113,8 +190,14 @@ def pieces_from(
     return [*pieces, cut(full, None, defaults.max_length)]
 
 
-def reference(model: Bert, piece: Piece, positions: Sequence[int], specs: Sequence[TensorSpec]) -> Outputs:
-    """What PyTorch computes for one sequence."""
+def reference(
+    model: Bert,
+    piece: Piece,
+    positions: Sequence[int],
+    specs: Sequence[TensorSpec],
+    head: LinearHead | None = None,
+) -> Outputs:
+    """What PyTorch computes for one sequence, and what a fitted head makes of it."""
     import torch
 
     from ...models import PaddedAttention
@@ -129,6 +212,12 @@ def reference(model: Bert, piece: Piece, positions: Sequence[int], specs: Sequen
     outputs = {}
     for spec in specs:
         kind, _, detail = spec.role.partition(".")
+        if head is not None and spec.role == "sequence_classification":
+            vector = results.get("sentence_embedding")
+            outputs[spec.name] = head.logits(
+                [state[0].numpy() for state in states], None if vector is None else vector[0].numpy()
+            )
+            continue
         if kind == "hidden":
             tensor = states[int(detail)]
         elif kind == "question_answering":
@@ -154,7 +243,8 @@ def limits(model: Bert, bundle: Bundle, expected: Expectation, precision: str) -
         from .rounding import rounded
 
         with rounded(model, {"fp16": torch.float16}[precision]):
-            got = [reference(model, s.piece, s.positions, specs) for s in expected.samples]
+            head = LinearHead.of(bundle)
+            got = [reference(model, s.piece, s.positions, specs, head) for s in expected.samples]
         gaps = measure_all(got, [s.outputs for s in expected.samples], specs)
     return {
         f"{spec.name}.{metric}": limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.bundle.manifest import Manifest
 from ..errors import VerificationError
 from .gate import Comparison
 
@@ -76,3 +78,21 @@ def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     return arrays, json.loads(str(arrays.pop("limits")))
+
+
+def keep_checks(
+    folder: Path,
+    manifest: Manifest,
+    report: VerificationReport,
+    golden: Mapping[str, npt.NDArray[Any]],
+    limits: Mapping[str, Mapping[str, float]],
+) -> Manifest:
+    """Writes golden data and parity.json below `folder`; returns the manifest with each graph's gate."""
+    checks, name = folder / "checks", manifest.export_id[:8]
+    checks.mkdir(exist_ok=True)
+    write_golden(checks / f"golden-{name}.npz", golden, limits)
+    parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
+    (checks / f"parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
+    gates = report.gates()
+    artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
+    return dataclasses.replace(manifest, artifacts=artifacts)

@@ -39,6 +39,19 @@ class GenerationDefaults:
 
 
 @dataclass(frozen=True)
+class FittedHead:
+    """A classifier that was fitted to a frozen encoder's features.
+
+    Attributes:
+        features: "embedding", or the name of a choice of hidden states, averaged over the tokens.
+        file: in the bundle, its weight (C, F) and bias (C,) as the fit gave them.
+    """
+
+    features: str
+    file: str
+
+
+@dataclass(frozen=True)
 class EncoderDefaults:
     """What an encoder's results mean, and what its tasks do unless told otherwise.
 
@@ -53,6 +66,7 @@ class EncoderDefaults:
         normalize: whether that vector gets length 1.
         prompts: texts to put before a text, by name.
         default_prompt: the name of the prompt that every text gets.
+        fitted: where the classification head comes from, if not from the checkpoint.
     """
 
     max_length: int
@@ -65,6 +79,7 @@ class EncoderDefaults:
     normalize: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    fitted: FittedHead | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,6 +93,7 @@ class EncoderDefaults:
             "normalize": self.normalize,
             "prompts": dict(self.prompts),
             "default_prompt": self.default_prompt,
+            "fitted": None if self.fitted is None else vars(self.fitted),
         }
 
     @staticmethod
@@ -97,4 +113,10 @@ class EncoderDefaults:
             normalize=r.flag("normalize"),
             prompts=r.texts("prompts"),
             default_prompt=r.get("default_prompt", str, None),
+            fitted=None
+            if r.value.get("fitted") is None
+            else FittedHead(
+                Reader(r.object("fitted"), "encoder.fitted").get("features", str),
+                Reader(r.object("fitted"), "encoder.fitted").get("file", str),
+            ),
         )

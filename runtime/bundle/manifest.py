@@ -270,6 +270,8 @@ class Manifest:
         """Every file that an artifact, plan or tokenizer names must have an entry with its hash."""
         named = [*(name for a in self.artifacts for name in (a.file, *a.data))]
         named += [p.file for p in self.plans]
+        if self.encoder is not None and self.encoder.fitted is not None:
+            named.append(self.encoder.fitted.file)
         tokenizer_files = Reader(self.tokenizer, "tokenizer").list_of("files", str)
         if not tokenizer_files:
             raise ManifestError(f"{FILE_NAME}: tokenizer.files is empty")

@@ -1,0 +1,105 @@
+"""Adds a linear classifier to an encoder's graph.
+
+B batch, T tokens, F features, C classes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+FLOAT = ir.DataType.FLOAT
+
+
+class AddLinearHead(ir.passes.InPlacePass):
+    """Appends features -> one Gemm -> a new output.
+
+    Args:
+        states: names of graph outputs: hidden states (B, T, E), put side by side or summed and then
+            averaged over the tokens that the mask keeps; or one vector (B, F) that is read as it is.
+        combine: "concat" or "sum" of several states; "vector" for one vector.
+        mask: the name of the attention mask (B, T).
+        weight: (C, F).
+        bias: (C,).
+        output: the new output's name.
+        normalize: whether the averaged vector gets length 1.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[str],
+        combine: str,
+        mask: str,
+        weight: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32],
+        output: str,
+        normalize: bool = False,
+    ) -> None:
+        super().__init__()
+        self.states = list(states)
+        self.combine = combine
+        self.mask = mask
+        self.weight = weight
+        self.bias = bias
+        self.output = output
+        self.normalize = normalize
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        self.graph = model.graph
+        by_name = {str(value.name): value for value in (*model.graph.inputs, *model.graph.outputs)}
+        states = [by_name[name] for name in self.states]
+        if self.combine == "vector":
+            features = states[0]
+        else:
+            features = self.averaged(self.combined(states), by_name[self.mask])
+        weight, bias = self.constant("weight", self.weight), self.constant("bias", self.bias)
+        logits = self.add("Gemm", [features, weight, bias], {"transB": 1})
+        logits.name = self.output
+        logits.shape = ir.Shape([states[0].shape[0] if states[0].shape else None, len(self.bias)])
+        model.graph.outputs.append(logits)
+        return ir.passes.PassResult(model, modified=True)
+
+    def combined(self, states: Sequence[ir.Value]) -> ir.Value:
+        """One state (B, T, F) of several."""
+        if self.combine == "concat" and len(states) > 1:
+            return self.add("Concat", states, {"axis": -1})
+        total = states[0]
+        for state in states[1:]:
+            total = self.add("Add", [total, state])
+        return total
+
+    def averaged(self, states: ir.Value, mask: ir.Value) -> ir.Value:
+        """The mean (B, F) over the tokens that count."""
+        one = self.constant("axis", np.array([1], np.int64))
+        kept = self.add("Cast", [mask], {"to": int(FLOAT)})
+        shares = self.add("Div", [kept, self.add("ReduceSum", [kept, one], {"keepdims": 1})])  # (B, T)
+        row = self.add("MatMul", [self.add("Unsqueeze", [shares, one]), states])  # (B, 1, F)
+        mean = self.add("Squeeze", [row, one])
+        if not self.normalize:
+            return mean
+        return self.add("Div", [mean, self.add("ReduceL2", [mean, one], {"keepdims": 1})])
+
+    def add(
+        self, operator: str, inputs: Sequence[ir.Value], attributes: dict[str, int] | None = None
+    ) -> ir.Value:
+        """Appends a node; its one result is fp32."""
+        number = len(self.graph)
+        node = ir.node(operator, inputs, attributes or {}, name=f"head_{operator.lower()}_{number}")
+        node.outputs[0].name = f"head.{operator.lower()}.{number}"
+        node.outputs[0].type = ir.TensorType(FLOAT)
+        self.graph.append(node)
+        return node.outputs[0]
+
+    def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        """An initializer, once per name."""
+        full = f"head.{name}"
+        if full not in self.graph.initializers:
+            tensor = ir.tensor(array, name=full)
+            value = ir.Value(
+                name=full, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
+            self.graph.register_initializer(value)
+        return self.graph.initializers[full]
