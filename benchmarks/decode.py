@@ -9,7 +9,6 @@ pip install torch==2.13.0 'optimum-onnx[onnxruntime]' 'transformers<4.58'
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .common import gpt2_124m, write_result
+from .common import Peer, gpt2_124m, write_result
 
 NEW_TOKENS, ROUNDS, THREADS = 64, 7, 2
 PROMPT = (
@@ -25,12 +24,12 @@ PROMPT = (
     " in want of a wife. However little known the feelings"
 )
 
-# Each peer is a process that answers every line on stdin with one generation: its seconds and tokens.
+# Each peer generates once per call; see `common.Peer`.
 PLANFORGE = """
 import json, sys, time
 from planforge.runtime import load
 model, prompt, new = load(sys.argv[1], threads=int(sys.argv[3])), sys.argv[2], int(sys.argv[4])
-def generate():
+def run():
     return list(model.generate(prompt, max_new_tokens=new).token_ids)
 """
 OPTIMUM = """
@@ -44,52 +43,11 @@ options.intra_op_num_threads = int(sys.argv[3])
 model = ORTModelForCausalLM.from_pretrained(sys.argv[1], session_options=options)
 ids = AutoTokenizer.from_pretrained(sys.argv[1])(sys.argv[2], return_tensors="pt").input_ids
 new = int(sys.argv[4])
-def generate():
+def run():
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=new,
                          max_new_tokens=new, eos_token_id=None, pad_token_id=0)
     return out[0, ids.shape[1]:].tolist()
 """
-LOOP = """
-wanted = ("optimum-onnx", "optimum", "onnxruntime", "transformers", "torch", "numpy")
-generate()
-from importlib.metadata import distributions
-print(json.dumps({d.name: d.version for d in distributions() if d.name in wanted}), flush=True)
-for line in sys.stdin:
-    start = time.perf_counter()
-    tokens = generate()
-    print(json.dumps({"seconds": time.perf_counter() - start, "tokens": tokens}), flush=True)
-"""
-
-
-class Peer:
-    """One system, loaded and warm, in a process of its own."""
-
-    def __init__(self, python: str | Path, code: str, model: Path) -> None:
-        arguments = [str(model), PROMPT, str(THREADS), str(NEW_TOKENS)]
-        self.process = subprocess.Popen(
-            [str(python), "-c", code + LOOP, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"{python} ended before it was ready")
-        self.versions: dict[str, str] = json.loads(line)
-
-    def generate(self) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -124,16 +82,16 @@ def main() -> None:
         )
     export_seconds = export_with_optimum(arguments.optimum_python, checkpoint, peer)
     peers = {
-        "planforge fp32": Peer(sys.executable, PLANFORGE, bundle),
-        "optimum-onnx fp32": Peer(arguments.optimum_python, OPTIMUM, peer),
+        "planforge fp32": Peer(sys.executable, PLANFORGE, bundle, PROMPT, THREADS, NEW_TOKENS),
+        "optimum-onnx fp32": Peer(arguments.optimum_python, OPTIMUM, peer, PROMPT, THREADS, NEW_TOKENS),
     }
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
     for _ in range(ROUNDS):
         for name, system in peers.items():
-            answers[name].append(system.generate())
+            answers[name].append(system.run())
     for system in peers.values():
         system.close()
-    tokens = {name: found[0]["tokens"] for name, found in answers.items()}
+    tokens = {name: found[0]["result"] for name, found in answers.items()}
     same = tokens["planforge fp32"] == tokens["optimum-onnx fp32"]
     systems = {name: {**summary(found), "versions": peers[name].versions} for name, found in answers.items()}
     ours, theirs = (systems[name]["tokens_per_s_median"] for name in peers)

@@ -91,7 +91,7 @@ def dynamic_shapes(recipe: Recipe, module: nn.Module) -> tuple[Any, ...]:
     ]
     parameters = inspect.signature(module.forward).parameters.values()
     single = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
-    rest = (tuple(per_input[single:]),) if single < len(parameters) else ()
+    rest = (tuple(per_input[single:]),) if per_input[single:] else ()
     return (*per_input[:single], *rest)
 
 

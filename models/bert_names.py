@@ -29,7 +29,7 @@ BERT = EMBEDDINGS | {
     "cls.predictions.transform.dense": "heads.masked_lm.dense",
     "cls.predictions.transform.LayerNorm": "heads.masked_lm.norm",
     "cls.predictions.decoder": "heads.masked_lm.decoder",
-    "cls.predictions": "heads.masked_lm.decoder",  # its bias, which old files have here alone
+    "cls.predictions": "heads.masked_lm",  # the decoder's bias, see STAND_INS
     "cls.seq_relationship": "heads.next_sentence",
 }
 DISTILBERT = EMBEDDINGS | {
@@ -46,6 +46,8 @@ DISTILBERT = EMBEDDINGS | {
     "vocab_layer_norm": "heads.masked_lm.norm",
     "vocab_projector": "heads.masked_lm.decoder",
 }
+# Most files have the first alone. Where both are, and nothing is tied, transformers computes with the second.
+STAND_INS = {"heads.masked_lm.bias": "heads.masked_lm.decoder.bias"}
 BUFFERS = {"embeddings.position_ids", "embeddings.token_type_ids"}
 CLASSIFIERS = {
     "ForSequenceClassification": "sequence_classification",
@@ -98,8 +100,9 @@ def details(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
             raise ValueError(f"config.json names {named}, but the weights have no {head} head")
     if "classifier.weight" in shapes:
         raise ValueError(
-            f"the weights have a classifier, but config.json's architecture {named or 'is missing and'!r}"
-            f" does not say for what; known are {', '.join(f'Bert{ending}' for ending in CLASSIFIERS)}"
+            "the weights have a classifier, but config.json's architecture"
+            f" {repr(named) if named else 'is missing and'} does not say for what; known are"
+            f" {', '.join(f'Bert{ending}' for ending in CLASSIFIERS)}"
         )
     found: dict[str, Any] = {"heads": heads}
     for head in CLASSIFIERS.values():

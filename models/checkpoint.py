@@ -37,6 +37,7 @@ class Family:
         rename: makes the renaming of a config.json.
         transposed: our names of matrices that are published the other way round.
         tied: our names of weights that are another's unless tie_word_embeddings is false.
+        stand_ins: our names of weights that are another's where that one is not there.
         settings: published names of settings that have another name in our config.
         fixed: settings that config.json does not have.
         details: settings that only names and shapes of the weights tell.
@@ -50,6 +51,7 @@ class Family:
     rename: Callable[[Mapping[str, Any]], Rename]
     transposed: re.Pattern[str] | None = None
     tied: Mapping[str, str] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     details: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda *_: {}
@@ -67,6 +69,7 @@ BERT = Family(
     prefix="bert.",
     rename=lambda config_json: bert_names.rename_by(bert_names.BERT, config_json),
     tied={"heads.masked_lm.decoder.weight": "embeddings.words.weight"},
+    stand_ins=bert_names.STAND_INS,
     fixed={"pooler": None, "sentence": None},
     details=bert_names.details,
     refused={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
@@ -181,6 +184,11 @@ def read_weights(description: Description) -> dict[str, Tensor]:
         if name in weights and not torch.equal(weights[name], tensor):
             raise ValueError(f"{path} holds {name} twice, with different values")
         weights[name] = tensor
+    for stand_in, name in family.stand_ins.items():
+        if (own := weights.pop(stand_in, None)) is not None:
+            if description.config.tie_word_embeddings and not torch.equal(own, weights.get(name, own)):
+                raise ValueError(f"{description.folder} holds {name} twice, with different values")
+            weights.setdefault(name, own)
     for index, folder in enumerate(description.modules.dense_folders if description.modules else ()):
         for _, published, tensor in published_weights(folder):
             name = published.removeprefix("linear.")

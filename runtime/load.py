@@ -56,7 +56,8 @@ def load(
     manifest = opened.manifest
     context = manifest.max_length
     check_whole("threads", threads, 1, os.cpu_count() or 1, "this machine's cores")
-    check_whole("max_length", max_length, 2, context, "the model's context")
+    least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
+    check_whole("max_length", max_length, least, context, "the model's context")
     check_whole("memory_limit", memory_limit, 1, sys.maxsize, "bytes")
     graphs = {"text-generation": "decoder", "text-encoding": "encoder"}
     if manifest.task not in graphs:

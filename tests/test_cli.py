@@ -126,10 +126,10 @@ def test_run_json_lines_that_are_broken_are_named(demo_bundle: Path, tmp_path: P
     assert "line 2" in done.stderr
 
 
-def test_no_prompts_and_unreadable_ones_are_errors(demo_bundle: Path, tmp_path: Path) -> None:
+def test_no_texts_and_unreadable_ones_are_errors(demo_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    assert "no prompts" in error_line("run", demo_bundle)
-    assert "no prompts" in error_line("run", demo_bundle, "--input", tmp_path / "empty.jsonl")
+    assert "no texts" in error_line("run", demo_bundle)
+    assert "no texts" in error_line("run", demo_bundle, "--input", tmp_path / "empty.jsonl")
     assert "cannot be read" in error_line("run", demo_bundle, "--input", tmp_path / "none.jsonl")
     assert "cannot be read" in error_line("run", demo_bundle, "--input", tmp_path)
 

@@ -23,8 +23,8 @@ from planforge.exporter.prompts import read_prompts
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.gate import Metrics, judge, limits_for, measure
 from planforge.exporter.verification.node_executor import NodeExecutor, NotFiniteError
-from planforge.runtime.bundle.bundle import Bundle, sha256_of
-from planforge.runtime.bundle.manifest import FileEntry
+
+from .helpers_graphs import nodes, replace_graph
 
 # A score of -648 on top of the mask that people take from finfo(float16).min is -inf in fp16, and a
 # row of nothing but -inf is NaN after Softmax. In fp32, where ONNX Runtime computes it, all is well.
@@ -138,24 +138,6 @@ def test_the_executor_rounds_after_every_node() -> None:
     mask = np.float16(2048)
     np.testing.assert_array_equal(executed["weights"], (scores + mask) - mask)  # numpy rounds each step
     assert (executed["weights"] != scores).any()
-
-
-def replace_graph(bundle: Path, artifact_id: str, change: Callable[[ir.Model], None]) -> None:
-    """Plants a fault in one graph, and lists the changed file in the manifest as if it were right."""
-    manifest = Bundle.open(bundle).manifest
-    path = bundle / manifest.artifact(artifact_id).file
-    model = ir.load(path)
-    change(model)
-    ir.save(model, path)
-    entry = FileEntry(sha256_of(path), path.stat().st_size)
-    changed = dataclasses.replace(
-        manifest, files={**manifest.files, manifest.artifact(artifact_id).file: entry}
-    )
-    (bundle / "manifest.json").write_text(changed.to_json(), encoding="utf-8")
-
-
-def nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
-    return [node for node in model.graph if node.op_type == op_type]
 
 
 def swap_key_and_value(model: ir.Model) -> None:

@@ -126,15 +126,19 @@ def measure(got: Logits, want: Logits) -> Metrics:
     )
 
 
-def measure_vectors(got: Logits, want: Logits) -> VectorMetrics:
-    """Compares vectors (N, E) row by row."""
+def measure_vectors(got: Logits, want: Logits, least_scale: float = 1e-6) -> VectorMetrics:
+    """Compares vectors (N, E) row by row.
+
+    Args:
+        least_scale: of the units of `max_error`, where the reference varies less than this.
+    """
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
         return VectorMetrics(math.nan, math.nan, False, len(want))
     a, b = got.astype(np.float64), want.astype(np.float64)
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
     return VectorMetrics(
-        max_error=float(np.abs(got - want).max()) / max(float(want.std()), 1e-6),
+        max_error=float(np.abs(got - want).max()) / max(float(want.std()), least_scale),
         cosine_gap=max(0.0, 1.0 - float(cosines.min())),
         finite=True,
         rows=len(want),

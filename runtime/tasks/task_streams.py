@@ -37,6 +37,7 @@ log = logging.getLogger("planforge")
 READ_AHEAD = 1024  # texts that are sorted by length together
 Item: TypeAlias = str | tuple[str, str]  # a text, or a pair
 R = TypeVar("R", bound=Result)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class TaskStreams:
             return Embedding(normalized(vector) if unit and not done else vector, request.fitted.dropped)
 
         reading = Reading(truncation, **options)
-        return self.results((before + check_text(text) for text in texts), [role], finish, reading)
+        return self.results((before + text for text in checked(texts, check_text)), [role], finish, reading)
 
     def prompt_text(self, name: str | None) -> str:
         """The text of a prompt of the checkpoint; of its default one without a name."""
@@ -145,7 +146,7 @@ class TaskStreams:
                 dropped=request.fitted.dropped,
             )
 
-        return self.results(texts, roles, finish, Reading(truncation, **options))
+        return self.results(checked(texts, check_text), roles, finish, Reading(truncation, **options))
 
     def layer_roles(self, layers: str) -> list[str]:
         """The roles of the hidden states that a choice of features needs."""
@@ -179,7 +180,8 @@ class TaskStreams:
             probabilities = dict(zip(labels, map(float, shares), strict=True))
             return Classification(labels[best], float(shares[best]), probabilities, dropped)
 
-        return self.results(texts, ["sequence_classification"], finish, Reading(truncation, **options))
+        reading = Reading(truncation, **options)
+        return self.results(checked(texts, check_item), ["sequence_classification"], finish, reading)
 
     def rank(self, pairs: Iterable[Item], *, truncation: str = "head", **options: Any) -> Iterator[Ranked]:
         self.need_head("rank", "sequence_classification")
@@ -195,7 +197,7 @@ class TaskStreams:
             return Ranked(next(numbers), str(request.item[1]), score, request.fitted.dropped)
 
         reading = Reading(truncation, **options)
-        return self.results(map(check_pair, pairs), ["sequence_classification"], finish, reading)
+        return self.results(checked(pairs, check_pair), ["sequence_classification"], finish, reading)
 
     def next_sentence(
         self, pairs: Iterable[Item], *, truncation: str = "head", **options: Any
@@ -207,7 +209,7 @@ class TaskStreams:
             return NextSentence(share > 0.5, share, request.fitted.dropped)
 
         reading = Reading(truncation, **options)
-        return self.results(map(check_pair, pairs), ["next_sentence"], finish, reading)
+        return self.results(checked(pairs, check_pair), ["next_sentence"], finish, reading)
 
     def fill_mask(
         self, texts: Iterable[str], *, top_k: int = 5, truncation: str = "windows", **options: Any
@@ -238,7 +240,7 @@ class TaskStreams:
             return FilledMask(masks, request.fitted.dropped)
 
         reading = Reading(truncation, **{**options, "parse_special": True})
-        return self.results(texts, ["masked_lm"], finish, reading, rows)
+        return self.results(checked(texts, check_text), ["masked_lm"], finish, reading, rows)
 
     def best_words(self, logits: Array, top_k: int) -> tuple[Fill, ...]:
         """The likeliest words of one row of logits (V,)."""
@@ -259,7 +261,8 @@ class TaskStreams:
             entities = entities_of(text, shares, encoding.offsets, encoding.words, labels)
             return Tags(entities, request.fitted.dropped)
 
-        return self.results(texts, ["token_classification"], finish, Reading(truncation, **options))
+        reading = Reading(truncation, **options)
+        return self.results(checked(texts, check_text), ["token_classification"], finish, reading)
 
     def answer(
         self,
@@ -288,7 +291,7 @@ class TaskStreams:
             )
 
         roles = ["question_answering.start", "question_answering.end"]
-        return self.results(map(check_pair, pairs), roles, finish, Reading(truncation, **options))
+        return self.results(checked(pairs, check_pair), roles, finish, Reading(truncation, **options))
 
     def need_head(self, task: str, head: str) -> None:
         """Refuses a task that this bundle's graph has no head for."""
@@ -327,7 +330,7 @@ class TaskStreams:
 
     def requests(self, items: Sequence[Item], reading: Reading) -> list[Request]:
         """Tokenizes texts and pairs, and fits them to the model."""
-        pairs = [(item, None) if isinstance(item, str) else check_pair(item) for item in items]
+        pairs = [(item, None) if isinstance(item, str) else item for item in items]
         special = reading.parse_special
         firsts = self.tokenizer.encode_batch([first for first, _ in pairs], parse_special=special)
         given = [second for _, second in pairs if second is not None]
@@ -347,10 +350,25 @@ class TaskStreams:
         return requests
 
 
+def checked(items: Any, check: Callable[[Any], T]) -> Iterator[T]:
+    """Each item, checked when it is read.
+
+    Raises:
+        InputError: one text, whose letters would else be taken for texts, or nothing to iterate over.
+    """
+    if isinstance(items, str) or not hasattr(items, "__iter__"):
+        raise InputError(f"several texts are needed here, such as a list of str, not {type(items).__name__}")
+    return map(check, items)
+
+
 def check_text(text: Any) -> str:
     if not isinstance(text, str):
         raise InputError(f"a text must be a str, not {type(text).__name__}")
     return text
+
+
+def check_item(item: Any) -> Item:
+    return item if isinstance(item, str) else check_pair(item)
 
 
 def check_pair(item: Any) -> tuple[str, str]:

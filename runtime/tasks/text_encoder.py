@@ -27,7 +27,7 @@ from .encoder_results import (
     Result,
     Tags,
 )
-from .task_streams import Item, TaskStreams
+from .task_streams import Item, TaskStreams, check_text, checked
 
 R = TypeVar("R", bound=Result)
 TASKS = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
@@ -104,7 +104,7 @@ class TextEncoder:
             layers: "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four" or
                 "sum_all"; all but the last need a bundle exported with `--outputs hidden_states`.
         """
-        return one_or_all(texts, self.tasks.features, layers=layers, **options)
+        return one_or_all(texts, self.tasks.features, str, layers=layers, **options)
 
     @overload
     def classify(self, texts: str | tuple[str, str], **options: Any) -> Classification: ...
@@ -112,7 +112,7 @@ class TextEncoder:
     def classify(self, texts: Iterable[Item], **options: Any) -> list[Classification]: ...
     def classify(self, texts: Item | Iterable[Item], **options: Any) -> Classification | list[Classification]:
         """The class of each text, or of each pair (text, pair). Windows' probabilities are averaged."""
-        return one_or_all(texts, self.tasks.classify, **options)
+        return one_or_all(texts, self.tasks.classify, (str, tuple), **options)
 
     def rank(
         self, query: str, texts: Iterable[str], top_k: int | None = None, **options: Any
@@ -126,7 +126,7 @@ class TextEncoder:
         """
         if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
             raise InputError(f"top_k={top_k!r} must be None or a whole number of at least 1")
-        ranked = list(self.tasks.rank(((query, text) for text in texts), **options))
+        ranked = list(self.tasks.rank(((query, text) for text in checked(texts, check_text)), **options))
         return sorted(ranked, key=lambda result: -result.score)[:top_k]
 
     @overload
@@ -137,7 +137,7 @@ class TextEncoder:
         self, texts: tuple[str, str] | Iterable[tuple[str, str]], **options: Any
     ) -> NextSentence | list[NextSentence]:
         """Whether the second text of each pair follows the first."""
-        return one_or_all(texts, self.tasks.next_sentence, **options)
+        return one_or_all(texts, self.tasks.next_sentence, (str, tuple), **options)
 
     @overload
     def fill_mask(self, texts: str, top_k: int = ..., **options: Any) -> FilledMask: ...
@@ -147,7 +147,7 @@ class TextEncoder:
         self, texts: str | Iterable[str], top_k: int = 5, **options: Any
     ) -> FilledMask | list[FilledMask]:
         """The `top_k` likeliest words for each mask token, [MASK] for BERT, in each text."""
-        return one_or_all(texts, self.tasks.fill_mask, top_k=top_k, **options)
+        return one_or_all(texts, self.tasks.fill_mask, str, top_k=top_k, **options)
 
     @overload
     def tag(self, texts: str, **options: Any) -> Tags: ...
@@ -155,7 +155,7 @@ class TextEncoder:
     def tag(self, texts: Iterable[str], **options: Any) -> list[Tags]: ...
     def tag(self, texts: str | Iterable[str], **options: Any) -> Tags | list[Tags]:
         """The tagged stretches of each text, with their characters; long texts in windows."""
-        return one_or_all(texts, self.tasks.tag, **options)
+        return one_or_all(texts, self.tasks.tag, str, **options)
 
     @overload
     def answer(self, question: str, context: str, **options: Any) -> Answers: ...
@@ -175,6 +175,8 @@ class TextEncoder:
             if context is None:
                 raise InputError("answer needs a question and a context")
             return next(self.tasks.answer([(question, context)], **options))
+        if context is not None:
+            raise InputError("answer needs a question and a context, or pairs of them alone")
         return list(self.tasks.answer(question, **options))
 
     def stream(self, task: str, texts: Iterable[Item], **options: Any) -> Iterator[Any]:
@@ -214,8 +216,10 @@ class TextEncoder:
         self.close()
 
 
-def one_or_all(texts: Any, task: Callable[..., Iterator[R]], **options: Any) -> R | list[R]:
-    """One result for one text or pair, a list of them for several."""
-    if isinstance(texts, str | tuple):
+def one_or_all(
+    texts: Any, task: Callable[..., Iterator[R]], one: type | tuple[type, ...], **options: Any
+) -> R | list[R]:
+    """One result for one text or pair, of type `one`; a list of them for several."""
+    if isinstance(texts, one):
         return next(task([texts], **options))
     return list(task(texts, **options))
