@@ -49,7 +49,7 @@ class Reference:
         return torch.cat(tokens, dim=1).tolist()
 
     def gap(self, samples: Sequence[Sample], dtype: torch.dtype) -> Metrics:
-        """The same model with weights and every module's result rounded to `dtype`, against itself.
+        """The same model with weights and every result rounded to `dtype`, against itself.
 
         Weights alone are not enough: a checkpoint stored in that very type would allow no difference.
         """
