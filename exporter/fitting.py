@@ -12,10 +12,10 @@ import logging
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from .bundle_writer import check_output, file_entries, install, staging_folder, 
 from .errors import ExportError
 from .plans import Progress, silent
 from .table import Table, read_table
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 log = logging.getLogger("planforge")
 
@@ -212,20 +215,30 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path) -
     export_id = uuid.uuid4().hex
     for folder in ("onnx", "tokenizer", "checks"):
         (staging / folder).mkdir()
-    kept = {name for artifact in old.artifacts for name in artifact.data}
-    for name in sorted(kept | set(map(str, old.tokenizer["files"]))):
-        shutil.copyfile(opened.path(name), staging / name)
+    data = [name for artifact in old.artifacts for name in artifact.data]
+    renamed = {name: name_for(export_id, name) for name in [*data, *map(str, old.tokenizer["files"])]}
+    for name, new in renamed.items():
+        shutil.copyfile(opened.path(name), staging / new)
     artifacts = []
     for artifact in old.artifacts:
         name = "logits" if all(s.name != "logits" for s in artifact.outputs) else "classification_logits"
         model = ir.load(opened.path(artifact.file))
+        move_weights(model, {Path(a).name: Path(b).name for a, b in renamed.items()})
         states, combine, normalize = inputs_of_head(artifact, old.encoder, features)
         mask = artifact.input("mask").name
         AddLinearHead(states, combine, mask, fitted.weight, fitted.bias, name, normalize)(model)
-        file = f"onnx/{artifact.graph}.{artifact.dialect}.{artifact.precision}-{export_id[:8]}.onnx"
+        file = name_for(export_id, artifact.file)
         ir.save(model, staging / file)
         spec = TensorSpec(name, HEAD, "float32", (artifact.axis("batch"), len(fitted.labels)))
-        artifacts.append(dataclasses.replace(artifact, file=file, outputs=(*artifact.outputs, spec), gate={}))
+        artifacts.append(
+            dataclasses.replace(
+                artifact,
+                file=file,
+                data=tuple(renamed[name] for name in artifact.data),
+                outputs=(*artifact.outputs, spec),
+                gate={},
+            )
+        )
     head_file = f"checks/head-{export_id[:8]}.npz"
     np.savez(staging / head_file, weight=fitted.weight, bias=fitted.bias)
     encoder = dataclasses.replace(
@@ -239,6 +252,7 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path) -
         old,
         export_id=export_id,
         encoder=encoder,
+        tokenizer={**old.tokenizer, "files": [renamed[str(name)] for name in old.tokenizer["files"]]},
         artifacts=tuple(artifacts),
         plans=(),
         files=file_entries(staging),
@@ -246,6 +260,29 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path) -
     )
     write_manifest(staging, manifest)
     return manifest
+
+
+def name_for(export_id: str, name: str) -> str:
+    """A file's name under another export, so that a new bundle never overwrites an old one's file."""
+    stem, _, ending = name.rpartition(".")
+    return f"{stem.rpartition('-')[0] or stem}-{export_id[:8]}.{ending}"
+
+
+def move_weights(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Points a graph at its weights under their new names."""
+    import onnx_ir as ir
+
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.ExternalTensor(
+                location=names[str(tensor.location)],
+                offset=tensor.offset,
+                length=tensor.length,
+                dtype=tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=str(tensor.name),
+            )
 
 
 def inputs_of_head(

@@ -265,9 +265,16 @@ def items_of(texts: list[str] | None, input_file: Path | None, beside: dict[str,
     if not texts and not input_file and sys.stdin.isatty():
         errors.print("[dim]a text a line, end with Ctrl-D[/dim]")
     lines = (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+    return at_least_one(
+        paired(item, beside) for item in texts or (json_lines(input_file) if input_file else lines)
+    )
+
+
+def at_least_one(items: Iterable[Item]) -> Iterator[Item]:
+    """The items; an error where there are none."""
     count = 0
-    for item in texts or (json_lines(input_file) if input_file else lines):
-        yield paired(item, beside)
+    for item in items:
+        yield item
         count += 1
     if not count:
         raise InputError("there are no texts: give arguments, lines on stdin, or --input FILE")

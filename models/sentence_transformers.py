@@ -31,7 +31,6 @@ class SentenceModules:
         config: pooling, dense layers, normalization.
         dense_folders: of the dense layers' weights, in order.
         max_seq_length: tokens after which it cuts a text, special ones included; None: the model's.
-        lower_case: whether it lower-cases text before tokenizing.
         prompts: texts to put before a text, by name.
         default_prompt: the name of the prompt that every text gets.
     """
@@ -40,7 +39,6 @@ class SentenceModules:
     config: SentenceConfig
     dense_folders: tuple[Path, ...] = ()
     max_seq_length: int | None = None
-    lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
 
@@ -73,7 +71,6 @@ def read_modules(folder: Path) -> SentenceModules | None:
         ),
         dense_folders=dense_folders,
         max_seq_length=max_seq_length(transformer, settings),
-        lower_case=settings.get("do_lower_case") is True,
         prompts=prompts,
         default_prompt=default_prompt,
     )
@@ -169,7 +166,7 @@ def dense_of(folder: Path) -> DenseConfig:
     activation = function.rpartition(".")[2]
     if activation not in ACTIVATION_NAMES or not function.startswith("torch."):
         raise ValueError(
-            f"{folder}/config.json: activation_function {function!r} is not one of torch's"
+            f"{folder}/config.json: activation_function={function!r} is not one of torch's"
             f" {sorted(ACTIVATION_NAMES)}"
         )
     return DenseConfig(

@@ -63,6 +63,17 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export("gpt2-demo", tmp_path_factory.mktemp("bundles") / "gpt2-demo").bundle
 
 
+@pytest.fixture(scope="session")
+def minilm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bert-demo, which is all-MiniLM-L6-v2, with the hidden states of all layers. Don't change it."""
+    from planforge.exporter import export
+
+    folder = tmp_path_factory.mktemp("bundles") / "minilm"
+    return export(
+        "bert-demo", folder, precision=["fp32"], target=["cpu"], outputs=["hidden_states"], verify=False
+    ).bundle
+
+
 @pytest.fixture
 def own_bundle(demo_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `demo_bundle` to damage."""

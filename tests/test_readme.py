@@ -1,0 +1,94 @@
+"""The README's examples of encoder tasks run as they stand there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planforge.exporter import export
+from planforge.runtime import TextEncoder
+
+from .helpers_cli import planforge
+from .helpers_models import tiny_bert, write_wordpiece
+
+README = Path(__file__).parent.parent / "README.md"
+SECTION = README.read_text(encoding="utf-8").split("## Encoders")[1].split("\n## ")[0]
+EXAMPLES = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sentiment": ("BertForSequenceClassification", {"num_labels": 3}),
+    "cross-encoder": ("BertForSequenceClassification", {"num_labels": 1}),
+    "bert": ("BertForPreTraining", {}),
+    "tagger": ("BertForTokenClassification", {"num_labels": 3}),
+    "reader": ("BertForQuestionAnswering", {"num_labels": 2}),
+}
+# What an example prints somewhere.
+PRINTED = {
+    "embed(": r"0\.\d+\n\(384,\) 0",
+    "layers=": r"zurich 0 6 \(1536,\)",
+    "classify(": r"LABEL_\d 0\.\d+ \{'LABEL_0'",
+    "rank(": r"[01] 0\.\d+ (Wings|Bread)",
+    "next_sentence(": r"^0\.\d+",
+    "fill_mask(": r"(\S+ 0\.\d+\n){3}",
+    "tag(": r"",
+    "answer(": r"\d+ \d+ 0\.\d+\n.*Answer\(|None",
+    "truncation=": r"\(384,\)\n1746",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, minilm_bundle: Path) -> Path:
+    """A folder as the README has it: build/minilm and a bundle for each head."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copy(README, folder)
+    (folder / "build").mkdir()
+    (folder / "build" / "minilm").symlink_to(minilm_bundle)
+    for name, (architecture, config) in CHECKPOINTS.items():
+        tiny_bert(folder / name, architecture, **config)
+        write_wordpiece(folder / name)
+        options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": False}
+        export(folder / name, folder / "build" / name, **options)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> Iterator[dict[str, str]]:
+    """What each example prints; later ones use what earlier ones loaded."""
+    names: dict[str, Any] = {}
+    outputs = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for example in EXAMPLES:
+            with redirect_stdout(StringIO()) as out:
+                exec(compile(example, "README.md", "exec"), names)
+            outputs[example] = out.getvalue()
+    yield outputs
+    for value in names.values():
+        if isinstance(value, TextEncoder):
+            value.close()
+
+
+@pytest.mark.parametrize("call", PRINTED)
+def test_an_example_prints_what_it_says(printed: dict[str, str], call: str) -> None:
+    found = [output for example, output in printed.items() if call in example]
+    assert found, f"no example has {call}"
+    assert any(re.search(PRINTED[call], output) for output in found), found
+
+
+def test_every_task_has_an_example() -> None:
+    for task in ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer"):
+        assert any(f".{task}(" in example for example in EXAMPLES), task
+
+
+def test_the_commands_of_the_section_are_real() -> None:
+    for name in set(re.findall(r"^    planforge (\S+)", SECTION, re.MULTILINE)):
+        done = planforge(name, "--help")
+        assert done.returncode == 0, name
+        for option in re.findall(rf"^    planforge {name} .*?(--[a-z-]+)", SECTION, re.MULTILINE):
+            assert option in done.stdout

@@ -1,0 +1,157 @@
+"""How TextEncoder is used: one text or many, streams, mistakes, threads, limits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planforge.runtime import TextEncoder, load
+from planforge.runtime.errors import ClosedError, InputError, MemoryLimitError
+from planforge.runtime.tasks.task_streams import READ_AHEAD
+
+LONG = "The quick brown fox jumps over the lazy dog, while 我在北京 looks on. " * 30
+
+
+@pytest.fixture(scope="module")
+def model(minilm_bundle: Path) -> Iterator[TextEncoder]:
+    encoder: TextEncoder
+    with load(minilm_bundle) as encoder:
+        yield encoder
+
+
+def test_one_text_gives_one_result_and_several_a_list(model: TextEncoder) -> None:
+    assert model.embed("a").shape == (384,)
+    assert model.embed(["a"]).shape == (1, 384)
+    assert model.embed(("a", "b")).shape == (2, 384)
+    assert model.embed(iter(())).shape == (0, 384) and model.embed([]).dtype == np.float32
+    assert model.features([]) == []
+    assert list(model.stream("embed", [])) == []
+    assert model.features("a").tokens == ("[CLS]", "a", "[SEP]")
+    for texts in (["a", "b"], ("a", "b"), iter("ab")):  # a tuple of texts is no pair here
+        assert [f.tokens[1:-1] for f in model.features(texts)] == [("a",), ("b",)]
+
+
+def test_a_stream_reads_no_more_ahead_than_it_says(model: TextEncoder) -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[str]:
+        for number in itertools.count():
+            taken.append(number)
+            yield f"{number} " * (1 + number % 3)
+
+    stream = model.stream("embed", endless())
+    assert taken == []  # nothing is read before the first result is asked for
+    first = [next(stream) for _ in range(READ_AHEAD)]
+    assert READ_AHEAD == 1024 <= len(taken) <= READ_AHEAD + 1
+    after = next(stream)
+    assert len(taken) <= 2 * READ_AHEAD + 1
+    for number, result in ((0, first[0]), (1, first[1]), (1001, first[1001]), (1024, after)):
+        expected = model.embed(f"{number} " * (1 + number % 3))  # results are in the order of the texts
+        np.testing.assert_allclose(result.vector, expected, atol=1e-5)
+        assert first[5].vector @ expected < 0.99
+
+
+def test_progress_counts_finished_texts(model: TextEncoder) -> None:
+    done: list[int] = []
+    stream = model.stream("features", ["a", LONG, "c"], progress=done.append)
+    assert done == []
+    list(stream)
+    assert done == [1, 2, 3]
+
+
+@pytest.mark.parametrize("texts", [5, None, b"ab", [b"ab"], ["a", None], [["a"]], [("a", "b")], [("a", 3)]])
+@pytest.mark.parametrize("task", ["embed", "features"])
+def test_what_is_no_text_is_refused(model: TextEncoder, task: str, texts: Any) -> None:
+    with pytest.raises(InputError, match="str"):
+        getattr(model, task)(texts)
+    with pytest.raises(InputError, match="str"):
+        list(model.stream(task, texts))
+
+
+def test_unknown_options_name_those_there_are(model: TextEncoder) -> None:
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("pooling='sum' is not one of cls, mean, max", lambda: model.embed("a", pooling="sum")),
+        ("'middle' is not one of 'head', 'tail'", lambda: model.embed("a", truncation="middle")),
+        ("stride=-1 must be", lambda: model.features(LONG, stride=-1)),
+        ("layers='first' is not one of embeddings, ", lambda: model.features("a", layers="first")),
+        ("task 'translate' is not one of embed, features", lambda: model.stream("translate", ["a"])),
+        ("several texts are needed here, such as a list of str, not str", lambda: model.stream("embed", "a")),
+        ("lone surrogate", lambda: model.embed("a\ud800")),
+    ]
+    for message, call in calls:
+        with pytest.raises(InputError, match=message):
+            call()
+    with pytest.raises(TypeError, match="stribe"):
+        model.embed("a", stribe=3)
+
+
+def test_tasks_without_their_head_say_what_the_bundle_can_do(model: TextEncoder) -> None:
+    assert model.heads == () and model.labels == ()
+    calls: dict[str, Callable[[], Any]] = {
+        "classify needs the head sequence_classification": lambda: model.classify("a"),
+        "rank needs the head sequence_classification": lambda: model.rank("a", ["b"]),
+        "next_sentence needs the head next_sentence": lambda: model.next_sentence(("a", "b")),
+        "fill_mask needs the head masked_lm": lambda: model.fill_mask("[MASK]"),
+        "tag needs the head token_classification": lambda: model.tag("a"),
+        "answer needs the head question_answering": lambda: model.answer("a", "b"),
+    }
+    for message, call in calls.items():
+        with pytest.raises(InputError, match=f"{message}; this bundle's heads are none: it embeds texts"):
+            call()
+
+
+def test_threads_take_turns(model: TextEncoder) -> None:
+    batches = [[f"{word} {n} " * n for n in range(1, 13)] for word in ("forge", "plan", "bread", "moon")]
+    expected = [model.embed(texts) for texts in batches]
+    assert np.abs(expected[0] - expected[1]).max(axis=1).min() > 0.01
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for got, alone in zip(pool.map(model.embed, batches), expected, strict=True):
+                np.testing.assert_allclose(got, alone, atol=1e-6)
+
+
+def test_a_closed_model_says_so(minilm_bundle: Path) -> None:
+    with load(minilm_bundle) as model:
+        stream = model.stream("embed", ["a"])
+    model.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: model.embed("a"),
+        lambda: next(stream),
+        lambda: model.features(["a"]),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_a_memory_limit_counts_weights_and_a_batch(minilm_bundle: Path) -> None:
+    weights = sum(path.stat().st_size for path in minilm_bundle.glob("onnx/*.data"))
+    assert weights > 80e6
+    batch = 4 * 1024 * (1536 + 6 * 384 + 12 * 256)  # of 1,024 tokens: a layer's results, 12 heads' scores
+    with load(minilm_bundle, memory_limit=weights + batch) as model:
+        assert model.embed("a").shape == (384,)
+    with pytest.raises(
+        MemoryLimitError, match=r"MB are needed: .* MB of weights and .* MB for a batch"
+    ) as caught:
+        load(minilm_bundle, memory_limit=weights + batch - 1)
+    assert (caught.value.needed, caught.value.limit) == (weights + batch, weights + batch - 1)
+    load(minilm_bundle, memory_limit=weights + batch - 1, max_length=255).close()
+
+
+def test_a_smaller_max_length_cuts_there(minilm_bundle: Path, model: TextEncoder) -> None:
+    with load(minilm_bundle, max_length=16) as short:
+        (result,) = short.stream("embed", [LONG])
+        features = short.features(LONG, truncation="head")
+        assert short.features(LONG).tokens == model.features(LONG).tokens
+    assert len(features.tokens) == 16
+    assert result.dropped == model.count_tokens(LONG) - 14
+    np.testing.assert_allclose(result.vector, model.embed(LONG[: features.offsets[-2][1]]), atol=1e-5)
+    for length in (7, 257, 16.0):
+        with pytest.raises(InputError, match="max_length"):
+            load(minilm_bundle, max_length=length)  # type: ignore[arg-type]
