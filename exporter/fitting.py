@@ -123,14 +123,9 @@ def fit_head(
         install(staging, manifest, output)
     if opened.manifest.plans:
         log.warning("plans don't have the new head and were left out; `planforge build %s` makes one", output)
+    confusion = tuple(tuple(int(n) for n in row) for row in fitted.confusion)
     return FitResult(
-        bundle=output,
-        labels=fitted.labels,
-        accuracy=fitted.accuracy,
-        confusion=tuple(tuple(int(n) for n in row) for row in fitted.confusion),
-        C=fitted.C,
-        training=len(fitted.train),
-        picture=output / picture,
+        output, fitted.labels, fitted.accuracy, confusion, fitted.C, len(fitted.train), output / picture
     )
 
 

@@ -71,12 +71,11 @@ def export(
         precision: "fp32", "fp16"; the first is what `load` runs unless told otherwise.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
-        max_batch: the largest batch of plans, and of one step at run time; by default 8 of a decoder, 32
-            of an encoder.
-        max_length: context in tokens; by default the model's, or where sentence-transformers cuts its
-            texts; at most the model's.
-        outputs: of an encoder, "hidden_states" (of all layers), "hidden_states.3" (of one, 0 being the
-            embeddings) and "pooler_output", beside its last hidden state and heads.
+        max_batch: the largest of plans and of a step; by default 8 of a decoder, 32 of an encoder.
+        max_length: context in tokens, at most the model's; by default that, or where
+            sentence-transformers cuts its texts.
+        outputs: of an encoder, beside its last hidden state and heads: "hidden_states" (of all layers),
+            "hidden_states.3" (of one, 0 being the embeddings), "pooler_output".
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with a prompt a line to verify with, instead of the built-in ones.

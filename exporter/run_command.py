@@ -50,86 +50,104 @@ HEAD_TASKS = {
 Item = str | tuple[str, str]
 
 
+TextsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin."),
+]
+TaskOption = Annotated[
+    str | None, typer.Option(help=f"{', '.join(TASKS)}.", show_default="by the bundle's heads")
+]
+PairOption = Annotated[str | None, typer.Option(help="A second text beside each.", show_default=False)]
+QuestionOption = Annotated[str | None, typer.Option(help="What each text is to answer.", show_default=False)]
+QueryOption = Annotated[
+    str | None, typer.Option(help="Rank the texts by how well they fit it.", show_default=False)
+]
+InputFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--input",
+        help='JSON lines, "-" for stdin: {"text"}, {"text", "pair"}, {"question", "context"} or'
+        ' {"query", "text"}.',
+        show_default=False,
+    ),
+]
+MaxNewTokensOption = Annotated[
+    int | None, typer.Option(help="At most so many new tokens.", show_default="64")
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option(help="Sample at this temperature.", show_default="greedy")
+]
+TopKOption = Annotated[
+    int | None,
+    typer.Option(help="Sample from the k likeliest; fill_mask, rank: show k.", show_default=False),
+]
+TopPOption = Annotated[float | None, typer.Option(help="Sample from the nucleus.", show_default="all")]
+RepetitionPenaltyOption = Annotated[float | None, typer.Option(help="1.0 does nothing.", show_default="1.0")]
+StopOption = Annotated[list[str] | None, typer.Option(help="End at this text.", show_default=False)]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(help="Make sampling repeatable.", show_default=False),
+]
+TruncateOption = Annotated[
+    str | None,
+    typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
+]
+TruncationOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of too long a text, keep its head, tail, head+tail, or all of it in windows.",
+        show_default="by the task",
+    ),
+]
+StrideOption = Annotated[
+    int | None, typer.Option(help="Tokens that two windows share.", show_default="a quarter")
+]
+PoolingOption = Annotated[str | None, typer.Option(help="cls, mean or max.", show_default="the checkpoint's")]
+PromptOption = Annotated[
+    str | None, typer.Option(help="A prompt of the checkpoint, by its name.", show_default=False)
+]
+LayersOption = Annotated[
+    str | None,
+    typer.Option(
+        help="embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.",
+        show_default="last",
+    ),
+]
+NBestOption = Annotated[int | None, typer.Option(help="How many answers.", show_default="1")]
+ParseSpecialOption = Annotated[
+    bool, typer.Option("--parse-special", help="Read <|endoftext|>, [SEP] and the like.")
+]
+BackendOption = Annotated[str, typer.Option(help="auto or ort-cpu.")]
+PrecisionOption = Annotated[str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")]
+
+
 def run(
     bundle: BundleArgument,
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin."),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help=f"{', '.join(TASKS)}.", show_default="by the bundle's heads")
-    ] = None,
-    pair: Annotated[str | None, typer.Option(help="A second text beside each.", show_default=False)] = None,
-    question: Annotated[
-        str | None, typer.Option(help="What each text is to answer.", show_default=False)
-    ] = None,
-    query: Annotated[
-        str | None, typer.Option(help="Rank the texts by how well they fit it.", show_default=False)
-    ] = None,
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input",
-            help='JSON lines, "-" for stdin: {"text"}, {"text", "pair"}, {"question", "context"} or'
-            ' {"query", "text"}.',
-            show_default=False,
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="At most so many new tokens.", show_default="64")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sample at this temperature.", show_default="greedy")
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(help="Sample from the k likeliest; fill_mask, rank: show k.", show_default=False),
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus.", show_default="all")] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="1.0 does nothing.", show_default="1.0")
-    ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End at this text.", show_default=False)] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Make sampling repeatable.", show_default=False),
-    ] = None,
-    truncate: Annotated[
-        str | None,
-        typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
-    ] = None,
-    truncation: Annotated[
-        str | None,
-        typer.Option(
-            help="Of too long a text, keep its head, tail, head+tail, or all of it in windows.",
-            show_default="by the task",
-        ),
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="Tokens that two windows share.", show_default="a quarter")
-    ] = None,
-    pooling: Annotated[
-        str | None, typer.Option(help="cls, mean or max.", show_default="the checkpoint's")
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="A prompt of the checkpoint, by its name.", show_default=False)
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            help="embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.",
-            show_default="last",
-        ),
-    ] = None,
-    n_best: Annotated[int | None, typer.Option(help="How many answers.", show_default="1")] = None,
-    parse_special: Annotated[
-        bool, typer.Option("--parse-special", help="Read <|endoftext|>, [SEP] and the like.")
-    ] = False,
-    backend: Annotated[str, typer.Option(help="auto or ort-cpu.")] = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")] = None,
+    texts: TextsArgument = None,
+    task: TaskOption = None,
+    pair: PairOption = None,
+    question: QuestionOption = None,
+    query: QueryOption = None,
+    input_file: InputFileOption = None,
+    max_new_tokens: MaxNewTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
+    stop: StopOption = None,
+    seed: SeedOption = None,
+    truncate: TruncateOption = None,
+    truncation: TruncationOption = None,
+    stride: StrideOption = None,
+    pooling: PoolingOption = None,
+    prompt: PromptOption = None,
+    layers: LayersOption = None,
+    n_best: NBestOption = None,
+    parse_special: ParseSpecialOption = False,
+    backend: BackendOption = "auto",
+    precision: PrecisionOption = None,
+    threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Generate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""

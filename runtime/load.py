@@ -34,10 +34,8 @@ def load(
         backend: "auto" takes the best engine that works here; "ort-cpu" is ONNX Runtime on the CPU.
         precision: of the graph to run; by default the first that was given at export.
         threads: cores to use; by default all that this process may use.
-        max_length: context in tokens, of a generator prompt and answer; by default, and at most, the
-            bundle's.
-        memory_limit: bytes for weights and cache, or weights and a batch; what needs more is refused
-            before it runs.
+        max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
+        memory_limit: bytes for weights and cache, or weights and a batch; more is refused beforehand.
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
 
     Returns:

@@ -6,7 +6,6 @@ E width of a vector, F width of features
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -17,6 +16,7 @@ from ..bundle.manifest import Artifact
 from ..encoding.encoder import Encoder
 from ..errors import InputError
 from ..text.tokenizer import Tokenizer
+from .closing import Closing
 from .encoder_results import (
     Answers,
     Classification,
@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Result)
 TASKS = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
 
 
-class TextEncoder:
+class TextEncoder(Closing):
     """An encoder of a bundle, ready to embed, classify and so on. Make one with `planforge.runtime.load`.
 
     Every task takes one text, and returns one result, or several texts (also an iterator), and returns
@@ -203,17 +203,6 @@ class TextEncoder:
     def close(self) -> None:
         """Frees the engine. Later calls raise ClosedError; closing twice is fine."""
         self.encoder.close()
-
-    def __enter__(self) -> TextEncoder:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def one_or_all(

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
@@ -20,6 +19,7 @@ from ..decoding.sampling import Sampling, choose, row_generators, token_logprobs
 from ..errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
 from ..text.stream import StopStrings
 from ..text.tokenizer import Tokenizer
+from .closing import Closing
 
 log = logging.getLogger("planforge")
 
@@ -129,7 +129,7 @@ class Row:
         self.pieces.append(piece)
 
 
-class TextGenerator:
+class TextGenerator(Closing):
     """A language model of a bundle, ready to generate. Make one with `planforge.runtime.load`.
 
     Safe to use from several threads: their steps take turns. Close it, or use it as a context manager.
@@ -250,17 +250,6 @@ class TextGenerator:
     def close(self) -> None:
         """Frees the engine. Later calls raise ClosedError; closing twice is fine."""
         self.decoder.close()
-
-    def __enter__(self) -> TextGenerator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _generate(
         self, prompts: list[str], first_row: int, max_new_tokens: int, options: dict[str, Any]

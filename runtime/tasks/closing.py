@@ -1,0 +1,27 @@
+"""Models are closed at the end of a with statement."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TypeVar
+
+C = TypeVar("C", bound="Closing")
+
+
+class Closing:
+    """Base of what has a close()."""
+
+    def close(self) -> None:
+        """Frees the engine."""
+        raise NotImplementedError
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
