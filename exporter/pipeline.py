@@ -95,8 +95,7 @@ def export(
     texts = read_prompts(None if prompts is None else Path(prompts))
     checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
     with staging_folder(output) as staging:
-        dialects = list(dict.fromkeys(checkpoint.dialect(name) for name in targets))
-        graphs, reference = trace(checkpoint, dialects, staging, progress)
+        graphs, reference = trace(checkpoint, targets, staging, progress)
         progress("writing ONNX files")
         artifacts = write_graphs(checkpoint, graphs, reference, precision, staging)
         manifest = first_manifest(checkpoint, artifacts, staging, output)
@@ -105,8 +104,7 @@ def export(
             report = None
             if verify:
                 manifest, report = verified(staging, manifest, reference, texts, progress)
-            manifest = dataclasses.replace(manifest, plans=tuple(plans.result()))
-        manifest = dataclasses.replace(manifest, files=file_entries(staging))
+        manifest = dataclasses.replace(manifest, plans=tuple(plans.result()), files=file_entries(staging))
         progress("committing the bundle")
         install(staging, manifest, output)
     return ExportResult(output, manifest, report)
@@ -131,12 +129,13 @@ def check_choices(
 
 
 def trace(
-    checkpoint: Checkpoint, dialects: Sequence[str], staging: Path, progress: Progress
+    checkpoint: Checkpoint, targets: Sequence[str], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Model]:
-    """Traces every dialect in a child process each, while the weights are read here."""
+    """Traces the dialect of every target in a child process each, while the weights are read here."""
     from ..models import load_model
     from .onnx_export import finish_trace, start_trace
 
+    dialects = list(dict.fromkeys(checkpoint.dialect(name) for name in targets))
     progress(f"tracing {' and '.join(dialects)}")
     paths = {dialect: staging / f"{dialect}.traced" for dialect in dialects}
     with contextlib.ExitStack() as stack:
