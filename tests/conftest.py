@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,36 @@ def minilm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(
         "bert-demo", folder, precision=["fp32"], target=["cpu"], outputs=["hidden_states"], verify=False
     ).bundle
+
+
+# Names of tiny bundles, each with its architecture and number of classes.
+HEADS = {
+    "classifier": ("BertForSequenceClassification", 3),
+    "ranker": ("BertForSequenceClassification", 1),
+    "tagger": ("BertForTokenClassification", 3),
+    "reader": ("BertForQuestionAnswering", 2),
+    "pretrained": ("BertForPreTraining", 2),
+    "distilled": ("DistilBertForSequenceClassification", 2),
+}
+
+
+@pytest.fixture(scope="session")
+def head_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The bundle of one of `HEADS` by its name: random, fp32 and fp16, verified. Don't change it."""
+    from planforge.exporter import export
+
+    from .helpers_models import tiny_bert, write_wordpiece
+
+    folder = tmp_path_factory.mktemp("heads")
+
+    @functools.cache
+    def bundle(name: str) -> Path:
+        architecture, labels = HEADS[name]
+        tiny_bert(folder / name, architecture, num_labels=labels)
+        write_wordpiece(folder / name)
+        return export(folder / name, folder / f"{name}-bundle", target=["cpu"]).bundle
+
+    return bundle
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +11,10 @@ import numpy as np
 import pytest
 import sentence_transformers
 
-from planforge.exporter import export
 from planforge.exporter.source import resolve_source
 from planforge.runtime import load
 
 from .helpers_cli import error_line, planforge
-from .helpers_models import tiny_bert, write_wordpiece
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny bundle for each kind of head."""
-    folder = tmp_path_factory.mktemp("heads")
-    kinds = {
-        "classifier": ("BertForSequenceClassification", 3),
-        "ranker": ("DistilBertForSequenceClassification", 1),
-        "tagger": ("BertForTokenClassification", 3),
-        "reader": ("BertForQuestionAnswering", 2),
-        "pretrained": ("BertForPreTraining", 2),
-    }
-    found = {}
-    for name, (architecture, labels) in kinds.items():
-        tiny_bert(folder / name, architecture, num_labels=labels)
-        write_wordpiece(folder / name)
-        options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": False}
-        found[name] = export(folder / name, folder / f"{name}-bundle", **options).bundle
-    return found
 
 
 def lines(*arguments: str | Path, stdin: str = "") -> list[Any]:
@@ -64,34 +43,34 @@ def test_embeddings_as_text_and_from_stdin(minilm_bundle: Path) -> None:
         np.testing.assert_allclose(rows, encoder.embed(["one text", "another text"]), atol=1e-5)
 
 
-def test_every_task_prints_json_with_the_fields_of_its_result(bundles: dict[str, Path]) -> None:
-    (one,) = lines(bundles["classifier"], "a text", "--pair", "another")
-    with load(bundles["classifier"]) as model:
+def test_every_task_prints_json_with_the_fields_of_its_result(head_bundle: Callable[[str], Path]) -> None:
+    (one,) = lines(head_bundle("classifier"), "a text", "--pair", "another")
+    with load(head_bundle("classifier")) as model:
         want = model.classify(("a text", "another"))
     assert (one["label"], one["score"], one["probabilities"]) == (want.label, want.score, want.probabilities)
-    ranked = lines(bundles["ranker"], "a b", "c d", "e f", "--query", "what", "--top-k", "2")
+    ranked = lines(head_bundle("ranker"), "a b", "c d", "e f", "--query", "what", "--top-k", "2")
     assert [set(r) for r in ranked] == [{"index", "text", "score", "dropped"}] * 2
     assert ranked[0]["score"] >= ranked[1]["score"]
-    (tags,) = lines(bundles["tagger"], "a b c")
+    (tags,) = lines(head_bundle("tagger"), "a b c")
     assert {"entities", "dropped"} == set(tags)
-    (answers,) = lines(bundles["reader"], "it is a b c", "--question", "what?", "--n-best", "2")
+    (answers,) = lines(head_bundle("reader"), "it is a b c", "--question", "what?", "--n-best", "2")
     assert len(answers["answers"]) == 2
     assert set(answers["answers"][0]) == {"text", "score", "start", "end"}
-    (filled,) = lines(bundles["pretrained"], "a [MASK] c", "--top-k", "4")
+    (filled,) = lines(head_bundle("pretrained"), "a [MASK] c", "--top-k", "4")
     assert [len(mask) for mask in filled["masks"]] == [4]
-    (follows,) = lines(bundles["pretrained"], "a b", "--pair", "c d", "--task", "next_sentence")
+    (follows,) = lines(head_bundle("pretrained"), "a b", "--pair", "c d", "--task", "next_sentence")
     assert 0 < follows["probability"] < 1
 
 
-def test_json_lines_hold_pairs(bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_json_lines_hold_pairs(head_bundle: Callable[[str], Path], tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"question": "what?", "context": "it is a b"}\n{"question": "a", "context": "b c"}\n')
-    assert len(lines(bundles["reader"], "--input", pairs)) == 2
+    assert len(lines(head_bundle("reader"), "--input", pairs)) == 2
     stdin = '{"text": "a"}\n{"text": "a", "pair": "b"}\n'
-    alone, paired = lines(bundles["classifier"], "--input", "-", stdin=stdin)
+    alone, paired = lines(head_bundle("classifier"), "--input", "-", stdin=stdin)
     assert alone["probabilities"] != paired["probabilities"]
     pairs.write_text('{"text": "a"}\n{"txt": "a"}\n')
-    assert "line 2" in error_line("run", bundles["classifier"], "--input", pairs)
+    assert "line 2" in error_line("run", head_bundle("classifier"), "--input", pairs)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +88,10 @@ def test_json_lines_hold_pairs(bundles: dict[str, Path], tmp_path: Path) -> None
         ("tagger", ["a b " * 200, "--stride", "900"], "stride=900 must be from 0 to"),
     ],
 )
-def test_wrong_use_is_one_line(bundles: dict[str, Path], name: str, arguments: list[str], words: str) -> None:
-    assert words in error_line("run", bundles[name], *arguments)
+def test_wrong_use_is_one_line(
+    head_bundle: Callable[[str], Path], name: str, arguments: list[str], words: str
+) -> None:
+    assert words in error_line("run", head_bundle(name), *arguments)
 
 
 def test_a_generator_has_no_encoder_tasks(demo_bundle: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
-from planforge.exporter import export
 from planforge.runtime import TextEncoder
 
 from .helpers_cli import planforge
-from .helpers_models import tiny_bert, write_wordpiece
 
 README = Path(__file__).parent.parent / "README.md"
 SECTION = README.read_text(encoding="utf-8").split("## Encoders")[1].split("\n## ")[0]
 EXAMPLES = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
-CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sentiment": ("BertForSequenceClassification", {"num_labels": 3}),
-    "cross-encoder": ("BertForSequenceClassification", {"num_labels": 1}),
-    "bert": ("BertForPreTraining", {}),
-    "tagger": ("BertForTokenClassification", {"num_labels": 3}),
-    "reader": ("BertForQuestionAnswering", {"num_labels": 2}),
+# The README's names of bundles, and the tiny ones that stand for them.
+BUNDLES = {
+    "sentiment": "classifier",
+    "cross-encoder": "ranker",
+    "bert": "pretrained",
+    "tagger": "tagger",
+    "reader": "reader",
 }
 # What an example prints somewhere.
 PRINTED = {
@@ -43,17 +42,16 @@ PRINTED = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, minilm_bundle: Path) -> Path:
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, minilm_bundle: Path, head_bundle: Callable[[str], Path]
+) -> Path:
     """A folder as the README has it: build/minilm and a bundle for each head."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copy(README, folder)
     (folder / "build").mkdir()
     (folder / "build" / "minilm").symlink_to(minilm_bundle)
-    for name, (architecture, config) in CHECKPOINTS.items():
-        tiny_bert(folder / name, architecture, **config)
-        write_wordpiece(folder / name)
-        options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": False}
-        export(folder / name, folder / "build" / name, **options)
+    for name, tiny in BUNDLES.items():
+        (folder / "build" / name).symlink_to(head_bundle(tiny))
     return folder
 
 
