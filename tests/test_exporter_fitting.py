@@ -96,7 +96,7 @@ def test_the_head_is_one_gemm_in_every_graph_and_all_of_it_is_verified(
 ) -> None:
     table = write_rows(tmp_path / "table.tsv", sentences(120, 2))
     before = {p: p.read_bytes() for p in encoder_bundle.rglob("*") if p.is_file()}
-    fitted = fit_head(encoder_bundle, table, tmp_path / "fitted", features="concat_last_four").bundle
+    fitted = fit_head(encoder_bundle, table, tmp_path / "deep" / "fitted", features="concat_last_four").bundle
     assert {p: p.read_bytes() for p in encoder_bundle.rglob("*") if p.is_file()} == before
     manifest = Bundle.open(fitted).manifest
     for artifact in manifest.artifacts:
@@ -107,6 +107,7 @@ def test_the_head_is_one_gemm_in_every_graph_and_all_of_it_is_verified(
         assert graph.node[-1].op_type == "Gemm" and graph.node[-1].output[0] == "logits"
         assert artifact.gate["passed"] and artifact.gate["measured"]["logits.mean_kl"] is not None
     checkpoint = encoder_bundle.parent / "checkpoint"
+    assert verify(fitted).with_pytorch  # the recorded source is found from the new folder too
     report = verify(fitted, source=checkpoint)  # PyTorch's features, scikit-learn's weights
     assert report.passed, [(c.case, c.failures) for c in report.comparisons]
     assert report.with_pytorch
@@ -174,6 +175,8 @@ def test_tables_may_name_their_columns_and_come_from_windows(tmp_path: Path) -> 
     [
         ({"features": "first"}, "features='first' is not one of embedding, embeddings"),
         ({"test_share": 1.5}, "test_share=1.5 must be"),
+        ({"test_share": 0.01}, "holds out less than a row per class"),
+        ({"seed": -1}, "seed=-1 must be"),
     ],
 )
 def test_choices_that_cannot_be(
@@ -194,7 +197,7 @@ def test_bundles_that_no_head_fits_on(encoder_bundle: Path, demo_bundle: Path, t
     with pytest.raises(InputError, match="the class 'x' has 1 rows; at least 8 are needed"):
         fit_head(encoder_bundle, few, tmp_path / "fitted")
     fitted = fit_head(encoder_bundle, table, tmp_path / "fitted").bundle
-    with pytest.raises(InputError, match="classifies already"):
+    with pytest.raises(InputError, match="has labels already, of its sequence_classification head"):
         fit_head(fitted, table, tmp_path / "again")
 
 

@@ -35,7 +35,7 @@ PRINTED = {
     "rank(": r"[01] 0\.\d+ (Wings|Bread)",
     "next_sentence(": r"^0\.\d+",
     "fill_mask(": r"(\S+ 0\.\d+\n){3}",
-    "tag(": r"",
+    "tag(": r"LABEL_\d .* \d+ \d+ 0\.\d+\n",
     "answer(": r"\d+ \d+ 0\.\d+\n.*Answer\(|None",
     "truncation=": r"\(384,\)\n1746",
 }

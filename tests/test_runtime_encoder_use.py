@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +13,8 @@ import numpy as np
 import pytest
 
 from planforge.runtime import TextEncoder, load
-from planforge.runtime.errors import ClosedError, InputError, MemoryLimitError
-from planforge.runtime.tasks.task_streams import READ_AHEAD
+from planforge.runtime.errors import ClosedError, InputError, ManifestError, MemoryLimitError
+from planforge.runtime.tasks.reading import READ_AHEAD
 
 LONG = "The quick brown fox jumps over the lazy dog, while 我在北京 looks on. " * 30
 
@@ -154,3 +156,31 @@ def test_a_smaller_max_length_cuts_there(minilm_bundle: Path, model: TextEncoder
     for length in (7, 257, 16.0):
         with pytest.raises(InputError, match="max_length"):
             load(minilm_bundle, max_length=length)  # type: ignore[arg-type]
+
+
+def test_what_one_text_loses_is_told_too(minilm_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with load(minilm_bundle) as encoder:
+        encoder.embed("word " * 400)
+        assert "1 of 1 texts were longer than the 256 tokens" in caplog.text
+        with pytest.raises(InputError, match=r"texts\[1500\] has a lone surrogate"):
+            encoder.embed(["a"] * 1500 + ["\ud800"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"labels": ["only", "two"]}, "3 classes, encoder.labels has 2"),
+        ({"heads": ["question_answering"]}, "no output of the head 'question_answering'"),
+        ({"max_length": 9999}, "max_length=9999 is not within"),
+        ({"tokens": {"cls": 1}}, "must have cls, sep and pad"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(
+    head_bundle: Callable[[str], Path], tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    bundle = shutil.copytree(head_bundle("classifier"), tmp_path / "bundle")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["encoder"] |= changes
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ManifestError, match=words):
+        load(bundle)

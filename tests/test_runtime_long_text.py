@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.runtime.errors import ContextLengthError, InputError
-from planforge.runtime.text.long_text import TRUNCATIONS, Fitted, Piece, best_window, fit
+from planforge.runtime.text.long_text import TRUNCATIONS, FittedText, Piece, best_window, fit
 
 from .helpers_models import write_wordpiece
 
@@ -23,7 +23,7 @@ SECOND = 5000  # the ids of a pair's second text begin here, those of the first 
 fast = settings(deadline=None, max_examples=200)
 
 
-def fitted(first: int, second: int | None = None, **options: Any) -> Fitted:
+def fitted(first: int, second: int | None = None, **options: Any) -> FittedText:
     """`fit` for texts of so many tokens, whose ids all differ."""
     pair = None if second is None else range(SECOND, SECOND + second)
     return fit(range(first), pair, tokens=TOKENS, **options)

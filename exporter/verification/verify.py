@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,8 @@ from .report import VerificationReport, read_golden
 
 if TYPE_CHECKING:
     from ...models.checkpoint import Model
+
+log = logging.getLogger("planforge")
 
 Progress = Callable[[str], None]
 
@@ -108,9 +111,13 @@ def recorded_source(bundle: Bundle) -> Source | None:
         return None
     try:
         source = resolve_source(argument)
-        return source if source.sha256() == recorded.get("sha256") else None
+        if source.sha256() == recorded.get("sha256"):
+            return source
+        why = "has changed"
     except (SourceError, OSError):
-        return None
+        why = "is not there"
+    log.warning("the checkpoint %s %s; comparing with golden data instead", recorded.get("argument"), why)
+    return None
 
 
 def golden_file(bundle: Bundle) -> Path:

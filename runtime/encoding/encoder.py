@@ -5,6 +5,7 @@ B batch, T tokens, N logit rows
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..backends.backend import Array, Program
+from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
-from ..errors import ClosedError, MemoryLimitError
+from ..errors import ClosedError, ManifestError, MemoryLimitError
 from ..text.long_text import Piece
 from .batching import TOKEN_BUDGET, batches
 
@@ -98,6 +100,29 @@ class Encoder:
             if not self.closed:
                 self.closed = True
                 self.program.close()
+
+
+def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:
+    """Refuses a manifest whose parts contradict each other, before anything relies on them.
+
+    Raises:
+        ManifestError: names what is wrong.
+    """
+    roles = {spec.role for spec in artifact.outputs}
+    if not any(re.fullmatch(r"hidden\.\d+", role) for role in roles):
+        raise ManifestError(f"artifact {artifact.id} has no output with a hidden state")
+    for head in defaults.heads:
+        found = [spec for spec in artifact.outputs if spec.role.partition(".")[0] == head]
+        if not found:
+            raise ManifestError(f"artifact {artifact.id} has no output of the head {head!r}")
+        width = found[0].axes[-1]
+        if head in ("sequence_classification", "token_classification") and width != len(defaults.labels):
+            raise ManifestError(f"{head} has {width} classes, encoder.labels has {len(defaults.labels)}")
+    for name in ("intermediate_size", "hidden_size", "num_attention_heads"):
+        if type(config.get(name)) is not int:
+            raise ManifestError(f"config.{name} is {config.get(name)!r}, not a whole number")
+    if not 4 <= defaults.max_length <= artifact.axis("tokens").max:
+        raise ManifestError(f"encoder.max_length={defaults.max_length} is not within the graph's tokens")
 
 
 def check_memory(

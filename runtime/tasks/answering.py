@@ -12,6 +12,7 @@ import numpy as np
 from ..backends.backend import Array
 from ..text.long_text import Piece
 from .encoder_results import Answer, Answers
+from .probabilities import softmax
 
 
 def answers_of(
@@ -58,16 +59,3 @@ def answers_of(
     best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:n_best]
     answers = (Answer(context[a:b], score, a, b) for (a, b), score in best if score > 0)
     return Answers(tuple(answers), no_answer, dropped)
-
-
-def softmax(logits: Array) -> Array:
-    """Probabilities along the last axis."""
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    shares: Array = powers / powers.sum(-1, keepdims=True)
-    return shares
-
-
-def sigmoid(logits: Array) -> Array:
-    """The probability of each logit by itself."""
-    shares: Array = 0.5 * (1.0 + np.tanh(0.5 * logits))  # never overflows
-    return shares

@@ -62,9 +62,10 @@ class Classification(Result):
 
     Attributes:
         label: the likeliest.
-        score: its probability; of a regression the number itself.
-        probabilities: of every label; they sum to 1 unless several labels can hold at once. Empty
-            for a regression.
+        score: its probability; of a regression, as which one label without a problem_type counts, the
+            (first) number itself.
+        probabilities: of every label; they sum to 1 unless several labels can hold at once. Of a
+            regression the numbers, if it has several.
     """
 
     label: str

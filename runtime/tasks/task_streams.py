@@ -14,9 +14,9 @@ from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
 from ..encoding.encoder import Encoder
 from ..errors import InputError
-from ..text.long_text import Fitted, best_window, fit
+from ..text.long_text import FittedText, best_window, fit
 from ..text.tokenizer import Encoding, Tokenizer
-from .answering import answers_of, sigmoid, softmax
+from .answering import answers_of
 from .encoder_results import (
     Answers,
     Classification,
@@ -30,31 +30,13 @@ from .encoder_results import (
     Tags,
 )
 from .pooling import LAYERS, POOLINGS, combined, merged, normalized, pooled
+from .probabilities import sigmoid, softmax
+from .reading import Item, Reading, check_item, check_pair, check_text, checked, chunks
 from .tagging import entities_of
 
 log = logging.getLogger("planforge")
 
-READ_AHEAD = 1024  # texts that are sorted by length together
-Item: TypeAlias = str | tuple[str, str]  # a text, or a pair
 R = TypeVar("R", bound=Result)
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How texts become sequences; the options that all tasks share.
-
-    Attributes:
-        truncation: of a text that is longer than the model: "head", "tail", "head+tail" or "windows".
-        stride: tokens that neighbouring windows share; None: a quarter of the model's length.
-        parse_special: whether a special token's text, such as [SEP], becomes that token.
-        progress: called with the number of texts that are done.
-    """
-
-    truncation: str
-    stride: int | None = None
-    parse_special: bool = False
-    progress: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +46,7 @@ class Request:
     item: tuple[str, str | None]
     first: Encoding
     second: Encoding | None
-    fitted: Fitted
+    fitted: FittedText
 
     @property
     def body(self) -> tuple[str, Encoding]:
@@ -119,12 +101,12 @@ class TaskStreams:
         return self.results((before + text for text in checked(texts, check_text)), [role], finish, reading)
 
     def prompt_text(self, name: str | None) -> str:
-        """The text of a prompt of the checkpoint; of its default one without a name."""
+        """The text of a prompt of the checkpoint; of its default one without a name, none for ""."""
         name = self.defaults.default_prompt if name is None else name
-        if name is not None and name not in self.defaults.prompts:
+        if name and name not in self.defaults.prompts:
             known = ", ".join(map(repr, self.defaults.prompts)) or "none"
             raise InputError(f"prompt={name!r} is not one of this model's prompts: {known}")
-        return "" if name is None else self.defaults.prompts[name]
+        return self.defaults.prompts[name] if name else ""
 
     def features(
         self, texts: Iterable[str], *, layers: str = "last", truncation: str = "windows", **options: Any
@@ -173,7 +155,9 @@ class TaskStreams:
             logits = np.stack([array for (array,) in outputs])  # (windows, C)
             dropped = request.fitted.dropped
             if kind == "regression":
-                return Classification(labels[0], float(logits.mean()), {}, dropped)
+                numbers = [float(number) for number in logits.mean(0)]
+                named = dict(zip(labels, numbers, strict=True)) if len(labels) > 1 else {}
+                return Classification(labels[0], numbers[0], named, dropped)
             multi = kind == "multi_label_classification"
             shares = (sigmoid if multi else softmax)(logits).mean(0)
             best = int(shares.argmax())
@@ -307,10 +291,10 @@ class TaskStreams:
         reading: Reading,
         rows: Rows | None = None,
     ) -> Iterator[R]:
-        """Runs a task over items, `READ_AHEAD` of them at a time; says at the end what was dropped."""
-        remaining, done, shortened, dropped = iter(items), 0, 0, 0
-        while chunk := list(itertools.islice(remaining, READ_AHEAD)):
-            requests = self.requests(chunk, reading)
+        """Runs a task over items, some ahead at a time; says at the end what was dropped."""
+        done, shortened, dropped = 0, 0, 0
+        for chunk in chunks(items):
+            requests = self.requests(chunk, reading, done)
             pieces = [piece for request in requests for piece in request.fitted.pieces]
             wanted = None if rows is None else [row for request in requests for row in rows(request)]
             outputs = iter(self.encoder.run(pieces, roles, wanted))
@@ -328,13 +312,13 @@ class TaskStreams:
                 *(shortened, done, self.defaults.max_length, dropped, reading.truncation),
             )
 
-    def requests(self, items: Sequence[Item], reading: Reading) -> list[Request]:
-        """Tokenizes texts and pairs, and fits them to the model."""
+    def requests(self, items: Sequence[Item], reading: Reading, done: int) -> list[Request]:
+        """Tokenizes texts and pairs, of which `done` came before, and fits them to the model."""
         pairs = [(item, None) if isinstance(item, str) else item for item in items]
         special = reading.parse_special
-        firsts = self.tokenizer.encode_batch([first for first, _ in pairs], parse_special=special)
+        firsts = self.tokenizer.encode_batch([first for first, _ in pairs], special, done)
         given = [second for _, second in pairs if second is not None]
-        seconds = iter(self.tokenizer.encode_batch(given, parse_special=special))
+        seconds = iter(self.tokenizer.encode_batch(given, special, done))
         requests = []
         for pair, first in zip(pairs, firsts, strict=True):
             second = None if pair[1] is None else next(seconds)
@@ -348,30 +332,3 @@ class TaskStreams:
             )
             requests.append(Request(pair, first, second, fitted))
         return requests
-
-
-def checked(items: Any, check: Callable[[Any], T]) -> Iterator[T]:
-    """Each item, checked when it is read.
-
-    Raises:
-        InputError: one text, whose letters would else be taken for texts, or nothing to iterate over.
-    """
-    if isinstance(items, str) or not hasattr(items, "__iter__"):
-        raise InputError(f"several texts are needed here, such as a list of str, not {type(items).__name__}")
-    return map(check, items)
-
-
-def check_text(text: Any) -> str:
-    if not isinstance(text, str):
-        raise InputError(f"a text must be a str, not {type(text).__name__}")
-    return text
-
-
-def check_item(item: Any) -> Item:
-    return item if isinstance(item, str) else check_pair(item)
-
-
-def check_pair(item: Any) -> tuple[str, str]:
-    if not isinstance(item, tuple | list) or len(item) != 2 or not all(isinstance(t, str) for t in item):
-        raise InputError(f"a pair of two texts is needed, not {item!r:.80}")
-    return item[0], item[1]

@@ -27,7 +27,8 @@ from .encoder_results import (
     Result,
     Tags,
 )
-from .task_streams import Item, TaskStreams, check_text, checked
+from .reading import Item, check_text, checked
+from .task_streams import TaskStreams
 
 R = TypeVar("R", bound=Result)
 TASKS = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
@@ -77,14 +78,15 @@ class TextEncoder(Closing):
             texts: one text, or several.
             **options: pooling, "cls", "mean" or "max" over the tokens' last hidden states; normalize, to
                 length 1; both as the checkpoint says unless given, else mean and True. prompt, the
-                name of a prompt of the checkpoint to put before each text. truncation is "head" unless
-                given, which a line in the log tells of; and the options of all tasks.
+                name of a prompt of the checkpoint to put before each text ("": none). truncation is "head"
+                unless given, which a line in the log tells of; and the options of all tasks.
 
         Returns:
             (N, E) float32, or (E,) for one text.
         """
         if isinstance(texts, str):
-            return next(self.tasks.embed([texts], **options)).vector
+            (result,) = self.tasks.embed([texts], **options)
+            return result.vector
         vectors = [result.vector for result in self.tasks.embed(texts, **options)]
         if not vectors:
             return np.zeros((0, len(next(self.tasks.embed([""], **options)).vector)), np.float32)
@@ -174,7 +176,8 @@ class TextEncoder(Closing):
         if isinstance(question, str):
             if context is None:
                 raise InputError("answer needs a question and a context")
-            return next(self.tasks.answer([(question, context)], **options))
+            (result,) = self.tasks.answer([(question, context)], **options)
+            return result
         if context is not None:
             raise InputError("answer needs a question and a context, or pairs of them alone")
         return list(self.tasks.answer(question, **options))
@@ -210,5 +213,6 @@ def one_or_all(
 ) -> R | list[R]:
     """One result for one text or pair, of type `one`; a list of them for several."""
     if isinstance(texts, one):
-        return next(task([texts], **options))
+        (result,) = task([texts], **options)  # to its end: there stands what is said of dropped tokens
+        return result
     return list(task(texts, **options))

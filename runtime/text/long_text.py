@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedText:
     """A text, or a pair, as sequences that the model can take.
 
     Attributes:
@@ -59,7 +59,7 @@ def fit(
     tokens: Mapping[str, int],
     truncation: str,
     stride: int | None = None,
-) -> Fitted:
+) -> FittedText:
     """Makes sequences of at most `max_length` tokens.
 
     Args:
@@ -94,7 +94,7 @@ def fit(
         chosen = [(kept(len(first), rooms[0], truncation), kept(len(second), rooms[1], truncation))]
     pieces = tuple(piece_of(first, second, a, b, tokens) for a, b in chosen)
     dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - (2 if second is None else 3))
-    return Fitted(pieces, dropped)
+    return FittedText(pieces, dropped)
 
 
 def piece_of(

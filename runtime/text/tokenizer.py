@@ -142,12 +142,15 @@ class Tokenizer:
             return ids
         return [plain for token_id in ids for plain in self._without_special(token_id)]
 
-    def encode_batch(self, texts: Sequence[str], parse_special: bool = False) -> list[Encoding]:
+    def encode_batch(
+        self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0
+    ) -> list[Encoding]:
         """Turn many texts into token ids, on all cores, keeping where each token comes from.
 
         Args:
             texts: Any texts.
             parse_special: As in `encode`.
+            first_index: What an error calls the first of them.
 
         Returns:
             An encoding per text, with the ids that `encode` gives.
@@ -159,7 +162,7 @@ class Tokenizer:
         if isinstance(texts, (str, bytes)):
             raise InputError(f"texts is {type(texts).__name__}; it must be a sequence of str")
         checked = list(texts)
-        for index, text in enumerate(checked):
+        for index, text in enumerate(checked, first_index):
             _check_text(text, index)
         chosen = self._parsing if parse_special else self._plain
         with blamed(self._source):
