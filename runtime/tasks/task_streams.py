@@ -94,8 +94,7 @@ class TaskStreams:
         def finish(request: Request, outputs: Outputs) -> Embedding:
             vectors = [array if own else pooled(array, how) for (array,) in outputs]
             vector = merged(vectors, [len(piece) for piece in request.fitted.pieces], how)
-            done = own and len(vectors) == 1 and unit == defaults.normalize
-            return Embedding(normalized(vector) if unit and not done else vector, request.fitted.dropped)
+            return Embedding(normalized(vector) if unit else vector, request.fitted.dropped)
 
         reading = Reading(truncation, **options)
         return self.results((before + text for text in checked(texts, check_text)), [role], finish, reading)
