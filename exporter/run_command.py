@@ -168,7 +168,7 @@ def run(
         items = items_of(texts, input_file, beside)
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             chosen = checked_task(task or task_of(model, beside), model, options)
-            check_beside(chosen, beside, input_file)
+            check_beside(model, chosen, beside, input_file)
             if chosen != "fill_mask":  # which reads special tokens anyhow
                 options["parse_special"] = parse_special
             if chosen == "generate":
@@ -230,8 +230,10 @@ def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
     return task
 
 
-def check_beside(task: str, beside: dict[str, str], input_file: Path | None) -> None:
+def check_beside(model: Any, task: str, beside: dict[str, str], input_file: Path | None) -> None:
     """Refuses a second text that the task has no use for, and a task that lacks its own."""
+    if task != "generate":
+        model.check_task(task)
     allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
     option = allowed.get(task)
     for name in beside:

@@ -31,7 +31,16 @@ from .reading import Item, check_text, checked
 from .task_streams import TaskStreams
 
 R = TypeVar("R", bound=Result)
-TASKS = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
+# The tasks that need a head, and which.
+TASK_HEADS = {
+    "classify": "sequence_classification",
+    "rank": "sequence_classification",
+    "next_sentence": "next_sentence",
+    "fill_mask": "masked_lm",
+    "tag": "token_classification",
+    "answer": "question_answering",
+}
+TASKS = ("embed", "features", *TASK_HEADS)
 
 
 class TextEncoder(Closing):
@@ -198,6 +207,15 @@ class TextEncoder(Closing):
         if task not in TASKS:
             raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
         return getattr(self.tasks, task)(texts, **options)  # type: ignore[no-any-return]
+
+    def check_task(self, task: str) -> None:
+        """Refuses a task that this bundle's model has no head for.
+
+        Raises:
+            InputError: names the heads there are.
+        """
+        if task in TASK_HEADS:
+            self.tasks.need_head(task, TASK_HEADS[task])
 
     def count_tokens(self, text: str, parse_special: bool = False) -> int:
         """How many tokens the text has, special ones not counted."""
