@@ -140,7 +140,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(demo_bundle: Path, tm
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = planforge("inspect", graph, env=environment)
     assert done.returncode == 1
-    assert done.stderr.strip() == "error: this command needs onnx_ir: pip install 'planforge[export]'"
+    assert done.stderr.strip() == "error: this command needs onnx_ir: pip install 'planforge[verify]'"
 
 
 def test_verify_compares_with_the_recorded_source(demo_bundle: Path) -> None:
