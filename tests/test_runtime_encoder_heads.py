@@ -94,6 +94,14 @@ def test_several_labels_at_once(classes: Case, tmp_path: Path) -> None:
         assert result.label == max(row, key=row.__getitem__)
 
 
+def test_a_regression_of_several_numbers_has_each_by_its_name(classes: Case, tmp_path: Path) -> None:
+    model = classes.with_config(tmp_path / "numbers", problem_type="regression")
+    expected = expected_classes(classes, [*TEXTS, *PAIRS], function_to_apply="none")
+    for result, row in zip(model.classify([*TEXTS, *PAIRS]), expected, strict=True):
+        assert result.probabilities == pytest.approx(row, abs=1e-5)
+        assert len(set(result.probabilities.values())) == len(row)
+
+
 def test_a_regression_is_the_number_itself(scores: Case, tmp_path: Path) -> None:
     model = scores.with_config(tmp_path / "regression", problem_type="regression", id2label={"0": "stars"})
     expected = expected_classes(scores, [*TEXTS, *PAIRS], function_to_apply="none")
