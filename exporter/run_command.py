@@ -174,7 +174,8 @@ def run(
             if chosen == "generate":
                 generate(model, items, options, as_json)
             else:
-                encode(model, chosen, items, options, query is not None, as_json, progress)
+                typed = not (texts or input_file) and sys.stdin.isatty()
+                encode(model, chosen, items, options, typed, query is not None, as_json, progress)
 
 
 def encode(
@@ -182,6 +183,7 @@ def encode(
     task: str,
     items: Iterator[Item],
     options: dict[str, Any],
+    typed: bool,
     one_query: bool,
     as_json: bool,
     progress: Callable[[str], None],
@@ -197,7 +199,7 @@ def encode(
         ranked = sorted(model.stream("rank", items, **options), key=lambda result: -result.score)
         show_results(ranked[:keep], task, as_json)
     else:
-        show_results(streamed(model, task, items, options), task, as_json)
+        show_results(streamed(model, task, items, options, typed), task, as_json)
 
 
 def task_of(model: Any, beside: dict[str, str]) -> str:
@@ -259,9 +261,11 @@ def generate(model: Any, items: Iterable[Item], options: dict[str, Any], as_json
             typer.echo()
 
 
-def streamed(model: Any, task: str, items: Iterable[Item], options: dict[str, Any]) -> Iterator[Any]:
-    """An encoder's results; at a terminal each as soon as its line is there."""
-    if sys.stdin.isatty():
+def streamed(
+    model: Any, task: str, items: Iterable[Item], options: dict[str, Any], typed: bool
+) -> Iterator[Any]:
+    """An encoder's results; where lines are typed, each as soon as its line is there, else in batches."""
+    if typed:
         return (result for item in items for result in model.stream(task, [item], **options))
     return model.stream(task, items, **options)  # type: ignore[no-any-return]
 

@@ -39,7 +39,7 @@ def load(
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
 
     Returns:
-        A `TextGenerator` or a `TextEncoder`, by the bundle's task; a context manager with close().
+        A `TextGenerator` or `TextEncoder`, by the bundle's task; a context manager with close().
 
     Raises:
         BundleError: the folder is no bundle, or a file is missing or has changed.

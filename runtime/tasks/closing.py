@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TypeVar
 
 C = TypeVar("C", bound="Closing")
 
 
-class Closing:
+class Closing(ABC):
     """Base of what has a close()."""
 
+    @abstractmethod
     def close(self) -> None:
         """Frees the engine."""
-        raise NotImplementedError
 
     def __enter__(self: C) -> C:
         return self
