@@ -4,8 +4,8 @@ B batch, T new tokens, P cached tokens, S = P + T, H heads, D head size.
 
 A model computes q, k and v; an `AttentionCache` owns everything around them: positions, mask and
 cached keys and values. `GrowingCache` is the plain PyTorch form for decoders, `PaddedAttention` the one
-for encoders, which cache nothing. The exporter swaps in others to write the same model in other ONNX
-dialects, so no model is written twice.
+for encoders, which cache nothing. A decoder with an encoder looks at the source through `SourceAttention`.
+The exporter swaps in others to write the same model in other ONNX dialects, so no model is written twice.
 """
 
 from __future__ import annotations
@@ -42,17 +42,23 @@ class GrowingCache:
         past: keys and values (B, H, P, D) of each layer; P may be 0.
         attention_mask: (B, P + T), 1 where a token counts and 0 where it is padding.
         position_ids: (B, T); counted from the mask when None.
+        bias: a mask of the caller's own, added to the scores (B, H, T, S) or broadcast to them.
 
     After the forward pass `present` holds each layer's (B, H, P + T, D).
     """
 
     def __init__(
-        self, past: Sequence[KeyValue], attention_mask: Tensor, position_ids: Tensor | None = None
+        self,
+        past: Sequence[KeyValue],
+        attention_mask: Tensor,
+        position_ids: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         self.past = past
         self.attention_mask = attention_mask
         self.position_ids = position_ids
         self.present: list[KeyValue] = []
+        self.own_bias = bias
         self.bias: Tensor | None = None
 
     def positions(self, input_ids: Tensor) -> Tensor:
@@ -62,9 +68,9 @@ class GrowingCache:
         column = torch.arange(P + T, device=input_ids.device)
         causal = column[None, :] <= column[P:, None]  # (T, S)
         visible = causal & self.attention_mask.bool()[:, None, None, :]  # (B, 1, T, S)
-        self.bias = torch.where(visible, 0.0, MASKED)
+        self.bias = with_own(torch.where(visible, 0.0, MASKED), self.own_bias)
         if self.position_ids is None:
-            counted = self.attention_mask.cumsum(-1) - 1  # padding gets -1, and is never read
+            counted = self.attention_mask.bool().cumsum(-1) - 1  # padding gets -1, and is never read
             self.position_ids = counted.clamp(min=0)[:, P:]
         return self.position_ids
 
@@ -82,11 +88,11 @@ class PaddedAttention:
 
     Args:
         attention_mask: (B, T), 1 where a token counts and 0 where it is padding, on the right.
+        bias: a mask of the caller's own, added to the scores (B, H, T, T) or broadcast to them.
     """
 
-    def __init__(self, attention_mask: Tensor) -> None:
-        visible = attention_mask.bool()[:, None, None, :]  # (B, 1, 1, T)
-        self.bias = torch.where(visible, 0.0, MASKED)
+    def __init__(self, attention_mask: Tensor, bias: Tensor | None = None) -> None:
+        self.bias = with_own(padding_bias(attention_mask), bias)
 
     def positions(self, input_ids: Tensor) -> Tensor:
         """Position ids (1, T), the same in every row."""
@@ -95,6 +101,46 @@ class PaddedAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of every token over all tokens, (B, H, T, D)."""
         return scaled_dot_product_attention(q, k, v, self.bias)
+
+
+class SourceAttention:
+    """What a decoder sees of the source: keys and values that were computed once, and no padding.
+
+    K rows of the decoder (beams) that belong to one source look at it as one row of K * T queries.
+
+    Args:
+        keys_values: of each layer, (B, H, S, D).
+        attention_mask: (B, S), 1 where a source token counts and 0 where it is padding.
+        bias: a mask of the caller's own, added to the scores (B, H, K * T, S) or broadcast to them.
+
+    After a forward pass `weights` holds each layer's (B, H, K * T, S).
+    """
+
+    def __init__(
+        self, keys_values: Sequence[KeyValue], attention_mask: Tensor, bias: Tensor | None = None
+    ) -> None:
+        self.keys_values = keys_values
+        self.bias = with_own(padding_bias(attention_mask), bias)
+        self.weights: dict[int, Tensor] = {}
+
+    def fold(self, x: Tensor) -> Tensor:
+        """Rows (B * K, T, E) as (B, K * T, E)."""
+        return x.reshape(self.keys_values[0][0].shape[0], -1, x.shape[-1])
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of q (B, H, K * T, D) over the source, of the same shape."""
+        k, v = self.keys_values[layer]
+        self.weights[layer] = attention_weights(q, k, self.bias)
+        return torch.matmul(self.weights[layer], v)
+
+
+def padding_bias(attention_mask: Tensor) -> Tensor:
+    """A mask (B, T) of 1 and 0 as (B, 1, 1, T) to add to scores."""
+    return torch.where(attention_mask.bool()[:, None, None, :], 0.0, MASKED)
+
+
+def with_own(bias: Tensor, own: Tensor | None) -> Tensor:
+    return bias if own is None else bias + own
 
 
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -108,12 +154,18 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor |
     Returns:
         (B, H, T, D)
     """
+    return torch.matmul(attention_weights(q, k, bias), v)
+
+
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+    """How much each of q (B, H, T, D) looks at each of k (B, H, S, D): (B, H, T, S)."""
     scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(scores.softmax(dim=-1), v)
+    weights: Tensor = scores.softmax(dim=-1)
+    return weights
 
 
-def empty_past(layers: int, batch: int, heads: int, head_size: int) -> list[KeyValue]:
-    """A past of no tokens: `layers` pairs of (B, H, 0, D)."""
-    return [(torch.zeros(batch, heads, 0, head_size),) * 2 for _ in range(layers)]
+def empty_past(layers: int, batch: int, heads: int, head_size: int, like: Tensor) -> list[KeyValue]:
+    """A past of no tokens: `layers` pairs of (B, H, 0, D), of the type and on the device of `like`."""
+    return [(like.new_zeros(batch, heads, 0, head_size),) * 2 for _ in range(layers)]

@@ -7,7 +7,6 @@ outside the folder is opened. Problems are ValueErrors that name the file or the
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -17,15 +16,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from . import bert_names
+from . import bert_names, marian_names
 from .bert import Bert, BertConfig
 from .bert_names import Rename
 from .folder import SINGLE, published_shapes, published_weights, read_json
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .sentence_transformers import SentenceModules, read_modules
+from .transformer import Transformer, TransformerConfig
 
-Model: TypeAlias = GPT2 | Bert
-Config: TypeAlias = GPT2Config | BertConfig
+Model: TypeAlias = GPT2 | Bert | Transformer
+Config: TypeAlias = GPT2Config | BertConfig | TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Family:
     Attributes:
         prefix: what the published names may begin with.
         rename: makes the renaming of a config.json.
-        transposed: our names of matrices that are published the other way round.
-        tied: our names of weights that are another's unless tie_word_embeddings is false.
+        converted: a published weight as ours; for those that are published in another shape.
+        tied: our names of weights that are another's, as the config says.
         stand_ins: our names of weights that are another's where that one is not there.
         settings: published names of settings that have another name in our config.
         fixed: settings that config.json does not have.
@@ -49,8 +49,8 @@ class Family:
     config: type[Any]
     prefix: str
     rename: Callable[[Mapping[str, Any]], Rename]
-    transposed: re.Pattern[str] | None = None
-    tied: Mapping[str, str] = field(default_factory=dict)
+    converted: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -62,13 +62,31 @@ def gpt2_name(name: str) -> str | None:
     return None if MASK_BUFFERS.fullmatch(name) else name
 
 
+def gpt2_weight(name: str, tensor: Tensor) -> Tensor:
+    return tensor.T if CONV1D.fullmatch(name) else tensor
+
+
+def marian_weight(name: str, tensor: Tensor) -> Tensor:
+    return tensor.squeeze(0) if name == "output.bias" else tensor
+
+
+def tied_head(head: str, words: str) -> Callable[[Any], Mapping[str, str]]:
+    return lambda config: {head: words} if config.tie_word_embeddings else {}
+
+
+def transformer_ties(config: TransformerConfig) -> dict[str, str]:
+    words = "source.words.weight" if config.share_embeddings else "target.words.weight"
+    shared = {"target.words.weight": words} if config.share_embeddings else {}
+    return {**shared, "output.weight": words} if config.tie_word_embeddings else shared
+
+
 BERT = Family(
     name="bert",
     model=Bert,
     config=BertConfig,
     prefix="bert.",
     rename=lambda config_json: bert_names.rename_by(bert_names.BERT, config_json),
-    tied={"heads.masked_lm.decoder.weight": "embeddings.words.weight"},
+    tied=tied_head("heads.masked_lm.decoder.weight", "embeddings.words.weight"),
     stand_ins=bert_names.STAND_INS,
     fixed={"pooler": None, "sentence": None},
     details=bert_names.details,
@@ -81,8 +99,8 @@ FAMILIES = {
         config=GPT2Config,
         prefix="transformer.",
         rename=lambda config_json: gpt2_name,
-        transposed=CONV1D,
-        tied={"lm_head.weight": "wte.weight"},
+        converted=gpt2_weight,
+        tied=tied_head("lm_head.weight", "wte.weight"),
         refused={
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
@@ -103,6 +121,31 @@ FAMILIES = {
         },
         fixed={**BERT.fixed, "type_vocab_size": 0, "layer_norm_eps": 1e-12},
         refused={},
+    ),
+    "transformer": Family(
+        name="transformer",
+        model=Transformer,
+        config=TransformerConfig,
+        prefix="",
+        rename=lambda config_json: str,
+        tied=transformer_ties,
+    ),
+    "marian": Family(
+        name="transformer",
+        model=Transformer,
+        config=TransformerConfig,
+        prefix="model.",
+        rename=lambda config_json: marian_names.rename,
+        converted=marian_weight,
+        stand_ins=marian_names.STAND_INS,
+        tied=transformer_ties,
+        details=marian_names.settings,
+        refused={
+            "normalize_before": False,
+            "normalize_embedding": False,
+            "add_final_layer_norm": False,
+            "static_position_embeddings": True,
+        },
     ),
 }
 
@@ -178,9 +221,7 @@ def read_weights(description: Description) -> dict[str, Tensor]:
         name = rename(published.removeprefix(family.prefix))
         if name is None:
             continue
-        if family.transposed is not None and family.transposed.fullmatch(name):
-            tensor = tensor.T
-        tensor = tensor.to(torch.float32).contiguous()
+        tensor = family.converted(name, tensor).to(torch.float32).contiguous()
         if name in weights and not torch.equal(weights[name], tensor):
             raise ValueError(f"{path} holds {name} twice, with different values")
         weights[name] = tensor
@@ -210,18 +251,30 @@ def load_model(folder: Path) -> Model:
     description = describe(folder)
     weights = read_weights(description)
     model = empty_model(description)
-    if description.config.tie_word_embeddings:
-        for alias, original in description.family.tied.items():
-            own = weights.pop(alias, None)
-            if own is not None and not torch.equal(own, weights.get(original, own)):
-                raise ValueError(
-                    f"{folder}: {alias} differs from {original}, but config.json ties them;"
-                    " set tie_word_embeddings to false if the head is its own"
-                )
+    for alias, original in description.family.tied(description.config).items():
+        own = weights.pop(alias, None)
+        if own is not None and not torch.equal(own, weights.setdefault(original, own)):
+            raise ValueError(
+                f"{folder}: {alias} differs from {original}, but config.json ties them;"
+                " set tie_word_embeddings to false if the head is its own"
+            )
+    tables = {
+        name: weights.pop(name) for name, _ in model.named_buffers(remove_duplicate=False) if name in weights
+    }
     check_names_and_shapes(folder, dict(model.named_parameters()), weights)
     model.load_state_dict(weights, assign=True, strict=False)  # compared just now, by name and shape
     model.tie_weights()
+    check_tables(folder, model, tables)
     return model.eval().requires_grad_(False)
+
+
+def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> None:
+    """Refuses a file whose constants are not those that the model computes itself."""
+    for name, table in tables.items():
+        own = model.get_buffer(name)
+        # Half a unit of bfloat16 at 1: files in that type round their constants too.
+        if own.shape != table.shape or not torch.allclose(own, table, rtol=0, atol=2.0**-9):
+            raise ValueError(f"{folder}: {name} is not the table of sines and cosines that config.json means")
 
 
 def empty_model(description: Description) -> Model:
@@ -243,14 +296,52 @@ def check_names_and_shapes(folder: Path, wanted: Mapping[str, Tensor], found: Ma
         raise ValueError("\n".join([f"{folder}: config.json and the weights disagree", *lines]))
 
 
-def save_model(model: GPT2, folder: Path) -> None:
-    """Writes config.json and model.safetensors so that transformers reads them."""
+def save_model(model: GPT2 | Transformer, folder: Path, model_type: str | None = None) -> None:
+    """Writes config.json and model.safetensors, so that `load_model` reads them.
+
+    Args:
+        model: a GPT2 is written so that transformers reads it too.
+        folder: made if it is not there.
+        model_type: of a Transformer "transformer" (by default), or "marian": so that transformers reads it.
+
+    Raises:
+        ValueError: the model has parts of the caller's own, or is no model of that type; nothing is written.
+    """
+    known = ("gpt2",) if isinstance(model, GPT2) else ("transformer", "marian")
+    if model_type is not None and model_type not in known:
+        raise ValueError(f"model_type={model_type!r} is not one of {', '.join(known)}")
+    if isinstance(model, Transformer) and (own := model.custom_parts()):
+        raise ValueError(
+            f"a Transformer with its own {' and '.join(own)} cannot be saved: it runs in PyTorch only"
+        )
+    config, published = layout_of(model, model_type or known[0])
+    weights = {name: tensor.detach().contiguous() for name, tensor in published.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **asdict(model.config)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    weights = {}
-    for name, tensor in model.named_parameters():  # lists a tied head once, as wte
-        published = tensor.detach().T if CONV1D.fullmatch(name) else tensor.detach()
-        prefix = "" if name.startswith("lm_head.") else FAMILIES["gpt2"].prefix
-        weights[prefix + name] = published.contiguous()
     save_file(weights, folder / SINGLE, metadata={"format": "pt"})
+
+
+def layout_of(model: GPT2 | Transformer, model_type: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the weights as they are published; what is shared comes once."""
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    if isinstance(model, GPT2):
+        config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **asdict(model.config)}
+        prefix = FAMILIES["gpt2"].prefix
+        return config, {
+            ("" if name.startswith("lm_head.") else prefix) + name: gpt2_weight(name, tensor)
+            for name, tensor in weights.items()
+        }
+    if model_type == "transformer":
+        return {"model_type": "transformer", **asdict(model.config)}, weights
+    config = marian_names.config_json_of(model.config)
+    published = {
+        marian_names.published_name(name): tensor[None] if name == "output.bias" else tensor
+        for name, tensor in weights.items()
+    }
+    words = model.source.words.weight
+    if model.config.share_embeddings and model.config.tie_word_embeddings:
+        published["model.shared.weight"] = published.pop("model.encoder.embed_tokens.weight")
+    elif model.config.share_embeddings:  # where the output is not tied, transformers 5 ties nothing
+        for name in ("model.shared.weight", "model.decoder.embed_tokens.weight"):
+            published[name] = words.clone()
+    return config, published

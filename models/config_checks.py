@@ -35,7 +35,8 @@ def check_epsilon(config: Any, name: str) -> None:
         raise ValueError(f"{name}={epsilon!r} must be a number of at least 0")
 
 
-def check_bool(config: Any, name: str) -> None:
-    """Raises a ValueError unless the field is True or False."""
-    if type(getattr(config, name)) is not bool:
-        raise ValueError(f"{name}={getattr(config, name)!r} must be true or false")
+def check_bool(config: Any, *names: str) -> None:
+    """Raises a ValueError unless each named field is True or False."""
+    for name in names:
+        if type(getattr(config, name)) is not bool:
+            raise ValueError(f"{name}={getattr(config, name)!r} must be true or false")

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
@@ -128,9 +127,9 @@ class GPT2(nn.Module):
         B, T = input_ids.shape
         config = self.config
         if past is None:
-            past = empty_past(config.n_layer, B, config.n_head, config.head_size)
+            past = empty_past(config.n_layer, B, config.n_head, config.head_size, self.wte.weight)
         if attention_mask is None:
-            attention_mask = torch.ones(B, past[0][0].shape[2] + T, dtype=torch.int64)
+            attention_mask = input_ids.new_ones(B, past[0][0].shape[2] + T)
         cache = GrowingCache(past, attention_mask)
         return self.lm_head(self.hidden_states(input_ids, cache)), cache.present
 

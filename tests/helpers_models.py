@@ -1,8 +1,9 @@
-"""Random checkpoints, written by transformers: the witness for our models and their exports."""
+"""Random checkpoints, most written by transformers: the witness for our models and their exports."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import string
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # conftest says so too; transformers reads it once, when imported
 
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+
+from planforge.models import Transformer, TransformerConfig, save_model
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -47,6 +51,44 @@ TINY_DISTILBERT: dict[str, Any] = {
     "hidden_dim": 48,
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
+}
+TINY_MARIAN: dict[str, Any] = {
+    "vocab_size": 60,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 64,
+    "activation_function": "swish",
+    "scale_embedding": True,
+    "init_std": 0.25,
+    "eos_token_id": 0,
+    "forced_eos_token_id": 0,
+}
+SOURCES = ([5, 17, 3, 30, 0], [41, 8, 22, 9, 0])
+TINY_TRANSFORMER: dict[str, Any] = {
+    "source_vocab_size": 60,
+    "target_vocab_size": 50,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_heads": 4,
+    "decoder_heads": 2,
+    "encoder_ffn": 48,
+    "decoder_ffn": 40,
+    "max_positions": 64,
+}
+# Our names -> PyTorch's, in this order: a name is part of a later one. The norm of the feed-forward is last.
+TORCH_NAMES = {
+    "cross_attention_residual.norm": "norm2",
+    "attention_residual.norm": "norm1",
+    "feed_forward.inner": "linear1",
+    "feed_forward.output": "linear2",
+    "cross_attention.output": "multihead_attn.out_proj",
+    "attention.output": "self_attn.out_proj",
 }
 WORDPIECES = [  # at most the 96 of the configs above; digits do not continue a word, so 42 is [UNK]
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
@@ -153,6 +195,153 @@ def random_bert(
                 parameter.add_(noise * torch.randn_like(parameter))
     model.eval()
     return model
+
+
+def tiny_marian(folder: Path, **settings: Any) -> transformers.MarianMTModel:
+    """Writes a checkpoint whose greedy translations vary, and differ from source to source.
+
+    Args:
+        folder: gets config.json, generation_config.json and model.safetensors.
+        settings: of `TINY_MARIAN`, by transformers' names.
+    """
+    for seed in range(20):
+        model: Any = random_marian(seed, **settings)
+        sources = torch.tensor(SOURCES) % model.config.vocab_size
+        texts = model.generate(sources, num_beams=1, min_new_tokens=40, max_new_tokens=40).tolist()
+        if texts[0] != texts[1] and all(len(set(text)) >= VARIED for text in texts):
+            model.save_pretrained(folder)
+            return model  # type: ignore[no-any-return]
+    raise AssertionError(f"no seed gives {VARIED} distinct tokens in 40 with {settings}")
+
+
+def random_marian(seed: int = 0, **settings: Any) -> transformers.MarianMTModel:
+    """A seeded MarianMT in eval mode; biases and norms are random too, which start as 0 and 1.
+
+    Args:
+        settings: of `TINY_MARIAN`, by transformers' names. Decoders start with padding, the last id.
+    """
+    settings = TINY_MARIAN | settings
+    last = min(settings["vocab_size"], settings.get("decoder_vocab_size", math.inf)) - 1
+    config = transformers.MarianConfig(**{"pad_token_id": last, "decoder_start_token_id": last} | settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.MarianMTModel(config)
+        with torch.no_grad():
+            model.final_logits_bias.normal_(std=0.1)
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+                # What attention adds is nearly the same for all targets: as large, a token would repeat.
+                elif name.endswith("out_proj.weight"):
+                    parameter.mul_(0.2)
+                elif name.endswith("fc2.weight"):
+                    parameter.mul_(3)
+    model.generation_config.bad_words_ids = [[last]]
+    model.eval()
+    return model
+
+
+def tiny_transformer(folder: Path, seed: int = 0, **settings: Any) -> Transformer:
+    """Writes a random checkpoint of our own encoder-decoder, and returns it in eval mode.
+
+    Args:
+        folder: gets config.json and model.safetensors.
+        settings: of `TINY_TRANSFORMER`, by our names.
+    """
+    model = random_transformer(seed, **settings)
+    save_model(model, folder)
+    return model
+
+
+def random_transformer(seed: int = 0, **settings: Any) -> Transformer:
+    """A seeded Transformer in eval mode, in which no parameter is exactly 0 or 1.
+
+    Args:
+        settings: of `TINY_TRANSFORMER`, by our names.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Transformer(TransformerConfig(**TINY_TRANSFORMER | settings))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+                else:  # larger, and fp32 would round off more than 1e-5 where norms come first
+                    parameter.normal_(std=0.15 if ".layers." in name else 0.25)
+    model.eval()
+    return model
+
+
+def paper_table(length: int, E: int, positions: str = "interleaved") -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/E)), PE(pos, 2i+1) = cos(pos / 10000^(2i/E)); or all sines first."""
+    table = np.zeros((length, E))
+    for position in range(length):
+        for pair in range(math.ceil(E / 2)):
+            angle = position / 10000 ** (2 * pair / E)
+            sine, cosine = 2 * pair, 2 * pair + 1
+            if positions == "concatenated":
+                sine, cosine = pair, math.ceil(E / 2) + pair
+            table[position, sine] = math.sin(angle)
+            if cosine < E:
+                table[position, cosine] = math.cos(angle)
+    return torch.from_numpy(table).float()
+
+
+def torch_reference(model: Transformer) -> nn.Transformer:
+    """PyTorch's own Transformer with our weights; its decoder, where it has a norm, is the stock one."""
+    c = model.config
+    common: dict[str, Any] = {
+        **{"dropout": 0.0, "activation": c.activation, "layer_norm_eps": c.layer_norm_eps},
+        **{"batch_first": True, "norm_first": c.norm_first},
+    }
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(c.d_model, c.encoder_heads, c.encoder_ffn, **common),
+        c.encoder_layers,
+        nn.LayerNorm(c.d_model, c.layer_norm_eps) if c.final_norms else None,
+        enable_nested_tensor=False,
+    )
+    layer = nn.TransformerDecoderLayer(c.d_model, c.decoder_heads, c.decoder_ffn, **common)
+    reference = nn.Transformer(
+        c.d_model,
+        c.decoder_heads,
+        num_decoder_layers=c.decoder_layers,
+        dim_feedforward=c.decoder_ffn,
+        custom_encoder=encoder,
+        custom_decoder=None if c.final_norms else nn.TransformerDecoder(layer, c.decoder_layers),
+        **common,
+    )
+    reference.load_state_dict(torch_weights(model))
+    return reference.eval()
+
+
+def torch_weights(model: Transformer) -> dict[str, Tensor]:
+    """The encoder's and the decoder's weights, as `torch.nn.Transformer` names and joins them."""
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    weights = {}
+    for name, parameter in found.items():
+        if not name.startswith(("encoder.", "decoder.")):
+            continue
+        if ".query." in name:
+            parts = [found[name.replace("query", part)] for part in ("query", "key", "value")]
+            new = name.replace("cross_attention.query.", "multihead_attn.in_proj_")
+            weights[new.replace("attention.query.", "self_attn.in_proj_")] = torch.cat(parts)
+        elif not (".key." in name or ".value." in name):
+            for ours, theirs in TORCH_NAMES.items():
+                name = name.replace(ours, theirs)
+            last = "norm2" if name.startswith("encoder.") else "norm3"
+            weights[name.replace("feed_forward_residual.norm", last)] = parameter
+    return weights
+
+
+def embedded(model: Transformer, side: str, ids: Tensor) -> Tensor:
+    """What the encoder or the decoder gets of ids (B, T), by its weights and the paper's formulas."""
+    config, embeddings = model.config, getattr(model, side)
+    words = embeddings.words.weight[ids] * (math.sqrt(config.d_model) if config.scale_embedding else 1)
+    if config.positions == "learned":
+        table = embeddings.positions.weight
+    else:
+        table = paper_table(config.max_positions, config.d_model, config.positions)
+    return words + table[: ids.shape[1]]  # type: ignore[no-any-return]
 
 
 def write_wordpiece(folder: Path, **settings: Any) -> None:

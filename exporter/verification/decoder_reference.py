@@ -30,7 +30,7 @@ class Reference:
         """Logits (N, V) of `rows` of one sequence, computed at once and without a past."""
         ids = torch.tensor([list(tokens)])
         config = self.config
-        past = empty_past(config.n_layer, 1, config.n_head, config.head_size)
+        past = empty_past(config.n_layer, 1, config.n_head, config.head_size, self.model.wte.weight)
         x = self.model.hidden_states(ids, GrowingCache(past, torch.ones_like(ids)))
         logits: Logits = self.model.lm_head(x[0, rows]).numpy()
         return logits
