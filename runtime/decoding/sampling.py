@@ -51,12 +51,12 @@ class Sampling:
             way_out = "omit it (None), with top_k and top_p, to take the likeliest token always"
             _check_positive("temperature", self.temperature, way_out)
         if self.top_k is not None:
-            _check_integer("top_k", self.top_k, 1, "None disables it")
+            check_integer("top_k", self.top_k, 1, "None disables it")
         if self.top_p is not None:
             _check_positive("top_p", self.top_p, "None disables it", most=1.0)
         _check_positive("repetition_penalty", self.repetition_penalty, "1.0 disables it")
         if self.seed is not None:
-            _check_integer("seed", self.seed, 0, "None draws differently at each call")
+            check_integer("seed", self.seed, 0, "None draws differently at each call")
 
     @property
     def greedy(self) -> bool:
@@ -250,7 +250,12 @@ def _check_positive(name: str, value: Any, way_out: str, most: float = FLOAT32_M
         raise InputError(f"{name} is {value!r}; it must be {allowed}; {way_out}")
 
 
-def _check_integer(name: str, value: Any, least: int, way_out: str) -> None:
+def check_integer(name: str, value: Any, least: int, way_out: str) -> None:
+    """Refuse what is not an integer from `least`; True and False are none.
+
+    Raises:
+        InputError: It is not.
+    """
     integer = isinstance(value, Integral) and not isinstance(value, bool)
     if not integer or value < least:
         raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {way_out}")

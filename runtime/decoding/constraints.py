@@ -1,0 +1,131 @@
+"""What may come next: rules that forbid or force tokens, those of transformers in their order.
+
+R rows, T tokens so far (the start token counts), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from .sampling import check_integer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraints:
+    """Which tokens are forbidden or forced, and where.
+
+    Attributes:
+        eos: The tokens that end a sequence; none means that only its length does.
+        suppressed: Never produced, unless forced. As with transformers' ``bad_words_ids``, an end
+            token among them is not suppressed: ``min_new_tokens`` holds that one back.
+        forced_bos: The first token after the start token, or None.
+        forced_eos: The last token of a sequence that reaches max_new_tokens, or None.
+        no_repeat_ngram_size: No run of this many tokens comes twice; at least 1, or None. The
+            start token counts as one of them.
+        min_new_tokens: No end token before this many others.
+
+    Raises:
+        InputError: A value is of the wrong type or outside its range.
+    """
+
+    eos: tuple[int, ...]
+    suppressed: tuple[int, ...] = ()
+    forced_bos: int | None = None
+    forced_eos: int | None = None
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("eos", "suppressed"):
+            ids = getattr(self, name)
+            if not isinstance(ids, tuple):
+                raise InputError(f"{name} is {ids!r}; it must be a tuple of token ids; () for none")
+            for token in ids:
+                check_integer(f"a token of {name}", token, 0, "leave it out")
+        for name in ("forced_bos", "forced_eos"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 0, "None forces nothing")
+        if self.no_repeat_ngram_size is not None:
+            check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 1, "None disables it")
+        check_integer("min_new_tokens", self.min_new_tokens, 0, "0 disables it")
+
+    def forced(self, length: int, max_new_tokens: int) -> int | None:
+        """The one token that may follow `length` tokens (the start token counts), if there is such."""
+        if length == max_new_tokens and self.forced_eos is not None:
+            return self.forced_eos
+        return self.forced_bos if length == 1 else None
+
+    def check_vocabulary(self, V: int) -> None:
+        """Refuse tokens that a model of V tokens does not have.
+
+        Raises:
+            InputError: A token is V or higher.
+        """
+        forced = [token for token in (self.forced_bos, self.forced_eos) if token is not None]
+        highest = max((*self.eos, *self.suppressed, *forced), default=0)
+        if highest >= V:
+            raise InputError(
+                f"the constraints name token {highest}, but the model's tokens are 0 to {V - 1}; take "
+                "the ids from the model's own tokenizer"
+            )
+
+
+def constrain(
+    scores: npt.NDArray[np.float32],
+    histories: Sequence[Sequence[int]],
+    constraints: Constraints,
+    max_new_tokens: int,
+) -> None:
+    """Set forbidden tokens to -inf, and a forced token to 0 with all others at -inf.
+
+    Args:
+        scores: (R, V); changed in place, and only where a constraint applies.
+        histories: R rows of T token ids each, from the start token on. Ids without a score are
+            ignored.
+        constraints: The rules.
+        max_new_tokens: The most tokens that may follow the start token.
+
+    Raises:
+        InputError: The histories are not R rows of one length, or a constraint names a token
+            that has no score.
+    """
+    R, V = scores.shape
+    lengths = {len(history) for history in histories}
+    if len(histories) != R or len(lengths) != 1 or 0 in lengths:
+        raise InputError(
+            f"histories has {len(histories)} rows of lengths {sorted(lengths)}; it must have {R} rows "
+            "of one length from 1: give each row its start token and all that came after"
+        )
+    constraints.check_vocabulary(V)
+    T = lengths.pop()
+    if (forced := constraints.forced(T, max_new_tokens)) is not None:
+        scores.fill(-np.inf)
+        scores[:, forced] = 0
+        return
+    if constraints.no_repeat_ngram_size is not None:
+        _forbid_repeats(scores, histories, constraints.no_repeat_ngram_size)
+    for token in constraints.suppressed:
+        if token not in constraints.eos:
+            scores[:, token] = -np.inf
+    new_tokens = T - 1
+    if new_tokens < constraints.min_new_tokens:
+        scores[:, list(constraints.eos)] = -np.inf
+
+
+def _forbid_repeats(scores: npt.NDArray[np.float32], histories: Sequence[Sequence[int]], size: int) -> None:
+    """Set to -inf each token that would complete a run of `size` tokens that the row has already."""
+    T = len(histories[0])
+    if size > T:
+        return
+    ids = np.array(histories, dtype=np.int64)
+    starts = T - size + 1
+    repeats = (ids[:, size - 1 :] >= 0) & (ids[:, size - 1 :] < scores.shape[1])  # (R, starts)
+    for place in range(size - 1):
+        repeats &= ids[:, place : place + starts] == ids[:, starts + place, None]
+    rows, at = np.nonzero(repeats)
+    scores[rows, ids[rows, at + size - 1]] = -np.inf
