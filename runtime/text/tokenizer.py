@@ -122,6 +122,15 @@ class Tokenizer:
         """
         return self._plain.id_to_token(self._checked(token_id)) or ""
 
+    def spellings(self, ids: Sequence[int]) -> list[str]:
+        """`spelling` of each id, to be shown."""
+        return [self.spelling(token_id) for token_id in ids]
+
+    @property
+    def language_codes(self) -> tuple[str, ...]:
+        """The target languages that a text may begin with, such as ``">>fra<<"``; none here."""
+        return ()
+
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Turn a text into token ids, adding none of its own.
 
@@ -134,7 +143,7 @@ class Tokenizer:
             InputError: ``text`` is no str, or holds half of a surrogate pair.
             TokenizerError: The vocabulary cannot express the text and has no unknown token.
         """
-        _check_text(text)
+        check_text(text)
         chosen = self._parsing if parse_special else self._plain
         with blamed(self._source):
             ids = chosen.encode(text, add_special_tokens=False).ids
@@ -163,7 +172,7 @@ class Tokenizer:
             raise InputError(f"texts is {type(texts).__name__}; it must be a sequence of str")
         checked = list(texts)
         for index, text in enumerate(checked, first_index):
-            _check_text(text, index)
+            check_text(text, index)
         chosen = self._parsing if parse_special else self._plain
         with blamed(self._source):
             encodings = chosen.encode_batch(checked, add_special_tokens=False)
@@ -234,7 +243,7 @@ class Tokenizer:
         return [each for each in known if each is not None]
 
 
-def _check_text(text: str, index: int | None = None) -> None:
+def check_text(text: str, index: int | None = None) -> None:
     """Refuse what tokenizers would fail on; ``index`` is the text's place in a batch."""
     if not isinstance(text, str):
         name = "text" if index is None else f"texts[{index}]"

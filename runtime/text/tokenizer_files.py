@@ -40,20 +40,20 @@ def tokenizer_json(folder: Path) -> bytes:
     Raises:
         TokenizerError: A file is missing or malformed; names it and the reason.
     """
-    settings = _settings(folder)
+    settings = settings_of(folder)
     saved, vocab_txt = folder / "tokenizer.json", folder / "vocab.txt"
     if saved.is_file():
         tokenizer = parse(read(saved), str(saved))
-        _mark_special(tokenizer, _special_names(settings))
+        _mark_special(tokenizer, special_names(settings))
     elif (files := _bpe_files(folder)) is not None:
         tokenizer = _byte_level_bpe(*files, add_prefix_space=settings.get("add_prefix_space") is True)
         _add_tokens(tokenizer, folder, settings)
-        _mark_special(tokenizer, _special_names(settings) or ["<|endoftext|>"])
+        _mark_special(tokenizer, special_names(settings) or ["<|endoftext|>"])
     elif vocab_txt.is_file():
-        names = _BERT_NAMES | _names_of_roles(settings)
+        names = _BERT_NAMES | names_of_roles(settings)
         tokenizer = _wordpiece(vocab_txt, names["unk"], settings)
         _add_tokens(tokenizer, folder, settings)
-        _mark_special(tokenizer, [*names.values(), *_special_names(settings)])
+        _mark_special(tokenizer, [*names.values(), *special_names(settings)])
         _add_template(tokenizer, vocab_txt, names)
     else:
         raise TokenizerError(
@@ -77,12 +77,12 @@ def special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
     Raises:
         TokenizerError: A file is malformed.
     """
-    names = _BERT_NAMES | _names_of_roles(_settings(folder))
+    names = _BERT_NAMES | names_of_roles(settings_of(folder))
     ids = {role: tokenizer.token_id(names[role]) for role in _ROLES if role in names}
     return {role: token_id for role, token_id in ids.items() if token_id is not None}
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def settings_of(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json and special_tokens_map.json in one; null is the same as nothing."""
     config, names = (
         {key: value for key, value in _json_object(folder / name).items() if value is not None}
@@ -94,7 +94,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     return names | config | {key: names[key] for key in names if key.endswith("_token")}
 
 
-def _names_of_roles(settings: Mapping[str, Any]) -> dict[str, str]:
+def names_of_roles(settings: Mapping[str, Any]) -> dict[str, str]:
     names = {role: _content(settings.get(f"{role}_token")) for role in _ROLES}
     return {role: name for role, name in names.items() if name is not None}
 
@@ -105,9 +105,9 @@ def _content(entry: object) -> str | None:
     return content if isinstance(content, str) and content else None
 
 
-def _special_names(settings: Mapping[str, Any]) -> list[str]:
+def special_names(settings: Mapping[str, Any]) -> list[str]:
     """The tokens that have a role and the further special ones, in a fixed order."""
-    names = list(_names_of_roles(settings).values())
+    names = list(names_of_roles(settings).values())
     for extra in map(settings.get, ("additional_special_tokens", "extra_special_tokens")):
         values = extra.values() if isinstance(extra, dict) else extra
         if isinstance(values, Iterable) and not isinstance(values, str):
