@@ -6,10 +6,11 @@ INSTALL := install -q --disable-pip-version-check -c constraints.txt
 PACKAGES := exporter models runtime
 BUNDLE := build/gpt2-demo
 ENCODER := build/bert-demo
+TRANSLATOR := build/transformer-demo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test coverage lint format train-demos wheel check constraints install-demo install clean
+.PHONY: help demo test coverage lint format train-demos train-gpt2-demo train-transformer-demo wheel check constraints install-demo install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '%-14s%s\n' "$$name" "$$text"; done
@@ -34,12 +35,14 @@ print("This process loaded none of torch, transformers and onnx.")
 endef
 export WITHOUT_TORCH
 
-demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, and a BERT
+demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, a BERT and a Transformer
 	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force
 	$(BIN)/planforge verify $(BUNDLE)
 	$(BIN)/planforge run $(BUNDLE) "And it came to pass" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 1
 	$(BIN)/planforge inspect $(BUNDLE)
 	$(BIN)/planforge export bert-demo -o $(ENCODER) --force
+	$(BIN)/planforge export transformer-demo -o $(TRANSLATOR) --force
+	$(BIN)/planforge run $(TRANSLATOR) "the 3rd of May, 1998"
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
 
@@ -60,7 +63,13 @@ format: .venv/.ready-dev ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-train-demos: .venv/.ready-dev ## train gpt2-demo again (needs Debian's bible-kjv)
+train-demos: train-transformer-demo train-gpt2-demo ## train the demos again (gpt2-demo needs Debian's bible-kjv)
+
+train-transformer-demo: .venv/.ready-dev
+	@echo "Training for 10 to 20 minutes on 2 cores ..."
+	$(BIN)/python models/demos/train_transformer_demo.py --out models/demos/transformer-demo
+
+train-gpt2-demo: .venv/.ready-dev
 	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
 	@echo "Training for about 50 minutes on 2 cores ..."
 	$(BIN)/python models/demos/train_gpt2_demo.py --out build/gpt2-demo-run1 --minutes 37
