@@ -8,17 +8,20 @@ from typing import Any
 
 from ..runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
 from ..runtime.errors import InputError
+from ..runtime.text.kinds import open_tokenizer
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import special_tokens, tokenizer_json
 from .errors import CheckpointError
+from .generation import Settings, decoder_defaults, translation_defaults
 from .recipes import FAMILIES, Choices
 from .source import Source
 from .targets import target_named
+from .translation_tokenizers import PLAIN, translation_tokenizers
 
 log = logging.getLogger("planforge")
 
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
-LEAST_LENGTH = {"text-generation": 2, "text-encoding": 8}
+LEAST_LENGTH = {"text-generation": 2, "text-encoding": 8, "translation": 4}
 
 
 class Checkpoint:
@@ -62,14 +65,27 @@ class Checkpoint:
         length = max_length or min(context, self.sentence_length or context)
         self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
         self.recipes = family.recipes(self.config, self.choices)
-        folder = self.description.folder
-        self.tokenizer_bytes = tokenizer_json(folder)
-        self.tokenizer = Tokenizer(self.tokenizer_bytes, str(folder / "tokenizer.json"))
-        if self.tokenizer.vocab_size > self.config.vocab_size:
-            raise CheckpointError(
-                f"{folder}: the tokenizer has {self.tokenizer.vocab_size} tokens, but config.json's"
-                f" vocab_size is {self.config.vocab_size}"
-            )
+        self.tokenizers = self.read_tokenizers()
+
+    def read_tokenizers(self) -> dict[str, bytes]:
+        """The tokenizers by their files' stems, each checked against the model's vocabulary."""
+        folder, config = self.description.folder, self.config
+        if self.task != "translation":
+            self.tokenizer_kind, files = PLAIN, {"tokenizer": tokenizer_json(folder)}
+            sizes = {"tokenizer": config.vocab_size}
+        else:
+            self.tokenizer_kind, both = translation_tokenizers(folder)
+            files = dict(zip(("tokenizer.source", "tokenizer.target"), both, strict=True))
+            sizes = {
+                f"tokenizer.{side}": getattr(config, f"{side}_vocab_size") for side in ("source", "target")
+            }
+        for stem, data in files.items():
+            size = open_tokenizer(data, f"{folder / stem}.json", self.tokenizer_kind, sizes[stem]).vocab_size
+            if size > sizes[stem]:
+                raise CheckpointError(
+                    f"{folder}: {stem}.json has {size} tokens, but config.json's vocabulary {sizes[stem]}"
+                )
+        return files
 
     @property
     def sentence_length(self) -> int | None:
@@ -77,10 +93,11 @@ class Checkpoint:
         modules = self.description.modules
         return None if modules is None else modules.max_seq_length
 
-    def dialect(self, target: str) -> str:
-        """The dialect of the graph that a target takes."""
+    def recipes_for(self, target: str) -> list[str]:
+        """The ids of the recipes of a target's graphs; encoders cache nothing, so they have one dialect."""
         dialect = target_named(target).dialect
-        return dialect if dialect in self.recipes else "portable"  # encoders have no cache, so one dialect
+        graphs = dict.fromkeys(recipe.graph for recipe in self.recipes.values())
+        return [f"{g}.{dialect}" if f"{g}.{dialect}" in self.recipes else f"{g}.portable" for g in graphs]
 
     def file(self, stem: str, ending: str) -> str:
         """A file name that no other export uses, so that a new bundle never overwrites an old one's."""
@@ -90,28 +107,18 @@ class Checkpoint:
         """How sequences begin and end, from generation_config.json or config.json; None of an encoder."""
         from ..models.folder import read_json
 
-        if self.task != "text-generation":
+        if self.task == "text-encoding":
             return None
         folder = self.description.folder
         try:
-            settings = {
-                **self.description.config_json,
-                **read_json(folder / "generation_config.json", missing={}),
-            }
+            generation = read_json(folder / "generation_config.json", missing={})
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        eos = settings.get("eos_token_id")
-        tokens = {name: settings.get(name) for name in ("bos_token_id", "pad_token_id")}
-        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        for name, token in [*tokens.items(), *(("eos_token_id", end) for end in ends)]:
-            if token is not None and type(token) is not int:
-                raise CheckpointError(f"{folder}: {name} is {token!r}, not a token's number")
-        return GenerationDefaults(
-            eos=tuple(token for token in ends if 0 <= token < self.config.vocab_size),
-            bos=tokens["bos_token_id"],
-            pad=tokens["pad_token_id"],
-            max_length=self.choices.max_length,
+        settings = Settings(
+            {**self.description.config_json, **generation}, str(folder), self.config.vocab_size
         )
+        defaults = translation_defaults if self.task == "translation" else decoder_defaults
+        return defaults(settings, self.choices.max_length)
 
     def encoder(self) -> EncoderDefaults | None:
         """What an encoder's results mean; None of a decoder."""
@@ -120,7 +127,9 @@ class Checkpoint:
         config, modules = self.config, self.description.modules
         if not isinstance(config, BertConfig):
             return None
-        tokens = special_tokens(self.description.folder, self.tokenizer)
+        folder = self.description.folder
+        tokenizer = Tokenizer(self.tokenizers["tokenizer"], str(folder / "tokenizer.json"))
+        tokens = special_tokens(folder, tokenizer)
         if missing := {"cls", "sep", "pad"} - set(tokens):
             raise CheckpointError(
                 f"{self.description.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from ..runtime.errors import InputError
 from .console import Settings, errors, running
-from .run_command import BundleArgument, JsonOption, run
+from .run_command import run
+from .run_options import BundleArgument, JsonOption
 
 app = typer.Typer(
     help="Takes a transformer from PyTorch to the edge: export, build, verify, run.",
@@ -73,7 +74,7 @@ def export(
         str | None,
         typer.Option(
             help="Of an encoder, beside its last hidden state and heads: hidden_states (of all layers),"
-            " hidden_states.3, pooler_output.",
+            " hidden_states.3, pooler_output. Of an encoder-decoder: cross_attentions.",
             show_default=False,
         ),
     ] = None,

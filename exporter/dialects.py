@@ -13,7 +13,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..models import GPT2, Bert, GrowingCache, KeyValue, PaddedAttention
+from ..models import (
+    GPT2,
+    Bert,
+    GrowingCache,
+    KeyValue,
+    PaddedAttention,
+    SourceAttention,
+    Transformer,
+)
 from ..models.attention import MASKED
 
 
@@ -36,15 +44,7 @@ class SlotCache:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (self.write(slots, new) for slots, new in zip(self.slots[layer], (k, v), strict=True))
         self.present.append((keys, values))
-        # The scale is an attribute: without it TensorRT's parser computes it with 16 layers each time.
-        return torch.onnx.ops.symbolic(
-            "Attention",
-            (q, keys, values, self.bias),
-            attrs={"scale": q.shape[-1] ** -0.5, "is_causal": 0},
-            dtype=q.dtype,
-            shape=q.shape,
-            version=24,
-        )
+        return attention_node(q, keys, values, self.bias)
 
     def write(self, slots: Tensor, new: Tensor) -> Tensor:
         return torch.onnx.ops.symbolic(
@@ -55,6 +55,28 @@ class SlotCache:
             shape=slots.shape,
             version=24,
         )
+
+
+class SourceNode(SourceAttention):
+    """The `inplace` dialect's attention over the source, as one node."""
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        # ONNX Runtime takes no mask that is broadcast along the queries.
+        bias = self.bias.expand(-1, -1, q.shape[2], -1)
+        return attention_node(q, *self.keys_values[layer], bias)
+
+
+def attention_node(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """The operator Attention-24."""
+    # The scale is an attribute: without it TensorRT's parser computes it with 16 layers each time.
+    return torch.onnx.ops.symbolic(
+        "Attention",
+        (q, k, v, bias),
+        attrs={"scale": q.shape[-1] ** -0.5, "is_causal": 0},
+        dtype=q.dtype,
+        shape=q.shape,
+        version=24,
+    )
 
 
 class Decoder(nn.Module):
@@ -91,6 +113,99 @@ class InplaceDecoder(Decoder):
         self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
     ) -> tuple[Tensor, ...]:
         return self.outputs(input_ids, SlotCache(pairs(slots), past_lengths), logit_rows)
+
+
+class PortableSourceEncoder(nn.Module):
+    """The Transformer's encoder; its outputs are what the decoder's layers read of the source."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = without_custom_parts(model)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        memory = self.model.encode(input_ids, PaddedAttention(attention_mask))
+        return tuple(tensor for pair in self.model.decoder.keys_values(memory) for tensor in pair)  # type: ignore[operator]
+
+
+class TargetDecoder(nn.Module):
+    """One step of the Transformer's decoder, as a graph needs it.
+
+    Args:
+        weights: whether the attention over the source is an output too.
+    """
+
+    def __init__(self, model: Transformer, weights: bool) -> None:
+        super().__init__()
+        self.model = without_custom_parts(model)
+        self.weights = weights
+        self.cross_count = 2 * model.config.decoder_layers
+
+    def outputs(
+        self,
+        input_ids: Tensor,
+        cache: GrowingCache | SlotCache,
+        source: SourceAttention,
+        logit_rows: Tensor,
+    ) -> tuple[Tensor, ...]:
+        x = self.model.hidden_states(input_ids, cache, source)  # (R, T, E)
+        logits = self.model.output(x.flatten(0, 1)[logit_rows])  # (N, V)
+        present = [tensor for pair in cache.present for tensor in pair]
+        return (logits, *present, *self.weight_outputs(source, input_ids))
+
+    def weight_outputs(self, source: SourceAttention, input_ids: Tensor) -> list[Tensor]:
+        """Each layer's (B, H, K * T, S) as (R, H, T, S)."""
+        R, T = input_ids.shape
+        unfolded = []
+        for weights in source.weights.values() if self.weights else ():
+            B, H, _, S = weights.shape
+            by_beam = weights.reshape(B, H, -1, T, S).transpose(1, 2)  # (B, K, H, T, S)
+            unfolded.append(by_beam.reshape(R, H, T, S))
+        return unfolded
+
+
+class PortableTargetDecoder(TargetDecoder):
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        logit_rows: Tensor,
+        encoder_attention_mask: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cross, past = rest[: self.cross_count], rest[self.cross_count :]
+        source = SourceAttention(pairs(cross), encoder_attention_mask)
+        cache = GrowingCache(pairs(past), attention_mask, position_ids)
+        return self.outputs(input_ids, cache, source, logit_rows)
+
+
+class InplaceTargetDecoder(TargetDecoder):
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        logit_rows: Tensor,
+        encoder_attention_mask: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cross, slots = rest[: self.cross_count], rest[self.cross_count :]
+        # TensorRT's parser takes no Attention that gives its weights too.
+        attention = SourceAttention if self.weights else SourceNode
+        source = attention(pairs(cross), encoder_attention_mask)
+        return self.outputs(input_ids, SlotCache(pairs(slots), past_lengths), source, logit_rows)
+
+
+def without_custom_parts(model: Transformer) -> Transformer:
+    """Refuses modules of the caller's own.
+
+    Raises:
+        ValueError: names them.
+    """
+    if own := model.custom_parts():
+        raise ValueError(
+            f"a Transformer with its own {' and '.join(own)} cannot be exported: no graph is known for it"
+        )
+    return model
 
 
 class PortableEncoder(nn.Module):

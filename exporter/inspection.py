@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
 
 
-METRICS = {"max_error": "max error", "mean_kl": "mean KL", "cosine_gap": "1 - cosine"}
+METRICS = {
+    "max_error": "max error",
+    "mean_kl": "mean KL",
+    "cosine_gap": "1 - cosine",
+    "score_error": "score error",
+}
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,20 @@ def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
         ("source", f"{manifest.source.get('argument')} ({manifest.source.get('kind')})"),
         ("context", f"{manifest.max_length} tokens"),
         *encoder_rows(manifest.encoder),
+        *translation_rows(manifest),
         ("vocabulary", str(manifest.tokenizer.get("vocab_size"))),
         ("size", size_of(manifest, *manifest.files)),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
+
+
+def translation_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    """How an encoder-decoder searches unless told otherwise."""
+    defaults = manifest.generation
+    if manifest.task != "translation" or defaults is None:
+        return []
+    beams = "greedy" if defaults.num_beams == 1 else f"{defaults.num_beams} beams"
+    return [("searches", f"{beams}, at most {defaults.max_new_tokens} new tokens")]
 
 
 def encoder_rows(encoder: EncoderDefaults | None) -> list[tuple[str, str]]:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ..models.checkpoint import Model
 
 
-def start_trace(checkpoint: Path, dialect: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
+def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
     """Starts tracing in a child process; `finish_trace` waits for it."""
-    command = [*command_of(__name__), str(checkpoint.resolve()), dialect]
+    command = [*command_of(__name__), str(checkpoint.resolve()), recipe]
     command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
@@ -118,15 +118,15 @@ def simplify(model: ir.Model) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The child process: FOLDER DIALECT MAX_BATCH MAX_LENGTH OUTPUTS OUT.onnx."""
+    """The child process: FOLDER RECIPE MAX_BATCH MAX_LENGTH OUTPUTS OUT.onnx."""
     import onnx_ir as ir
 
     from ..models.checkpoint import describe, empty_model
 
-    folder, dialect, max_batch, max_length, outputs, out = arguments
+    folder, recipe_id, max_batch, max_length, outputs, out = arguments
     description = describe(Path(folder))
     choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
-    recipe = FAMILIES[description.family.name].recipes(description.config, choices)[dialect]
+    recipe = FAMILIES[description.family.name].recipes(description.config, choices)[recipe_id]
     model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory
     model.tie_weights()
     ir.save(trace(model, recipe), out)

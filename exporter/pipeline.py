@@ -26,6 +26,7 @@ from .tensorrt.build import ENGINES, checked_target
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from torch import Tensor
 
     from ..models.checkpoint import Model
     from .verification.report import VerificationReport
@@ -92,8 +93,9 @@ def export(
         targets = ["cpu"]  # plans are built from fp16
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
-    texts = read_prompts(None if prompts is None else Path(prompts))
-    checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
+    source = resolve_source(model)
+    texts = read_prompts(None if prompts is None else Path(prompts), source.folder)
+    checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
     with staging_folder(output) as staging:
         graphs, reference = trace(checkpoint, targets, staging, progress)
         progress("writing ONNX files")
@@ -131,26 +133,30 @@ def check_choices(
 def trace(
     checkpoint: Checkpoint, targets: Sequence[str], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Model]:
-    """Traces the dialect of every target in a child process each, while the weights are read here."""
+    """Traces every target's graphs in a child process each, while the weights are read here.
+
+    Returns:
+        The graphs by their recipe's id, and the model.
+    """
     from ..models import load_model
     from .onnx_export import finish_trace, start_trace
 
-    dialects = list(dict.fromkeys(checkpoint.dialect(name) for name in targets))
-    progress(f"tracing {' and '.join(dialects)}")
-    paths = {dialect: staging / f"{dialect}.traced" for dialect in dialects}
+    recipes = list(dict.fromkeys(recipe for name in targets for recipe in checkpoint.recipes_for(name)))
+    progress(f"tracing {', '.join(recipes)}")
+    paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
     with contextlib.ExitStack() as stack:
         children = {}
-        for dialect, path in paths.items():
+        for recipe, path in paths.items():
             child = stack.enter_context(
-                start_trace(checkpoint.source.folder, dialect, checkpoint.choices, path)
+                start_trace(checkpoint.source.folder, recipe, checkpoint.choices, path)
             )
             stack.callback(child.kill)  # before the context waits for it; nothing if it has ended
-            children[dialect] = child
+            children[recipe] = child
         try:
             model = load_model(checkpoint.source.folder)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        graphs = {dialect: finish_trace(children[dialect], path) for dialect, path in paths.items()}
+        graphs = {recipe: finish_trace(children[recipe], path) for recipe, path in paths.items()}
     for path in paths.values():
         path.unlink()
     return graphs, model
@@ -168,27 +174,29 @@ def write_graphs(
     from .passes.fp16 import ConvertToFp16
     from .passes.weights import AttachWeights, save_with_shared_weights
 
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for dialect, graph in graphs.items():
-        AttachWeights(parameters)(graph)
-        name_axes(graph, checkpoint.recipes[dialect].constraints)
-        check_graph(graph, checkpoint.recipes[dialect].inputs, checkpoint.recipes[dialect].outputs)
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= model.named_buffers(remove_duplicate=False)
+    for recipe_id, graph in graphs.items():
+        AttachWeights(tensors)(graph)
+        recipe = checkpoint.recipes[recipe_id]
+        name_axes(graph, recipe.constraints)
+        check_graph(graph, recipe.inputs, recipe.outputs)
     (staging / "onnx").mkdir()
     artifacts = []
     for precision in precisions:
         data = checkpoint.file(f"weights.{precision}", "data")
         models = {}
-        for dialect, graph in graphs.items():
-            recipe = checkpoint.recipes[dialect]
+        for recipe_id, graph in graphs.items():
+            recipe = checkpoint.recipes[recipe_id]
             converted = graph.clone()
             if precision == "fp16":
                 try:
                     ConvertToFp16([s.name for s in recipe.outputs if not is_cache(s)])(converted)
                 except ValueError as error:
-                    raise ExportError(f"{recipe.graph}.{dialect} cannot be made fp16: {error}") from error
+                    raise ExportError(f"{recipe.id} cannot be made fp16: {error}") from error
                 recipe = in_fp16(recipe)
                 check_graph(converted, recipe.inputs, recipe.outputs)
-            name = checkpoint.file(f"{recipe.graph}.{dialect}.{precision}", "onnx")
+            name = checkpoint.file(f"{recipe.id}.{precision}", "onnx")
             models[name] = converted
             artifacts.append(artifact_of(recipe, precision, f"onnx/{name}", f"onnx/{data}"))
         save_with_shared_weights(models, staging / "onnx", data)
@@ -205,7 +213,7 @@ def in_fp16(recipe: Recipe) -> Recipe:
 
 
 def is_cache(spec: TensorSpec) -> bool:
-    return spec.role.startswith(("past.", "present."))
+    return spec.role.startswith(("past.", "present.", "cross."))
 
 
 def artifact_of(recipe: Recipe, precision: str, file: str, data: str) -> Artifact:
@@ -228,9 +236,12 @@ def first_manifest(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, output: Path
 ) -> Manifest:
     """Makes the staged files a bundle, so that building and verifying open them as any reader would."""
-    tokenizer_file = checkpoint.file("tokenizer/tokenizer", "json")
     (staging / "tokenizer").mkdir()
-    (staging / tokenizer_file).write_bytes(checkpoint.tokenizer_bytes)
+    tokenizers = {
+        checkpoint.file(f"tokenizer/{stem}", "json"): d for stem, d in checkpoint.tokenizers.items()
+    }
+    for name, data in tokenizers.items():
+        (staging / name).write_bytes(data)
     manifest = Manifest(
         family=checkpoint.family,
         task=checkpoint.task,
@@ -238,7 +249,11 @@ def first_manifest(
         config=dataclasses.asdict(checkpoint.config),
         generation=checkpoint.generation(),
         encoder=checkpoint.encoder(),
-        tokenizer={"files": [tokenizer_file], "vocab_size": checkpoint.tokenizer.vocab_size},
+        tokenizer={
+            "files": list(tokenizers),
+            "kind": checkpoint.tokenizer_kind,
+            "vocab_size": checkpoint.config.vocab_size,
+        },
         files=file_entries(staging),
         artifacts=tuple(artifacts),
         source={

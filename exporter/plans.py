@@ -66,21 +66,18 @@ def build(
         plans = [n for n, t in TARGETS.items() if t.engine is not None]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
     with staging_folder(opened.folder) as staging:
-        new = build_plan_for(opened, name, sms, limits, staging, progress)
-        kept = [
-            plan
-            for plan in opened.manifest.plans
-            if (plan.built_from, plan.engine, plan.sms) != (new.built_from, new.engine, new.sms)
-        ]
-        named = {p.file for p in (*kept, new)}
+        new = build_plans_for(opened, name, sms, limits, staging, progress)
+        replaced = {(plan.built_from, plan.engine, plan.sms) for plan in new}
+        kept = [p for p in opened.manifest.plans if (p.built_from, p.engine, p.sms) not in replaced]
+        named = {plan.file for plan in (*kept, *new)}
         files = {
             n: entry
             for n, entry in {**opened.manifest.files, **file_entries(staging)}.items()
             if not n.startswith("plans/") or n in named
         }
-        manifest = dataclasses.replace(opened.manifest, plans=(*kept, new), files=files)
+        manifest = dataclasses.replace(opened.manifest, plans=(*kept, *new), files=files)
         install(staging, manifest, opened.folder)
-    return BuildResult(opened.folder, (new,))
+    return BuildResult(opened.folder, tuple(new))
 
 
 def target_of(engine: str | None) -> str:
@@ -107,7 +104,7 @@ def build_plans(
 ) -> list[Plan]:
     """The plans of an export's targets. A default target's missing engine is said, not an error."""
     bundle = Bundle(staging, manifest)
-    plans = []
+    plans: list[Plan] = []
     for name in targets:
         engine = target_named(name).engine
         if engine is None:
@@ -115,27 +112,44 @@ def build_plans(
         if not engine_installed(engine) and list(targets) == default_targets():
             log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
             continue
-        plans.append(build_plan_for(bundle, name, sms, limits, staging, progress))
+        plans += build_plans_for(bundle, name, sms, limits, staging, progress)
     return plans
 
 
-def build_plan_for(
+def build_plans_for(
     bundle: Bundle,
     target_name: str,
     sms: Sequence[str] | None,
     limits: Mapping[str, int] | None,
     folder: Path,
     progress: Progress,
-) -> Plan:
-    """One plan, written below `folder`."""
+) -> list[Plan]:
+    """A target's plans, one of each graph, written below `folder`."""
     target = target_named(target_name)
     assert target.engine is not None
-    artifact = fp16_graph(bundle.manifest, target.dialect)
-    architectures = tuple(sms or ENGINES[target.engine].sms)
-    progress(f"building a {target.engine} plan for {', '.join(architectures) or 'this GPU'}")
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
+    architectures = tuple(sms or ENGINES[target.engine].sms)
+    plans = []
+    for artifact in fp16_graphs(bundle.manifest, target.dialect):
+        where = ", ".join(architectures) or "this GPU"
+        progress(f"building a {target.engine} plan of {artifact.id} for {where}")
+        plans.append(plan_of(bundle, artifact, target_name, architectures, limits, folder))
+    return plans
+
+
+def plan_of(
+    bundle: Bundle,
+    artifact: Artifact,
+    target_name: str,
+    architectures: tuple[str, ...],
+    limits: Mapping[str, int],
+    folder: Path,
+) -> Plan:
+    """One graph's plan, written below `folder`."""
+    engine = target_named(target_name).engine
+    assert engine is not None
     # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
     name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
     (folder / "plans").mkdir(exist_ok=True)
@@ -144,7 +158,7 @@ def build_plan_for(
     report = build_plan(
         bundle.path(artifact.file),
         artifact,
-        engine=target.engine,
+        engine=engine,
         sms=architectures,
         profiles=profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length")),
         out=folder / name,
@@ -152,13 +166,16 @@ def build_plan_for(
     return report.passport(artifact.id, name)
 
 
-def fp16_graph(manifest: Manifest, dialect: str) -> Artifact:
-    """The graph that a plan is built from; an encoder caches nothing, so it has one dialect."""
-    dialect = dialect if manifest.encoder is None else "portable"
-    for artifact in manifest.artifacts:
-        if (artifact.dialect, artifact.precision) == (dialect, "fp16"):
-            return artifact
-    raise InputError(
-        f"the bundle has no {dialect} graph in fp16; export it again with"
-        " `planforge export MODEL -o BUNDLE --force --precision fp32,fp16 --target cpu,rtx`"
-    )
+def fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
+    """The graphs that plans are built from; an encoder caches nothing, so it has one dialect."""
+    found = []
+    for graph in dict.fromkeys(artifact.graph for artifact in manifest.artifacts):
+        wanted = (graph, "portable" if graph == "encoder" else dialect, "fp16")
+        matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]
+        if not matching:
+            raise InputError(
+                f"the bundle has no {wanted[1]} graph of the {graph} in fp16; export it again with"
+                " `planforge export MODEL -o BUNDLE --force --precision fp32,fp16 --target cpu,rtx`"
+            )
+        found += matching
+    return found

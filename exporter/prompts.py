@@ -9,14 +9,21 @@ from .errors import VerificationError
 PROMPTS = Path(__file__).with_name("prompts.txt")
 
 
-def read_prompts(path: Path | None) -> list[str]:
-    r"""One prompt a line; \n stands for a line break. The built-in ones when no file is given.
+def read_prompts(path: Path | None, checkpoint: Path | None = None) -> list[str]:
+    r"""One prompt a line; \n stands for a line break.
+
+    Args:
+        path: a file; None for the checkpoint's own prompts.txt, or the built-in texts where it has none.
+        checkpoint: its folder, if there is one.
 
     Raises:
         VerificationError: the file is empty, cannot be read, or is not UTF-8.
     """
+    if path is None:
+        own = PROMPTS if checkpoint is None else checkpoint / PROMPTS.name
+        path = own if own.is_file() else PROMPTS
     try:
-        lines = (path or PROMPTS).read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise VerificationError(f"the prompts of {path} cannot be read: {error}") from error
     prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]

@@ -5,40 +5,52 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from ..runtime.errors import InputError
 from .console import errors, running
-
-BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-
-GENERATION = (
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-    "stop",
-    "seed",
-    "truncate",
+from .run_options import (
+    TASKS,
+    AttentionHeadOption,
+    AttentionLayerOption,
+    AttentionOption,
+    BackendOption,
+    BundleArgument,
+    EarlyStoppingOption,
+    InputFileOption,
+    JsonOption,
+    LayersOption,
+    LengthPenaltyOption,
+    MaxNewTokensOption,
+    MinNewTokensOption,
+    NBestOption,
+    NoRepeatOption,
+    NumBeamsOption,
+    PairOption,
+    ParseSpecialOption,
+    PoolingOption,
+    PrecisionOption,
+    PromptOption,
+    QueryOption,
+    QuestionOption,
+    RepetitionPenaltyOption,
+    SeedOption,
+    StopOption,
+    StrideOption,
+    TaskOption,
+    TemperatureOption,
+    TextsArgument,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
+    TruncateOption,
+    TruncationOption,
 )
-ALL_TEXTS = ("truncation", "stride")
-# The options of each task, beside those of all.
-TASKS: dict[str, tuple[str, ...]] = {
-    "generate": GENERATION,
-    "embed": (*ALL_TEXTS, "pooling", "prompt"),
-    "features": (*ALL_TEXTS, "layers"),
-    "classify": ALL_TEXTS,
-    "rank": (*ALL_TEXTS, "top_k"),
-    "next_sentence": ALL_TEXTS,
-    "fill_mask": (*ALL_TEXTS, "top_k"),
-    "tag": ALL_TEXTS,
-    "answer": (*ALL_TEXTS, "n_best"),
-}
+
 # What a bundle with this head does unless told otherwise; the first that it has counts.
 HEAD_TASKS = {
     "sequence_classification": "classify",
@@ -50,78 +62,6 @@ HEAD_TASKS = {
 Item = str | tuple[str, str]
 # What a line of JSON has, beside keys of the user's own; of a pair in order.
 JSON_KEYS = (("text",), ("text", "pair"), ("question", "context"), ("query", "text"))
-
-
-TextsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin."),
-]
-TaskOption = Annotated[
-    str | None, typer.Option(help=f"{', '.join(TASKS)}.", show_default="by the bundle's heads")
-]
-PairOption = Annotated[str | None, typer.Option(help="A second text beside each.", show_default=False)]
-QuestionOption = Annotated[str | None, typer.Option(help="What each text is to answer.", show_default=False)]
-QueryOption = Annotated[
-    str | None, typer.Option(help="Rank the texts by how well they fit it.", show_default=False)
-]
-InputFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--input",
-        help='JSON lines, "-" for stdin: {"text"}, {"text", "pair"}, {"question", "context"} or'
-        ' {"query", "text"}.',
-        show_default=False,
-    ),
-]
-MaxNewTokensOption = Annotated[
-    int | None, typer.Option(help="At most so many new tokens.", show_default="64")
-]
-TemperatureOption = Annotated[
-    float | None, typer.Option(help="Sample at this temperature.", show_default="greedy")
-]
-TopKOption = Annotated[
-    int | None,
-    typer.Option(help="Sample from the k likeliest; fill_mask, rank: show k.", show_default=False),
-]
-TopPOption = Annotated[float | None, typer.Option(help="Sample from the nucleus.", show_default="all")]
-RepetitionPenaltyOption = Annotated[float | None, typer.Option(help="1.0 does nothing.", show_default="1.0")]
-StopOption = Annotated[list[str] | None, typer.Option(help="End at this text.", show_default=False)]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(help="Make sampling repeatable.", show_default=False),
-]
-TruncateOption = Annotated[
-    str | None,
-    typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
-]
-TruncationOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Of too long a text, keep its head, tail, head+tail, or all of it in windows.",
-        show_default="by the task",
-    ),
-]
-StrideOption = Annotated[
-    int | None, typer.Option(help="Tokens that two windows share.", show_default="a quarter")
-]
-PoolingOption = Annotated[str | None, typer.Option(help="cls, mean or max.", show_default="the checkpoint's")]
-PromptOption = Annotated[
-    str | None, typer.Option(help="A prompt of the checkpoint, by its name.", show_default=False)
-]
-LayersOption = Annotated[
-    str | None,
-    typer.Option(
-        help="embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.",
-        show_default="last",
-    ),
-]
-NBestOption = Annotated[int | None, typer.Option(help="How many answers.", show_default="1")]
-ParseSpecialOption = Annotated[
-    bool, typer.Option("--parse-special", help="Read <|endoftext|>, [SEP] and the like.")
-]
-BackendOption = Annotated[str, typer.Option(help="auto or ort-cpu.")]
-PrecisionOption = Annotated[str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")]
 
 
 def run(
@@ -146,35 +86,43 @@ def run(
     prompt: PromptOption = None,
     layers: LayersOption = None,
     n_best: NBestOption = None,
+    num_beams: NumBeamsOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    early_stopping: EarlyStoppingOption = None,
+    min_new_tokens: MinNewTokensOption = None,
+    no_repeat_ngram_size: NoRepeatOption = None,
+    attention: AttentionOption = None,
+    attention_layer: AttentionLayerOption = None,
+    attention_head: AttentionHeadOption = None,
     parse_special: ParseSpecialOption = False,
     backend: BackendOption = "auto",
     precision: PrecisionOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Generate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""
-    given = {
-        **{"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p},
-        **{"repetition_penalty": repetition_penalty, "stop": stop, "seed": seed, "truncate": truncate},
-        **{"truncation": truncation, "stride": stride, "pooling": pooling, "prompt": prompt},
-        **{"layers": layers, "n_best": n_best},
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    others = {"pair": pair, "question": question, "query": query}
-    beside = {name: value for name, value in others.items() if value is not None}
+    """Generate, translate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    options = {name: given[name] for names in TASKS.values() for name in names if name in given}
+    beside: dict[str, str] = {n: given[n] for n in ("pair", "question", "query") if n in given}
     with running() as progress:
         from ..runtime import load
 
+        if early_stopping is not None:
+            options["early_stopping"] = stopping(early_stopping)
+        picture = Picture(attention, attention_layer, attention_head)
         items = items_of(texts, input_file, beside)
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             chosen = checked_task(task or task_of(model, beside), model, options)
             check_beside(model, chosen, beside, input_file)
+            picture.check(chosen)
             if chosen != "fill_mask":  # which reads special tokens anyhow
                 options["parse_special"] = parse_special
+            typed = not (texts or input_file) and sys.stdin.isatty()
             if chosen == "generate":
                 generate(model, items, options, as_json)
+            elif chosen == "translate":
+                translate(model, items, options, typed, as_json, picture, progress)
             else:
-                typed = not (texts or input_file) and sys.stdin.isatty()
                 encode(model, chosen, items, options, typed, query is not None, as_json, progress)
 
 
@@ -202,12 +150,67 @@ def encode(
         show_results(streamed(model, task, items, options, typed), task, as_json)
 
 
+@dataclass(frozen=True)
+class Picture:
+    """Where to draw the attention of a translation, and of which layer and head."""
+
+    path: Path | None
+    layer: int | None
+    head: int | None
+
+    def check(self, task: str) -> None:
+        """Refuses a picture of a task that has none, and a layer or head of no picture."""
+        if self.path is not None and task != "translate":
+            raise InputError(f"--attention is no option of the task {task}")
+        if self.path is None and (self.layer is not None or self.head is not None):
+            raise InputError("--attention-layer and --attention-head go with --attention FILE")
+
+    def draw(self, model: Any, text: str, options: dict[str, Any]) -> None:
+        from ..runtime.plots import draw_attention
+
+        assert self.path is not None
+        draw_attention(model.align(text, **options), self.path, layer=self.layer, head=self.head)
+
+
+def stopping(text: str) -> bool | str:
+    """The value of --early-stopping."""
+    values: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
+    if text not in values:
+        raise InputError(f"--early-stopping {text!r} must be true, false or never")
+    return values[text]
+
+
+def translate(
+    model: Any,
+    items: Iterator[Item],
+    options: dict[str, Any],
+    typed: bool,
+    as_json: bool,
+    picture: Picture,
+    progress: Callable[[str], None],
+) -> None:
+    """Translates texts, in batches unless they are typed, and draws the attention of one."""
+    if picture.path is not None:
+        text, *more = items
+        if more:
+            raise InputError(f"--attention draws one text's translation, {1 + len(more)} were given")
+        picture.draw(model, str(text), options)
+        items = iter([text])
+    if typed:
+        results = (result for item in items for result in model.translations([item], **options))
+    else:
+        if not sys.stdout.isatty():
+            options["progress"] = lambda done: progress(f"{done} texts")
+        results = model.translations(items, **options)
+    show_results(results, "translate", as_json)
+
+
 def task_of(model: Any, beside: dict[str, str]) -> str:
     """What a bundle does unless told otherwise."""
-    from ..runtime import TextGenerator
+    from ..runtime import TextEncoder
 
-    if isinstance(model, TextGenerator):
-        return "generate"
+    if not isinstance(model, TextEncoder):
+        return kind_of(model)
     if "question" in beside:
         return "answer"
     if "query" in beside:
@@ -217,15 +220,25 @@ def task_of(model: Any, beside: dict[str, str]) -> str:
     return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
 
 
+KINDS = {"generate": "generates text", "translate": "translates", "": "is an encoder"}
+
+
+def kind_of(model: Any) -> str:
+    """The one task that a model has; "" of an encoder, which has several."""
+    from ..runtime import TextGenerator, Translator
+
+    if isinstance(model, Translator):
+        return "translate"
+    return "generate" if isinstance(model, TextGenerator) else ""
+
+
 def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
     """Refuses a task that the model does not have, and options that the task does not have."""
-    from ..runtime import TextGenerator
-
     if task not in TASKS:
         raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
-    if (task == "generate") != isinstance(model, TextGenerator):
-        kind = "generates text" if isinstance(model, TextGenerator) else "is an encoder"
-        raise InputError(f"this bundle {kind}, which does not go with the task {task!r}")
+    kind = kind_of(model)
+    if kind != (task if task in KINDS else ""):
+        raise InputError(f"this bundle {KINDS[kind]}, which does not go with the task {task!r}")
     for name in options:
         if name not in TASKS[task]:
             raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
@@ -234,7 +247,7 @@ def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
 
 def check_beside(model: Any, task: str, beside: dict[str, str], input_file: Path | None) -> None:
     """Refuses a second text that the task has no use for, and a task that lacks its own."""
-    if task != "generate":
+    if task not in KINDS:
         model.check_task(task)
     allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
     option = allowed.get(task)
@@ -284,6 +297,7 @@ def show_results(results: Iterable[Any], task: str, as_json: bool) -> None:
 
 SEVERAL_LINES = ("features", "fill_mask", "tag", "answer")
 LINES: dict[str, Callable[[Any], list[str]]] = {
+    "translate": lambda r: [candidate.text for candidate in r.candidates],
     "embed": lambda r: [" ".join(f"{number:.6g}" for number in r.vector)],
     "features": lambda r: [
         f"{token}\t{' '.join(f'{number:.6g}' for number in vector)}"

@@ -17,10 +17,13 @@ from .tasks.encoder_results import (
 )
 from .tasks.text_encoder import TextEncoder
 from .tasks.text_generator import Generation, Score, TextGenerator, Timings
+from .tasks.translator import Alignment, Candidate, Translation, TranslationTimings, Translator
 
 __all__ = [
+    "Alignment",
     "Answer",
     "Answers",
+    "Candidate",
     "Classification",
     "Embedding",
     "Entity",
@@ -36,5 +39,8 @@ __all__ = [
     "TextEncoder",
     "TextGenerator",
     "Timings",
+    "Translation",
+    "TranslationTimings",
+    "Translator",
     "load",
 ]

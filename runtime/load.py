@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .backends.backend import Backend
 from .backends.ladder import choose_artifact, choose_backend
 from .bundle.bundle import Bundle
+from .bundle.json_reader import Reader
+from .bundle.manifest import Artifact, Manifest
 from .decoding.decoder import Decoder
+from .decoding.source import SourceEncoder, cross_pairs
 from .encoding.encoder import Encoder, check_manifest, check_memory
 from .errors import InputError, ManifestError
 from .tasks.text_encoder import TextEncoder
 from .tasks.text_generator import TextGenerator
-from .text.tokenizer import Tokenizer
+from .tasks.translator import Translator
+from .text.kinds import open_tokenizer
+from .text.tokenizer import Tokenizer, read
 
 
 def load(
@@ -39,7 +46,7 @@ def load(
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
 
     Returns:
-        A `TextGenerator` or `TextEncoder`, by the bundle's task; a context manager with close().
+        A `TextGenerator`, `TextEncoder` or `Translator`, by the bundle's task; a context manager.
 
     Raises:
         BundleError: the folder is no bundle, or a file is missing or has changed.
@@ -57,28 +64,96 @@ def load(
     least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
     check_whole("max_length", max_length, least, context, "the model's context")
     check_whole("memory_limit", memory_limit, 1, sys.maxsize, "bytes")
-    graphs = {"text-generation": "decoder", "text-encoding": "encoder"}
-    if manifest.task not in graphs:
+    if manifest.task not in OPENERS:
         raise ManifestError(f"{opened.folder} is for {manifest.task!r}, which this version does not run")
     engine = choose_backend(backend, opened, threads, verify)
-    artifact = choose_artifact(opened, graphs[manifest.task], precision)
-    tokenizer = Tokenizer.from_file(opened.path(str(manifest.tokenizer["files"][0])))
-    weight_bytes = sum(manifest.files[name].bytes for name in artifact.data)
-    if manifest.encoder is not None:
-        defaults = replace(manifest.encoder, max_length=max_length or context)
-        check_manifest(artifact, defaults, manifest.config)
-        check_memory(weight_bytes, manifest.config, defaults.max_length, memory_limit)
-        encoder = Encoder(engine.open(opened, artifact), artifact, defaults.tokens["pad"])
-        return TextEncoder(encoder, tokenizer, defaults)
-    assert manifest.generation is not None  # a manifest has one of the two
+    return OPENERS[manifest.task](opened, engine, precision, max_length or context, memory_limit)
+
+
+def open_generator(
+    bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
+) -> TextGenerator:
+    manifest = bundle.manifest
+    assert manifest.generation is not None  # the manifest of what is no encoder has it
+    artifact = choose_artifact(bundle, "decoder", precision)
     return TextGenerator(
-        Decoder(engine.open(opened, artifact), artifact),
-        tokenizer,
+        Decoder(engine.open(bundle, artifact), artifact),
+        Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0])),
         manifest.generation,
-        max_length=max_length or context,
+        max_length=max_length,
         memory_limit=memory_limit,
-        weight_bytes=weight_bytes,
+        weight_bytes=bytes_of(manifest, artifact),
     )
+
+
+def open_encoder(
+    bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
+) -> TextEncoder:
+    manifest = bundle.manifest
+    if manifest.encoder is None:
+        raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
+    artifact = choose_artifact(bundle, "encoder", precision)
+    tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
+    defaults = replace(manifest.encoder, max_length=max_length)
+    check_manifest(artifact, defaults, manifest.config)
+    check_memory(bytes_of(manifest, artifact), manifest.config, max_length, memory_limit)
+    encoder = Encoder(engine.open(bundle, artifact), artifact, defaults.tokens["pad"])
+    return TextEncoder(encoder, tokenizer, defaults)
+
+
+def open_translator(
+    bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
+) -> Translator:
+    manifest = bundle.manifest
+    defaults = manifest.generation
+    if defaults is None or defaults.decoder_start is None or not defaults.eos:
+        raise ManifestError(f"{bundle.folder}: a translation's generation needs decoder_start and eos")
+    decoder = choose_artifact(bundle, "decoder", precision)
+    encoder = choose_artifact(bundle, "encoder", decoder.precision)
+    cross_pairs(encoder, decoder)
+    source, target = translation_tokenizers(bundle)
+    return Translator(
+        SourceEncoder(engine.open(bundle, encoder), encoder, decoder),
+        Decoder(engine.open(bundle, decoder), decoder),
+        (source, target),
+        defaults,
+        max_length=max_length,
+        memory_limit=memory_limit,
+        weight_bytes=bytes_of(manifest, encoder, decoder),
+    )
+
+
+def translation_tokenizers(bundle: Bundle) -> tuple[Tokenizer, Tokenizer]:
+    """The source's tokenizer and the target's."""
+    manifest = bundle.manifest
+    kind = Reader(manifest.tokenizer, "tokenizer").get("kind", str)
+    config = Reader(manifest.config, "config")
+    paths = [bundle.path(name) for name in tokenizer_files(manifest, 2)]
+    source, target = (
+        open_tokenizer(read(path), str(path), kind, config.get(f"{side}_vocab_size", int))
+        for path, side in zip(paths, ("source", "target"), strict=True)
+    )
+    return source, target
+
+
+OPENERS: dict[str, Callable[[Bundle, Backend, str | None, int, int | None], Any]] = {
+    "text-generation": open_generator,
+    "text-encoding": open_encoder,
+    "translation": open_translator,
+}
+
+
+def tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
+    """The tokenizers, of which a task needs `count`."""
+    names = Reader(manifest.tokenizer, "tokenizer").list_of("files", str)
+    if len(names) != count:
+        raise ManifestError(f"tokenizer.files has {len(names)} files, {manifest.task} needs {count}")
+    return names
+
+
+def bytes_of(manifest: Manifest, *artifacts: Artifact) -> int:
+    """The size of the weights, each file once."""
+    return sum(manifest.files[name].bytes for name in {name for a in artifacts for name in a.data})
 
 
 def check_whole(name: str, value: int | None, low: int, high: int, what: str) -> None:

@@ -105,6 +105,29 @@ def head_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return bundle
 
 
+@pytest.fixture(scope="session")
+def marian_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random MarianMT with real tokenizers, fp32 and fp16, with its attention. Don't change it.
+
+    Its checkpoint lies beside it, as "marian".
+    """
+    from planforge.exporter import export
+
+    from .helpers_translation import write_varied_marian
+
+    folder = tmp_path_factory.mktemp("translators")
+    checkpoint = write_varied_marian(folder / "marian")
+    return export(checkpoint, folder / "bundle", target=["cpu"], outputs=["cross_attentions"]).bundle
+
+
+@pytest.fixture(scope="session")
+def dates_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """transformer-demo, exported as a user would: both dialects, fp32 and fp16, plans. Don't change it."""
+    from planforge.exporter import export
+
+    return export("transformer-demo", tmp_path_factory.mktemp("bundles") / "transformer-demo").bundle
+
+
 @pytest.fixture
 def own_bundle(demo_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `demo_bundle` to damage."""

@@ -10,13 +10,15 @@ from typing import Any
 COMMAND = [sys.executable, "-c", "from planforge.exporter.cli import main; main()"]
 
 
-def planforge(*arguments: str | Path, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+def planforge(
+    *arguments: str | int | Path, stdin: str = "", **options: Any
+) -> subprocess.CompletedProcess[str]:
     """The finished process, with its output as text."""
     command = [*COMMAND, *map(str, arguments)]
     return subprocess.run(command, input=stdin, capture_output=True, encoding="utf-8", timeout=600, **options)
 
 
-def error_line(*arguments: str | Path, code: int = 1) -> str:
+def error_line(*arguments: str | int | Path, code: int = 1) -> str:
     """The one line on stderr of a command that must fail."""
     done = planforge(*arguments)
     assert done.returncode == code, done.stdout + done.stderr

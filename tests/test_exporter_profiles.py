@@ -18,7 +18,7 @@ from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 
 def gpt2_artifact(dialect: str, batch: int = 3, length: int = 64) -> Artifact:
     config = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=300, n_positions=length)
-    recipe = in_fp16(FAMILIES["gpt2"].recipes(config, Choices(batch, length))[dialect])
+    recipe = in_fp16(FAMILIES["gpt2"].recipes(config, Choices(batch, length))[f"decoder.{dialect}"])
     return artifact_of(recipe, "fp16", "onnx/decoder.onnx", "onnx/weights.data")
 
 

@@ -19,23 +19,34 @@ class AttachWeights(ir.passes.InPlacePass):
     """Turns the inputs that carry a parameter's name into initializers with its values.
 
     A parameter that the graph only reads transposed is stored transposed, so that no engine has to
-    turn it round, and hold it twice, while loading.
+    turn it round, and hold it twice, while loading. A tensor that has several names in the model gets
+    the first of them in every graph, and one that is transposed has a name of its own: graphs that
+    share a weights file must mean the same by a name.
+
+    Args:
+        parameters: tensors by all of their names.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.parameters = parameters
+        self.names: dict[int, str] = {}
+        for name, tensor in parameters.items():
+            self.names.setdefault(id(tensor), name)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
         weights = [value for value in graph.inputs if value.name in self.parameters]
         for value in weights:
             assert value.name is not None
-            array = self.parameters[value.name].detach().numpy()
+            tensor = self.parameters[value.name]
+            array = tensor.detach().numpy()
             graph.inputs.remove(value)
+            value.name = self.names[id(tensor)]
             transposes = [node for node, _ in value.uses()]
             if transposes and all(is_matrix_transpose(node) for node in transposes):
                 array = array.T
+                value.name += ".transposed"
                 value.shape = ir.Shape(array.shape)
                 for node in transposes:
                     ir.convenience.replace_all_uses_with(node.outputs[0], value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from . import bert, gpt2
+from . import bert, gpt2, transformer
 from .recipe import Choices, Recipe
 
 
@@ -19,10 +19,10 @@ class FamilyRecipes(Protocol):
         ...
 
     def recipes(self, config: Any, choices: Choices) -> dict[str, Recipe]:
-        """The recipe of each dialect that the family can be exported in, by its name."""
+        """The recipe of each graph in each dialect that it can have, by `Recipe.id`."""
         ...
 
 
-FAMILIES: dict[str, FamilyRecipes] = {"bert": bert, "gpt2": gpt2}
+FAMILIES: dict[str, FamilyRecipes] = {"bert": bert, "gpt2": gpt2, "transformer": transformer}
 
 __all__ = ["FAMILIES", "Choices", "FamilyRecipes", "Recipe"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import Choices, Recipe
+from .recipe import Choices, Recipe, by_id
 
 if TYPE_CHECKING:
     from ...models import BertConfig
@@ -49,8 +49,8 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
     ]
     if pooler_output:
         outputs.append(TensorSpec("pooler_output", "pooler_output", "float32", (batch, config.hidden_size)))
-    return {
-        "portable": Recipe(
+    return by_id(
+        Recipe(
             graph="encoder",
             dialect="portable",
             opset=20,
@@ -61,7 +61,7 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
             example=EXAMPLE,
             constraints=("logit_rows < batch * tokens",) if has_rows else (),
         )
-    }
+    )
 
 
 def head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> list[TensorSpec]:

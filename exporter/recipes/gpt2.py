@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import Choices, Recipe, cache_specs
+from .recipe import Choices, Recipe, by_id, cache_specs
 
 if TYPE_CHECKING:
     from ...models import GPT2Config
@@ -25,7 +25,7 @@ def context_of(config: GPT2Config) -> int:
 def recipes(config: GPT2Config, choices: Choices) -> dict[str, Recipe]:
     if choices.outputs:
         raise InputError(f"outputs {list(choices.outputs)}: GPT-2 has none to choose, only encoders do")
-    return {"portable": portable(config, choices), "inplace": inplace(config, choices)}
+    return by_id(portable(config, choices), inplace(config, choices))
 
 
 def portable(config: GPT2Config, choices: Choices) -> Recipe:

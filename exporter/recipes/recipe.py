@@ -48,6 +48,15 @@ class Recipe:
     aliases: Mapping[str, str] = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
 
+    @property
+    def id(self) -> str:
+        return f"{self.graph}.{self.dialect}"
+
+
+def by_id(*recipes: Recipe) -> dict[str, Recipe]:
+    """Recipes by their graph and dialect, such as "decoder.portable"."""
+    return {recipe.id: recipe for recipe in recipes}
+
 
 def cache_specs(name: str, role: str, layers: int, axes: tuple[Axis | int, ...]) -> tuple[TensorSpec, ...]:
     """Key and value of every layer: `name`.0.key, `name`.0.value, `name`.1.key, ..."""

@@ -146,7 +146,7 @@ def limited(artifact: Artifact, max_batch: int | None, max_length: int | None) -
         maxima["batch"] = checked("max_batch", max_batch, 1, artifact.axis("batch").max)
     if max_length is not None:
         length = checked("max_length", max_length, 2, artifact.axis("tokens").max)
-        maxima |= {"tokens": length, SLOTS: length, "past": length - 1}
+        maxima |= {"tokens": length, "source_tokens": length, SLOTS: length, "past": length - 1}
     ranges: dict[str, Range] = {}
     for name, (_, axis) in first_uses(artifact).items():
         high = min(axis.max, maxima.get(name, axis.max))

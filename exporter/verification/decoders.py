@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.decoding.decoder import Decoder
+from ...runtime.decoding.decoder import Decoder, DecoderRun
 from ...runtime.text.tokenizer import Tokenizer
 from .gate import Comparison, Logits, Metrics, judge, limits_for, measure, scale_of
 from .node_executor import NodeExecutor, NotFiniteError
@@ -224,10 +224,30 @@ def greedy(
     """
     steps = min(len(s.continuation) for s in samples)
     run = decoder.start(len(samples), max(len(s.prompt) for s in samples) + steps)
+    return follow(run, run.prefill([s.prompt for s in samples]), samples, limits)
+
+
+class Continued(Protocol):
+    """What PyTorch continues with: tokens, margins, and the logits of the steps that are known."""
+
+    @property
+    def continuation(self) -> tuple[int, ...]: ...
+    @property
+    def margins(self) -> tuple[float, ...]: ...
+    @property
+    def steps(self) -> tuple[int, ...]: ...
+    @property
+    def logits(self) -> Logits: ...
+
+
+def follow(
+    run: DecoderRun, logits: Logits, samples: Sequence[Continued], limits: Mapping[str, float]
+) -> tuple[list[tuple[Logits, Logits]], list[str]]:
+    """`greedy` from the logits of the first step on."""
+    steps = min(len(s.continuation) for s in samples)
     known = [dict(zip(s.steps, s.logits, strict=True)) for s in samples]
     following = set(range(len(samples)))
     parts, failures = [], []
-    logits = run.prefill([s.prompt for s in samples])
     for step in range(steps):
         chosen = logits.argmax(-1)
         for row in sorted(following):
@@ -241,12 +261,13 @@ def greedy(
                     samples[row].margins[step] if want is None else float(want[token] - want[chosen[row]])
                 )
                 failures += divergence(step, token, int(chosen[row]), margin, samples[row], limits)
-        logits = run.decode([int(token) for token in chosen])
+        if step + 1 < steps:
+            logits = run.decode([int(token) for token in chosen])
     return parts, failures
 
 
 def divergence(
-    step: int, token: int, chosen: int, margin: float, sample: Sample, limits: Mapping[str, float]
+    step: int, token: int, chosen: int, margin: float, sample: Continued, limits: Mapping[str, float]
 ) -> list[str]:
     """A failure, if two logits inside their limit could not have changed places.
 

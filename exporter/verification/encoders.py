@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
@@ -23,7 +22,7 @@ from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
 from .fitted_head import LinearHead
 from .gate import Comparison, Metrics, VectorMetrics, judge, limits_for, measure, measure_vectors
-from .node_executor import NodeExecutor, NotFiniteError
+from .node_executor import ExecutedProgram, NotFiniteError
 
 if TYPE_CHECKING:
     from ...models import Bert
@@ -286,30 +285,12 @@ def compare(
         batch = [*texts[:2], single]
 
         def rounded_run() -> list[Outputs]:
-            executor = NodeExecutor(ir.load(bundle.path(artifact.file)))
-            rounded_encoder = Encoder(ExecutedProgram(executor), artifact, encoder.pad)
+            program = ExecutedProgram(bundle.path(artifact.file), artifact)
+            rounded_encoder = Encoder(program, artifact, encoder.pad)
             return run_batch(rounded_encoder, batch)
 
         add(f"batch of {len(batch)}, padded", engine, batch, rounded_run)
     return comparisons
-
-
-class ExecutedProgram:
-    """`NodeExecutor` as a Program, so that the runtime's own code feeds it."""
-
-    def __init__(self, executor: NodeExecutor) -> None:
-        self.executor = executor
-
-    def allocate(self, name: str, shape: tuple[int, ...]) -> Any:
-        raise AssertionError("an encoder has no buffers")
-
-    def run(
-        self, inputs: Mapping[str, Array], buffers: Mapping[str, Any], outputs: Sequence[str] | None = None
-    ) -> dict[str, Array]:
-        return self.executor.run(inputs)
-
-    def close(self) -> None:
-        del self.executor
 
 
 def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:

@@ -76,6 +76,26 @@ class VectorMetrics:
 
 
 @dataclass(frozen=True)
+class ScoreMetrics:
+    """How far the scores of whole sequences are from those that the model gives the same tokens.
+
+    Attributes:
+        score_error: the largest difference of two mean log-probabilities.
+        finite: no NaN and no infinity among them.
+        rows: how many sequences were compared.
+    """
+
+    score_error: float
+    finite: bool
+    rows: int
+
+    LIMITED: ClassVar = ("score_error",)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One artifact on one engine, in one situation, against PyTorch."""
 
@@ -180,7 +200,7 @@ def limits_for(
     return {name: min(cap, factors[name] * getattr(gap, name)) for name, cap in caps.items()}
 
 
-def judge(metrics: Metrics | VectorMetrics, limits: Mapping[str, float]) -> tuple[str, ...]:
+def judge(metrics: Metrics | VectorMetrics | ScoreMetrics, limits: Mapping[str, float]) -> tuple[str, ...]:
     """What exceeds its limit, in words; NaN always does."""
     failures = [] if metrics.finite else ["NaN or infinity in the results"]
     for name, limit in limits.items():

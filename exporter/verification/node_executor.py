@@ -7,13 +7,14 @@ GPU passes there. Alone in a session of its own, each node must round its result
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-Array = npt.NDArray[Any]
+from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
+from ...runtime.bundle.manifest import Artifact
 
 
 class NotFiniteError(ValueError):
@@ -126,6 +127,35 @@ class NodeExecutor:
                 f"node {node.name or name!r}, result {name!r} ({node.op_type}, {array.dtype}) gives"
                 f" {largest}; what it read reaches {read:g}"
             )
+
+
+class ExecutedProgram:
+    """`NodeExecutor` as a Program, so that the runtime's own code feeds it.
+
+    Args:
+        path: of the graph.
+        artifact: what its inputs and outputs are.
+    """
+
+    def __init__(self, path: Path, artifact: Artifact) -> None:
+        self.executor = NodeExecutor(ir.load(path))
+        self.dtypes = {spec.name: spec.dtype for spec in (*artifact.inputs, *artifact.outputs)}
+
+    def allocate(self, name: str, shape: Shape) -> Buffer:
+        return ArrayBuffer(np.zeros(shape, self.dtypes[name]))
+
+    def run(
+        self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer], outputs: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        arrays = {name: buffer.array for name, buffer in buffers.items() if isinstance(buffer, ArrayBuffer)}
+        typed = {name: np.asarray(array, self.dtypes[name]) for name, array in inputs.items()}
+        results = self.executor.run({**arrays, **typed})
+        for name in arrays.keys() & results.keys():
+            arrays[name][...] = results[name]
+        return {name: array for name, array in results.items() if name not in arrays}
+
+    def close(self) -> None:
+        del self.executor
 
 
 def tensor_type(array: Array) -> ir.TensorType:

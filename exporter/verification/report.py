@@ -50,6 +50,7 @@ class VerificationReport:
                 {"passed": True, "limits": dict(comparison.limits), "measured": {}},
             )
             gate["passed"] = gate["passed"] and comparison.passed
+            gate["limits"] |= comparison.limits  # a beam search has others than a step
             for name in comparison.limits:
                 values = [gate["measured"].get(name, 0.0), comparison.metrics[name]]
                 gate["measured"][name] = None if None in values else max(values)

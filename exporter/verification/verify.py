@@ -13,7 +13,7 @@ from ...runtime.errors import InputError
 from ..errors import CheckpointError, SourceError, VerificationError
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
-from . import decoders, encoders
+from . import decoders, encoders, translators
 from .gate import Comparison
 from .report import VerificationReport, read_golden
 
@@ -69,7 +69,7 @@ def verify(
         model = load_model(checkpoint.folder)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    texts = read_prompts(None if prompts is None else Path(prompts))
+    texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.folder)
     report, _, _ = examine(opened, model, texts, progress)
     return report
 
@@ -95,8 +95,15 @@ class Examiner(Protocol):
     def from_arrays(self, arrays: Mapping[str, Any]) -> Any: ...
 
 
+EXAMINERS: dict[str, Examiner] = {
+    "text-generation": decoders,
+    "text-encoding": encoders,
+    "translation": translators,
+}
+
+
 def examiner_of(manifest: Manifest) -> Examiner:
-    return decoders if manifest.encoder is None else encoders
+    return EXAMINERS[manifest.task]
 
 
 def recorded_source(bundle: Bundle) -> Source | None:

@@ -89,7 +89,8 @@ class Bundle:
             path
         ) != entry.sha256:
             raise IntegrityError(
-                f"{self.folder}: {name} has changed since it was exported (its sha256 differs)"
+                f"{self.folder}: {name} is not the file that was exported: its sha256 differs, so it has"
+                " changed or belongs to another export"
             )
         return path
 

@@ -12,20 +12,36 @@ from .json_reader import FILE_NAME, Reader
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What decides how a sequence begins and ends."""
+    """What decides how a sequence begins and ends, and how it is searched for.
+
+    Attributes:
+        eos: tokens that end it.
+        decoder_start: the token that every target begins with.
+        forced_bos, forced_eos: the target's first token after that, and its last at full length.
+        suppressed: tokens that are never generated.
+        num_beams, length_penalty, early_stopping, no_repeat_ngram_size: see `decoding.beam.Search`.
+        min_new_tokens: before which none of `eos` is generated.
+        max_new_tokens: of a translation.
+        max_length: tokens of one sequence, at most.
+    """
 
     eos: tuple[int, ...] = ()
     bos: int | None = None
     pad: int | None = None
+    decoder_start: int | None = None
+    forced_bos: int | None = None
+    forced_eos: int | None = None
+    suppressed: tuple[int, ...] = ()
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int = 0
+    max_new_tokens: int | None = None
     max_length: int = 1024
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "eos": list(self.eos),
-            "bos": self.bos,
-            "pad": self.pad,
-            "max_length": self.max_length,
-        }
+        return {**vars(self), "eos": list(self.eos), "suppressed": list(self.suppressed)}
 
     @staticmethod
     def from_json(value: Any) -> GenerationDefaults:
@@ -34,6 +50,18 @@ class GenerationDefaults:
             eos=r.list_of("eos", int, ()),
             bos=r.get("bos", int, None),
             pad=r.get("pad", int, None),
+            decoder_start=r.get("decoder_start", int, None),
+            forced_bos=r.get("forced_bos", int, None),
+            forced_eos=r.get("forced_eos", int, None),
+            suppressed=r.list_of("suppressed", int, ()),
+            num_beams=r.get("num_beams", int, 1),
+            length_penalty=r.number("length_penalty", 1.0),
+            early_stopping="never"
+            if r.value.get("early_stopping") == "never"
+            else r.flag("early_stopping", False),
+            no_repeat_ngram_size=r.get("no_repeat_ngram_size", int, None),
+            min_new_tokens=r.get("min_new_tokens", int, 0),
+            max_new_tokens=r.get("max_new_tokens", int, None),
             max_length=r.get("max_length", int),
         )
 

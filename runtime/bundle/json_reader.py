@@ -40,11 +40,17 @@ class Reader:
     def object(self, name: str) -> Mapping[str, Any]:
         return self.get(name, dict)
 
-    def flag(self, name: str) -> bool:
-        value = self.value.get(name, _MISSING)
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self.value.get(name, default)
         if not isinstance(value, bool):
             raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be true or false")
         return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.value.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be a number")
+        return float(value)
 
     def texts(self, name: str) -> Mapping[str, str]:
         values: Mapping[str, Any] = self.get(name, dict, {})

@@ -5,7 +5,8 @@ B batch, T tokens of this step, P cached columns, H heads, D head size, N logit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,23 @@ import numpy as np
 from ..backends.backend import Array, Buffer, Program
 from ..bundle.manifest import Artifact, TensorSpec
 from ..errors import ContextLengthError, ManifestError
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every step of a batch sees beside its own tokens: of a translation, the source.
+
+    Attributes:
+        inputs: host arrays by input name.
+        buffers: what stays in the engine's memory, by input name.
+    """
+
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    buffers: Mapping[str, Buffer] = field(default_factory=dict)
+
+
+LOGITS = ("logits",)
+NO_CONTEXT = Context()
 
 
 class Cache(Protocol):
@@ -26,16 +44,27 @@ class Cache(Protocol):
         """
         ...
 
-    def step(self, ids: Array, valid: Array, logit_rows: Array) -> Array:
+    def step(
+        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
         """Runs the graph over new tokens on top of what is cached.
 
         Args:
             ids: (B, T) int64, padded on the dialect's side.
             valid: (B, T) bool, False at padding; rows that have ended are all padding.
             logit_rows: (N,) int64, flat indices into B * T.
+            outputs: names of the results that are wanted.
 
         Returns:
-            Logits (N, V) float32.
+            The results by name; "logits" are (N, V) float32.
+        """
+        ...
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Makes rows what others are.
+
+        Args:
+            copies: (source, target) rows; no target is a source.
         """
         ...
 
@@ -43,8 +72,16 @@ class Cache(Protocol):
 class GrowingCache:
     """`portable`: each step writes past + new into the other of two sets of buffers."""
 
-    def __init__(self, program: Program, artifact: Artifact, batch: int, capacity: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        artifact: Artifact,
+        batch: int,
+        capacity: int,
+        context: Context = NO_CONTEXT,
+    ) -> None:
         self.program = program
+        self.context = context
         self.capacity = capacity
         self.columns = 0
         self.mask = np.zeros((batch, capacity), np.int64)
@@ -57,55 +94,84 @@ class GrowingCache:
     def check_room(self, width: int) -> None:
         refuse_overflow(self.columns + width, self.capacity)
 
-    def step(self, ids: Array, valid: Array, logit_rows: Array) -> Array:
+    def step(
+        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
         B, T = ids.shape
         self.check_room(T)
         past, total = self.columns, self.columns + T
         self.mask[:, past:total] = valid
         mask = self.mask[:, :total]
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
-        buffers: dict[str, Buffer] = {}
+        buffers = dict(self.context.buffers)
         for name, grown, spec in self.names:
             buffers[name] = self.past[name].view(cache_shape(spec, B, past))
             buffers[grown] = self.present[name].view(cache_shape(spec, B, total))
         inputs = {
+            **self.context.inputs,
             "input_ids": ids,
             "attention_mask": mask,
             "position_ids": positions,
             "logit_rows": logit_rows,
         }
-        logits = self.program.run(inputs, buffers)["logits"]
+        results = self.program.run(inputs, buffers, outputs)
         self.past, self.present = self.present, self.past
         self.columns = total
-        return logits
+        return results
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        for name, _, spec in self.names if copies else ():
+            past = self.past[name].view(cache_shape(spec, len(self.mask), self.columns))
+            for source, target in copies:
+                past.copy_rows(source, target, self.columns)
+        for source, target in copies:
+            self.mask[target] = self.mask[source]
 
 
 class SlotCache:
     """`inplace`: fixed slots, written where each row's tokens belong; the output is the input's memory."""
 
-    def __init__(self, program: Program, artifact: Artifact, batch: int, capacity: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        artifact: Artifact,
+        batch: int,
+        capacity: int,
+        context: Context = NO_CONTEXT,
+    ) -> None:
         self.program = program
+        self.context = context
         self.capacity = capacity
         self.lengths = np.zeros(batch, np.int32)
-        self.buffers: dict[str, Buffer] = {}
+        self.slots: list[Buffer] = []
+        self.buffers = dict(context.buffers)
         for spec, out in cache_pairs(artifact):
             buffer = program.allocate(spec.name, cache_shape(spec, batch, capacity))
+            self.slots.append(buffer)
             self.buffers |= {spec.name: buffer, out.name: buffer}
 
     def check_room(self, width: int) -> None:
         refuse_overflow(int(self.lengths.max()) + width, self.capacity)
 
-    def step(self, ids: Array, valid: Array, logit_rows: Array) -> Array:
+    def step(
+        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
         T = ids.shape[1]
         counts = valid.sum(axis=1, dtype=np.int32)
         refuse_overflow(int((self.lengths + np.where(counts, T, 0)).max()), self.capacity)
         # A row that ended with its slots full has its last one overwritten, which nobody reads again.
         lengths = np.minimum(self.lengths, self.capacity - T).astype(np.int32)
-        inputs = {"input_ids": ids, "past_lengths": lengths, "logit_rows": logit_rows}
-        logits = self.program.run(inputs, self.buffers)["logits"]
+        own = {"input_ids": ids, "past_lengths": lengths, "logit_rows": logit_rows}
+        results = self.program.run({**self.context.inputs, **own}, self.buffers, outputs)
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
         self.lengths = self.lengths + counts
-        return logits
+        return results
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, target in copies:
+            for slots in self.slots:
+                slots.copy_rows(source, target, int(self.lengths[source]))
+            self.lengths[target] = self.lengths[source]
 
 
 def refuse_overflow(needed: int, capacity: int) -> None:
@@ -118,13 +184,15 @@ def refuse_overflow(needed: int, capacity: int) -> None:
 LAYOUTS: dict[str, type[GrowingCache | SlotCache]] = {"portable": GrowingCache, "inplace": SlotCache}
 
 
-def new_cache(program: Program, artifact: Artifact, batch: int, capacity: int) -> Cache:
+def new_cache(
+    program: Program, artifact: Artifact, batch: int, capacity: int, context: Context = NO_CONTEXT
+) -> Cache:
     """An empty cache for `batch` rows of up to `capacity` tokens."""
     if artifact.dialect not in LAYOUTS:
         raise ManifestError(
             f"artifact {artifact.id} has dialect {artifact.dialect!r}, known are {list(LAYOUTS)}"
         )
-    return LAYOUTS[artifact.dialect](program, artifact, batch, capacity)
+    return LAYOUTS[artifact.dialect](program, artifact, batch, capacity, context)
 
 
 def capacity_for(artifact: Artifact, lengths: Sequence[int], new_tokens: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from ..backends.backend import Array, Program
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError
-from .cache import Cache, new_cache
+from .cache import LOGITS, NO_CONTEXT, Cache, Context, new_cache
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
@@ -28,9 +28,9 @@ class Decoder:
         self.lock = threading.Lock()
         self.closed = False
 
-    def start(self, batch: int, capacity: int) -> DecoderRun:
-        """An empty cache for `batch` rows of up to `capacity` tokens."""
-        return DecoderRun(self, new_cache(self.program, self.artifact, batch, capacity))
+    def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
+        """An empty cache for `batch` rows of up to `capacity` tokens, which may look at a source."""
+        return DecoderRun(self, new_cache(self.program, self.artifact, batch, capacity, context))
 
     def close(self) -> None:
         with self.lock:
@@ -81,10 +81,21 @@ class DecoderRun:
 
     def step(self, ids: Array, valid: Array, logit_rows: Sequence[int]) -> Array:
         """The graph once: logits (N, V) of `logit_rows`, flat indices into the B * T of this step."""
+        return self.results(ids, valid, logit_rows, LOGITS)["logits"]
+
+    def results(
+        self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]
+    ) -> dict[str, Array]:
+        """The graph once: the named results."""
         with self.decoder.lock:
             if self.decoder.closed:
                 raise ClosedError("the model was closed; load() it again")
-            return self.cache.step(ids, valid, np.asarray(logit_rows, np.int64))
+            return self.cache.step(ids, valid, np.asarray(logit_rows, np.int64), outputs)
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Makes rows of the cache what others are, as (source, target); no target is a source."""
+        with self.decoder.lock:
+            self.cache.copy_rows(copies)
 
 
 def pad(rows: Sequence[Sequence[int]], side: str) -> tuple[Array, Array]:

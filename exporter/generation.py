@@ -1,0 +1,132 @@
+"""What a checkpoint's files say of how its sequences begin, end and are searched for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ..runtime.bundle.defaults import GenerationDefaults
+from .errors import CheckpointError
+
+log = logging.getLogger("planforge")
+
+# Settings that change what is generated and that the runtime does not have, with the values that mean "off".
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "begin_suppress_tokens": (None, []),
+    "diversity_penalty": (None, 0.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "forced_decoder_ids": (None, []),
+    "num_beam_groups": (None, 1),
+    "prefix_allowed_tokens_fn": (None,),
+    "repetition_penalty": (None, 1.0),
+    "sequence_bias": (None, []),
+}
+
+
+class Settings:
+    """config.json with generation_config.json over it, read field by field.
+
+    Args:
+        value: the settings.
+        where: what errors call them.
+        vocab_size: tokens from there on are left out of lists: no model chooses them.
+    """
+
+    def __init__(self, value: Mapping[str, Any], where: str, vocab_size: int) -> None:
+        self.value = value
+        self.where = where
+        self.vocab_size = vocab_size
+
+    def token(self, name: str) -> int | None:
+        """One token's number."""
+        found = self.tokens(name)
+        if len(found) > 1:
+            raise CheckpointError(
+                f"{self.where}: {name} is {self.value[name]!r}; only one token is supported"
+            )
+        return found[0] if found else None
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """A token's number or a list of them."""
+        value = self.value.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for each in values:
+            if type(each) is not int:
+                raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
+        return tuple(values)
+
+    def number(self, name: str, default: float) -> Any:
+        """A number; None means the default."""
+        value = self.value.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a number")
+        return value
+
+    def bad_words(self) -> tuple[int, ...]:
+        """The tokens of bad_words_ids and suppress_tokens."""
+        words = self.value.get("bad_words_ids") or []
+        if not isinstance(words, list) or not all(isinstance(w, list) and len(w) == 1 for w in words):
+            raise CheckpointError(
+                f"{self.where}: bad_words_ids is {words!r}; only single tokens are supported"
+            )
+        found = {*self.tokens("suppress_tokens")}
+        for (token,) in words:
+            if type(token) is not int:
+                raise CheckpointError(f"{self.where}: bad_words_ids has {token!r}, not a token's number")
+            found.add(token)
+        return tuple(sorted(t for t in found if 0 <= t < self.vocab_size))
+
+
+def decoder_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+    """Of a language model."""
+    return GenerationDefaults(
+        eos=tuple(t for t in settings.tokens("eos_token_id") if 0 <= t < settings.vocab_size),
+        bos=settings.token("bos_token_id"),
+        pad=settings.token("pad_token_id"),
+        max_length=max_length,
+    )
+
+
+def translation_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+    """Of an encoder-decoder.
+
+    Raises:
+        CheckpointError: decoder_start_token_id or eos_token_id is missing, or a setting cannot be kept.
+    """
+    basics = decoder_defaults(settings, max_length)
+    start = settings.token("decoder_start_token_id")
+    if start is None or not basics.eos:
+        missing = "decoder_start_token_id" if start is None else "eos_token_id"
+        raise CheckpointError(
+            f"{settings.where}: {missing} is missing; a translation needs it, in generation_config.json"
+        )
+    if not 0 <= start < settings.vocab_size:
+        raise CheckpointError(
+            f"{settings.where}: decoder_start_token_id={start} is not in the target's vocabulary"
+        )
+    for name, off in UNSUPPORTED.items():
+        if settings.value.get(name) not in off:
+            log.warning("%s sets %s=%r, which is left out", settings.where, name, settings.value[name])
+    early = settings.value.get("early_stopping")
+    if early not in (None, False, True, "never"):
+        raise CheckpointError(f"{settings.where}: early_stopping is {early!r}, not true, false or 'never'")
+    return GenerationDefaults(
+        eos=basics.eos,
+        bos=basics.bos,
+        pad=basics.pad,
+        decoder_start=start,
+        forced_bos=settings.token("forced_bos_token_id"),
+        forced_eos=settings.token("forced_eos_token_id"),
+        suppressed=settings.bad_words(),
+        num_beams=int(settings.number("num_beams", 1)),
+        length_penalty=float(settings.number("length_penalty", 1.0)),
+        early_stopping=early or False,
+        no_repeat_ngram_size=int(settings.number("no_repeat_ngram_size", 0)) or None,
+        # Both lengths count the start token.
+        min_new_tokens=max(0, int(settings.number("min_length", 0)) - 1),
+        max_new_tokens=min(max_length, max(1, int(settings.number("max_length", max_length + 1)) - 1)),
+        max_length=max_length,
+    )

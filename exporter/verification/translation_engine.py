@@ -1,0 +1,81 @@
+"""The two graphs of an encoder-decoder on one engine, as a verification runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...runtime.backends.backend import Program
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
+from ...runtime.decoding.decoder import Decoder, DecoderRun
+from ...runtime.decoding.source import SourceEncoder
+from .gate import Logits
+
+if TYPE_CHECKING:
+    from .translation_samples import Sample
+
+
+class Engine:
+    """An artifact with the partner that it runs with.
+
+    Args:
+        bundle: that has both.
+        artifact: an encoder or a decoder.
+        opened: opens a graph.
+    """
+
+    def __init__(self, bundle: Bundle, artifact: Artifact, opened: Callable[[Artifact], Program]) -> None:
+        defaults = bundle.manifest.generation
+        assert defaults is not None and defaults.decoder_start is not None
+        same = [a for a in bundle.manifest.artifacts if a.precision == artifact.precision]
+        encoder = next(a for a in same if a.graph == "encoder")
+        decoder = artifact if artifact.graph == "decoder" else next(a for a in same if a.graph == "decoder")
+        self.start = defaults.decoder_start
+        self.encoder = SourceEncoder(opened(encoder), encoder, decoder)
+        self.decoder = Decoder(opened(decoder), decoder)
+
+    def cross(self, samples: Sequence[Sample]) -> list[Logits]:
+        """What the decoder would read of the sources, as one padded batch, at the known positions."""
+        context = self.encoder.encode([s.source for s in samples])
+        tensors = [context.buffers[read.name].numpy() for _, read in self.encoder.reads]
+        return [
+            np.stack(
+                [t[b][:, list(s.positions)].swapaxes(0, 1).reshape(len(s.positions), -1) for t in tensors]
+            ).astype(np.float32)
+            for b, s in enumerate(samples)
+        ]
+
+    def run(self, samples: Sequence[Sample], beams: int, capacity: int) -> DecoderRun:
+        context = self.encoder.encode([s.source for s in samples])
+        return self.decoder.start(len(samples) * beams, capacity, context)
+
+    def teacher_forced(self, sample: Sample) -> Logits:
+        """Feeds PyTorch's tokens through the cache: at once up to the first known step, then one by one."""
+        run = self.run([sample], 1, len(sample.target))
+        fed = [self.start, *sample.target[:-1]]
+        out = [run.prefill([fed[: sample.steps[0] + 1]])]
+        out += [run.decode([token]) for token in fed[sample.steps[0] + 1 : sample.steps[-1] + 1]]
+        return np.concatenate(out)[[step - sample.steps[0] for step in sample.steps]]
+
+    def at_once(self, sample: Sample) -> Logits:
+        """PyTorch's tokens in one step, on top of nothing."""
+        run = self.run([sample], 1, len(sample.target))
+        ids = np.asarray([[self.start, *sample.target[:-1]]])
+        return run.step(ids, np.ones_like(ids, bool), sample.steps)
+
+    def search(self, samples: Sequence[Sample], search: Search) -> list[list[Hypothesis]]:
+        """The runtime's beam search."""
+        beams = BeamSearch(len(samples), self.start, search)
+        run = self.run(samples, search.num_beams, search.max_new_tokens)
+        while not beams.done:
+            copies = beams.advance(run.decode(beams.tokens))
+            run.copy_rows(copies)
+        return beams.hypotheses()
+
+    def close(self) -> None:
+        self.encoder.close()
+        self.decoder.close()

@@ -1,0 +1,96 @@
+"""PyTorch's answers of an encoder-decoder, which every engine is held against.
+
+S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, K beams
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
+from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
+from ...runtime.decoding.sampling import token_logprobs
+from .gate import Logits, Metrics, VectorMetrics, measure
+from .rounding import rounded
+
+if TYPE_CHECKING:
+    from .translation_samples import Sample
+
+
+class Reference:
+    """The model in PyTorch, in fp32. Sources are computed one by one, without padding."""
+
+    def __init__(self, model: Transformer, start: int) -> None:
+        self.model = model
+        self.start = start
+
+    @torch.no_grad()
+    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+        """What the decoder's layers read of a source: L pairs of (1, H, S, D)."""
+        ids = torch.tensor([list(source)])
+        memory = self.model.encode(ids, PaddedAttention(torch.ones_like(ids)))
+        found: list[KeyValue] = self.model.decoder.keys_values(memory)  # type: ignore[operator]
+        return found
+
+    def cross(self, source: Sequence[int]) -> Logits:
+        """`keys_values` as (2 * L, S, H * D): key and value of layer 0, of layer 1, ..."""
+        flat = [tensor[0].transpose(0, 1).flatten(1) for pair in self.keys_values(source) for tensor in pair]
+        array: Logits = torch.stack(flat).numpy()
+        return array
+
+    @torch.no_grad()
+    def logits(self, source: Sequence[int], target: Sequence[int]) -> Logits:
+        """Logits (T, V) of what PyTorch would say at each place of a target, computed at once, uncached."""
+        ids = torch.tensor([[self.start, *target[:-1]]])
+        logits: Logits = self.model(torch.tensor([list(source)]), ids)[0].numpy()
+        return logits
+
+    def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
+        """The best targets, searched with a copy of the source for every beam."""
+        beams = BeamSearch(1, self.start, search)
+        rows = [self.keys_values(source)] * search.num_beams
+        mask = torch.ones(search.num_beams, len(source), dtype=torch.int64)
+        everything = SourceAttention(joined(rows), mask)
+        past: list[KeyValue] | None = None
+        with torch.no_grad():
+            while not beams.done:
+                logits, past = self.model.step(torch.tensor(beams.tokens)[:, None], everything, past)
+                copies = beams.advance(logits[:, -1].numpy())
+                parent = list(range(search.num_beams))
+                for origin, row in copies:
+                    parent[row] = origin
+                past = [(k[parent], v[parent]) for k, v in past]
+        return beams.hypotheses()[0]
+
+    def score(self, source: Sequence[int], target: Sequence[int]) -> float:
+        """The mean log-probability of a target's tokens."""
+        logprobs = token_logprobs(self.logits(source, target), np.asarray(target))
+        return float(logprobs.mean())
+
+    def gaps(self, samples: Sequence[Sample], dtype: torch.dtype) -> tuple[Metrics, VectorMetrics]:
+        """The same model with weights and every result rounded to `dtype`, against itself.
+
+        Returns:
+            Of the logits, and of what the decoder reads of the sources.
+        """
+        from .translation_samples import measure_cross
+
+        with rounded(self.model, dtype):
+            got = [self.logits(s.source, s.target)[list(s.steps)] for s in samples]
+            cross = [self.cross(s.source)[:, list(s.positions)] for s in samples]
+        logits = measure(np.concatenate(got), np.concatenate([s.logits for s in samples]))
+        return logits, measure_cross(cross, [s.cross for s in samples])
+
+
+def joined(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:
+    """The keys and values of several rows as one batch."""
+
+    def stacked(layer: int, kind: int) -> Tensor:
+        return torch.cat([row[layer][kind] for row in rows])
+
+    return [(stacked(layer, 0), stacked(layer, 1)) for layer in range(len(rows[0]))]

@@ -1,0 +1,148 @@
+"""What an encoder-decoder must reproduce, and how it is kept as golden data.
+
+V vocabulary, L layers, H heads, D head size
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime.decoding.beam import Hypothesis, Search
+from ...runtime.decoding.constraints import Constraints
+from .gate import Logits, VectorMetrics, measure_vectors
+
+if TYPE_CHECKING:
+    from .translation_reference import Reference
+
+GOLDEN_STEPS, GOLDEN_POSITIONS = 3, 2
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A source, and what PyTorch makes of it.
+
+    Attributes:
+        source: token ids, the end token included.
+        target: PyTorch's likeliest tokens one by one, without the start token.
+        margins: by how much it preferred each of them to the next best, in logits.
+        steps: places in the target whose logits are known.
+        logits: (len(steps), V) computed at once and without a cache.
+        positions: places in the source whose keys and values are known.
+        cross: (2 * L, len(positions), H * D) keys and values of every layer.
+        beams: the best targets that beam search finds, with their scores; of some samples only.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    margins: tuple[float, ...]
+    steps: tuple[int, ...]
+    logits: Logits
+    positions: tuple[int, ...]
+    cross: Logits
+    beams: tuple[Hypothesis, ...] = ()
+
+    @property
+    def continuation(self) -> tuple[int, ...]:
+        """Of the start token."""
+        return self.target
+
+    def thinned(self) -> Sample:
+        """With some of the steps and positions only, the first and last among them."""
+        steps, positions = (
+            evenly(len(self.steps), GOLDEN_STEPS),
+            evenly(len(self.positions), GOLDEN_POSITIONS),
+        )
+        return replace(
+            self,
+            steps=tuple(self.steps[i] for i in steps),
+            logits=self.logits[list(steps)],
+            positions=tuple(self.positions[i] for i in positions),
+            cross=self.cross[:, list(positions)],
+        )
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What every engine must reproduce.
+
+    Attributes:
+        samples: texts; then a source of one token, and one of as many as the model reads with a target
+            of as many as it writes.
+        search: how `Sample.beams` were found.
+        reference: PyTorch, where it is at hand.
+    """
+
+    samples: tuple[Sample, ...]
+    search: Search
+    reference: Reference | None = None
+
+
+def evenly(count: int, most: int) -> tuple[int, ...]:
+    """At most `most` of `count` indices, the first and last among them."""
+    return tuple(int(i) for i in np.unique(np.linspace(0, count - 1, min(count, most)).round()))
+
+
+def measure_cross(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:
+    """The worst of all layers' keys and values, each in units of its own spread."""
+    sides = [np.concatenate(list(side), axis=1) for side in (got, want)]
+    found = [measure_vectors(a, b) for a, b in zip(*sides, strict=True)]
+    worst = max(range(len(found)), key=lambda i: math.inf if not found[i].finite else found[i].max_error)
+    return replace(
+        found[worst], cosine_gap=max(f.cosine_gap for f in found), finite=all(f.finite for f in found)
+    )
+
+
+def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
+    """Sources, targets and some of the numbers, as golden data keeps them."""
+    search = expected.search
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "search": np.array([search.num_beams, search.max_new_tokens]),
+        "eos": np.array(search.constraints.eos),
+        "suppressed": np.array(search.constraints.suppressed, np.int64),
+    }
+    for i, sample in enumerate(expected.samples):
+        thin = sample.thinned()
+        for name in ("source", "target", "margins", "steps", "logits", "positions", "cross"):
+            arrays[f"sample.{i}.{name}"] = np.array(getattr(thin, name))
+        for k, beam in enumerate(sample.beams):
+            arrays[f"sample.{i}.beam.{k}"] = np.array(beam.token_ids)
+            arrays[f"sample.{i}.beam_score.{k}"] = np.array(beam.score)
+    return arrays
+
+
+def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Expectation:
+    """What `to_arrays` made."""
+
+    def integers(name: str) -> tuple[int, ...]:
+        return tuple(int(number) for number in arrays[name])
+
+    beams, steps = integers("search")
+    constraints = Constraints(eos=integers("eos"), suppressed=integers("suppressed"))
+    search = Search(num_beams=beams, n_best=beams, max_new_tokens=steps, constraints=constraints)
+    samples = []
+    for i in range(sum(name.endswith(".source") for name in arrays)):
+        found = sum(name.startswith(f"sample.{i}.beam.") for name in arrays)
+        samples.append(
+            Sample(
+                source=integers(f"sample.{i}.source"),
+                target=integers(f"sample.{i}.target"),
+                margins=tuple(float(margin) for margin in arrays[f"sample.{i}.margins"]),
+                steps=integers(f"sample.{i}.steps"),
+                logits=arrays[f"sample.{i}.logits"],
+                positions=integers(f"sample.{i}.positions"),
+                cross=arrays[f"sample.{i}.cross"],
+                beams=tuple(
+                    Hypothesis(
+                        integers(f"sample.{i}.beam.{k}"), float(arrays[f"sample.{i}.beam_score.{k}"]), "eos"
+                    )
+                    for k in range(found)
+                ),
+            )
+        )
+    return Expectation(tuple(samples), search)

@@ -1,0 +1,295 @@
+"""Runs an encoder-decoder through the runtime's own loop and compares every number with PyTorch's.
+
+V vocabulary, L layers, H heads, D head size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ...runtime.backends.ort_backend import OrtCpuBackend
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.defaults import GenerationDefaults
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.decoding.beam import Search
+from ...runtime.decoding.constraints import Constraints
+from ...runtime.load import translation_tokenizers
+from ..errors import VerificationError
+from .decoders import follow, measure_parts
+from .gate import (
+    Comparison,
+    Metrics,
+    ScoreMetrics,
+    VectorMetrics,
+    judge,
+    limits_for,
+    scale_of,
+)
+from .node_executor import ExecutedProgram, NotFiniteError
+from .translation_engine import Engine
+from .translation_samples import Expectation, Sample, evenly, from_arrays, measure_cross, to_arrays
+
+if TYPE_CHECKING:
+    from ...models import Transformer
+    from .translation_reference import Reference
+
+SOURCE_TOKENS = 48  # at most; several lengths below that are used
+DECODE_STEPS = 32
+MAX_BATCH = 4  # of the padded cases
+NUM_BEAMS = 4
+CONTEXT_ROWS = 8  # positions compared at the end of a full target
+POSITIONS = 6  # of each source, whose keys and values are compared
+
+
+def search_of(defaults: GenerationDefaults, steps: int, beams: int) -> Search:
+    """A search that only forbids what the model itself never says."""
+    constraints = Constraints(eos=defaults.eos, suppressed=defaults.suppressed)
+    return Search(num_beams=beams, n_best=beams, max_new_tokens=steps, constraints=constraints)
+
+
+def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectation:
+    """Asks PyTorch about texts of unequal length."""
+    from .translation_reference import Reference
+
+    defaults = bundle.manifest.generation
+    assert defaults is not None and defaults.decoder_start is not None
+    reference = Reference(model, defaults.decoder_start)
+    tokenizer, _ = translation_tokenizers(bundle)
+    encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")
+    longest = encoder.axis("tokens").max
+    encoded = [tokens for tokens in map(tokenizer.encode, texts) if tokens]
+    if not encoded:
+        raise VerificationError("the texts to verify with have no tokens that this model knows")
+    most = min(SOURCE_TOKENS, longest - 1)
+    sources = [(*t[: max(1, most // (1 + i % 3))], defaults.eos[0]) for i, t in enumerate(encoded)]
+    steps = min(DECODE_STEPS, longest)
+    samples = [sample_of(reference, source, defaults, steps) for source in sources]
+    search = search_of(defaults, steps, NUM_BEAMS)
+    samples[-MAX_BATCH:] = [
+        replace(s, beams=tuple(reference.search(s.source, search))) for s in samples[-MAX_BATCH:]
+    ]
+    samples.append(sample_of(reference, (defaults.eos[0],), defaults, steps))
+    text = [token for tokens in encoded for token in tokens]
+    full = (*(text * (longest // len(text) + 1))[: longest - 1], defaults.eos[0])
+    written = [token for s in samples for token in s.target]
+    target = tuple((written * (longest // len(written) + 1))[:longest])
+    samples.append(
+        sample_with(reference, full, target, tuple(range(longest - min(CONTEXT_ROWS, longest), longest)))
+    )
+    return Expectation(tuple(samples), search, reference)
+
+
+def sample_of(
+    reference: Reference, source: tuple[int, ...], defaults: GenerationDefaults, steps: int
+) -> Sample:
+    """A source with its greedy target, of `steps` tokens even where it ends before."""
+    search = replace(search_of(defaults, steps, 1), constraints=Constraints(eos=()))
+    (best,) = reference.search(source, search)
+    return sample_with(reference, source, best.token_ids, tuple(range(steps)))
+
+
+def sample_with(
+    reference: Reference, source: tuple[int, ...], target: tuple[int, ...], steps: tuple[int, ...]
+) -> Sample:
+    logits = reference.logits(source, target)[list(steps)]
+    best = np.sort(logits, axis=-1)[:, -2:]
+    margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
+    positions = evenly(len(source), POSITIONS)
+    return Sample(
+        source, target, margins, steps, logits, positions, reference.cross(source)[:, list(positions)]
+    )
+
+
+def limits(model: Transformer, bundle: Bundle, expected: Expectation, precision: str) -> dict[str, float]:
+    """The limits of a precision, from the one table and from what rounding does in PyTorch.
+
+    Raises:
+        ValueError: the rounded model is not finite.
+    """
+    logits_gap: Metrics | None = None
+    cross_gap: VectorMetrics | None = None
+    if precision != "fp32":
+        import torch
+
+        assert expected.reference is not None
+        logits_gap, cross_gap = expected.reference.gaps(expected.samples, {"fp16": torch.float16}[precision])
+    found = limits_for(precision, logits_gap)
+    cross = limits_for(precision, cross_gap, VectorMetrics.LIMITED)
+    # A logit's error moves a token's log-probability by at most twice as much, and so their mean.
+    scale = max(scale_of(sample.logits) for sample in expected.samples)
+    return {
+        **found,
+        **{f"cross.{name}": limit for name, limit in cross.items()},
+        "score_error": 2 * found["max_error"] * scale,
+    }
+
+
+def compare(
+    bundle: Bundle,
+    artifact: Artifact,
+    expected: Expectation,
+    limits: Mapping[str, float],
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Comparison]:
+    """Every case of one artifact on ONNX Runtime, together with its partner; fp16 also node by node.
+
+    Returns:
+        A comparison per case, passed or not.
+    """
+    cases = encoder_cases if artifact.graph == "encoder" else decoder_cases
+    backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
+    engine = Engine(bundle, artifact, lambda each: backend.open(bundle, each))
+    comparisons = []
+    try:
+        for name, run in cases(engine, expected, limits).items():
+            progress(f"{artifact.id}: {name}")
+            comparisons.append(Comparison(artifact.id, backend.name, name, *run()))
+    finally:
+        engine.close()
+    if artifact.precision != "fp32":
+        progress(f"{artifact.id}: node by node")
+        name = f"node by node, rounded to {artifact.precision}"
+        engine = Engine(bundle, artifact, lambda each: ExecutedProgram(bundle.path(each.file), each))
+        samples = [*expected.samples[:2], expected.samples[-2]]
+        run = (cross_case if artifact.graph == "encoder" else at_once_case)(engine, samples, limits)
+        comparisons.append(Comparison(artifact.id, name, f"{len(samples)} sources", *run()))
+    return comparisons
+
+
+# What a case gives: metrics, their limits, and what exceeds them.
+Verdict: TypeAlias = tuple[dict[str, Any], dict[str, float], tuple[str, ...]]
+
+
+def judged(
+    metrics: Metrics | VectorMetrics | ScoreMetrics,
+    limits: Mapping[str, float],
+    prefix: str = "",
+    failures: Sequence[str] = (),
+) -> Verdict:
+    """A verdict on metrics whose limits' names begin with `prefix`."""
+    own = {name: limits[prefix + name] for name in metrics.LIMITED}
+    found = (*(f"{prefix}{failure}" for failure in judge(metrics, own)), *failures)
+    values = {f"{prefix}{name}": value for name, value in metrics.to_json().items()}
+    return values, {f"{prefix}{name}": limit for name, limit in own.items()}, found
+
+
+def encoder_cases(
+    engine: Engine, expected: Expectation, limits: Mapping[str, float]
+) -> dict[str, Callable[[], Verdict]]:
+    *texts, single, full = expected.samples
+
+    def one_by_one() -> Verdict:
+        got = [engine.cross([sample])[0] for sample in texts]
+        return judged(measure_cross(got, [s.cross for s in texts]), limits, "cross.")
+
+    batch = [*texts[-MAX_BATCH + 1 :], single]
+    return {
+        "one by one": one_by_one,
+        f"batch of {len(batch)}, padded": cross_case(engine, batch, limits),
+        "1 token": cross_case(engine, [single], limits),
+        f"{len(full.source)} tokens": cross_case(engine, [full], limits),
+    }
+
+
+def cross_case(
+    engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
+) -> Callable[[], Verdict]:
+    """What the decoder reads of the sources, as one batch."""
+
+    def run() -> Verdict:
+        want = [sample.cross for sample in samples]
+        try:
+            return judged(measure_cross(engine.cross(samples), want), limits, "cross.")
+        except NotFiniteError as error:
+            nothing = measure_cross([np.full_like(cross, np.nan) for cross in want], want)
+            return judged(nothing, limits, "cross.", [str(error)])
+
+    return run
+
+
+def decoder_cases(
+    engine: Engine, expected: Expectation, limits: Mapping[str, float]
+) -> dict[str, Callable[[], Verdict]]:
+    *texts, single, full = expected.samples
+
+    def forced(samples: Sequence[Sample]) -> Callable[[], Verdict]:
+        def run() -> Verdict:
+            return judged(measure_parts([(engine.teacher_forced(s), s.logits) for s in samples]), limits)
+
+        return run
+
+    batch = [*texts[-MAX_BATCH + 1 :], single]
+
+    def greedily() -> Verdict:
+        run = engine.run(batch, 1, len(single.target))
+        parts, failures = follow(run, run.decode([engine.start] * len(batch)), batch, limits)
+        return judged(measure_parts(parts), limits, "", failures)
+
+    searched = [sample for sample in texts if sample.beams]
+    return {
+        "decode, batch 1": forced([*texts, single]),
+        "at once, batch 1": at_once_case(engine, [*texts, single], limits),
+        f"greedy, batch {len(batch)}, padded": greedily,
+        f"full target of {len(full.target)} tokens": forced([full]),
+        f"{expected.search.num_beams} beams, batch {len(searched)}, padded": beams_case(
+            engine, searched, expected, limits
+        ),
+    }
+
+
+def at_once_case(
+    engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
+) -> Callable[[], Verdict]:
+    """All of PyTorch's tokens in one step, without a past."""
+
+    def run() -> Verdict:
+        try:
+            return judged(measure_parts([(engine.at_once(s), s.logits) for s in samples]), limits)
+        except NotFiniteError as error:
+            nothing = [(np.full_like(s.logits, np.nan), s.logits) for s in samples]
+            return judged(measure_parts(nothing), limits, "", [str(error)])
+
+    return run
+
+
+def beams_case(
+    engine: Engine, samples: Sequence[Sample], expected: Expectation, limits: Mapping[str, float]
+) -> Callable[[], Verdict]:
+    """Beam search over a padded batch: the same targets, each with the score that the model gives it.
+
+    A search may prune another beam where two are as good as equal. So another target than PyTorch's is a
+    failure only if PyTorch finds it worse than its own by more than rounding explains. What a target's
+    score is, PyTorch is asked again; golden data knows those that PyTorch found.
+    """
+
+    def run() -> Verdict:
+        allowed = limits["score_error"]
+        errors, failures = [0.0], []
+        for sample, got in zip(samples, engine.search(samples, expected.search), strict=True):
+            known = {hypothesis.token_ids: hypothesis.score for hypothesis in sample.beams}
+            for hypothesis in got:
+                score = known.get(hypothesis.token_ids)
+                if expected.reference is not None:
+                    score = expected.reference.score(sample.source, hypothesis.token_ids)
+                if score is not None:
+                    errors.append(abs(hypothesis.score - score))
+                    known[hypothesis.token_ids] = score
+            best = sample.beams[0]
+            lost = best.score - known.get(got[0].token_ids, got[0].score)
+            if got[0].token_ids != best.token_ids and not lost <= 2 * allowed:
+                failures.append(
+                    f"the best target is {list(got[0].token_ids)}, PyTorch's is {list(best.token_ids)},"
+                    f" better by {lost:.3g} (at most {2 * allowed:.3g} is rounding)"
+                )
+        worst = float(np.max(errors))
+        metrics = ScoreMetrics(worst, bool(np.isfinite(worst)), len(errors) - 1)
+        return judged(metrics, limits, "", failures)
+
+    return run
+
+
+__all__ = ["compare", "expect", "from_arrays", "limits", "to_arrays"]  # an Examiner

@@ -1,0 +1,88 @@
+"""`planforge run` of encoder-decoders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planforge.models.demos import dates
+from planforge.runtime import load
+
+from .helpers_cli import error_line, planforge
+
+PNG = b"\x89PNG\r\n\x1a\n"
+TEXTS = {
+    "the 3rd of May, 1998": "1998-05-03",
+    "3/5/98": "1998-05-03",
+    "May 3 98": "1998-05-03",
+    "1 Jan 68": "2068-01-01",
+    "1 Jan 69": "1969-01-01",
+}
+
+
+def test_run_writes_dates_in_iso_form(dates_bundle: Path) -> None:
+    assert planforge("run", dates_bundle, "the 3rd of May, 1998").stdout == "1998-05-03\n"
+
+
+def test_a_batch_from_stdin(dates_bundle: Path) -> None:
+    lines = "".join(f"{text}\n" for text in TEXTS)
+    assert planforge("run", dates_bundle, stdin=lines).stdout.splitlines() == list(TEXTS.values())
+
+
+def test_json_and_the_n_best(dates_bundle: Path) -> None:
+    result = planforge("run", dates_bundle, "3/5/98", "--json", "--num-beams", 4, "--n-best", 2)
+    value = json.loads(result.stdout)
+    assert value["text"] == value["candidates"][0]["text"] == "1998-05-03"
+    assert value["finish_reason"] == "eos"
+    assert value["candidates"][1]["score"] < value["score"] <= 0
+    lines = planforge("run", dates_bundle, "3/5/98", "--n-best", 2).stdout.splitlines()
+    assert lines[0] == "1998-05-03" and len(lines) == 2  # as many beams as are wanted
+
+
+def test_held_out_dates_are_right(dates_bundle: Path) -> None:
+    """The demo's exact match on texts that it was never trained on, through the bundle."""
+    pairs = [pair for name in dates.FORMATS for pair in dates.held_out_sample(name, 10, seed=7)]
+    with load(dates_bundle) as model:
+        results = model.translate([text for text, _ in pairs])
+    right = [result.text == iso for result, (_, iso) in zip(results, pairs, strict=True)]
+    assert sum(right) >= 0.995 * len(right), [p for p, ok in zip(pairs, right, strict=True) if not ok]
+
+
+def test_the_attention_is_drawn(marian_bundle: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "map.png"
+    args = ("run", marian_bundle, "Where is the station?", "--attention", picture)
+    planforge(*args, "--attention-layer", 1, "--attention-head", 3)
+    assert picture.read_bytes().startswith(PNG)
+    assert "layer=2 must be" in error_line(*args, "--attention-layer", 2)
+    assert "one text's translation, 2 were given" in error_line(*args[:2], "a", "b", "--attention", picture)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x", "--num-beams", "0"], "num_beams is 0"),
+        (["x", "--early-stopping", "soon"], "must be true, false or never"),
+        (["x", "--task", "embed"], "this bundle translates, which does not go with the task 'embed'"),
+        (["x", "--temperature", "1"], "--temperature is no option of the task translate"),
+        (["x", "--pair", "y"], "--pair is no option of the task translate"),
+        (["x", "--attention-head", "1"], "go with --attention FILE"),
+        (["x", "--attention", "map.png"], "--outputs cross_attentions"),
+        (["3/5/98 " * 20], "Translate it in parts"),
+        ([" "], "empty"),
+    ],
+)
+def test_wrong_use_is_one_line(dates_bundle: Path, arguments: list[str], message: str) -> None:
+    assert message in error_line("run", dates_bundle, *arguments)
+
+
+def test_a_language_that_the_vocabulary_lacks(marian_bundle: Path) -> None:
+    line = error_line("run", marian_bundle, ">>it<< Hello")
+    assert ">>it<<" in line and ">>de<<, >>fr<<" in line
+
+
+def test_inspect_shows_how_it_searches(dates_bundle: Path) -> None:
+    shown = planforge("inspect", dates_bundle).stdout
+    assert "greedy, at most 15 new tokens" in shown
+    assert "decoder.inplace.fp16" in shown

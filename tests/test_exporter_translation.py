@@ -1,0 +1,222 @@
+"""Exports of encoder-decoders: what is in them, and which faults their verification catches."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from planforge.exporter import export, verify
+from planforge.exporter.checkpoint import Checkpoint
+from planforge.exporter.errors import CheckpointError
+from planforge.exporter.source import Source, demo_folder
+from planforge.exporter.verification import verify as verify_module
+from planforge.models import load_model
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.decoding.decoder import DecoderRun
+from planforge.runtime.errors import InputError, TokenizerError
+
+from .helpers_graphs import nodes, replace_graph
+from .helpers_models import edit_json
+
+ENCODER, DECODER = "encoder.portable.fp32", "decoder.portable.fp32"
+
+
+@pytest.fixture
+def own(marian_bundle: Path, tmp_path: Path) -> Path:
+    """The fp32 graphs of `marian_bundle`, to damage; verified without PyTorch."""
+    bundle = Path(shutil.copytree(marian_bundle, tmp_path / "bundle"))
+    artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+    edit_json(bundle / "manifest.json", artifacts=[a for a in artifacts if a["precision"] == "fp32"])
+    return bundle
+
+
+@pytest.fixture
+def marian(marian_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint of `marian_bundle`, to change."""
+    return Path(shutil.copytree(marian_bundle.parent / "marian", tmp_path / "marian"))
+
+
+def checkpoint_of(folder: Path, **choices: Any) -> Checkpoint:
+    return Checkpoint(Source("folder", str(folder), folder), **choices)
+
+
+def test_the_cases(marian_bundle: Path) -> None:
+    parity = next((marian_bundle / "checks").glob("parity-*.json"))
+    report = json.loads(parity.read_text(encoding="utf-8"))
+    assert report["passed"] and report["with_pytorch"]
+    cases = {(c["artifact"], c["case"]) for c in report["comparisons"]}
+    for precision in ("fp32", "fp16"):
+        for case in ("one by one", "batch of 3, padded", "1 token", "64 tokens"):
+            assert (f"encoder.portable.{precision}", case) in cases
+        for case in (
+            *("decode, batch 1", "at once, batch 1", "greedy, batch 3, padded"),
+            *("full target of 64 tokens", "4 beams, batch 2, padded"),
+        ):
+            assert (f"decoder.portable.{precision}", case) in cases
+    executed = {c["artifact"] for c in report["comparisons"] if c["backend"].startswith("node by node")}
+    assert executed == {"encoder.portable.fp16", "decoder.portable.fp16"}
+
+
+def test_both_graphs_share_one_file_and_no_weight_is_stored_twice(dates_bundle: Path) -> None:
+    bundle = Bundle.open(dates_bundle)
+    model = load_model(demo_folder("transformer-demo"))
+    tensors = {id(t): t.numel() for t in [*model.parameters(), *model.buffers()]}
+    for precision, size in (("fp32", 4), ("fp16", 2)):
+        artifacts = [a for a in bundle.manifest.artifacts if a.precision == precision]
+        assert {a.id.removesuffix(f".{precision}") for a in artifacts} == {
+            "encoder.portable",
+            "decoder.portable",
+            "decoder.inplace",
+        }
+        (data,) = {name for a in artifacts for name in a.data}
+        assert bundle.manifest.files[data].bytes < 1.02 * size * sum(tensors.values())
+    assert sum(p.suffix == ".data" for p in (dates_bundle / "onnx").iterdir()) == 2
+
+
+def test_plans_of_both_graphs(dates_bundle: Path) -> None:
+    plans = Bundle.open(dates_bundle).manifest.plans
+    assert [plan.built_from for plan in plans] == ["encoder.portable.fp16", "decoder.inplace.fp16"]
+    for plan in plans:
+        assert (dates_bundle / plan.file).stat().st_size > 100_000
+        assert "sm89" in plan.sms
+    assert [profile["name"] for profile in plans[1].profiles] == ["prefill", "append", "decode"]
+
+
+def swap_keys_and_values(model: ir.Model) -> None:
+    key, value = model.graph.outputs[:2]
+    names = key.name, value.name
+    model.graph.outputs[0], model.graph.outputs[1] = value, key
+    key.name, value.name = "swapped", names[0]
+    key.name = names[1]
+
+
+def change_epsilon(model: ir.Model) -> None:
+    nodes(model, "LayerNormalization")[1].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-3)
+
+
+def drop_the_source_mask(model: ir.Model) -> None:
+    """The Where whose condition comes from the source's mask alone."""
+    unsqueezed = {node.outputs[0] for node in nodes(model, "Unsqueeze")}
+    node = next(node for node in nodes(model, "Where") if node.inputs[0] in unsqueezed)
+    node.replace_input_with(2, node.inputs[1])
+
+
+def shift_the_logits_bias(model: ir.Model) -> None:
+    (gemm,) = nodes(model, "Gemm")
+    bias = gemm.inputs[2]
+    assert bias is not None and bias.const_value is not None
+    shifted = bias.const_value.numpy().copy()
+    shifted[7] += 0.05
+    bias.const_value = ir.tensor(shifted, name=bias.name)
+
+
+def read_values_of_another_layer(model: ir.Model) -> None:
+    layers = {value.name: value for value in model.graph.inputs}
+    ((reader, index),) = layers["cross.1.value"].uses()
+    reader.replace_input_with(index, layers["cross.0.value"])
+
+
+FAULTS = [
+    (ENCODER, swap_keys_and_values),
+    (ENCODER, change_epsilon),
+    (ENCODER, drop_the_source_mask),
+    (DECODER, drop_the_source_mask),
+    (DECODER, shift_the_logits_bias),
+    (DECODER, read_values_of_another_layer),
+]
+
+
+@pytest.mark.parametrize(("artifact", "fault"), FAULTS)
+def test_golden_data_catches_planted_faults(
+    own: Path, artifact: str, fault: Callable[[ir.Model], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    replace_graph(own, artifact, fault)
+    report = verify(own)
+    assert not report.with_pytorch
+    failed = [c for c in report.comparisons if not c.passed]
+    assert artifact in {c.artifact for c in failed}
+    if fault is drop_the_source_mask:  # only padding shows it
+        assert all("padded" in c.case for c in failed)
+
+
+def test_pytorch_catches_a_cache_whose_rows_stay_where_they_are(
+    own: Path, marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_copies(self: DecoderRun, copies: Sequence[tuple[int, int]]) -> None: ...
+
+    monkeypatch.setattr(DecoderRun, "copy_rows", no_copies)
+    report = verify(own, source=marian_bundle.parent / "marian")
+    assert report.with_pytorch
+    failed = [c for c in report.comparisons if not c.passed]
+    assert [c.case for c in failed] == ["4 beams, batch 2, padded"]
+    assert any("score_error" in failure for failure in failed[0].failures)
+
+
+def test_generation_settings_are_kept(marian: Path) -> None:
+    generation = {
+        **{"num_beams": 6, "length_penalty": 0.8, "early_stopping": True, "no_repeat_ngram_size": 3},
+        **{"min_length": 3, "max_length": 20, "forced_bos_token_id": 5, "bad_words_ids": [[9], [4]]},
+    }
+    edit_json(marian / "generation_config.json", **generation)
+    found = checkpoint_of(marian).generation()
+    assert found is not None
+    assert (found.num_beams, found.length_penalty, found.early_stopping) == (6, 0.8, True)
+    assert (found.no_repeat_ngram_size, found.min_new_tokens, found.max_new_tokens) == (3, 2, 19)
+    assert (found.forced_bos, found.forced_eos, found.suppressed, found.eos) == (5, 0, (4, 9), (0,))
+
+
+def test_settings_that_are_left_out_are_told(marian: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit_json(marian / "generation_config.json", repetition_penalty=1.3, num_beam_groups=1)
+    with caplog.at_level(logging.WARNING, "planforge"):
+        checkpoint_of(marian).generation()
+    assert ["repetition_penalty=1.3" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder_start_token_id": ...}, "decoder_start_token_id is missing"),
+        ({"eos_token_id": ...}, "eos_token_id is missing"),
+        ({"decoder_start_token_id": 5000}, "decoder_start_token_id=5000 is not in the target's vocabulary"),
+        ({"bad_words_ids": [[1, 2]]}, "only single tokens are supported"),
+        ({"forced_eos_token_id": [0, 1]}, "only one token is supported"),
+        ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
+        ({"length_penalty": "high"}, "length_penalty is 'high', not a number"),
+    ],
+)
+def test_bad_generation_settings(marian: Path, changes: dict[str, Any], message: str) -> None:
+    gone = {name: ... for name in changes}
+    edit_json(marian / "config.json", **gone)
+    edit_json(marian / "generation_config.json", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint_of(marian).generation()
+
+
+@pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab.json"])
+def test_missing_tokenizers(marian: Path, name: str) -> None:
+    (marian / name).unlink()
+    with pytest.raises(CheckpointError, match=name.replace("source.spm", "tokenizer.source.json")):
+        checkpoint_of(marian)
+
+
+def test_a_vocabulary_that_is_not_the_models(marian: Path) -> None:
+    config = json.loads((marian / "config.json").read_text(encoding="utf-8"))
+    edit_json(marian / "config.json", vocab_size=config["vocab_size"] - 10)
+    with pytest.raises(TokenizerError, match=r"262 tokens, but the model 252"):
+        checkpoint_of(marian)
+
+
+def test_unknown_outputs_and_lengths(marian: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="output 'hidden_states' is not cross_attentions"):
+        export(marian, tmp_path / "bundle", outputs=["hidden_states"])
+    with pytest.raises(InputError, match="max_length=65 must be from 4 to the model's context of 64"):
+        export(marian, tmp_path / "bundle", max_length=65)
+    assert not (tmp_path / "bundle").exists()

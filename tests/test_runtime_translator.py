@@ -1,0 +1,275 @@
+"""Translations of a bundle against transformers' own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from planforge.runtime import Translator, load
+from planforge.runtime.errors import (
+    ClosedError,
+    ContextLengthError,
+    InputError,
+    IntegrityError,
+    ManifestError,
+    MemoryLimitError,
+)
+
+from .helpers_models import edit_json
+from .helpers_translation import SENTENCES, SHORT_AWKWARD, Witness
+
+
+@pytest.fixture(scope="module")
+def model(marian_bundle: Path) -> Iterator[Translator]:
+    with load(marian_bundle) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def witness(marian_bundle: Path) -> Witness:
+    return Witness.of(marian_bundle.parent / "marian")
+
+
+def check_varied(outputs: list[tuple[int, ...]]) -> None:
+    """Else equal results would show little."""
+    assert len(set(outputs)) >= 30
+    assert len({len(output) for output in outputs}) >= 5
+    assert max(len(set(output)) for output in outputs) >= 5
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_fifty_sources_as_in_transformers(model: Translator, witness: Witness, num_beams: int) -> None:
+    wanted = [witness.generate(text, num_beams=num_beams)[0] for text in SENTENCES]
+    check_varied([ids for ids, _ in wanted])
+    results = model.translate(SENTENCES, num_beams=num_beams)  # padded batches of unequal sources
+    assert [result.token_ids for result in results] == [ids for ids, _ in wanted]
+    for result, (ids, score) in zip(results, wanted, strict=True):
+        assert result.text == witness.tokenizer.decode(list(ids), skip_special_tokens=True)
+        assert score is None or abs(result.score - score) < 1e-4
+        assert result.finish_reason == "eos"  # forced at full length
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"length_penalty": 0.4, "early_stopping": True},
+        {"length_penalty": 2.0, "early_stopping": "never"},
+        {"length_penalty": -0.5, "no_repeat_ngram_size": 2},
+        {"length_penalty": 0.0, "min_new_tokens": 6},
+    ],
+)
+def test_options_as_in_transformers(model: Translator, witness: Witness, options: dict[str, Any]) -> None:
+    texts = SENTENCES[:12]
+    results = model.translate(texts, num_beams=4, n_best=3, **options)
+    usual = model.translate(texts, num_beams=4, n_best=3)
+    assert [r.candidates for r in results] != [r.candidates for r in usual]
+    for text, result in zip(texts, results, strict=True):
+        wanted = witness.generate(text, num_beams=4, num_return_sequences=3, **options)
+        assert [c.token_ids for c in result.candidates] == [ids for ids, _ in wanted]
+        scores = [score or 0.0 for _, score in wanted]
+        np.testing.assert_allclose([c.score for c in result.candidates], scores, atol=1e-4)
+        assert (result.text, result.score) == (result.candidates[0].text, result.candidates[0].score)
+
+
+def test_awkward_texts_as_in_transformers(model: Translator, witness: Witness) -> None:
+    texts = [text for text in SHORT_AWKWARD if len(witness.tokenizer(text).input_ids) > 1]
+    results = model.translate(texts, parse_special=True)
+    assert [r.token_ids for r in results] == [witness.generate(text)[0][0] for text in texts]
+
+
+def test_one_many_and_a_stream_are_the_same(model: Translator) -> None:
+    texts = SENTENCES[:10]
+    alone = [model.translate(text, num_beams=3) for text in texts]
+    together = model.translate(texts, num_beams=3)
+    assert [r.token_ids for r in alone] == [r.token_ids for r in together]
+    assert np.allclose([r.score for r in alone], [r.score for r in together], atol=1e-5)
+    assert model.translate([]) == []
+
+
+def test_an_endless_iterator_is_read_as_needed(model: Translator) -> None:
+    done: list[int] = []
+    results = model.translations(itertools.cycle(SENTENCES[:3]), max_new_tokens=2, progress=done.append)
+    first = list(itertools.islice(results, 5))
+    assert [r.text for r in first[:2]] == [r.text for r in first[3:]]
+    assert done == sorted(done)
+
+
+@pytest.mark.parametrize("text", [SENTENCES[8], SENTENCES[3], SENTENCES[17]])
+def test_the_stream_is_greedy_translation(model: Translator, text: str) -> None:
+    pieces = list(model.stream(text))
+    assert "".join(pieces) == model.translate(text, num_beams=1).text
+    with pytest.raises(InputError, match="stream is greedy: num_beams=2 must be 1"):
+        model.stream(text, num_beams=2)
+
+
+def test_language_codes_are_kept_whole(model: Translator, witness: Witness) -> None:
+    assert model.languages == (">>de<<", ">>fr<<", ">>zh_Hant<<")
+    text = ">>fr<< Where is the station?"
+    assert model.translate(text).token_ids == witness.generate(text)[0][0]
+    assert model.translate(text).token_ids != model.translate(">>de<< Where is the station?").token_ids
+    with pytest.raises(InputError, match=">>it<<"):
+        model.translate(">>it<< Where is the station?")
+
+
+def test_attention_is_that_of_transformers(model: Translator, witness: Witness) -> None:
+    text = SENTENCES[8]
+    found = model.align(text)
+    target = model.translate(text).token_ids
+    ids = witness.tokenizer(text, return_tensors="pt").input_ids
+    start = witness.model.config.decoder_start_token_id
+    witness.model.set_attn_implementation("eager")  # the only one that gives its weights
+    with torch.inference_mode():
+        wanted = witness.model(
+            input_ids=ids, decoder_input_ids=torch.tensor([[start, *target[:-1]]]), output_attentions=True
+        ).cross_attentions
+    witness.model.set_attn_implementation("sdpa")
+    np.testing.assert_allclose(found.weights, torch.cat(wanted).numpy(), atol=1e-5)
+    assert found.weights.shape[-2:] == (len(found.target), len(found.source))
+    assert found.source[-1] == found.target[-1] == "</s>"
+    spelled = witness.tokenizer.convert_ids_to_tokens(ids[0].tolist())
+    assert [token.replace(" ", "▁") for token in found.source] == spelled
+
+
+def test_attention_needs_its_export(dates_bundle: Path) -> None:
+    with load(dates_bundle) as model, pytest.raises(InputError, match="--outputs cross_attentions"):
+        model.align("3/5/98")
+
+
+def test_fp16_runs_too(marian_bundle: Path, model: Translator) -> None:
+    with load(marian_bundle, precision="fp16") as half:
+        assert half.artifact.id == "decoder.portable.fp16"
+        same = [half.translate(t).text == model.translate(t).text for t in SENTENCES[:20]]
+    assert np.mean(same) > 0.7  # a random model's margins are small
+
+
+def test_inplace_runs_too(dates_bundle: Path, tmp_path: Path) -> None:
+    """The graph of the plans, on ONNX Runtime: its cache stays where it is, and beams move in it."""
+    texts = ["the 3rd of May, 1998", "3/5/98", "21 Dec 2012", "Sunday, 3 May 1998"]
+    with load(dates_bundle) as model:
+        wanted = model.translate(texts, num_beams=4, n_best=4)
+    bundle = Path(shutil.copytree(dates_bundle, tmp_path / "bundle"))
+    artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+    kept = [a for a in artifacts if a["id"] != "decoder.portable.fp32"]
+    edit_json(bundle / "manifest.json", artifacts=kept)
+    with load(bundle, precision="fp32") as model:
+        assert model.artifact.id == "decoder.inplace.fp32"
+        found = model.translate(texts, num_beams=4, n_best=4)
+    for a, b in zip(wanted, found, strict=True):
+        assert [c.token_ids for c in a.candidates] == [c.token_ids for c in b.candidates]
+        np.testing.assert_allclose(
+            [c.score for c in a.candidates], [c.score for c in b.candidates], atol=1e-4
+        )
+
+
+def test_two_threads_share_a_model(model: Translator) -> None:
+    wanted = {text: model.translate(text, num_beams=2).token_ids for text in SENTENCES[:4]}
+    found: dict[str, tuple[int, ...]] = {}
+
+    def work(text: str) -> None:
+        found[text] = model.translate(text, num_beams=2).token_ids
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 0}, "num_beams is 0"),
+        ({"num_beams": 65}, "num_beams=65 is more than the 64 rows"),
+        ({"n_best": 3, "num_beams": 2}, "n_best is 3; it must be at most num_beams"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 1000}, "max_new_tokens=1000 is more than the model's 64"),
+        ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
+        ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size is 0"),
+        ({"temperature": 0.7}, r"unknown option \['temperature'\]; there are num_beams"),
+    ],
+)
+def test_bad_options(model: Translator, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        model.translate("hello", **options)
+
+
+def test_bad_texts(model: Translator) -> None:
+    for empty in ("", "   "):
+        with pytest.raises(InputError, match="empty"):
+            model.translate(["hello", empty])
+    with pytest.raises(ContextLengthError, match=r"has \d+ tokens.* reads 64") as found:
+        model.translate("hello there, my friend, " * 40)
+    assert found.value.limit == 64 < found.value.tokens
+    with pytest.raises(InputError, match="a text must be a str, not int"):
+        model.translate([3])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="surrogate"):
+        model.translate("\ud800")
+
+
+def test_sources_of_one_token_and_of_all_that_fit(model: Translator, witness: Witness) -> None:
+    texts = ["a", "e " * 200]
+    while model.count_tokens(texts[1]) > 64:
+        texts[1] = texts[1][:-2]
+    assert [model.count_tokens(text) for text in texts][1] >= 63
+    results = model.translate(texts, num_beams=4)
+    assert [r.token_ids for r in results] == [witness.generate(t, num_beams=4)[0][0] for t in texts]
+
+
+def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
+    with load(marian_bundle, memory_limit=1_600_000) as model:
+        assert model.translate("hello").token_ids
+        with pytest.raises(MemoryLimitError, match=r"MB of weights and .* target and 1 x \d+ source tokens"):
+            model.translate("hello", num_beams=64, max_new_tokens=40)
+    with load(marian_bundle, max_length=8) as model:
+        with pytest.raises(ContextLengthError, match="reads 8"):
+            model.translate("Where is the nearest station?")
+        assert len(model.translate("a").token_ids) <= 8
+
+
+def test_closed(marian_bundle: Path) -> None:
+    model = load(marian_bundle)
+    model.close()
+    model.close()
+    with pytest.raises(ClosedError):
+        model.translate("hello")
+    with pytest.raises(ClosedError):
+        model.stream("hello")
+
+
+def test_graphs_of_different_exports_are_refused(
+    marian_bundle: Path, dates_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(marian_bundle, tmp_path / "bundle"))
+    other = json.loads((dates_bundle / "manifest.json").read_text(encoding="utf-8"))
+    theirs = next(a for a in other["artifacts"] if a["id"] == "encoder.portable.fp32")
+    mine = next((bundle / "onnx").glob("encoder.portable.fp32-*"))
+    original = mine.read_bytes()
+    mine.write_bytes((dates_bundle / theirs["file"]).read_bytes()[: len(original)].ljust(len(original)))
+    with pytest.raises(IntegrityError, match="has changed or belongs to another export"):
+        load(bundle)
+    mine.write_bytes(original)
+    artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+    others = [a for a in artifacts if a["id"] != theirs["id"]]
+    disguised = {**theirs, "file": others[0]["file"], "data": others[0]["data"]}
+    edit_json(bundle / "manifest.json", artifacts=[disguised, *others])
+    with pytest.raises(ManifestError, match="do not belong together"):
+        load(bundle)
+
+
+def test_results_are_plain_data(model: Translator) -> None:
+    result = model.translate(SENTENCES[8], num_beams=2, n_best=2)
+    value = json.loads(json.dumps(result.to_json()))
+    assert list(value) == [field.name for field in dataclasses.fields(result)]
+    assert [c["text"] for c in value["candidates"]] == [c.text for c in result.candidates]
+    assert result.timings.tokens_per_s > 0
