@@ -12,7 +12,7 @@ from ..runtime.text.kinds import open_tokenizer
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import special_tokens, tokenizer_json
 from .errors import CheckpointError
-from .generation import Settings, decoder_defaults, translation_defaults
+from .generation import Settings, decoder_defaults, settings_of, translation_defaults
 from .recipes import FAMILIES, Choices
 from .source import Source
 from .targets import target_named
@@ -114,9 +114,8 @@ class Checkpoint:
             generation = read_json(folder / "generation_config.json", missing={})
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        settings = Settings(
-            {**self.description.config_json, **generation}, str(folder), self.config.vocab_size
-        )
+        merged = settings_of(self.description.config_json, generation)
+        settings = Settings(merged, str(folder), self.config.vocab_size)
         defaults = translation_defaults if self.task == "translation" else decoder_defaults
         return defaults(settings, self.choices.max_length)
 

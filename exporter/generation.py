@@ -24,8 +24,22 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 }
 
 
+TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+
+
+def settings_of(config_json: Mapping[str, Any], generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What counts of a checkpoint's two files: config.json's settings only where there is no other.
+
+    transformers reads them the same way, but for the tokens, which old files have in config.json alone.
+    """
+    if not generation_config:
+        return dict(config_json)
+    tokens = {name: config_json[name] for name in TOKENS if name in config_json}
+    return {**tokens, **{name: value for name, value in generation_config.items() if value is not None}}
+
+
 class Settings:
-    """config.json with generation_config.json over it, read field by field.
+    """What a checkpoint says of its generation, read field by field.
 
     Args:
         value: the settings.

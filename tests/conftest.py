@@ -107,9 +107,9 @@ def head_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 @pytest.fixture(scope="session")
 def marian_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random MarianMT with real tokenizers, fp32 and fp16, with its attention. Don't change it.
+    """A random MarianMT with real tokenizers, exported as a user would: both dialects, fp32 and fp16, plans.
 
-    Its checkpoint lies beside it, as "marian".
+    Its checkpoint lies beside it, as "marian". Don't change them.
     """
     from planforge.exporter import export
 
@@ -117,15 +117,16 @@ def marian_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("translators")
     checkpoint = write_varied_marian(folder / "marian")
-    return export(checkpoint, folder / "bundle", target=["cpu"], outputs=["cross_attentions"]).bundle
+    return export(checkpoint, folder / "bundle").bundle
 
 
 @pytest.fixture(scope="session")
 def dates_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """transformer-demo, exported as a user would: both dialects, fp32 and fp16, plans. Don't change it."""
+    """transformer-demo with its attention, for ONNX Runtime: fp32 and fp16. Don't change it."""
     from planforge.exporter import export
 
-    return export("transformer-demo", tmp_path_factory.mktemp("bundles") / "transformer-demo").bundle
+    folder = tmp_path_factory.mktemp("bundles") / "transformer-demo"
+    return export("transformer-demo", folder, target=["cpu"], outputs=["cross_attentions"]).bundle
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from planforge.exporter import export, verify
 from planforge.exporter.checkpoint import Checkpoint
 from planforge.exporter.errors import CheckpointError
-from planforge.exporter.source import Source, demo_folder
+from planforge.exporter.source import Source
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
@@ -30,10 +30,11 @@ ENCODER, DECODER = "encoder.portable.fp32", "decoder.portable.fp32"
 
 @pytest.fixture
 def own(marian_bundle: Path, tmp_path: Path) -> Path:
-    """The fp32 graphs of `marian_bundle`, to damage; verified without PyTorch."""
+    """The portable fp32 graphs of `marian_bundle`, to damage."""
     bundle = Path(shutil.copytree(marian_bundle, tmp_path / "bundle"))
     artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
-    edit_json(bundle / "manifest.json", artifacts=[a for a in artifacts if a["precision"] == "fp32"])
+    kept = [a for a in artifacts if a["precision"] == "fp32" and a["dialect"] == "portable"]
+    edit_json(bundle / "manifest.json", artifacts=kept)
     return bundle
 
 
@@ -60,13 +61,14 @@ def test_the_cases(marian_bundle: Path) -> None:
             *("full target of 64 tokens", "4 beams, batch 2, padded"),
         ):
             assert (f"decoder.portable.{precision}", case) in cases
+            assert (f"decoder.inplace.{precision}", case) in cases
     executed = {c["artifact"] for c in report["comparisons"] if c["backend"].startswith("node by node")}
-    assert executed == {"encoder.portable.fp16", "decoder.portable.fp16"}
+    assert executed == {"encoder.portable.fp16", "decoder.portable.fp16", "decoder.inplace.fp16"}
 
 
-def test_both_graphs_share_one_file_and_no_weight_is_stored_twice(dates_bundle: Path) -> None:
-    bundle = Bundle.open(dates_bundle)
-    model = load_model(demo_folder("transformer-demo"))
+def test_the_graphs_share_one_file_and_no_weight_is_stored_twice(marian_bundle: Path) -> None:
+    bundle = Bundle.open(marian_bundle)
+    model = load_model(marian_bundle.parent / "marian")
     tensors = {id(t): t.numel() for t in [*model.parameters(), *model.buffers()]}
     for precision, size in (("fp32", 4), ("fp16", 2)):
         artifacts = [a for a in bundle.manifest.artifacts if a.precision == precision]
@@ -77,14 +79,14 @@ def test_both_graphs_share_one_file_and_no_weight_is_stored_twice(dates_bundle: 
         }
         (data,) = {name for a in artifacts for name in a.data}
         assert bundle.manifest.files[data].bytes < 1.02 * size * sum(tensors.values())
-    assert sum(p.suffix == ".data" for p in (dates_bundle / "onnx").iterdir()) == 2
+    assert sum(p.suffix == ".data" for p in (marian_bundle / "onnx").iterdir()) == 2
 
 
-def test_plans_of_both_graphs(dates_bundle: Path) -> None:
-    plans = Bundle.open(dates_bundle).manifest.plans
+def test_plans_of_both_graphs(marian_bundle: Path) -> None:
+    plans = Bundle.open(marian_bundle).manifest.plans
     assert [plan.built_from for plan in plans] == ["encoder.portable.fp16", "decoder.inplace.fp16"]
     for plan in plans:
-        assert (dates_bundle / plan.file).stat().st_size > 100_000
+        assert (marian_bundle / plan.file).stat().st_size > 100_000
         assert "sm89" in plan.sms
     assert [profile["name"] for profile in plans[1].profiles] == ["prefill", "append", "decode"]
 
@@ -171,6 +173,16 @@ def test_generation_settings_are_kept(marian: Path) -> None:
     assert (found.num_beams, found.length_penalty, found.early_stopping) == (6, 0.8, True)
     assert (found.no_repeat_ngram_size, found.min_new_tokens, found.max_new_tokens) == (3, 2, 19)
     assert (found.forced_bos, found.forced_eos, found.suppressed, found.eos) == (5, 0, (4, 9), (0,))
+
+
+def test_config_json_counts_where_there_is_no_generation_config(marian: Path) -> None:
+    edit_json(marian / "generation_config.json", forced_eos_token_id=...)
+    edit_json(marian / "config.json", num_beams=5, forced_eos_token_id=3)
+    found = checkpoint_of(marian).generation()
+    assert found is not None and (found.num_beams, found.forced_eos, found.eos) == (1, None, (0,))
+    (marian / "generation_config.json").unlink()
+    found = checkpoint_of(marian).generation()
+    assert found is not None and (found.num_beams, found.forced_eos, found.eos) == (5, 3, (0,))
 
 
 def test_settings_that_are_left_out_are_told(marian: Path, caplog: pytest.LogCaptureFixture) -> None:

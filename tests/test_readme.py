@@ -1,4 +1,4 @@
-"""The README's examples of encoder tasks run as they stand there."""
+"""The README's examples of encoders and of translation run as they stand there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planforge.runtime import TextEncoder
 from .helpers_cli import planforge
 
 README = Path(__file__).parent.parent / "README.md"
-SECTION = README.read_text(encoding="utf-8").split("## Encoders")[1].split("\n## ")[0]
+SECTION = README.read_text(encoding="utf-8").split("\n## Encoders")[1].split("\n## The command")[0]
 EXAMPLES = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 # The README's names of bundles, and the tiny ones that stand for them.
 BUNDLES = {
@@ -38,18 +38,23 @@ PRINTED = {
     "tag(": r"LABEL_\d .* \d+ \d+ 0\.\d+\n",
     "answer(": r"\d+ \d+ 0\.\d+\n.*Answer\(|None",
     "truncation=": r"\(384,\)\n1746",
+    "translate(": r"1998-05-03\n(1998-05-03 \S+\n){3}\[\('2007-09-03', .*\n2012-12-21\n\(11, 12\)",
 }
 
 
 @pytest.fixture(scope="module")
 def folder(
-    tmp_path_factory: pytest.TempPathFactory, minilm_bundle: Path, head_bundle: Callable[[str], Path]
+    tmp_path_factory: pytest.TempPathFactory,
+    minilm_bundle: Path,
+    head_bundle: Callable[[str], Path],
+    dates_bundle: Path,
 ) -> Path:
-    """A folder as the README has it: build/minilm and a bundle for each head."""
+    """A folder as the README has it: build/minilm, build/transformer-demo and a bundle for each head."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copy(README, folder)
     (folder / "build").mkdir()
     (folder / "build" / "minilm").symlink_to(minilm_bundle)
+    (folder / "build" / "transformer-demo").symlink_to(dates_bundle)
     for name, tiny in BUNDLES.items():
         (folder / "build" / name).symlink_to(head_bundle(tiny))
     return folder
@@ -80,7 +85,8 @@ def test_an_example_prints_what_it_says(printed: dict[str, str], call: str) -> N
 
 
 def test_every_task_has_an_example() -> None:
-    for task in ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer"):
+    encoders = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
+    for task in (*encoders, "translate", "translations", "stream", "align"):
         assert any(f".{task}(" in example for example in EXAMPLES), task
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from planforge.exporter.source import demo_folder
+from planforge.models import PaddedAttention, SourceAttention, Transformer, load_model
 from planforge.runtime import Translator, load
 from planforge.runtime.errors import (
     ClosedError,
@@ -24,6 +26,7 @@ from planforge.runtime.errors import (
     ManifestError,
     MemoryLimitError,
 )
+from planforge.runtime.text.tokenizer import Tokenizer
 
 from .helpers_models import edit_json
 from .helpers_translation import SENTENCES, SHORT_AWKWARD, Witness
@@ -121,28 +124,31 @@ def test_language_codes_are_kept_whole(model: Translator, witness: Witness) -> N
         model.translate(">>it<< Where is the station?")
 
 
-def test_attention_is_that_of_transformers(model: Translator, witness: Witness) -> None:
-    text = SENTENCES[8]
-    found = model.align(text)
-    target = model.translate(text).token_ids
-    ids = witness.tokenizer(text, return_tensors="pt").input_ids
-    start = witness.model.config.decoder_start_token_id
-    witness.model.set_attn_implementation("eager")  # the only one that gives its weights
-    with torch.inference_mode():
-        wanted = witness.model(
-            input_ids=ids, decoder_input_ids=torch.tensor([[start, *target[:-1]]]), output_attentions=True
-        ).cross_attentions
-    witness.model.set_attn_implementation("sdpa")
-    np.testing.assert_allclose(found.weights, torch.cat(wanted).numpy(), atol=1e-5)
-    assert found.weights.shape[-2:] == (len(found.target), len(found.source))
-    assert found.source[-1] == found.target[-1] == "</s>"
-    spelled = witness.tokenizer.convert_ids_to_tokens(ids[0].tolist())
-    assert [token.replace(" ", "▁") for token in found.source] == spelled
+def test_attention_is_that_of_pytorch(dates_bundle: Path) -> None:
+    """Whose attention is compared with transformers' by tests/test_models_marian.py."""
+    with load(dates_bundle) as model:
+        found = model.align("the 3rd of May, 1998")
+    assert "".join(found.source) == "the 3rd of may, 1998</s>"
+    assert "".join(found.target) == "1998-05-03</s>"
+    folder = demo_folder("transformer-demo")
+    reference = load_model(folder)
+    assert isinstance(reference, Transformer)
+    ids = [
+        [Tokenizer.from_file(folder / f"tokenizer.{side}.json").token_id(token) for token in tokens]
+        for side, tokens in (("source", found.source), ("target", ("<pad>", *found.target[:-1])))
+    ]
+    source_ids, target_ids = (torch.tensor([row]) for row in ids)
+    memory = reference.encode(source_ids, PaddedAttention(torch.ones_like(source_ids)))
+    keys_values = reference.decoder.keys_values(memory)  # type: ignore[operator]
+    source = SourceAttention(keys_values, torch.ones_like(source_ids))
+    reference.step(target_ids, source)
+    wanted = torch.cat(list(source.weights.values()))  # (L, H, T, S)
+    np.testing.assert_allclose(found.weights, wanted.numpy(), atol=1e-5)
 
 
-def test_attention_needs_its_export(dates_bundle: Path) -> None:
-    with load(dates_bundle) as model, pytest.raises(InputError, match="--outputs cross_attentions"):
-        model.align("3/5/98")
+def test_attention_needs_its_export(model: Translator) -> None:
+    with pytest.raises(InputError, match="--outputs cross_attentions"):
+        model.align("hello")
 
 
 def test_fp16_runs_too(marian_bundle: Path, model: Translator) -> None:
@@ -152,18 +158,17 @@ def test_fp16_runs_too(marian_bundle: Path, model: Translator) -> None:
     assert np.mean(same) > 0.7  # a random model's margins are small
 
 
-def test_inplace_runs_too(dates_bundle: Path, tmp_path: Path) -> None:
+def test_inplace_runs_too(marian_bundle: Path, model: Translator, tmp_path: Path) -> None:
     """The graph of the plans, on ONNX Runtime: its cache stays where it is, and beams move in it."""
-    texts = ["the 3rd of May, 1998", "3/5/98", "21 Dec 2012", "Sunday, 3 May 1998"]
-    with load(dates_bundle) as model:
-        wanted = model.translate(texts, num_beams=4, n_best=4)
-    bundle = Path(shutil.copytree(dates_bundle, tmp_path / "bundle"))
+    texts = SENTENCES[:12]
+    wanted = model.translate(texts, num_beams=4, n_best=4)
+    bundle = Path(shutil.copytree(marian_bundle, tmp_path / "bundle"))
     artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
     kept = [a for a in artifacts if a["id"] != "decoder.portable.fp32"]
     edit_json(bundle / "manifest.json", artifacts=kept)
-    with load(bundle, precision="fp32") as model:
-        assert model.artifact.id == "decoder.inplace.fp32"
-        found = model.translate(texts, num_beams=4, n_best=4)
+    with load(bundle, precision="fp32") as inplace:
+        assert inplace.artifact.id == "decoder.inplace.fp32"
+        found = inplace.translate(texts, num_beams=4, n_best=4)
     for a, b in zip(wanted, found, strict=True):
         assert [c.token_ids for c in a.candidates] == [c.token_ids for c in b.candidates]
         np.testing.assert_allclose(
