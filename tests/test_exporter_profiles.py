@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from planforge.exporter.errors import BuildError
 from planforge.exporter.pipeline import artifact_of, in_fp16
 from planforge.exporter.recipes import FAMILIES, Choices
 from planforge.exporter.tensorrt.profiles import Profile, check_profile, profiles_for, slots_of
-from planforge.models import GPT2Config
+from planforge.models import GPT2Config, TransformerConfig
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 
 
@@ -135,3 +136,36 @@ def test_a_bad_profile_is_refused_by_input_axis_and_values(
 def test_slots_have_one_length_in_a_plan() -> None:
     with pytest.raises(BuildError, match=r"'slots' must have one length .* \[8, 16\]"):
         slots_of([Profile("a", {"slots": (8, 8, 8)}), Profile("b", {"slots": (16, 16, 16)})])
+
+
+def transformer_artifact(graph: str, dialect: str, batch: int = 3, length: int = 32) -> Artifact:
+    sizes: dict[str, Any] = {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_heads": 2,
+        "decoder_heads": 2,
+    }
+    config = TransformerConfig(source_vocab_size=50, target_vocab_size=50, max_positions=length, **sizes)
+    recipe = in_fp16(FAMILIES["transformer"].recipes(config, Choices(batch, length))[f"{graph}.{dialect}"])
+    return artifact_of(recipe, "fp16", f"onnx/{graph}.onnx", "onnx/weights.data")
+
+
+@pytest.mark.parametrize("dialect", ["inplace", "portable"])
+def test_a_batch_of_translations_is_counted_in_sources(dialect: str) -> None:
+    """Its rows are beams, of which every source keeps as many as before."""
+    artifact = transformer_artifact("decoder", dialect)
+    for profile in profiles_for(artifact):
+        assert (profile.axes["sources"][2], profile.axes["batch"][2]) == (3, 24)
+    for profile in profiles_for(artifact, max_batch=2, max_length=16):
+        check_profile(profile, artifact)
+        assert (profile.axes["sources"][2], profile.axes["batch"][2]) == (2, 16)
+        assert profile.axes["source_tokens"][2] == 16
+        assert fits(profile, batch=8, sources=2, source_tokens=16, tokens=1, rows=8)
+    with pytest.raises(BuildError, match=r"max_batch is 4, but the graph allows 1\.\.3"):
+        profiles_for(artifact, max_batch=4)
+
+
+def test_the_encoder_of_a_translation_has_one_profile() -> None:
+    (profile,) = profiles_for(transformer_artifact("encoder", "portable"), max_batch=2, max_length=16)
+    assert profile.axes == {"batch": (1, 1, 2), "tokens": (1, 16, 16)}

@@ -143,7 +143,7 @@ def limited(artifact: Artifact, max_batch: int | None, max_length: int | None) -
     """Every axis of the inputs as (min, opt, max), within the maxima asked for; sums left out."""
     maxima: dict[str, int] = {}
     if max_batch is not None:
-        maxima["batch"] = checked("max_batch", max_batch, 1, artifact.axis("batch").max)
+        maxima |= batch_maxima(artifact, max_batch)
     if max_length is not None:
         length = checked("max_length", max_length, 2, artifact.axis("tokens").max)
         maxima |= {"tokens": length, "source_tokens": length, SLOTS: length, "past": length - 1}
@@ -152,6 +152,16 @@ def limited(artifact: Artifact, max_batch: int | None, max_length: int | None) -
         high = min(axis.max, maxima.get(name, axis.max))
         ranges[name] = (high, high, high) if name == SLOTS else (axis.min, min(axis.opt, high), high)
     return {name: r for name, r in ranges.items() if name not in sums_of(artifact)}
+
+
+def batch_maxima(artifact: Artifact, max_batch: int) -> dict[str, int]:
+    """The maximum of "batch"; of a decoder with a source, whose rows are beams, that of "sources" too."""
+    rows = artifact.axis("batch").max
+    if "sources" not in first_uses(artifact):
+        return {"batch": checked("max_batch", max_batch, 1, rows)}
+    sources = artifact.axis("sources").max
+    checked("max_batch", max_batch, 1, sources)
+    return {"sources": max_batch, "batch": max_batch * (rows // sources)}
 
 
 def checked(name: str, value: int, low: int, high: int) -> int:
