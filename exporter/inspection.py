@@ -36,6 +36,10 @@ METRICS = {
 }
 
 
+# Tensors that each layer has two of, by what their roles begin with.
+CACHES = {"past.": "cache", "present.": "cache", "cross.": "keys and values of the source"}
+
+
 @dataclass(frozen=True)
 class Inspection:
     """A title, and rows for machines and for people.
@@ -119,10 +123,16 @@ def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
         ("context", f"{manifest.max_length} tokens"),
         *encoder_rows(manifest.encoder),
         *translation_rows(manifest),
-        ("vocabulary", str(manifest.tokenizer.get("vocab_size"))),
+        ("vocabulary", vocabulary_text(manifest)),
         ("size", size_of(manifest, *manifest.files)),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
+
+
+def vocabulary_text(manifest: Manifest) -> str:
+    source, target = (manifest.config.get(f"{side}_vocab_size") for side in ("source", "target"))
+    both = f"{source} of the source, {target} of the target"
+    return both if manifest.task == "translation" else str(manifest.tokenizer.get("vocab_size"))
 
 
 def translation_rows(manifest: Manifest) -> list[tuple[str, str]]:
@@ -166,16 +176,16 @@ def gate_text(artifact: Artifact) -> str:
 def tensor_rows(artifact: Artifact) -> list[tuple[str, str, str, str]]:
     rows = []
     for side, specs in (("in", artifact.inputs), ("out", artifact.outputs)):
-        caches = [s for s in specs if s.role.startswith(("past.", "present."))]
-        for spec in (s for s in specs if s not in caches):
+        grouped = {spec.role: kind for spec in specs for kind in CACHES if spec.role.startswith(kind)}
+        for spec in (spec for spec in specs if spec.role not in grouped):
             rows.append((f"{side}  {spec.name}", spec.role, spec.dtype, axes_text(spec)))
-        if caches:
-            name = f"{side}  {caches[0].name} … {caches[-1].name}"
+        for kind in dict.fromkeys(grouped.values()):
+            caches = [spec for spec in specs if grouped.get(spec.role) == kind]
             alias = ", at the input's address" if side == "out" and artifact.aliases else ""
             rows.append(
                 (
-                    name,
-                    f"cache, {len(caches)} tensors{alias}",
+                    f"{side}  {caches[0].name} … {caches[-1].name}",
+                    f"{CACHES[kind]}, {len(caches)} tensors{alias}",
                     caches[0].dtype,
                     axes_text(caches[0]),
                 )
