@@ -41,7 +41,7 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, a
 	$(BIN)/planforge run $(BUNDLE) "And it came to pass" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 1
 	$(BIN)/planforge inspect $(BUNDLE)
 	$(BIN)/planforge export bert-demo -o $(ENCODER) --force
-	$(BIN)/planforge export transformer-demo -o $(TRANSLATOR) --force
+	$(BIN)/planforge export transformer-demo -o $(TRANSLATOR) --outputs cross_attentions --force
 	$(BIN)/planforge run $(TRANSLATOR) "the 3rd of May, 1998"
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'

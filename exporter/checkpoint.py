@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from ..runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
 from ..runtime.errors import InputError
-from ..runtime.text.kinds import open_tokenizer
+from ..runtime.text.kinds import PIECES, PLAIN, open_tokenizer
 from ..runtime.text.tokenizer import Tokenizer
-from ..runtime.text.tokenizer_files import special_tokens, tokenizer_json
+from ..runtime.text.tokenizer_files import names_of_roles, special_tokens, tokenizer_json
+from ..runtime.text.tokenizer_files import settings_of as tokenizer_settings
 from .errors import CheckpointError
 from .generation import Settings, decoder_defaults, settings_of, translation_defaults
 from .recipes import FAMILIES, Choices
 from .source import Source
 from .targets import target_named
-from .translation_tokenizers import PLAIN, translation_tokenizers
+from .translation_tokenizers import translation_tokenizers
 
 log = logging.getLogger("planforge")
 
@@ -65,27 +67,30 @@ class Checkpoint:
         length = max_length or min(context, self.sentence_length or context)
         self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
         self.recipes = family.recipes(self.config, self.choices)
-        self.tokenizers = self.read_tokenizers()
+        self.read_tokenizers()
 
-    def read_tokenizers(self) -> dict[str, bytes]:
-        """The tokenizers by their files' stems, each checked against the model's vocabulary."""
+    def read_tokenizers(self) -> None:
+        """Opens the tokenizers, and checks that they know the model's vocabulary and any text."""
         folder, config = self.description.folder, self.config
-        if self.task != "translation":
-            self.tokenizer_kind, files = PLAIN, {"tokenizer": tokenizer_json(folder)}
-            sizes = {"tokenizer": config.vocab_size}
-        else:
+        if self.task == "translation":
             self.tokenizer_kind, both = translation_tokenizers(folder)
-            files = dict(zip(("tokenizer.source", "tokenizer.target"), both, strict=True))
-            sizes = {
-                f"tokenizer.{side}": getattr(config, f"{side}_vocab_size") for side in ("source", "target")
-            }
-        for stem, data in files.items():
-            size = open_tokenizer(data, f"{folder / stem}.json", self.tokenizer_kind, sizes[stem]).vocab_size
-            if size > sizes[stem]:
+            sides = ("source", "target")
+            files = {f"tokenizer.{side}": data for side, data in zip(sides, both, strict=True)}
+            sizes = [getattr(config, f"{side}_vocab_size") for side in sides]
+        else:
+            self.tokenizer_kind, files = PLAIN, {"tokenizer": tokenizer_json(folder)}
+            sizes = [config.vocab_size]
+        self.tokenizer_files = files
+        self.tokenizers: list[Tokenizer] = []
+        for (stem, data), size in zip(files.items(), sizes, strict=True):
+            opened = open_tokenizer(data, f"{folder / stem}.json", self.tokenizer_kind, size)
+            if opened.vocab_size > size:
                 raise CheckpointError(
-                    f"{folder}: {stem}.json has {size} tokens, but config.json's vocabulary {sizes[stem]}"
+                    f"{folder}: {stem}.json has {opened.vocab_size} tokens, but config.json's"
+                    f" vocabulary {size}"
                 )
-        return files
+            opened.encode("Zoë 我 🙂")  # fails here, not at a user's text, without a token for the unknown
+            self.tokenizers.append(opened)
 
     @property
     def sentence_length(self) -> int | None:
@@ -116,8 +121,27 @@ class Checkpoint:
             raise CheckpointError(str(error)) from error
         merged = settings_of(self.description.config_json, generation)
         settings = Settings(merged, str(folder), self.config.vocab_size)
-        defaults = translation_defaults if self.task == "translation" else decoder_defaults
-        return defaults(settings, self.choices.max_length)
+        if self.task == "text-generation":
+            return decoder_defaults(settings, self.choices.max_length)
+        defaults = translation_defaults(settings, self.choices.max_length)
+        return replace(defaults, source_eos=self.source_eos(defaults.eos[0]))
+
+    def source_eos(self, eos: int) -> int:
+        """The source's end token: spelled as the tokenizer's files say, else as the target's."""
+        source, target = self.tokenizers
+        spelled = "</s>" if self.tokenizer_kind == PIECES else target.spelling(eos)
+        name = names_of_roles(tokenizer_settings(self.description.folder)).get("eos", spelled)
+        found = source.token_id(name)
+        if found is None:
+            raise CheckpointError(
+                f"{self.description.folder}: the source's tokenizer has no end token {name!r}"
+            )
+        if target.decode([eos]):
+            log.warning(
+                "the end token %r is not special in the target's tokenizer, so it will show",
+                target.spelling(eos),
+            )
+        return found
 
     def encoder(self) -> EncoderDefaults | None:
         """What an encoder's results mean; None of a decoder."""
@@ -127,8 +151,7 @@ class Checkpoint:
         if not isinstance(config, BertConfig):
             return None
         folder = self.description.folder
-        tokenizer = Tokenizer(self.tokenizers["tokenizer"], str(folder / "tokenizer.json"))
-        tokens = special_tokens(folder, tokenizer)
+        tokens = special_tokens(folder, self.tokenizers[0])
         if missing := {"cls", "sep", "pad"} - set(tokens):
             raise CheckpointError(
                 f"{self.description.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..runtime.bundle.defaults import GenerationDefaults
+from ..runtime.decoding.beam import search_of
+from ..runtime.errors import InputError
 from .errors import CheckpointError
 
 log = logging.getLogger("planforge")
@@ -15,6 +18,7 @@ log = logging.getLogger("planforge")
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "begin_suppress_tokens": (None, []),
     "diversity_penalty": (None, 0.0),
+    "do_sample": (None, False),
     "encoder_no_repeat_ngram_size": (None, 0),
     "forced_decoder_ids": (None, []),
     "num_beam_groups": (None, 1),
@@ -61,6 +65,13 @@ class Settings:
             )
         return found[0] if found else None
 
+    def own_token(self, name: str) -> int | None:
+        """One token that the model can write."""
+        token = self.token(name)
+        if token is not None and not 0 <= token < self.vocab_size:
+            raise CheckpointError(f"{self.where}: {name}={token} is not in the target's vocabulary")
+        return token
+
     def tokens(self, name: str) -> tuple[int, ...]:
         """A token's number or a list of them."""
         value = self.value.get(name)
@@ -70,14 +81,28 @@ class Settings:
                 raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return tuple(values)
 
-    def number(self, name: str, default: float) -> Any:
+    def whole(self, name: str) -> int | None:
+        """A whole number."""
+        value = self.value.get(name)
+        if value is not None and type(value) is not int:
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a whole number")
+        return value
+
+    def number(self, name: str, default: float) -> float:
         """A number; None means the default."""
         value = self.value.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not a number")
-        return value
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is not said."""
+        value = self.value.get(name)
+        if value not in (None, False, True) or type(value) is int:
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not true or false")
+        return bool(value)
 
     def bad_words(self) -> tuple[int, ...]:
         """The tokens of bad_words_ids and suppress_tokens."""
@@ -111,36 +136,41 @@ def translation_defaults(settings: Settings, max_length: int) -> GenerationDefau
         CheckpointError: decoder_start_token_id or eos_token_id is missing, or a setting cannot be kept.
     """
     basics = decoder_defaults(settings, max_length)
-    start = settings.token("decoder_start_token_id")
-    if start is None or not basics.eos:
-        missing = "decoder_start_token_id" if start is None else "eos_token_id"
+    start = settings.own_token("decoder_start_token_id")
+    missing = [] if basics.eos else ["eos_token_id"]
+    missing += ["decoder_start_token_id"] if start is None else []
+    if missing:
         raise CheckpointError(
-            f"{settings.where}: {missing} is missing; a translation needs it, in generation_config.json"
-        )
-    if not 0 <= start < settings.vocab_size:
-        raise CheckpointError(
-            f"{settings.where}: decoder_start_token_id={start} is not in the target's vocabulary"
+            f"{settings.where}: {' and '.join(missing)} missing; a translation needs both, in"
+            " generation_config.json"
         )
     for name, off in UNSUPPORTED.items():
         if settings.value.get(name) not in off:
             log.warning("%s sets %s=%r, which is left out", settings.where, name, settings.value[name])
-    early = settings.value.get("early_stopping")
-    if early not in (None, False, True, "never"):
-        raise CheckpointError(f"{settings.where}: early_stopping is {early!r}, not true, false or 'never'")
-    return GenerationDefaults(
-        eos=basics.eos,
-        bos=basics.bos,
-        pad=basics.pad,
+    stopping = settings.value.get("early_stopping")
+    # Of the lengths those of new tokens win; the others count the start token.
+    least = settings.whole("min_new_tokens")
+    most = settings.whole("max_new_tokens")
+    if least is None:
+        least = max(0, (settings.whole("min_length") or 0) - 1)
+    if most is None:
+        most = (settings.whole("max_length") or max_length + 1) - 1
+    defaults = replace(
+        basics,
         decoder_start=start,
-        forced_bos=settings.token("forced_bos_token_id"),
-        forced_eos=settings.token("forced_eos_token_id"),
+        forced_bos=settings.own_token("forced_bos_token_id"),
+        forced_eos=settings.own_token("forced_eos_token_id"),
         suppressed=settings.bad_words(),
-        num_beams=int(settings.number("num_beams", 1)),
-        length_penalty=float(settings.number("length_penalty", 1.0)),
-        early_stopping=early or False,
-        no_repeat_ngram_size=int(settings.number("no_repeat_ngram_size", 0)) or None,
-        # Both lengths count the start token.
-        min_new_tokens=max(0, int(settings.number("min_length", 0)) - 1),
-        max_new_tokens=min(max_length, max(1, int(settings.number("max_length", max_length + 1)) - 1)),
-        max_length=max_length,
+        num_beams=beams if (beams := settings.whole("num_beams")) is not None else 1,
+        length_penalty=settings.number("length_penalty", 1.0),
+        early_stopping="never" if stopping == "never" else settings.flag("early_stopping"),
+        no_repeat_ngram_size=settings.whole("no_repeat_ngram_size") or None,
+        min_new_tokens=least,
+        max_new_tokens=min(max_length, most),
+        renormalize=settings.flag("renormalize_logits"),
     )
+    try:
+        search_of(defaults)
+    except InputError as error:
+        raise CheckpointError(f"{settings.where}: {error}") from error
+    return defaults

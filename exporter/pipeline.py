@@ -76,7 +76,8 @@ def export(
         max_length: context in tokens, at most the model's; by default that, or where
             sentence-transformers cuts its texts.
         outputs: of an encoder, beside its last hidden state and heads: "hidden_states" (of all layers),
-            "hidden_states.3" (of one, 0 being the embeddings), "pooler_output".
+            "hidden_states.3" (one, 0 being the embeddings), "pooler_output"; of an encoder-decoder
+            "cross_attentions".
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with a prompt a line to verify with, instead of the built-in ones.
@@ -93,9 +94,8 @@ def export(
         targets = ["cpu"]  # plans are built from fp16
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
-    source = resolve_source(model)
-    texts = read_prompts(None if prompts is None else Path(prompts), source.folder)
-    checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
+    checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
+    texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.source.folder)
     with staging_folder(output) as staging:
         graphs, reference = trace(checkpoint, targets, staging, progress)
         progress("writing ONNX files")
@@ -103,9 +103,8 @@ def export(
         manifest = first_manifest(checkpoint, artifacts, staging, output)
         with ThreadPoolExecutor(1) as pool:  # plans are built by a child, beside the verification
             plans = pool.submit(build_plans, staging, manifest, targets, sms, None, progress)
-            report = None
-            if verify:
-                manifest, report = verified(staging, manifest, reference, texts, progress)
+            found = verified(staging, manifest, reference, texts, progress) if verify else (manifest, None)
+            manifest, report = found
         manifest = dataclasses.replace(manifest, plans=tuple(plans.result()), files=file_entries(staging))
         progress("committing the bundle")
         install(staging, manifest, output)
@@ -238,7 +237,7 @@ def first_manifest(
     """Makes the staged files a bundle, so that building and verifying open them as any reader would."""
     (staging / "tokenizer").mkdir()
     tokenizers = {
-        checkpoint.file(f"tokenizer/{stem}", "json"): d for stem, d in checkpoint.tokenizers.items()
+        checkpoint.file(f"tokenizer/{stem}", "json"): d for stem, d in checkpoint.tokenizer_files.items()
     }
     for name, data in tokenizers.items():
         (staging / name).write_bytes(data)

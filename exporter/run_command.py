@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,10 +111,11 @@ def run(
         if early_stopping is not None:
             options["early_stopping"] = stopping(early_stopping)
         picture = Picture(attention, attention_layer, attention_head)
-        items = items_of(texts, input_file, beside)
+        check_sources(texts, input_file, beside)
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             chosen = checked_task(task or task_of(model, beside), model, options)
             check_beside(model, chosen, beside, input_file)
+            items = items_of(texts, input_file, beside, keep_blank=chosen == "translate")
             picture.check(chosen)
             if chosen != "fill_mask":  # which reads special tokens anyhow
                 options["parse_special"] = parse_special
@@ -190,27 +192,58 @@ def translate(
     progress: Callable[[str], None],
 ) -> None:
     """Translates texts, in batches unless they are typed, and draws the attention of one."""
+    texts: Iterator[str] = map(checked_text, items)
     if picture.path is not None:
-        text, *more = items
+        text, *more = texts
         if more:
             raise InputError(f"--attention draws one text's translation, {1 + len(more)} were given")
-        picture.draw(model, str(text), options)
-        items = iter([text])
-    if typed:
-        results = (result for item in items for result in model.translations([item], **options))
-    else:
-        if not sys.stdout.isatty():
-            options["progress"] = lambda done: progress(f"{done} texts")
-        results = model.translations(items, **options)
-    show_results(results, "translate", as_json)
+        picture.draw(model, text, options)
+        texts = iter([text])
+    if not typed and not sys.stdout.isatty():
+        options["progress"] = lambda done: progress(f"{done} texts")
+    several = False
+    for result in with_blanks(model, texts, options, typed):
+        if as_json:
+            value = {"text": ""} if result is None else result.to_json()
+            typer.echo(json.dumps(value, ensure_ascii=False))
+        elif result is None or len(result.candidates) == 1:
+            typer.echo("" if result is None else result.text)
+        else:
+            if several:
+                typer.echo()  # between the lines of two texts
+            for candidate in result.candidates:
+                typer.echo(f"{candidate.text}\t{candidate.score:.4f}")
+            several = True
+
+
+def checked_text(item: Item) -> str:
+    if not isinstance(item, str):
+        raise InputError("translation takes texts, not pairs of texts")
+    return item
+
+
+def with_blanks(model: Any, texts: Iterator[str], options: dict[str, Any], typed: bool) -> Iterator[Any]:
+    """Translations in order, and None for a blank line, so that the lines of both sides belong together."""
+    blank: deque[bool] = deque()
+
+    def others() -> Iterator[str]:
+        for text in texts:
+            blank.append(text == BLANK_LINE)
+            if text != BLANK_LINE:
+                yield text
+
+    each = (result for text in others() for result in model.translations([text], **options))
+    for result in each if typed else model.translations(others(), **options):
+        while blank.popleft():
+            yield None
+        yield result
+    yield from (None for _ in blank)
 
 
 def task_of(model: Any, beside: dict[str, str]) -> str:
     """What a bundle does unless told otherwise."""
-    from ..runtime import TextEncoder
-
-    if not isinstance(model, TextEncoder):
-        return kind_of(model)
+    if only := only_task(model):
+        return only
     if "question" in beside:
         return "answer"
     if "query" in beside:
@@ -220,25 +253,28 @@ def task_of(model: Any, beside: dict[str, str]) -> str:
     return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
 
 
-KINDS = {"generate": "generates text", "translate": "translates", "": "is an encoder"}
+BLANK_LINE = "\n"  # which no line and no argument is
+# Tasks of models that have no other, and what such models do.
+ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
 
 
-def kind_of(model: Any) -> str:
-    """The one task that a model has; "" of an encoder, which has several."""
+def only_task(model: Any) -> str | None:
+    """The one task that a model has; None of an encoder, which has several."""
     from ..runtime import TextGenerator, Translator
 
     if isinstance(model, Translator):
         return "translate"
-    return "generate" if isinstance(model, TextGenerator) else ""
+    return "generate" if isinstance(model, TextGenerator) else None
 
 
 def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
     """Refuses a task that the model does not have, and options that the task does not have."""
     if task not in TASKS:
         raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
-    kind = kind_of(model)
-    if kind != (task if task in KINDS else ""):
-        raise InputError(f"this bundle {KINDS[kind]}, which does not go with the task {task!r}")
+    only = only_task(model)
+    if only != (task if task in ONLY_TASKS else None):
+        what = "is an encoder" if only is None else ONLY_TASKS[only]
+        raise InputError(f"this bundle {what}, which does not go with the task {task!r}")
     for name in options:
         if name not in TASKS[task]:
             raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
@@ -247,7 +283,7 @@ def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
 
 def check_beside(model: Any, task: str, beside: dict[str, str], input_file: Path | None) -> None:
     """Refuses a second text that the task has no use for, and a task that lacks its own."""
-    if task not in KINDS:
+    if task not in ONLY_TASKS:
         model.check_task(task)
     allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
     option = allowed.get(task)
@@ -297,7 +333,6 @@ def show_results(results: Iterable[Any], task: str, as_json: bool) -> None:
 
 SEVERAL_LINES = ("features", "fill_mask", "tag", "answer")
 LINES: dict[str, Callable[[Any], list[str]]] = {
-    "translate": lambda r: [candidate.text for candidate in r.candidates],
     "embed": lambda r: [" ".join(f"{number:.6g}" for number in r.vector)],
     "features": lambda r: [
         f"{token}\t{' '.join(f'{number:.6g}' for number in vector)}"
@@ -314,17 +349,24 @@ LINES: dict[str, Callable[[Any], list[str]]] = {
 }
 
 
-def items_of(texts: list[str] | None, input_file: Path | None, beside: dict[str, str]) -> Iterator[Item]:
-    """Texts or pairs, from the arguments, a file of JSON lines, or stdin."""
+def check_sources(texts: list[str] | None, input_file: Path | None, beside: dict[str, str]) -> None:
+    """Refuses texts from two places."""
     if len(beside) > 1:
         raise InputError(f"give one of {', '.join('--' + name for name in beside)}")
     if texts and input_file:
         raise InputError("give texts as arguments or with --input, not both")
     if beside and input_file:
         raise InputError(f"--{next(iter(beside))} goes with texts, --input has pairs of its own")
+
+
+def items_of(
+    texts: list[str] | None, input_file: Path | None, beside: dict[str, str], keep_blank: bool
+) -> Iterator[Item]:
+    """Texts or pairs, from the arguments, a file of JSON lines, or stdin, whose blank lines may count."""
     if not texts and not input_file and sys.stdin.isatty():
         errors.print("[dim]a text a line, end with Ctrl-D[/dim]")
-    lines = (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+    stripped = (line.rstrip("\r\n") if line.strip() else BLANK_LINE for line in sys.stdin)
+    lines = (line for line in stripped if keep_blank or line != BLANK_LINE)
     return at_least_one(
         paired(item, beside) for item in texts or (json_lines(input_file) if input_file else lines)
     )

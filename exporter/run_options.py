@@ -60,7 +60,8 @@ InputFileOption = Annotated[
     ),
 ]
 MaxNewTokensOption = Annotated[
-    int | None, typer.Option(help="At most so many new tokens.", show_default="64")
+    int | None,
+    typer.Option(help="At most so many new tokens.", show_default="64; of a translation the checkpoint's"),
 ]
 TemperatureOption = Annotated[
     float | None, typer.Option(help="Sample at this temperature.", show_default="greedy")
@@ -112,7 +113,9 @@ LengthPenaltyOption = Annotated[
 EarlyStoppingOption = Annotated[
     str | None, typer.Option(help="true, false or never.", show_default="the checkpoint's")
 ]
-MinNewTokensOption = Annotated[int | None, typer.Option(help="No end before.", show_default="0")]
+MinNewTokensOption = Annotated[
+    int | None, typer.Option(help="No end before.", show_default="the checkpoint's")
+]
 NoRepeatOption = Annotated[
     int | None,
     typer.Option("--no-repeat-ngram-size", help="No run of so many tokens twice.", show_default="off"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..runtime.text.kinds import PIECES, PLAIN
 from ..runtime.text.tokenizer import parse, read
 from .errors import CheckpointError
 from .marian_tokenizer import marian_tokenizers
 
 OWN_FILES = ("tokenizer.source.json", "tokenizer.target.json")
-PLAIN, PIECES = "plain", "pieces"  # what the runtime reads them with: Tokenizer, PieceTokenizer
 
 
 def translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:

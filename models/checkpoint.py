@@ -237,7 +237,7 @@ def read_weights(description: Description) -> dict[str, Tensor]:
     return weights
 
 
-def load_model(folder: Path) -> Model:
+def load_model(folder: str | Path) -> Model:
     """The reference model of a folder in Hugging Face's layout, in fp32 and eval mode.
 
     Args:
@@ -248,6 +248,7 @@ def load_model(folder: Path) -> Model:
         ValueError: names the file that is missing or damaged; or, where config and weights disagree,
             every missing and every unexpected name, and both shapes of the others.
     """
+    folder = Path(folder)
     description = describe(folder)
     weights = read_weights(description)
     model = empty_model(description)
@@ -296,7 +297,7 @@ def check_names_and_shapes(folder: Path, wanted: Mapping[str, Tensor], found: Ma
         raise ValueError("\n".join([f"{folder}: config.json and the weights disagree", *lines]))
 
 
-def save_model(model: GPT2 | Transformer, folder: Path, model_type: str | None = None) -> None:
+def save_model(model: GPT2 | Transformer, folder: str | Path, model_type: str | None = None) -> None:
     """Writes config.json and model.safetensors, so that `load_model` reads them.
 
     Args:
@@ -316,6 +317,7 @@ def save_model(model: GPT2 | Transformer, folder: Path, model_type: str | None =
         )
     config, published = layout_of(model, model_type or known[0])
     weights = {name: tensor.detach().contiguous() for name, tensor in published.items()}
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(weights, folder / SINGLE, metadata={"format": "pt"})

@@ -106,10 +106,15 @@ def open_translator(
 ) -> Translator:
     manifest = bundle.manifest
     defaults = manifest.generation
-    if defaults is None or defaults.decoder_start is None or not defaults.eos:
-        raise ManifestError(f"{bundle.folder}: a translation's generation needs decoder_start and eos")
+    if defaults is None or None in (defaults.decoder_start, defaults.source_eos):
+        raise ManifestError(f"{bundle.folder}: a translation's generation needs decoder_start and source_eos")
     decoder = choose_artifact(bundle, "decoder", precision)
     encoder = choose_artifact(bundle, "encoder", decoder.precision)
+    if encoder.data != decoder.data:
+        raise ManifestError(
+            f"{bundle.folder}: {encoder.id} and {decoder.id} come from different exports: their weights are"
+            f" {', '.join(encoder.data)} and {', '.join(decoder.data)}"
+        )
     cross_pairs(encoder, decoder)
     source, target = translation_tokenizers(bundle)
     return Translator(

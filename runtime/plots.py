@@ -27,6 +27,8 @@ def draw_attention(
         InputError: no such layer or head, or a picture that cannot be written.
     """
     weights = alignment.averaged(layer, head)
+    if not path.suffix:
+        raise InputError(f"the picture {path} needs an ending that says its kind, such as .png")
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -35,7 +37,8 @@ def draw_attention(
     size = (min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * n) for n in (columns, rows))
     figure = Figure(figsize=tuple(size), layout="constrained")
     axes = figure.add_subplot()
-    axes.imshow(weights, cmap="Blues", vmin=0.0, aspect="auto")
+    image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
+    figure.colorbar(image, ax=axes, shrink=0.6, label="weight")
     axes.xaxis.tick_top()
     axes.set_xticks(range(columns), [shown(token) for token in alignment.source])
     axes.set_yticks(range(rows), [shown(token) for token in alignment.target])

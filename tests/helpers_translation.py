@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from .helpers_marian import AWKWARD, ENGLISH, marian_witness, write_marian_tokenizer
+from .helpers_marian import AWKWARD, ENGLISH, OTHERS, marian_witness, write_marian_tokenizer
 
 MARIAN: dict[str, Any] = {
     "d_model": 32,
@@ -27,9 +27,9 @@ MARIAN: dict[str, Any] = {
     "forced_eos_token_id": 0,
     "init_std": 0.3,
 }
-WORDS = [word for line in ENGLISH.split("\n") for word in line.split()]
-# 50 of unequal length
-SENTENCES = [" ".join(WORDS[i : i + 1 + i % 9]) for i in range(50)]
+WORDS = (ENGLISH + OTHERS).split()
+# Of unequal length; more than 50, so that there are 50 whose translations differ from one another.
+SENTENCES = [" ".join(WORDS[i : i + 2 + i % 7]) for i in range(100)]
 SHORT_AWKWARD = [text for text in AWKWARD if text.strip() and len(text) < 60 and ">>" not in text]
 
 

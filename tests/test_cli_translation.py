@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from planforge.exporter.run_options import TRANSLATION
 from planforge.models.demos import dates
 from planforge.runtime import load
+from planforge.runtime.tasks.translator import OPTIONS
 
 from .helpers_cli import error_line, planforge
 
@@ -31,14 +33,31 @@ def test_a_batch_from_stdin(dates_bundle: Path) -> None:
     assert planforge("run", dates_bundle, stdin=lines).stdout.splitlines() == list(TEXTS.values())
 
 
+def test_blank_lines_keep_their_place(dates_bundle: Path) -> None:
+    lines = "\n3/5/98\n  \n\nMay 3 98\n\n"
+    assert planforge("run", dates_bundle, stdin=lines).stdout == "\n1998-05-03\n\n\n1998-05-03\n\n"
+    shown = planforge("run", dates_bundle, "--json", stdin="\n3/5/98\n").stdout.splitlines()
+    assert [json.loads(line)["text"] for line in shown] == ["", "1998-05-03"]
+    pair = '{"text": "3/5/98", "pair": "b"}\n'
+    done = planforge("run", dates_bundle, "--input", "-", "--attention", "map.png", stdin=pair)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "translation takes texts, not pairs" in done.stderr
+
+
+def test_the_command_has_the_options_of_the_runtime() -> None:
+    assert set(TRANSLATION) == set(OPTIONS)
+
+
 def test_json_and_the_n_best(dates_bundle: Path) -> None:
     result = planforge("run", dates_bundle, "3/5/98", "--json", "--num-beams", 4, "--n-best", 2)
     value = json.loads(result.stdout)
     assert value["text"] == value["candidates"][0]["text"] == "1998-05-03"
     assert value["finish_reason"] == "eos"
     assert value["candidates"][1]["score"] < value["score"] <= 0
-    lines = planforge("run", dates_bundle, "3/5/98", "--n-best", 2).stdout.splitlines()
-    assert lines[0] == "1998-05-03" and len(lines) == 2  # as many beams as are wanted
+    # As many beams as are wanted; a blank line between two texts.
+    lines = planforge("run", dates_bundle, "3/5/98", "3/5/99", "--n-best", 2).stdout.splitlines()
+    assert [line.partition("\t")[0] for line in lines[::3]] == ["1998-05-03", "1999-05-03"]
+    assert lines[2] == "" and len(lines) == 5
 
 
 def test_held_out_dates_are_right(dates_bundle: Path) -> None:

@@ -15,10 +15,12 @@ import pytest
 from planforge.exporter import export, verify
 from planforge.exporter.checkpoint import Checkpoint
 from planforge.exporter.errors import CheckpointError
-from planforge.exporter.source import Source
+from planforge.exporter.source import Source, demo_folder
 from planforge.exporter.verification import verify as verify_module
+from planforge.exporter.verification.translation_engine import Engine
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
 from planforge.runtime.errors import InputError, TokenizerError
 
@@ -149,6 +151,40 @@ def test_golden_data_catches_planted_faults(
         assert all("padded" in c.case for c in failed)
 
 
+@pytest.mark.parametrize("with_pytorch", [False, True])
+def test_attention_of_another_layer_is_caught(
+    dates_bundle: Path, tmp_path: Path, with_pytorch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Path(shutil.copytree(dates_bundle, tmp_path / "bundle"))
+    artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
+    edit_json(bundle / "manifest.json", artifacts=[a for a in artifacts if a["precision"] == "fp32"])
+    if not with_pytorch:
+        monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    assert verify(bundle).passed
+
+    def swap(model: ir.Model) -> None:
+        at = [i for i, v in enumerate(model.graph.outputs) if str(v.name).startswith("cross_attentions")]
+        one, other = (model.graph.outputs[i] for i in at)
+        model.graph.outputs[at[0]], model.graph.outputs[at[1]] = other, one
+        names = one.name, other.name
+        one.name, other.name = "swapped", names[0]
+        one.name = names[1]
+
+    replace_graph(bundle, DECODER, swap)
+    failed = [c for c in verify(bundle).comparisons if not c.passed]
+    assert [c.case for c in failed] == ["attention, 2 rows of a source"]
+
+
+def test_golden_data_knows_the_best_beams(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets that nobody knows are no pass."""
+    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    nonsense = Hypothesis((3, 4, 5, 0), 0.0, "eos")
+    monkeypatch.setattr(Engine, "search", lambda self, samples, search: [[nonsense]] * len(samples))
+    failed = [c for c in verify(own).comparisons if not c.passed]
+    assert [c.case for c in failed] == ["4 beams, batch 2, padded"]
+    assert any("none of the targets is known" in failure for failure in failed[0].failures)
+
+
 def test_pytorch_catches_a_cache_whose_rows_stay_where_they_are(
     own: Path, marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,9 +199,10 @@ def test_pytorch_catches_a_cache_whose_rows_stay_where_they_are(
 
 
 def test_generation_settings_are_kept(marian: Path) -> None:
-    generation = {
+    generation: dict[str, Any] = {
         **{"num_beams": 6, "length_penalty": 0.8, "early_stopping": True, "no_repeat_ngram_size": 3},
         **{"min_length": 3, "max_length": 20, "forced_bos_token_id": 5, "bad_words_ids": [[9], [4]]},
+        "renormalize_logits": True,
     }
     edit_json(marian / "generation_config.json", **generation)
     found = checkpoint_of(marian).generation()
@@ -173,6 +210,11 @@ def test_generation_settings_are_kept(marian: Path) -> None:
     assert (found.num_beams, found.length_penalty, found.early_stopping) == (6, 0.8, True)
     assert (found.no_repeat_ngram_size, found.min_new_tokens, found.max_new_tokens) == (3, 2, 19)
     assert (found.forced_bos, found.forced_eos, found.suppressed, found.eos) == (5, 0, (4, 9), (0,))
+    assert found.renormalize and found.source_eos == 0
+    edit_json(marian / "generation_config.json", max_new_tokens=7, min_new_tokens=1, eos_token_id=[5, 0])
+    found = checkpoint_of(marian).generation()
+    assert found is not None and (found.min_new_tokens, found.max_new_tokens) == (1, 7)
+    assert (found.eos, found.source_eos) == ((5, 0), 0)  # sources end as MarianTokenizer ends them
 
 
 def test_config_json_counts_where_there_is_no_generation_config(marian: Path) -> None:
@@ -186,7 +228,7 @@ def test_config_json_counts_where_there_is_no_generation_config(marian: Path) ->
 
 
 def test_settings_that_are_left_out_are_told(marian: Path, caplog: pytest.LogCaptureFixture) -> None:
-    edit_json(marian / "generation_config.json", repetition_penalty=1.3, num_beam_groups=1)
+    edit_json(marian / "generation_config.json", repetition_penalty=1.3, num_beam_groups=1, do_sample=False)
     with caplog.at_level(logging.WARNING, "planforge"):
         checkpoint_of(marian).generation()
     assert ["repetition_penalty=1.3" in record.getMessage() for record in caplog.records] == [True]
@@ -195,13 +237,21 @@ def test_settings_that_are_left_out_are_told(marian: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"decoder_start_token_id": ...}, "decoder_start_token_id is missing"),
-        ({"eos_token_id": ...}, "eos_token_id is missing"),
+        ({"decoder_start_token_id": ...}, "decoder_start_token_id missing"),
+        ({"eos_token_id": ...}, "eos_token_id missing"),
         ({"decoder_start_token_id": 5000}, "decoder_start_token_id=5000 is not in the target's vocabulary"),
         ({"bad_words_ids": [[1, 2]]}, "only single tokens are supported"),
         ({"forced_eos_token_id": [0, 1]}, "only one token is supported"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
+        ({"early_stopping": 1}, "early_stopping is 1, not true or false"),
         ({"length_penalty": "high"}, "length_penalty is 'high', not a number"),
+        ({"length_penalty": float("nan")}, "length_penalty is nan"),
+        ({"num_beams": 2.7}, "num_beams is 2.7, not a whole number"),
+        ({"num_beams": float("inf")}, "num_beams is inf, not a whole number"),
+        ({"num_beams": 0}, "num_beams is 0"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
+        ({"forced_eos_token_id": 99999}, "forced_eos_token_id=99999 is not in the target's vocabulary"),
+        ({"min_length": 40}, "min_new_tokens is 39; it must be at most max_new_tokens"),
     ],
 )
 def test_bad_generation_settings(marian: Path, changes: dict[str, Any], message: str) -> None:
@@ -217,6 +267,29 @@ def test_missing_tokenizers(marian: Path, name: str) -> None:
     (marian / name).unlink()
     with pytest.raises(CheckpointError, match=name.replace("source.spm", "tokenizer.source.json")):
         checkpoint_of(marian)
+
+
+def test_source_and_target_may_number_their_tokens_differently(tmp_path: Path) -> None:
+    """The source's end token is looked up by its spelling, not taken from the target."""
+    folder = Path(shutil.copytree(demo_folder("transformer-demo"), tmp_path / "demo"))
+    content = json.loads((folder / "tokenizer.source.json").read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    other = next(token for token, number in vocab.items() if number == 5)
+    vocab["</s>"], vocab[other] = 5, vocab["</s>"]
+    for token in content["added_tokens"]:
+        token["id"] = vocab[token["content"]]
+    edit_json(folder / "tokenizer.source.json", **content)
+    found = checkpoint_of(folder).generation()
+    assert found is not None and (found.source_eos, found.eos) == (5, (1,))
+
+
+def test_a_tokenizer_without_an_unknown_token(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(demo_folder("transformer-demo"), tmp_path / "demo"))
+    content = json.loads((folder / "tokenizer.source.json").read_text(encoding="utf-8"))
+    content["model"]["unk_token"] = "<nothing>"
+    edit_json(folder / "tokenizer.source.json", **content)
+    with pytest.raises(TokenizerError, match=r"demo/tokenizer\.source\.json is unusable"):
+        checkpoint_of(folder)
 
 
 def test_a_vocabulary_that_is_not_the_models(marian: Path) -> None:

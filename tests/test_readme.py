@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from planforge.exporter.checkpoint import Checkpoint
+from planforge.exporter.source import Source
 from planforge.runtime import TextEncoder
 
 from .helpers_cli import planforge
@@ -38,7 +40,7 @@ PRINTED = {
     "tag(": r"LABEL_\d .* \d+ \d+ 0\.\d+\n",
     "answer(": r"\d+ \d+ 0\.\d+\n.*Answer\(|None",
     "truncation=": r"\(384,\)\n1746",
-    "translate(": r"1998-05-03\n(1998-05-03 \S+\n){3}\[\('2007-09-03', .*\n2012-12-21\n\(11, 12\)",
+    "translate(": r"1998-05-03\n(1998-05-03 \S+\n){3}\[\('2007-09-03', .*\n2012-12-21\n\('1',.*\(11, 12\)",
 }
 
 
@@ -96,3 +98,10 @@ def test_the_commands_of_the_section_are_real() -> None:
         assert done.returncode == 0, name
         for option in re.findall(rf"^    planforge {name} .*?(--[a-z-]+)", SECTION, re.MULTILINE):
             assert option in done.stdout
+
+
+def test_the_transformer_of_ones_own_can_be_exported(printed: dict[str, str], folder: Path) -> None:
+    checkpoint = Checkpoint(Source("folder", "own", folder / "build" / "own"))
+    found = checkpoint.generation()
+    assert found is not None and (found.decoder_start, found.source_eos, found.max_new_tokens) == (0, 1, 31)
+    assert checkpoint.tokenizers[0].encode("good morning") == [3, 4]

@@ -79,6 +79,7 @@ def generation_config(search: Search) -> Any:
         "forced_eos_token_id": rules.forced_eos,
         "no_repeat_ngram_size": rules.no_repeat_ngram_size,
         "min_new_tokens": rules.min_new_tokens or None,
+        "renormalize_logits": rules.renormalize or None,
         "eos_token_id": list(rules.eos) or None,
         "max_new_tokens": search.max_new_tokens,
         "num_beams": search.num_beams,
@@ -167,6 +168,8 @@ def test_the_options_make_a_difference_here() -> None:
         Constraints(eos=(EOS,), forced_bos=4, forced_eos=5, min_new_tokens=3),
         *(Constraints(eos=(EOS,), no_repeat_ngram_size=size) for size in (1, 2, 3)),
         Constraints(eos=(EOS, 7), min_new_tokens=4),
+        Constraints(eos=(EOS,), suppressed=(PAD, 5, 9), no_repeat_ngram_size=1, renormalize=True),
+        Constraints(eos=(EOS,), suppressed=(PAD,), forced_bos=4, forced_eos=EOS, renormalize=True),
     ],
     ids=str,
 )

@@ -43,20 +43,23 @@ def witness(marian_bundle: Path) -> Witness:
     return Witness.of(marian_bundle.parent / "marian")
 
 
-def check_varied(outputs: list[tuple[int, ...]]) -> None:
-    """Else equal results would show little."""
-    assert len(set(outputs)) >= 30
-    assert len({len(output) for output in outputs}) >= 5
-    assert max(len(set(output)) for output in outputs) >= 5
-
-
-@pytest.mark.parametrize("num_beams", [1, 4])
-def test_fifty_sources_as_in_transformers(model: Translator, witness: Witness, num_beams: int) -> None:
-    wanted = [witness.generate(text, num_beams=num_beams)[0] for text in SENTENCES]
-    check_varied([ids for ids, _ in wanted])
-    results = model.translate(SENTENCES, num_beams=num_beams)  # padded batches of unequal sources
-    assert [result.token_ids for result in results] == [ids for ids, _ in wanted]
-    for result, (ids, score) in zip(results, wanted, strict=True):
+@pytest.mark.parametrize(("num_beams", "length_penalty"), [(1, None), (4, 0.4), (4, 1.0), (4, 2.0)], ids=str)
+def test_fifty_sources_as_in_transformers(
+    model: Translator, witness: Witness, num_beams: int, length_penalty: float | None
+) -> None:
+    options = {
+        "num_beams": num_beams,
+        **({} if length_penalty is None else {"length_penalty": length_penalty}),
+    }
+    wanted = {text: witness.generate(text, **options)[0] for text in SENTENCES}
+    differing = {ids: text for text, (ids, _) in wanted.items()}  # one text for each translation
+    texts = list(differing.values())[:50]
+    assert len(texts) == 50
+    assert len({len(wanted[text][0]) for text in texts}) >= 5  # they end at unequal steps
+    assert max(len(set(wanted[text][0])) for text in texts) >= 5
+    results = model.translate(texts, **options)  # padded batches of unequal sources
+    assert [result.token_ids for result in results] == [wanted[text][0] for text in texts]
+    for result, (ids, score) in zip(results, map(wanted.__getitem__, texts), strict=True):
         assert result.text == witness.tokenizer.decode(list(ids), skip_special_tokens=True)
         assert score is None or abs(result.score - score) < 1e-4
         assert result.finish_reason == "eos"  # forced at full length
@@ -151,11 +154,13 @@ def test_attention_needs_its_export(model: Translator) -> None:
         model.align("hello")
 
 
-def test_fp16_runs_too(marian_bundle: Path, model: Translator) -> None:
-    with load(marian_bundle, precision="fp16") as half:
+def test_fp16_runs_too(dates_bundle: Path) -> None:
+    texts = {"the 3rd of May, 1998": "1998-05-03", "21.12.2012": "2012-12-21", "1 Jan 68": "2068-01-01"}
+    with load(dates_bundle, precision="fp16") as half, load(dates_bundle) as full:
         assert half.artifact.id == "decoder.portable.fp16"
-        same = [half.translate(t).text == model.translate(t).text for t in SENTENCES[:20]]
-    assert np.mean(same) > 0.7  # a random model's margins are small
+        found, wanted = half.translate(list(texts), num_beams=4), full.translate(list(texts), num_beams=4)
+    assert [result.text for result in found] == list(texts.values())
+    np.testing.assert_allclose([r.score for r in found], [r.score for r in wanted], atol=0.01)
 
 
 def test_inplace_runs_too(marian_bundle: Path, model: Translator, tmp_path: Path) -> None:
@@ -195,7 +200,8 @@ def test_two_threads_share_a_model(model: Translator) -> None:
     ("options", "message"),
     [
         ({"num_beams": 0}, "num_beams is 0"),
-        ({"num_beams": 65}, "num_beams=65 is more than the 64 rows"),
+        ({"num_beams": 65}, "num_beams=65 is more than the 64 that this bundle allows"),
+        ({"n_best": "a"}, "n_best is 'a'"),
         ({"n_best": 3, "num_beams": 2}, "n_best is 3; it must be at most num_beams"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"max_new_tokens": 1000}, "max_new_tokens=1000 is more than the model's 64"),
@@ -211,8 +217,10 @@ def test_bad_options(model: Translator, options: dict[str, Any], message: str) -
 
 def test_bad_texts(model: Translator) -> None:
     for empty in ("", "   "):
-        with pytest.raises(InputError, match="empty"):
+        with pytest.raises(InputError, match=r"texts\[1\]: a text to translate is empty"):
             model.translate(["hello", empty])
+    with pytest.raises(ContextLengthError, match=r"texts\[2\]: a text of 4000000 characters is more than"):
+        model.translate(["a", "b", "long" * 1_000_000])
     with pytest.raises(ContextLengthError, match=r"has \d+ tokens.* reads 64") as found:
         model.translate("hello there, my friend, " * 40)
     assert found.value.limit == 64 < found.value.tokens
@@ -232,10 +240,15 @@ def test_sources_of_one_token_and_of_all_that_fit(model: Translator, witness: Wi
 
 
 def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
-    with load(marian_bundle, memory_limit=1_600_000) as model:
-        assert model.translate("hello").token_ids
-        with pytest.raises(MemoryLimitError, match=r"MB of weights and .* target and 1 x \d+ source tokens"):
+    texts = SENTENCES[:20]
+    with load(marian_bundle) as model:
+        wanted = [result.token_ids for result in model.translate(texts)]
+    with load(marian_bundle, memory_limit=310_000) as model:  # a row at a time, not eight
+        assert [result.token_ids for result in model.translate(texts)] == wanted
+        with pytest.raises(MemoryLimitError, match=r"MB of weights and .* target and \d+ source tokens"):
             model.translate("hello", num_beams=64, max_new_tokens=40)
+        with pytest.raises(MemoryLimitError):
+            model.stream("hello", max_new_tokens=64)
     with load(marian_bundle, max_length=8) as model:
         with pytest.raises(ContextLengthError, match="reads 8"):
             model.translate("Where is the nearest station?")
@@ -256,17 +269,29 @@ def test_graphs_of_different_exports_are_refused(
     marian_bundle: Path, dates_bundle: Path, tmp_path: Path
 ) -> None:
     bundle = Path(shutil.copytree(marian_bundle, tmp_path / "bundle"))
-    other = json.loads((dates_bundle / "manifest.json").read_text(encoding="utf-8"))
-    theirs = next(a for a in other["artifacts"] if a["id"] == "encoder.portable.fp32")
     mine = next((bundle / "onnx").glob("encoder.portable.fp32-*"))
     original = mine.read_bytes()
-    mine.write_bytes((dates_bundle / theirs["file"]).read_bytes()[: len(original)].ljust(len(original)))
+    mine.write_bytes(original.replace(b"encoder.layers.0", b"encoder.layers.1"))
     with pytest.raises(IntegrityError, match="has changed or belongs to another export"):
         load(bundle)
     mine.write_bytes(original)
-    artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
-    others = [a for a in artifacts if a["id"] != theirs["id"]]
-    disguised = {**theirs, "file": others[0]["file"], "data": others[0]["data"]}
+
+    manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
+    encoder, *others = manifest["artifacts"]
+    assert encoder["id"] == "encoder.portable.fp32"
+    (data,) = encoder["data"]
+    shutil.copy(bundle / data, bundle / "onnx" / "another.data")
+    files = {**manifest["files"], "onnx/another.data": manifest["files"][data]}
+    edit_json(
+        bundle / "manifest.json",
+        files=files,
+        artifacts=[{**encoder, "data": ["onnx/another.data"]}, *others],
+    )
+    with pytest.raises(ManifestError, match="come from different exports: their weights are onnx/another"):
+        load(bundle)
+
+    theirs = json.loads((dates_bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"][0]
+    disguised = {**theirs, "file": encoder["file"], "data": encoder["data"]}
     edit_json(bundle / "manifest.json", artifacts=[disguised, *others])
     with pytest.raises(ManifestError, match="do not belong together"):
         load(bundle)

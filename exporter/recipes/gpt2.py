@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import Choices, Recipe, by_id, cache_specs
+from .recipe import Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs
 
 if TYPE_CHECKING:
     from ...models import GPT2Config
@@ -43,10 +43,7 @@ def portable(config: GPT2Config, choices: Choices) -> Recipe:
         padding_side="left",
         module=PortableDecoder,
         inputs=(
-            TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
-            TensorSpec("attention_mask", "mask", "int64", (batch, total)),
-            TensorSpec("position_ids", "positions", "int64", (batch, tokens)),
-            TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+            *growing_inputs(batch, tokens, total, rows),
             *cache_specs("past_key_values", "past", config.n_layer, (batch, head[0], past, head[1])),
         ),
         outputs=(
@@ -74,9 +71,7 @@ def inplace(config: GPT2Config, choices: Choices) -> Recipe:
         padding_side="right",
         module=InplaceDecoder,
         inputs=(
-            TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
-            TensorSpec("past_lengths", "past_lengths", "int32", (batch,)),
-            TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+            *slot_inputs(batch, tokens, rows),
             *cache,
         ),
         outputs=(TensorSpec("logits", "logits", "float32", (rows, config.vocab_size)), *present),

@@ -58,6 +58,25 @@ def by_id(*recipes: Recipe) -> dict[str, Recipe]:
     return {recipe.id: recipe for recipe in recipes}
 
 
+def growing_inputs(batch: Axis, tokens: Axis, total: Axis, rows: Axis) -> tuple[TensorSpec, ...]:
+    """What a decoder reads beside its cache in the `portable` dialect: optimum's names, and logit_rows."""
+    return (
+        TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
+        TensorSpec("attention_mask", "mask", "int64", (batch, total)),
+        TensorSpec("position_ids", "positions", "int64", (batch, tokens)),
+        TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+    )
+
+
+def slot_inputs(batch: Axis, tokens: Axis, rows: Axis) -> tuple[TensorSpec, ...]:
+    """What a decoder reads beside its cache in the `inplace` dialect."""
+    return (
+        TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
+        TensorSpec("past_lengths", "past_lengths", "int32", (batch,)),
+        TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+    )
+
+
 def cache_specs(name: str, role: str, layers: int, axes: tuple[Axis | int, ...]) -> tuple[TensorSpec, ...]:
     """Key and value of every layer: `name`.0.key, `name`.0.value, `name`.1.key, ..."""
     return tuple(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import Choices, Recipe, by_id, cache_specs
+from .recipe import Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs
 
 if TYPE_CHECKING:
     from ...models import TransformerConfig
@@ -70,10 +70,7 @@ def portable(config: TransformerConfig, choices: Choices) -> Recipe:
         padding_side="left",
         module=lambda model: PortableTargetDecoder(model, has_weights(choices)),
         inputs=(
-            TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
-            TensorSpec("attention_mask", "mask", "int64", (batch, total)),
-            TensorSpec("position_ids", "positions", "int64", (batch, tokens)),
-            TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+            *growing_inputs(batch, tokens, total, rows),
             *source_specs(config, choices),
             *cache_specs("past_key_values", "past", config.decoder_layers, (batch, heads, past, size)),
         ),
@@ -102,9 +99,7 @@ def inplace(config: TransformerConfig, choices: Choices) -> Recipe:
         padding_side="right",
         module=lambda model: InplaceTargetDecoder(model, has_weights(choices)),
         inputs=(
-            TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
-            TensorSpec("past_lengths", "past_lengths", "int32", (batch,)),
-            TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+            *slot_inputs(batch, tokens, rows),
             *source_specs(config, choices),
             *cache,
         ),
@@ -134,10 +129,13 @@ def target_axes(choices: Choices) -> tuple[Axis, Axis, Axis]:
 
 def source_specs(config: TransformerConfig, choices: Choices) -> tuple[TensorSpec, ...]:
     """What the decoder sees of the source."""
-    sources = Axis("sources", 1, 1, choices.max_batch)
-    tokens = Axis("source_tokens", 1, min(OPT_TOKENS, choices.max_length), choices.max_length)
+    sources, tokens = Axis("sources", 1, 1, choices.max_batch), source_axis(choices)
     mask = TensorSpec("encoder_attention_mask", "source_mask", "int64", (sources, tokens))
     return (mask, *cross_specs(config, sources, tokens))
+
+
+def source_axis(choices: Choices) -> Axis:
+    return Axis("source_tokens", 1, min(OPT_TOKENS, choices.max_length), choices.max_length)
 
 
 def cross_specs(config: TransformerConfig, batch: Axis, tokens: Axis) -> tuple[TensorSpec, ...]:
@@ -151,8 +149,7 @@ def has_weights(choices: Choices) -> bool:
 
 def weight_specs(config: TransformerConfig, choices: Choices, batch: Axis, tokens: Axis) -> list[TensorSpec]:
     """How much each target token looks at each source token, by layer and head."""
-    source_tokens = Axis("source_tokens", 1, 1, choices.max_length)
-    axes = (batch, config.decoder_heads, tokens, source_tokens)
+    axes = (batch, config.decoder_heads, tokens, source_axis(choices))
     return [
         TensorSpec(f"{CROSS_ATTENTIONS}.{layer}", f"cross_attention.{layer}", "float32", axes)
         for layer in range(config.decoder_layers if has_weights(choices) else 0)

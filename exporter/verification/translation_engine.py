@@ -67,6 +67,15 @@ class Engine:
         ids = np.asarray([[self.start, *sample.target[:-1]]])
         return run.step(ids, np.ones_like(ids, bool), sample.steps)
 
+    def attention(self, sample: Sample) -> list[Logits]:
+        """What the known places look at, (L, H, len(steps), S), in each of two rows that share the source."""
+        names = [s.name for s in self.decoder.artifact.outputs if s.role.startswith("cross_attention.")]
+        run = self.run([sample], 2, len(sample.target))
+        ids = np.asarray([[self.start, *sample.target[:-1]]] * 2)
+        results = run.results(ids, np.ones_like(ids, bool), [0], names)
+        both = np.stack([results[name] for name in names], axis=1)  # (2, L, H, T, S)
+        return [row[:, :, list(sample.steps)] for row in both]
+
     def search(self, samples: Sequence[Sample], search: Search) -> list[list[Hypothesis]]:
         """The runtime's beam search."""
         beams = BeamSearch(len(samples), self.start, search)

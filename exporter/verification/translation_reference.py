@@ -23,11 +23,18 @@ if TYPE_CHECKING:
 
 
 class Reference:
-    """The model in PyTorch, in fp32. Sources are computed one by one, without padding."""
+    """The model in PyTorch, in fp32. Sources are computed one by one, without padding.
 
-    def __init__(self, model: Transformer, start: int) -> None:
+    Args:
+        model: the model.
+        start: the token that every target begins with.
+        gives_attention: whether `results` has the attention too.
+    """
+
+    def __init__(self, model: Transformer, start: int, gives_attention: bool = False) -> None:
         self.model = model
         self.start = start
+        self.gives_attention = gives_attention
 
     @torch.no_grad()
     def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
@@ -44,11 +51,17 @@ class Reference:
         return array
 
     @torch.no_grad()
-    def logits(self, source: Sequence[int], target: Sequence[int]) -> Logits:
-        """Logits (T, V) of what PyTorch would say at each place of a target, computed at once, uncached."""
-        ids = torch.tensor([[self.start, *target[:-1]]])
-        logits: Logits = self.model(torch.tensor([list(source)]), ids)[0].numpy()
-        return logits
+    def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
+        """What PyTorch would say at each place of a target, computed at once and uncached.
+
+        Returns:
+            Logits (T, V), and the attention over the source (L, H, T, S); empty if nobody asks for it.
+        """
+        seen = SourceAttention(self.keys_values(source), torch.ones(1, len(source), dtype=torch.int64))
+        logits, _ = self.model.step(torch.tensor([[self.start, *target[:-1]]]), seen)
+        weights = [weights[0] for weights in seen.weights.values()] if self.gives_attention else []
+        attention = torch.stack(weights) if weights else torch.zeros(0, 0, len(target), 0)
+        return logits[0].numpy(), attention.numpy()
 
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
         """The best targets, searched with a copy of the source for every beam."""
@@ -69,22 +82,30 @@ class Reference:
 
     def score(self, source: Sequence[int], target: Sequence[int]) -> float:
         """The mean log-probability of a target's tokens."""
-        logprobs = token_logprobs(self.logits(source, target), np.asarray(target))
+        logprobs = token_logprobs(self.results(source, target)[0], np.asarray(target))
         return float(logprobs.mean())
 
-    def gaps(self, samples: Sequence[Sample], dtype: torch.dtype) -> tuple[Metrics, VectorMetrics]:
+    def gaps(self, samples: Sequence[Sample], dtype: torch.dtype) -> dict[str, Metrics | VectorMetrics]:
         """The same model with weights and every result rounded to `dtype`, against itself.
 
         Returns:
-            Of the logits, and of what the decoder reads of the sources.
+            The metrics of the logits (""), of what the decoder reads of the sources ("cross.") and of
+            the attention ("attention.", if it is asked for), by what their limits' names begin with.
         """
-        from .translation_samples import measure_cross
+        from .translation_samples import measure_attention, measure_cross
 
         with rounded(self.model, dtype):
-            got = [self.logits(s.source, s.target)[list(s.steps)] for s in samples]
+            both = [self.results(s.source, s.target) for s in samples]
             cross = [self.cross(s.source)[:, list(s.positions)] for s in samples]
-        logits = measure(np.concatenate(got), np.concatenate([s.logits for s in samples]))
-        return logits, measure_cross(cross, [s.cross for s in samples])
+        logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
+        gaps: dict[str, Metrics | VectorMetrics] = {
+            "": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples])),
+            "cross.": measure_cross(cross, [s.cross for s in samples]),
+        }
+        if self.gives_attention:
+            looked = [attention[:, :, list(s.steps)] for (_, attention), s in zip(both, samples, strict=True)]
+            gaps["attention."] = measure_attention(looked, [s.attention for s in samples])
+        return gaps
 
 
 def joined(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:

@@ -35,6 +35,8 @@ class Sample:
         logits: (len(steps), V) computed at once and without a cache.
         positions: places in the source whose keys and values are known.
         cross: (2 * L, len(positions), H * D) keys and values of every layer.
+        attention: (L, H, len(steps), S) how much each of those places looks at the source; empty where no
+            graph gives it.
         beams: the best targets that beam search finds, with their scores; of some samples only.
     """
 
@@ -45,6 +47,7 @@ class Sample:
     logits: Logits
     positions: tuple[int, ...]
     cross: Logits
+    attention: Logits
     beams: tuple[Hypothesis, ...] = ()
 
     @property
@@ -64,6 +67,7 @@ class Sample:
             logits=self.logits[list(steps)],
             positions=tuple(self.positions[i] for i in positions),
             cross=self.cross[:, list(positions)],
+            attention=self.attention[:, :, list(steps)],
         )
 
 
@@ -91,10 +95,27 @@ def evenly(count: int, most: int) -> tuple[int, ...]:
 def measure_cross(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:
     """The worst of all layers' keys and values, each in units of its own spread."""
     sides = [np.concatenate(list(side), axis=1) for side in (got, want)]
-    found = [measure_vectors(a, b) for a, b in zip(*sides, strict=True)]
-    worst = max(range(len(found)), key=lambda i: math.inf if not found[i].finite else found[i].max_error)
-    return replace(
-        found[worst], cosine_gap=max(f.cosine_gap for f in found), finite=all(f.finite for f in found)
+    return worst_of([measure_vectors(a, b) for a, b in zip(*sides, strict=True)])
+
+
+def measure_attention(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:
+    """The worst of all samples; a vector is what one place of the target looks at, in one layer and head."""
+    found = [
+        measure_vectors(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
+        for a, b in zip(got, want, strict=True)
+    ]
+    return worst_of(found)
+
+
+def worst_of(found: Sequence[VectorMetrics]) -> VectorMetrics:
+    """The largest of each metric; not finite if one is not."""
+    if not all(each.finite for each in found):
+        return VectorMetrics(math.nan, math.nan, False, sum(each.rows for each in found))
+    return VectorMetrics(
+        max(each.max_error for each in found),
+        max(each.cosine_gap for each in found),
+        True,
+        sum(each.rows for each in found),
     )
 
 
@@ -108,7 +129,7 @@ def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
     }
     for i, sample in enumerate(expected.samples):
         thin = sample.thinned()
-        for name in ("source", "target", "margins", "steps", "logits", "positions", "cross"):
+        for name in ("source", "target", "margins", "steps", "logits", "positions", "cross", "attention"):
             arrays[f"sample.{i}.{name}"] = np.array(getattr(thin, name))
         for k, beam in enumerate(sample.beams):
             arrays[f"sample.{i}.beam.{k}"] = np.array(beam.token_ids)
@@ -137,6 +158,7 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Expectation:
                 logits=arrays[f"sample.{i}.logits"],
                 positions=integers(f"sample.{i}.positions"),
                 cross=arrays[f"sample.{i}.cross"],
+                attention=arrays[f"sample.{i}.attention"],
                 beams=tuple(
                     Hypothesis(
                         integers(f"sample.{i}.beam.{k}"), float(arrays[f"sample.{i}.beam_score.{k}"]), "eos"

@@ -31,7 +31,15 @@ from .gate import (
 )
 from .node_executor import ExecutedProgram, NotFiniteError
 from .translation_engine import Engine
-from .translation_samples import Expectation, Sample, evenly, from_arrays, measure_cross, to_arrays
+from .translation_samples import (
+    Expectation,
+    Sample,
+    evenly,
+    from_arrays,
+    measure_attention,
+    measure_cross,
+    to_arrays,
+)
 
 if TYPE_CHECKING:
     from ...models import Transformer
@@ -56,8 +64,12 @@ def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectat
     from .translation_reference import Reference
 
     defaults = bundle.manifest.generation
-    assert defaults is not None and defaults.decoder_start is not None
-    reference = Reference(model, defaults.decoder_start)
+    assert defaults is not None and defaults.decoder_start is not None and defaults.source_eos is not None
+    gives_attention = any(
+        s.role.startswith("cross_attention.") for a in bundle.manifest.artifacts for s in a.outputs
+    )
+    reference = Reference(model, defaults.decoder_start, gives_attention)
+    end = defaults.source_eos
     tokenizer, _ = translation_tokenizers(bundle)
     encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")
     longest = encoder.axis("tokens").max
@@ -65,16 +77,16 @@ def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectat
     if not encoded:
         raise VerificationError("the texts to verify with have no tokens that this model knows")
     most = min(SOURCE_TOKENS, longest - 1)
-    sources = [(*t[: max(1, most // (1 + i % 3))], defaults.eos[0]) for i, t in enumerate(encoded)]
+    sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(encoded)]
     steps = min(DECODE_STEPS, longest)
     samples = [sample_of(reference, source, defaults, steps) for source in sources]
     search = search_of(defaults, steps, NUM_BEAMS)
     samples[-MAX_BATCH:] = [
         replace(s, beams=tuple(reference.search(s.source, search))) for s in samples[-MAX_BATCH:]
     ]
-    samples.append(sample_of(reference, (defaults.eos[0],), defaults, steps))
+    samples.append(sample_of(reference, (end,), defaults, steps))
     text = [token for tokens in encoded for token in tokens]
-    full = (*(text * (longest // len(text) + 1))[: longest - 1], defaults.eos[0])
+    full = (*(text * (longest // len(text) + 1))[: longest - 1], end)
     written = [token for s in samples for token in s.target]
     target = tuple((written * (longest // len(written) + 1))[:longest])
     samples.append(
@@ -95,13 +107,13 @@ def sample_of(
 def sample_with(
     reference: Reference, source: tuple[int, ...], target: tuple[int, ...], steps: tuple[int, ...]
 ) -> Sample:
-    logits = reference.logits(source, target)[list(steps)]
+    logits, attention = reference.results(source, target)
+    logits = logits[list(steps)]
     best = np.sort(logits, axis=-1)[:, -2:]
     margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
     positions = evenly(len(source), POSITIONS)
-    return Sample(
-        source, target, margins, steps, logits, positions, reference.cross(source)[:, list(positions)]
-    )
+    cross = reference.cross(source)[:, list(positions)]
+    return Sample(source, target, margins, steps, logits, positions, cross, attention[:, :, list(steps)])
 
 
 def limits(model: Transformer, bundle: Bundle, expected: Expectation, precision: str) -> dict[str, float]:
@@ -110,22 +122,21 @@ def limits(model: Transformer, bundle: Bundle, expected: Expectation, precision:
     Raises:
         ValueError: the rounded model is not finite.
     """
-    logits_gap: Metrics | None = None
-    cross_gap: VectorMetrics | None = None
+    gaps: dict[str, Metrics | VectorMetrics] = {}
     if precision != "fp32":
         import torch
 
         assert expected.reference is not None
-        logits_gap, cross_gap = expected.reference.gaps(expected.samples, {"fp16": torch.float16}[precision])
-    found = limits_for(precision, logits_gap)
-    cross = limits_for(precision, cross_gap, VectorMetrics.LIMITED)
+        gaps = expected.reference.gaps(expected.samples, {"fp16": torch.float16}[precision])
+    kinds = {"": Metrics.LIMITED, "cross.": VectorMetrics.LIMITED, "attention.": VectorMetrics.LIMITED}
+    found = {
+        f"{kind}{name}": limit
+        for kind, names in kinds.items()
+        for name, limit in limits_for(precision, gaps.get(kind), names).items()
+    }
     # A logit's error moves a token's log-probability by at most twice as much, and so their mean.
     scale = max(scale_of(sample.logits) for sample in expected.samples)
-    return {
-        **found,
-        **{f"cross.{name}": limit for name, limit in cross.items()},
-        "score_error": 2 * found["max_error"] * scale,
-    }
+    return found | {"score_error": 2 * found["max_error"] * scale}
 
 
 def compare(
@@ -230,7 +241,9 @@ def decoder_cases(
         return judged(measure_parts(parts), limits, "", failures)
 
     searched = [sample for sample in texts if sample.beams]
+    attention = {"attention, 2 rows of a source": attention_case(engine, [*texts, single], limits)}
     return {
+        **(attention if single.attention.size else {}),
         "decode, batch 1": forced([*texts, single]),
         "at once, batch 1": at_once_case(engine, [*texts, single], limits),
         f"greedy, batch {len(batch)}, padded": greedily,
@@ -239,6 +252,19 @@ def decoder_cases(
             engine, searched, expected, limits
         ),
     }
+
+
+def attention_case(
+    engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
+) -> Callable[[], Verdict]:
+    """What each target token looked at; each of two rows that share a source."""
+
+    def run() -> Verdict:
+        want = [sample.attention for sample in samples for _ in range(2)]
+        got = [weights for sample in samples for weights in engine.attention(sample)]
+        return judged(measure_attention(got, want), limits, "attention.")
+
+    return run
 
 
 def at_once_case(
@@ -263,30 +289,29 @@ def beams_case(
 
     A search may prune another beam where two are as good as equal. So another target than PyTorch's is a
     failure only if PyTorch finds it worse than its own by more than rounding explains. What a target's
-    score is, PyTorch is asked again; golden data knows those that PyTorch found.
+    score is, PyTorch is asked; golden data knows those that PyTorch found.
     """
 
     def run() -> Verdict:
         allowed = limits["score_error"]
-        errors, failures = [0.0], []
+        errors, failures = [], []
         for sample, got in zip(samples, engine.search(samples, expected.search), strict=True):
             known = {hypothesis.token_ids: hypothesis.score for hypothesis in sample.beams}
-            for hypothesis in got:
-                score = known.get(hypothesis.token_ids)
-                if expected.reference is not None:
-                    score = expected.reference.score(sample.source, hypothesis.token_ids)
-                if score is not None:
-                    errors.append(abs(hypothesis.score - score))
-                    known[hypothesis.token_ids] = score
-            best = sample.beams[0]
-            lost = best.score - known.get(got[0].token_ids, got[0].score)
+            if expected.reference is not None:
+                known |= {h.token_ids: expected.reference.score(sample.source, h.token_ids) for h in got}
+            errors += [abs(h.score - known[h.token_ids]) for h in got if h.token_ids in known]
+            best, second = sample.beams[0], sample.beams[min(1, len(sample.beams) - 1)]
+            # Of a target that PyTorch is not asked about, only that PyTorch hardly preferred its own.
+            lost = best.score - known.get(got[0].token_ids, second.score)
             if got[0].token_ids != best.token_ids and not lost <= 2 * allowed:
                 failures.append(
                     f"the best target is {list(got[0].token_ids)}, PyTorch's is {list(best.token_ids)},"
                     f" better by {lost:.3g} (at most {2 * allowed:.3g} is rounding)"
                 )
-        worst = float(np.max(errors))
-        metrics = ScoreMetrics(worst, bool(np.isfinite(worst)), len(errors) - 1)
+        if not errors:
+            failures.append("none of the targets is known, so no score could be compared")
+        worst = float(np.max(errors, initial=0.0))
+        metrics = ScoreMetrics(worst, bool(np.isfinite(worst)), len(errors))
         return judged(metrics, limits, "", failures)
 
     return run

@@ -17,10 +17,12 @@ class GenerationDefaults:
     Attributes:
         eos: tokens that end it.
         decoder_start: the token that every target begins with.
+        source_eos: the token that every source ends with.
         forced_bos, forced_eos: the target's first token after that, and its last at full length.
         suppressed: tokens that are never generated.
         num_beams, length_penalty, early_stopping, no_repeat_ngram_size: see `decoding.beam.Search`.
         min_new_tokens: before which none of `eos` is generated.
+        renormalize: whether what these rules leave is made a distribution again.
         max_new_tokens: of a translation.
         max_length: tokens of one sequence, at most.
     """
@@ -29,6 +31,7 @@ class GenerationDefaults:
     bos: int | None = None
     pad: int | None = None
     decoder_start: int | None = None
+    source_eos: int | None = None
     forced_bos: int | None = None
     forced_eos: int | None = None
     suppressed: tuple[int, ...] = ()
@@ -37,6 +40,7 @@ class GenerationDefaults:
     early_stopping: bool | str = False
     no_repeat_ngram_size: int | None = None
     min_new_tokens: int = 0
+    renormalize: bool = False
     max_new_tokens: int | None = None
     max_length: int = 1024
 
@@ -51,6 +55,7 @@ class GenerationDefaults:
             bos=r.get("bos", int, None),
             pad=r.get("pad", int, None),
             decoder_start=r.get("decoder_start", int, None),
+            source_eos=r.get("source_eos", int, None),
             forced_bos=r.get("forced_bos", int, None),
             forced_eos=r.get("forced_eos", int, None),
             suppressed=r.list_of("suppressed", int, ()),
@@ -61,6 +66,7 @@ class GenerationDefaults:
             else r.flag("early_stopping", False),
             no_repeat_ngram_size=r.get("no_repeat_ngram_size", int, None),
             min_new_tokens=r.get("min_new_tokens", int, 0),
+            renormalize=r.flag("renormalize", False),
             max_new_tokens=r.get("max_new_tokens", int, None),
             max_length=r.get("max_length", int),
         )

@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..bundle.defaults import GenerationDefaults
 from ..errors import InputError
 from .constraints import Constraints, constrain
 from .sampling import Logits, check_integer, check_logits
 
 Float32 = npt.NDArray[np.float32]
 BLOCKS_OF = 256  # tokens: the best candidates are looked for in the few blocks that have them
+FLOAT32_LEAST = np.finfo(np.float32).min
 MOST_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, and stay in float32
 
 
@@ -78,6 +80,39 @@ class Search:
             )
 
 
+def search_of(defaults: GenerationDefaults, **given: Any) -> Search:
+    """A bundle's own way to search, but for what is given.
+
+    Args:
+        defaults: the bundle's.
+        **given: fields of `Search` and `Constraints`; None is the same as nothing.
+
+    Raises:
+        InputError: A value is of the wrong type or outside its range.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    most = chosen.pop("max_new_tokens", defaults.max_new_tokens or defaults.max_length)
+    least = defaults.min_new_tokens
+    if "max_new_tokens" in given and type(most) is int:
+        least = min(least, max(0, most))  # a default over what is given is not the caller's mistake
+    constraints = Constraints(
+        eos=defaults.eos,
+        suppressed=defaults.suppressed,
+        forced_bos=defaults.forced_bos,
+        forced_eos=defaults.forced_eos,
+        no_repeat_ngram_size=chosen.pop("no_repeat_ngram_size", defaults.no_repeat_ngram_size),
+        min_new_tokens=chosen.pop("min_new_tokens", least),
+        renormalize=defaults.renormalize,
+    )
+    n_best = chosen.get("n_best")
+    usual = {
+        "num_beams": max(defaults.num_beams, n_best) if type(n_best) is int else defaults.num_beams,
+        "length_penalty": defaults.length_penalty,
+        "early_stopping": defaults.early_stopping,
+    }
+    return Search(constraints=constraints, max_new_tokens=most, **{**usual, **chosen})
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """One result for a source.
@@ -95,7 +130,7 @@ class Hypothesis:
     finish_reason: Literal["eos", "length"]
 
 
-class Candidate(NamedTuple):
+class Extension(NamedTuple):
     """A token that may follow what a row has, and the sum of log-probabilities it would have."""
 
     score: np.float32
@@ -166,7 +201,7 @@ class BeamSearch:
                 f"{'done' if self.done else 'not done'}; give ({R}, V) until it is done"
             )
         copies: list[tuple[int, int]] = []
-        with np.errstate(over="ignore"):  # infinities are looked at in _candidates
+        with np.errstate(over="ignore", divide="ignore"):  # infinities are looked at in _candidates
             for source, first in enumerate(range(0, R, self.search.num_beams)):
                 if self.active[first]:
                     copies += self._advance_source(source, first, logits)
@@ -186,14 +221,14 @@ class BeamSearch:
     def _advance_source(self, source: int, first: int, logits: Logits) -> list[tuple[int, int]]:
         n, finished = self.search.num_beams, self._finished[source]
         length = len(self.histories[first])  # of the hypotheses after this step: the start is left out
-        running: list[Candidate] = []
-        for place, candidate in enumerate(self._candidates(first, logits)):
-            reason = self._finish_reason(candidate.token, length)
+        running: list[Extension] = []
+        for place, extension in enumerate(self._candidates(first, logits)):
+            reason = self._finish_reason(extension.token, length)
             if reason is None:
-                running.append(candidate)
+                running.append(extension)
             elif place < n:  # those after are there only so that num_beams can go on
-                ids = (*self.histories[candidate.row][1:], candidate.token)
-                finished.append(Hypothesis(ids, self._penalized(candidate.score, length), reason))
+                ids = (*self.histories[extension.row][1:], extension.token)
+                finished.append(Hypothesis(ids, self._penalized(extension.score, length), reason))
         finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equal ones the older first
         del finished[n:]
         if not running and not finished:
@@ -214,7 +249,7 @@ class BeamSearch:
     def _penalized(self, score: np.float32, length: int) -> float:
         return float(score / np.float32(length**self.search.length_penalty))
 
-    def _ends(self, finished: list[Hypothesis], best: Candidate, length: int) -> bool:
+    def _ends(self, finished: list[Hypothesis], best: Extension, length: int) -> bool:
         """Whether a source keeps what it has: its running hypotheses are not expected to be better."""
         search = self.search
         if len(finished) < search.num_beams:
@@ -223,29 +258,29 @@ class BeamSearch:
             length = search.max_new_tokens
         return search.early_stopping is True or self._penalized(best.score, length) <= finished[-1].score
 
-    def _move(self, first: int, running: list[Candidate]) -> list[tuple[int, int]]:
+    def _move(self, first: int, running: list[Extension]) -> list[tuple[int, int]]:
         """Give each candidate a row: a parent's first child stays, the others go where nothing lives."""
-        staying = {candidate.row for candidate in running}
+        staying = {extension.row for extension in running}
         dead = [row for row in range(first, first + self.search.num_beams) if row not in staying]
         self._sums[dead] = -np.inf
         copies, placed = [], []
-        for rank, candidate in enumerate(running):
-            row = candidate.row
+        for rank, extension in enumerate(running):
+            row = extension.row
             if row in staying:
                 staying.remove(row)
             else:
                 row = dead.pop(0)
-                if self.histories[row] != self.histories[candidate.row]:  # at first all rows are alike
-                    self.histories[row] = self.histories[candidate.row].copy()
-                    copies.append((candidate.row, row))
-            self._sums[row], self._ranks[row] = candidate.score, rank
-            placed.append((row, candidate.token))
+                if self.histories[row] != self.histories[extension.row]:  # at first all rows are alike
+                    self.histories[row] = self.histories[extension.row].copy()
+                    copies.append((extension.row, row))
+            self._sums[row], self._ranks[row] = extension.score, rank
+            placed.append((row, extension.token))
         # Only after all copies, for these come from what the rows were fed so far.
         for row, token in placed + [(row, running[0].token) for row in dead]:
             self.histories[row].append(token)
         return copies
 
-    def _candidates(self, first: int, logits: Logits) -> list[Candidate]:
+    def _candidates(self, first: int, logits: Logits) -> list[Extension]:
         """The best continuations of a source, best first, and enough of them that num_beams go on."""
         n, V = self.search.num_beams, logits.shape[1]
         rows = slice(first, first + n)
@@ -255,19 +290,24 @@ class BeamSearch:
         highest = scores.max(axis=-1)
         if not np.isfinite(highest).all():
             check_logits(logits.astype(np.float32))
-        normalizers = np.array([_log_sum(room[row], highest[row], room[n]) for row in range(n)])
         constraints, limit = self.search.constraints, self.search.max_new_tokens
-        constrain(scores, self.histories[rows], constraints, limit)
+        if constraints.renormalize:
+            constrain(scores, self.histories[rows], constraints, limit)
+            highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)  # of a row with nothing left, no NaN
+        normalizers = np.array([_log_sum(room[row], highest[row], room[n]) for row in range(n)])
+        normalizers = np.maximum(normalizers, FLOAT32_LEAST)
+        if not constraints.renormalize:
+            constrain(scores, self.histories[rows], constraints, limit)
         if constraints.forced(len(self.histories[first]), limit) is not None:
             highest[:] = normalizers[:] = 0  # a forced token adds 0, not its log-probability
         terms = np.stack([highest, normalizers, self._sums[rows]], axis=-1)
         if n == 1:  # by the logits themselves, as transformers: rounded log-probabilities have more ties
             token = int(scores.argmax())
             score = _total(scores[:, token], terms)[0]
-            return [Candidate(score, first, token)] if score > -np.inf else []
+            return [Extension(score, first, token)] if score > -np.inf else []
         count = max(2, 1 + len(constraints.eos)) * n
         found = best_candidates(room[:n], terms, self._ranks[rows], count)
-        return [Candidate(score, first + row, token) for score, row, token in found]
+        return [Extension(score, first + row, token) for score, row, token in found]
 
     def _buffer(self, V: int) -> Float32:
         """Room for a source's scores and one row more; its width in whole blocks, -inf beyond V."""
@@ -280,7 +320,7 @@ class BeamSearch:
 
 def best_candidates(
     scores: Float32, terms: Float32, ranks: npt.NDArray[np.int64], count: int
-) -> list[Candidate]:
+) -> list[Extension]:
     """The `count` best tokens of all rows together, best first, without -inf.
 
     Of equal ones the first: by the row's rank, then by token. The rank is what transformers counts
@@ -307,7 +347,7 @@ def best_candidates(
     which, lines = np.nonzero((totals >= border) & (totals > -np.inf))
     found, rows, tokens = totals[which, lines], rows[which], lines * width + columns[which]
     order = np.lexsort((tokens, ranks[rows], -found))[:count]
-    return [Candidate(found[i], int(rows[i]), int(tokens[i])) for i in order]
+    return [Extension(found[i], int(rows[i]), int(tokens[i])) for i in order]
 
 
 def _total(scores: Float32, terms: Float32) -> Float32:

@@ -28,6 +28,8 @@ class Constraints:
         no_repeat_ngram_size: No run of this many tokens comes twice; at least 1, or None. The
             start token counts as one of them.
         min_new_tokens: No end token before this many others.
+        renormalize: Whether what the constraints leave is made a distribution again, before it counts
+            (transformers' ``renormalize_logits``).
 
     Raises:
         InputError: A value is of the wrong type or outside its range.
@@ -39,6 +41,7 @@ class Constraints:
     forced_eos: int | None = None
     no_repeat_ngram_size: int | None = None
     min_new_tokens: int = 0
+    renormalize: bool = False
 
     def __post_init__(self) -> None:
         for name in ("eos", "suppressed"):
@@ -53,6 +56,8 @@ class Constraints:
         if self.no_repeat_ngram_size is not None:
             check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 1, "None disables it")
         check_integer("min_new_tokens", self.min_new_tokens, 0, "0 disables it")
+        if not isinstance(self.renormalize, bool):
+            raise InputError(f"renormalize is {self.renormalize!r}; it must be True or False")
 
     def forced(self, length: int, max_new_tokens: int) -> int | None:
         """The one token that may follow `length` tokens (the start token counts), if there is such."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, overload
 
 import numpy as np
@@ -15,9 +15,8 @@ import numpy as np
 from ..backends.backend import Array
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
-from ..decoding.beam import BeamSearch, Hypothesis, Search
+from ..decoding.beam import BeamSearch, Hypothesis, Search, search_of
 from ..decoding.cache import cache_bytes
-from ..decoding.constraints import Constraints
 from ..decoding.decoder import Decoder
 from ..decoding.source import SourceEncoder
 from ..encoding.batching import batches
@@ -26,6 +25,7 @@ from ..text.tokenizer import Tokenizer
 from .closing import Closing
 from .reading import check_text, checked, chunks
 
+CHARACTERS_PER_TOKEN = 256  # at least as many as any token has; longer texts are not even tokenized
 OPTIONS = (
     *("num_beams", "length_penalty", "early_stopping", "n_best", "max_new_tokens"),
     *("min_new_tokens", "no_repeat_ngram_size"),
@@ -134,12 +134,13 @@ class Translator(Closing):
         memory_limit: int | None = None,
         weight_bytes: int = 0,
     ) -> None:
-        assert defaults.decoder_start is not None and defaults.eos  # load() sees to it
+        assert defaults.decoder_start is not None and defaults.source_eos is not None  # load() sees to it
         self.encoder = encoder
         self.decoder = decoder
         self.source_tokenizer, self.target_tokenizer = tokenizers
         self.defaults = defaults
         self.start = defaults.decoder_start
+        self.source_eos = defaults.source_eos
         self.max_length = max_length
         self.memory_limit = memory_limit
         self.weight_bytes = weight_bytes
@@ -165,8 +166,9 @@ class Translator(Closing):
         Args:
             texts: one text, or several; those of similar length run together.
             **options: num_beams (1 is greedy), length_penalty, early_stopping (False, True or "never"),
-                n_best (at most num_beams), no_repeat_ngram_size, min_new_tokens, max_new_tokens: what
-                they mean in transformers, and as the checkpoint says unless given.
+                n_best (num_beams is at least as many unless it is given), no_repeat_ngram_size,
+                min_new_tokens, max_new_tokens: what they mean in transformers, and as the checkpoint
+                says unless given.
                 parse_special=True to read special tokens such as </s> in the texts.
                 progress, called with the number of texts that are done.
 
@@ -200,9 +202,11 @@ class Translator(Closing):
         most = min(self.encoder.max_batch, self.decoder.artifact.axis("batch").max // search.num_beams)
         done = 0
         for chunk in chunks(checked(texts, check_text)):
-            sources = [self._source(str(text), parse_special) for text in chunk]
+            sources = [self._numbered_source(done + i, str(t), parse_special) for i, t in enumerate(chunk)]
             results: dict[int, Translation] = {}
-            for group in batches([len(source) for source in sources], most):
+            lengths = [len(source) for source in sources]
+            fitting = self._most_that_fit(search, max(lengths), most)
+            for group in batches(lengths, fitting):
                 found = self._batch([sources[i] for i in group], search)
                 results |= dict(zip(group, found, strict=True))
                 if progress is not None:
@@ -213,14 +217,16 @@ class Translator(Closing):
     def stream(self, text: str, **options: Any) -> Iterator[str]:
         """Translates one text greedily, piece by piece; `translate`'s options, but for beams.
 
-        A piece never ends inside a character. The pieces joined are `translate`'s text. May be
-        abandoned at any point.
+        A piece never ends inside a character. The pieces joined are the text of
+        `translate(num_beams=1)`. May be abandoned at any point.
         """
         parse_special = options.pop("parse_special", False)
-        search = self._search({"num_beams": 1, **options})
+        search = self._search({**options, "num_beams": options.get("num_beams") or 1})
         if search.num_beams != 1:
             raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
-        return self._pieces(self._source(check_text(text), parse_special), search)
+        source = self._source(check_text(text), parse_special)
+        self._most_that_fit(search, len(source), 1)
+        return self._pieces(source, search)
 
     def align(self, text: str, **options: Any) -> Alignment:
         """What each token of a text's translation looked at; needs an export with cross_attentions.
@@ -263,38 +269,41 @@ class Translator(Closing):
             raise ClosedError("the model was closed; load() it again")
         if unknown := sorted(set(options) - set(OPTIONS)):
             raise InputError(f"unknown option {unknown}; there are {', '.join(OPTIONS)}, parse_special")
-        defaults = self.defaults
         most = min(self.max_length, self.decoder.artifact.axis("tokens").max)
-        usual = {
-            "num_beams": max(defaults.num_beams, options.get("n_best") or 1),
-            "length_penalty": defaults.length_penalty,
-            "early_stopping": defaults.early_stopping,
-            "max_new_tokens": min(defaults.max_new_tokens or most, most),
-            "min_new_tokens": defaults.min_new_tokens,
-            "no_repeat_ngram_size": defaults.no_repeat_ngram_size,
-        }
-        chosen = {**usual, **{name: value for name, value in options.items() if value is not None}}
-        constraints = Constraints(
-            eos=defaults.eos,
-            suppressed=defaults.suppressed,
-            forced_bos=defaults.forced_bos,
-            forced_eos=defaults.forced_eos,
-            no_repeat_ngram_size=chosen.pop("no_repeat_ngram_size"),
-            min_new_tokens=chosen.pop("min_new_tokens"),
-        )
-        search = Search(constraints=constraints, **chosen)
+        usual = self.defaults.max_new_tokens or most
+        search = search_of(replace(self.defaults, max_new_tokens=min(usual, most)), **options)
         rows = self.decoder.artifact.axis("batch").max
         if search.num_beams > rows:
-            raise InputError(f"num_beams={search.num_beams} is more than the {rows} rows that the graph has")
+            raise InputError(
+                f"num_beams={search.num_beams} is more than the {rows} that this bundle allows; ask for"
+                " fewer, or export it again with a larger max_batch"
+            )
         if search.max_new_tokens > most:
             raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {most}")
         return search
 
+    def _numbered_source(self, number: int, text: str, parse_special: bool) -> list[int]:
+        """`_source` of one of several texts, which errors name."""
+        try:
+            return self._source(text, parse_special)
+        except ContextLengthError as error:
+            message = f"texts[{number}]: {error}"
+            raise ContextLengthError(message, tokens=error.tokens, limit=error.limit) from error
+        except InputError as error:
+            raise InputError(f"texts[{number}]: {error}") from error
+
     def _source(self, text: str, parse_special: bool) -> list[int]:
+        limit = min(self.max_length, self.encoder.artifact.axis("tokens").max)
+        if len(text) > CHARACTERS_PER_TOKEN * limit:
+            raise ContextLengthError(
+                f"a text of {len(text)} characters is more than the {limit} tokens that the model reads."
+                " Translate it in parts, such as sentences",
+                tokens=len(text) // CHARACTERS_PER_TOKEN,
+                limit=limit,
+            )
         tokens = self.source_tokenizer.encode(text, parse_special=parse_special)
         if not tokens:
             raise InputError("a text to translate is empty; leave it out")
-        limit = min(self.max_length, self.encoder.artifact.axis("tokens").max)
         if len(tokens) + 1 > limit:
             raise ContextLengthError(
                 f"the text {text[:40]!r}... has {len(tokens) + 1} tokens, the end token included; the model"
@@ -302,12 +311,11 @@ class Translator(Closing):
                 tokens=len(tokens) + 1,
                 limit=limit,
             )
-        return [*tokens, self.defaults.eos[0]]
+        return [*tokens, self.source_eos]
 
     def _steps(self, sources: Sequence[Sequence[int]], search: Search) -> Iterator[tuple[BeamSearch, float]]:
         """The search after each step, and the step's seconds; first those of the encoder."""
         rows = len(sources) * search.num_beams
-        self._check_memory(rows, search.max_new_tokens, len(sources), max(map(len, sources)))
         start = time.perf_counter()
         context = self.encoder.encode(sources)
         beams = BeamSearch(len(sources), self.start, search)
@@ -351,20 +359,30 @@ class Translator(Closing):
         if rest := stream.finish():
             yield rest
 
-    def _check_memory(self, rows: int, capacity: int, batch: int, source_tokens: int) -> None:
-        cache = cache_bytes(self.artifact, rows, capacity) + self._cross_bytes(batch, source_tokens)
+    def _most_that_fit(self, search: Search, source_tokens: int, most: int) -> int:
+        """How many sources of a length may run together.
+
+        Raises:
+            MemoryLimitError: not even one of them fits `memory_limit`.
+        """
+        if self.memory_limit is None:
+            return most
+        rows = search.num_beams
+        cache = cache_bytes(self.artifact, rows, search.max_new_tokens) + self._cross_bytes(source_tokens)
         needed = self.weight_bytes + cache
-        if self.memory_limit is not None and needed > self.memory_limit:
+        if needed > self.memory_limit:
             raise MemoryLimitError(
                 f"{needed / 1e6:.1f} MB are needed: {self.weight_bytes / 1e6:.1f} MB of weights and"
-                f" {cache / 1e6:.1f} MB of cache ({rows} x {capacity} target and {batch} x {source_tokens}"
-                f" source tokens); memory_limit is {self.memory_limit / 1e6:.1f} MB. Allow fewer new tokens"
-                " or beams",
+                f" {cache / 1e6:.1f} MB of cache ({rows} x {search.max_new_tokens} target and"
+                f" {source_tokens} source tokens); memory_limit is {self.memory_limit / 1e6:.1f} MB. Allow"
+                " fewer new tokens or beams",
                 needed=needed,
                 limit=self.memory_limit,
             )
+        return min(most, (self.memory_limit - self.weight_bytes) // cache)
 
-    def _cross_bytes(self, batch: int, source_tokens: int) -> int:
+    def _cross_bytes(self, source_tokens: int) -> int:
+        """What the decoder reads of one source."""
         specs = [spec for spec, _ in self.encoder.reads]
         numbers = sum(int(np.prod([a for a in s.axis_names() if isinstance(a, int)])) for s in specs)
-        return batch * source_tokens * numbers * np.dtype(specs[0].dtype).itemsize
+        return source_tokens * numbers * np.dtype(specs[0].dtype).itemsize

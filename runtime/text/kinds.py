@@ -6,7 +6,8 @@ from ..errors import ManifestError
 from .piece_tokenizer import PieceTokenizer
 from .tokenizer import Tokenizer
 
-KINDS = ("plain", "pieces")  # a tokenizer.json as it is, or SentencePiece with another's numbering
+PLAIN, PIECES = "plain", "pieces"  # a tokenizer.json as it is; SentencePiece with another's numbering
+KINDS = (PLAIN, PIECES)
 
 
 def open_tokenizer(data: bytes, source: str, kind: str, vocab_size: int) -> Tokenizer:
@@ -24,4 +25,4 @@ def open_tokenizer(data: bytes, source: str, kind: str, vocab_size: int) -> Toke
     """
     if kind not in KINDS:
         raise ManifestError(f"{source}: its kind {kind!r} is not one of {', '.join(KINDS)}")
-    return Tokenizer(data, source) if kind == "plain" else PieceTokenizer(data, source, vocab_size)
+    return Tokenizer(data, source) if kind == PLAIN else PieceTokenizer(data, source, vocab_size)
