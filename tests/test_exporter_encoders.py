@@ -91,7 +91,7 @@ def swap_key_and_value(model: ir.Model) -> None:
         next(
             n
             for n in nodes(model, "MatMul")
-            if n.inputs[1] and n.inputs[1].name == f"layers.0.attention.{w}.weight"
+            if n.inputs[1] and n.inputs[1].name == f"layers.0.attention.{w}.weight.transposed"
         )
         for w in ("key", "value")
     )

@@ -10,6 +10,7 @@ from ..errors import BundleError, IntegrityError
 from .json_reader import FILE_NAME
 from .manifest import MAX_BYTES, Manifest
 
+WAY_OUT = "copy it once more, or export again"
 ALWAYS_HASHED_BYTES = 256 * 2**20  # above this, ONNX files and data are hashed only when asked
 
 
@@ -54,7 +55,8 @@ class Bundle:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise BundleError(
-                f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror})"
+                f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror}); give the folder that"
+                " `planforge export` wrote"
             ) from error
         if len(content) > MAX_BYTES:
             raise BundleError(f"{path} is larger than {MAX_BYTES} bytes, which no manifest is")
@@ -84,13 +86,15 @@ class Bundle:
             raise IntegrityError(f"{self.folder}: {name} is a link that leaves the bundle")
         size = path.stat().st_size
         if size != entry.bytes:
-            raise IntegrityError(f"{self.folder}: {name} has {size} bytes, the manifest says {entry.bytes}")
+            raise IntegrityError(
+                f"{self.folder}: {name} has {size} bytes, the manifest says {entry.bytes}; {WAY_OUT}"
+            )
         if (verify or size <= ALWAYS_HASHED_BYTES or not name.startswith("onnx/")) and sha256_of(
             path
         ) != entry.sha256:
             raise IntegrityError(
                 f"{self.folder}: {name} is not the file that was exported: its sha256 differs, so it has"
-                " changed or belongs to another export"
+                f" changed or belongs to another export; {WAY_OUT}"
             )
         return path
 
