@@ -68,6 +68,8 @@ class Checkpoint:
         self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
         self.recipes = family.recipes(self.config, self.choices)
         self.read_tokenizers()
+        self.generation = self.read_generation()
+        self.encoder = self.read_encoder()
 
     def read_tokenizers(self) -> None:
         """Opens the tokenizers, and checks that they know the model's vocabulary and any text."""
@@ -108,7 +110,7 @@ class Checkpoint:
         """A file name that no other export uses, so that a new bundle never overwrites an old one's."""
         return f"{stem}-{self.export_id[:8]}.{ending}"
 
-    def generation(self) -> GenerationDefaults | None:
+    def read_generation(self) -> GenerationDefaults | None:
         """How sequences begin and end, from generation_config.json or config.json; None of an encoder."""
         from ..models.folder import read_json
 
@@ -143,7 +145,7 @@ class Checkpoint:
             )
         return found
 
-    def encoder(self) -> EncoderDefaults | None:
+    def read_encoder(self) -> EncoderDefaults | None:
         """What an encoder's results mean; None of a decoder."""
         from ..models import BertConfig
 

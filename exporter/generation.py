@@ -58,19 +58,19 @@ class Settings:
 
     def token(self, name: str) -> int | None:
         """One token's number."""
-        found = self.tokens(name)
-        if len(found) > 1:
-            raise CheckpointError(
-                f"{self.where}: {name} is {self.value[name]!r}; only one token is supported"
-            )
-        return found[0] if found else None
+        value = self.value.get(name)
+        if value is not None and type(value) is not int:
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
+        return value
 
     def own_token(self, name: str) -> int | None:
-        """One token that the model can write."""
-        token = self.token(name)
-        if token is not None and not 0 <= token < self.vocab_size:
-            raise CheckpointError(f"{self.where}: {name}={token} is not in the target's vocabulary")
-        return token
+        """One token that the model can write; some files have it in a list."""
+        found = self.tokens(name)
+        if len(found) > 1:
+            raise CheckpointError(f"{self.where}: {name} is {found}; only one token is supported")
+        if found and not 0 <= found[0] < self.vocab_size:
+            raise CheckpointError(f"{self.where}: {name}={found[0]} is not in the target's vocabulary")
+        return found[0] if found else None
 
     def tokens(self, name: str) -> tuple[int, ...]:
         """A token's number or a list of them."""

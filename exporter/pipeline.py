@@ -246,8 +246,8 @@ def first_manifest(
         task=checkpoint.task,
         export_id=checkpoint.export_id,
         config=dataclasses.asdict(checkpoint.config),
-        generation=checkpoint.generation(),
-        encoder=checkpoint.encoder(),
+        generation=checkpoint.generation,
+        encoder=checkpoint.encoder,
         tokenizer={
             "files": list(tokenizers),
             "kind": checkpoint.tokenizer_kind,

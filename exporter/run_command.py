@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +49,7 @@ from .run_options import (
     TruncateOption,
     TruncationOption,
 )
+from .run_translation import BLANK_LINE, Item, Picture, stopping, translate
 
 # What a bundle with this head does unless told otherwise; the first that it has counts.
 HEAD_TASKS = {
@@ -60,7 +59,6 @@ HEAD_TASKS = {
     "masked_lm": "fill_mask",
     "next_sentence": "next_sentence",
 }
-Item = str | tuple[str, str]
 # What a line of JSON has, beside keys of the user's own; of a pair in order.
 JSON_KEYS = (("text",), ("text", "pair"), ("question", "context"), ("query", "text"))
 
@@ -152,94 +150,6 @@ def encode(
         show_results(streamed(model, task, items, options, typed), task, as_json)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Where to draw the attention of a translation, and of which layer and head."""
-
-    path: Path | None
-    layer: int | None
-    head: int | None
-
-    def check(self, task: str) -> None:
-        """Refuses a picture of a task that has none, and a layer or head of no picture."""
-        if self.path is not None and task != "translate":
-            raise InputError(f"--attention is no option of the task {task}")
-        if self.path is None and (self.layer is not None or self.head is not None):
-            raise InputError("--attention-layer and --attention-head go with --attention FILE")
-
-    def draw(self, model: Any, text: str, options: dict[str, Any]) -> None:
-        from ..runtime.plots import draw_attention
-
-        assert self.path is not None
-        draw_attention(model.align(text, **options), self.path, layer=self.layer, head=self.head)
-
-
-def stopping(text: str) -> bool | str:
-    """The value of --early-stopping."""
-    values: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
-    if text not in values:
-        raise InputError(f"--early-stopping {text!r} must be true, false or never")
-    return values[text]
-
-
-def translate(
-    model: Any,
-    items: Iterator[Item],
-    options: dict[str, Any],
-    typed: bool,
-    as_json: bool,
-    picture: Picture,
-    progress: Callable[[str], None],
-) -> None:
-    """Translates texts, in batches unless they are typed, and draws the attention of one."""
-    texts: Iterator[str] = map(checked_text, items)
-    if picture.path is not None:
-        text, *more = texts
-        if more:
-            raise InputError(f"--attention draws one text's translation, {1 + len(more)} were given")
-        picture.draw(model, text, options)
-        texts = iter([text])
-    if not typed and not sys.stdout.isatty():
-        options["progress"] = lambda done: progress(f"{done} texts")
-    several = False
-    for result in with_blanks(model, texts, options, typed):
-        if as_json:
-            value = {"text": ""} if result is None else result.to_json()
-            typer.echo(json.dumps(value, ensure_ascii=False))
-        elif result is None or len(result.candidates) == 1:
-            typer.echo("" if result is None else result.text)
-        else:
-            if several:
-                typer.echo()  # between the lines of two texts
-            for candidate in result.candidates:
-                typer.echo(f"{candidate.text}\t{candidate.score:.4f}")
-            several = True
-
-
-def checked_text(item: Item) -> str:
-    if not isinstance(item, str):
-        raise InputError("translation takes texts, not pairs of texts")
-    return item
-
-
-def with_blanks(model: Any, texts: Iterator[str], options: dict[str, Any], typed: bool) -> Iterator[Any]:
-    """Translations in order, and None for a blank line, so that the lines of both sides belong together."""
-    blank: deque[bool] = deque()
-
-    def others() -> Iterator[str]:
-        for text in texts:
-            blank.append(text == BLANK_LINE)
-            if text != BLANK_LINE:
-                yield text
-
-    each = (result for text in others() for result in model.translations([text], **options))
-    for result in each if typed else model.translations(others(), **options):
-        while blank.popleft():
-            yield None
-        yield result
-    yield from (None for _ in blank)
-
-
 def task_of(model: Any, beside: dict[str, str]) -> str:
     """What a bundle does unless told otherwise."""
     if only := only_task(model):
@@ -253,7 +163,6 @@ def task_of(model: Any, beside: dict[str, str]) -> str:
     return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
 
 
-BLANK_LINE = "\n"  # which no line and no argument is
 # Tasks of models that have no other, and what such models do.
 ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
 

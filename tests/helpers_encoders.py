@@ -60,7 +60,7 @@ class Case:
         shutil.copytree(self.folder, folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))
-        defaults = Checkpoint(Source("folder", str(folder), folder)).encoder()
+        defaults = Checkpoint(Source("folder", str(folder), folder)).encoder
         assert defaults is not None
         return TextEncoder(self.model.encoder, self.model.tokenizer, defaults)
 

@@ -184,7 +184,7 @@ def test_weights_beyond_fp16_are_named(checkpoint: Path, tmp_path: Path) -> None
         (lambda c: change_config(c, n_layer=5), CheckpointError, r"missing: h\.4\.ln_1\.weight"),
         (lambda c: change_config(c, n_head=3), CheckpointError, "n_embd=256 is not a multiple of n_head=3"),
         (lambda c: change_config(c, model_type="llama"), CheckpointError, "'llama' has no reference model"),
-        (lambda c: change_config(c, vocab_size=100), CheckpointError, "tokenizer has 2048 tokens"),
+        (lambda c: change_config(c, vocab_size=100), CheckpointError, "tokenizer.json has 2048 tokens"),
         (lambda c: set_generation(c, eos_token_id="0"), CheckpointError, "eos_token_id is '0'"),
         (lambda c: set_generation(c, bos_token_id=[1]), CheckpointError, r"bos_token_id is \[1\]"),
         (lambda c: (c / "config.json").write_text("{"), CheckpointError, "config.json is not valid JSON"),

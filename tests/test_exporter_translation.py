@@ -205,14 +205,14 @@ def test_generation_settings_are_kept(marian: Path) -> None:
         "renormalize_logits": True,
     }
     edit_json(marian / "generation_config.json", **generation)
-    found = checkpoint_of(marian).generation()
+    found = checkpoint_of(marian).generation
     assert found is not None
     assert (found.num_beams, found.length_penalty, found.early_stopping) == (6, 0.8, True)
     assert (found.no_repeat_ngram_size, found.min_new_tokens, found.max_new_tokens) == (3, 2, 19)
     assert (found.forced_bos, found.forced_eos, found.suppressed, found.eos) == (5, 0, (4, 9), (0,))
     assert found.renormalize and found.source_eos == 0
     edit_json(marian / "generation_config.json", max_new_tokens=7, min_new_tokens=1, eos_token_id=[5, 0])
-    found = checkpoint_of(marian).generation()
+    found = checkpoint_of(marian).generation
     assert found is not None and (found.min_new_tokens, found.max_new_tokens) == (1, 7)
     assert (found.eos, found.source_eos) == ((5, 0), 0)  # sources end as MarianTokenizer ends them
 
@@ -220,17 +220,17 @@ def test_generation_settings_are_kept(marian: Path) -> None:
 def test_config_json_counts_where_there_is_no_generation_config(marian: Path) -> None:
     edit_json(marian / "generation_config.json", forced_eos_token_id=...)
     edit_json(marian / "config.json", num_beams=5, forced_eos_token_id=3)
-    found = checkpoint_of(marian).generation()
+    found = checkpoint_of(marian).generation
     assert found is not None and (found.num_beams, found.forced_eos, found.eos) == (1, None, (0,))
     (marian / "generation_config.json").unlink()
-    found = checkpoint_of(marian).generation()
+    found = checkpoint_of(marian).generation
     assert found is not None and (found.num_beams, found.forced_eos, found.eos) == (5, 3, (0,))
 
 
 def test_settings_that_are_left_out_are_told(marian: Path, caplog: pytest.LogCaptureFixture) -> None:
     edit_json(marian / "generation_config.json", repetition_penalty=1.3, num_beam_groups=1, do_sample=False)
     with caplog.at_level(logging.WARNING, "planforge"):
-        checkpoint_of(marian).generation()
+        checkpoint_of(marian)
     assert ["repetition_penalty=1.3" in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -259,7 +259,7 @@ def test_bad_generation_settings(marian: Path, changes: dict[str, Any], message:
     edit_json(marian / "config.json", **gone)
     edit_json(marian / "generation_config.json", **changes)
     with pytest.raises(CheckpointError, match=message):
-        checkpoint_of(marian).generation()
+        checkpoint_of(marian)
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab.json"])
@@ -279,7 +279,7 @@ def test_source_and_target_may_number_their_tokens_differently(tmp_path: Path) -
     for token in content["added_tokens"]:
         token["id"] = vocab[token["content"]]
     edit_json(folder / "tokenizer.source.json", **content)
-    found = checkpoint_of(folder).generation()
+    found = checkpoint_of(folder).generation
     assert found is not None and (found.source_eos, found.eos) == (5, (1,))
 
 

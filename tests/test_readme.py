@@ -102,6 +102,6 @@ def test_the_commands_of_the_section_are_real() -> None:
 
 def test_the_transformer_of_ones_own_can_be_exported(printed: dict[str, str], folder: Path) -> None:
     checkpoint = Checkpoint(Source("folder", "own", folder / "build" / "own"))
-    found = checkpoint.generation()
+    found = checkpoint.generation
     assert found is not None and (found.decoder_start, found.source_eos, found.max_new_tokens) == (0, 1, 31)
     assert checkpoint.tokenizers[0].encode("good morning") == [3, 4]

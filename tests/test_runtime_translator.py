@@ -272,7 +272,7 @@ def test_graphs_of_different_exports_are_refused(
     mine = next((bundle / "onnx").glob("encoder.portable.fp32-*"))
     original = mine.read_bytes()
     mine.write_bytes(original.replace(b"encoder.layers.0", b"encoder.layers.1"))
-    with pytest.raises(IntegrityError, match="has changed or belongs to another export"):
+    with pytest.raises(IntegrityError, match="or belongs to another export"):
         load(bundle)
     mine.write_bytes(original)
 

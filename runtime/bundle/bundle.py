@@ -55,8 +55,8 @@ class Bundle:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise BundleError(
-                f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror}); give the folder that"
-                " `planforge export` wrote"
+                f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror}); give the"
+                " folder that `planforge export` wrote"
             ) from error
         if len(content) > MAX_BYTES:
             raise BundleError(f"{path} is larger than {MAX_BYTES} bytes, which no manifest is")
@@ -93,8 +93,8 @@ class Bundle:
             path
         ) != entry.sha256:
             raise IntegrityError(
-                f"{self.folder}: {name} is not the file that was exported: its sha256 differs, so it has"
-                f" changed or belongs to another export; {WAY_OUT}"
+                f"{self.folder}: {name} has changed since it was exported, or belongs to another export (its"
+                f" sha256 differs); {WAY_OUT}"
             )
         return path
 
