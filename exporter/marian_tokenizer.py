@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import math
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +17,7 @@ from typing import Any, TypeVar
 from ..runtime.errors import TokenizerError
 from ..runtime.text.piece_tokenizer import ID_ONLY, PIECE_ONLY, SPACE, Charsmap
 from ..runtime.text.tokenizer import one_line, read
-from ..runtime.text.tokenizer_files import names_of_roles, settings_of, special_names
+from ..runtime.text.tokenizer_files import json_object, names_of_roles, settings_of, special_names
 from .errors import CheckpointError
 
 WAY_OUT = "take the file from the checkpoint once more"
@@ -197,10 +200,8 @@ def _names(folder: Path) -> dict[str, str]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    try:
+    with _of_the_checkpoint():
         return settings_of(folder)
-    except TokenizerError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def _special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
@@ -224,18 +225,22 @@ def _special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {one_line(error)}; {WAY_OUT}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object; {WAY_OUT}")
-    return content
+    if not path.is_file():
+        raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
+    with _of_the_checkpoint():
+        return json_object(path)
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with _of_the_checkpoint():
         return read(path)
+
+
+@contextmanager
+def _of_the_checkpoint() -> Iterator[None]:
+    """Turns an unusable tokenizer into an unusable checkpoint."""
+    try:
+        yield
     except TokenizerError as error:
         raise CheckpointError(str(error)) from error
 

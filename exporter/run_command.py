@@ -49,7 +49,7 @@ from .run_options import (
     TruncateOption,
     TruncationOption,
 )
-from .run_translation import BLANK_LINE, Item, Picture, stopping, translate
+from .run_translation import BLANK_LINE, Item, Picture, translate
 
 # What a bundle with this head does unless told otherwise; the first that it has counts.
 HEAD_TASKS = {
@@ -106,8 +106,6 @@ def run(
     with running() as progress:
         from ..runtime import load
 
-        if early_stopping is not None:
-            options["early_stopping"] = stopping(early_stopping)
         picture = Picture(attention, attention_layer, attention_head)
         check_sources(texts, input_file, beside)
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:

@@ -58,6 +58,8 @@ def translate(
     progress: Callable[[str], None],
 ) -> None:
     """Translates texts, in batches unless they are typed, and draws the attention of one."""
+    if "early_stopping" in options:
+        options["early_stopping"] = stopping(options["early_stopping"])
     texts: Iterator[str] = map(checked_text, items)
     if picture.path is not None:
         text, *more = texts

@@ -29,9 +29,7 @@ TINY: dict[str, Any] = {
     **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
-    "pad_token_id": PAD,
-    "eos_token_id": EOS,
-    "decoder_start_token_id": PAD,
+    **{"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD},
     "init_std": 0.3,
     "tie_word_embeddings": False,
 }

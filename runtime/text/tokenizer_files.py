@@ -85,7 +85,7 @@ def special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
 def settings_of(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json and special_tokens_map.json in one; null is the same as nothing."""
     config, names = (
-        {key: value for key, value in _json_object(folder / name).items() if value is not None}
+        {key: value for key, value in json_object(folder / name).items() if value is not None}
         for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
     if "added_tokens_decoder" in config:
@@ -126,7 +126,7 @@ def _mark_special(tokenizer: tokenizers.Tokenizer, names: Iterable[str]) -> None
 
 def _lower_case(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
     """Lower-case texts first where sentence-transformers' own settings ask for it."""
-    files = (_json_object(folder / f"sentence_{name}_config.json") for name in _SENTENCE_MODELS)
+    files = (json_object(folder / f"sentence_{name}_config.json") for name in _SENTENCE_MODELS)
     if not next(filter(None, files), {}).get("do_lower_case"):
         return
     own = tokenizer.normalizer
@@ -206,7 +206,7 @@ def _byte_level_bpe(vocab_file: Path, merges_file: Path, add_prefix_space: bool)
 
 
 def _vocab(path: Path) -> dict[str, int]:
-    vocab = _json_object(path)
+    vocab = json_object(path)
     if not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
         raise TokenizerError(f"{path}: ids must be integers from 0; {WAY_OUT}")
     if len(set(vocab.values())) != len(vocab):
@@ -239,7 +239,7 @@ def _merges(path: Path) -> list[tuple[str, str]]:
 def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
     """Add what was added to a vocabulary after training, each at the id it was given."""
     path = folder / "added_tokens.json"
-    added: dict[str, Any] = {str(index): text for text, index in _json_object(path).items()}
+    added: dict[str, Any] = {str(index): text for text, index in json_object(path).items()}
     if isinstance(config.get("added_tokens_decoder"), dict):
         path = folder / "tokenizer_config.json"
         added |= config["added_tokens_decoder"]
@@ -262,7 +262,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[s
             )
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty when there is no such file."""
     if not path.is_file():
         return {}
