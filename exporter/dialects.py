@@ -6,6 +6,7 @@ B batch, T new tokens, P cached tokens, S slots, N logit rows, H heads, D head s
             knows. Encoders cache nothing and have this dialect alone, rows padded on the right.
 `inplace`   writes into fixed slots with TensorScatter. Rows padded on the right. The output has the
             input's address, so no step copies the cache. For TensorRT >= 10.15 and TensorRT-RTX.
+`ort`       keeps the same slots, in ONNX Runtime's own attention. For its CPU provider.
 """
 
 from __future__ import annotations
@@ -55,6 +56,35 @@ class SlotCache:
             shape=slots.shape,
             version=24,
         )
+
+
+class GroupQueryCache(SlotCache):
+    """The `ort` dialect's attention: GroupQueryAttention, which reads no slot behind a row's own tokens.
+
+    Several tokens on top of a past are refused by its kernel for more than one row.
+    """
+
+    def positions(self, input_ids: Tensor) -> Tensor:
+        T = input_ids.shape[1]
+        self.last = (self.past_lengths + (T - 1)).to(torch.int32)  # (B,), of each row's last slot
+        # A step without a past is told from others by total = T.
+        self.total = (self.past_lengths.max() + T).to(torch.int32)
+        return self.past_lengths[:, None] + torch.arange(T)  # (B, T)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, T, D = q.shape
+        joined = [x.transpose(1, 2).reshape(B, T, H * D) for x in (q, k, v)]
+        keys, values = self.slots[layer]
+        context, *present = torch.onnx.ops.symbolic_multi_out(
+            "com.microsoft::GroupQueryAttention",
+            (*joined, keys, values, self.last, self.total),
+            attrs={"num_heads": H, "kv_num_heads": H, "scale": D**-0.5},
+            dtypes=(q.dtype,) * 3,
+            shapes=(joined[0].shape, keys.shape, values.shape),
+            version=1,
+        )
+        self.present.append((present[0], present[1]))
+        return context.view(B, T, H, D).transpose(1, 2)
 
 
 class SourceNode(SourceAttention):
@@ -115,7 +145,14 @@ class InplaceDecoder(Decoder):
         return self.outputs(input_ids, SlotCache(pairs(slots), past_lengths), logit_rows)
 
 
-class PortableSourceEncoder(nn.Module):
+class OrtDecoder(Decoder):
+    def forward(
+        self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
+    ) -> tuple[Tensor, ...]:
+        return self.outputs(input_ids, GroupQueryCache(pairs(slots), past_lengths), logit_rows)
+
+
+class SourceEncoder(nn.Module):
     """The Transformer's encoder; its outputs are what the decoder's layers read of the source."""
 
     def __init__(self, model: Transformer) -> None:
@@ -193,6 +230,20 @@ class InplaceTargetDecoder(TargetDecoder):
         attention = SourceAttention if self.weights else SourceNode
         source = attention(pairs(cross), encoder_attention_mask)
         return self.outputs(input_ids, SlotCache(pairs(slots), past_lengths), source, logit_rows)
+
+
+class OrtTargetDecoder(TargetDecoder):
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        logit_rows: Tensor,
+        encoder_attention_mask: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cross, slots = rest[: self.cross_count], rest[self.cross_count :]
+        source = SourceAttention(pairs(cross), encoder_attention_mask)
+        return self.outputs(input_ids, GroupQueryCache(pairs(slots), past_lengths), source, logit_rows)
 
 
 def without_custom_parts(model: Transformer) -> Transformer:

@@ -340,8 +340,9 @@ def verified(opened: Bundle, staging: Path, manifest: Manifest, progress: Progre
     A bundle without golden data was not verified, and so is this one.
     """
     from .verification.encoders import with_head
+    from .verification.examiners import examiner_of
     from .verification.report import keep_checks, read_golden
-    from .verification.verify import compare_all, examiner_of, golden_file
+    from .verification.verify import compare_all, golden_file
 
     if not any(name.startswith("checks/golden-") for name in opened.manifest.files):
         return manifest

@@ -5,33 +5,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.bundle.bundle import Bundle
-from ..runtime.bundle.manifest import Artifact, Manifest, TensorSpec
+from ..runtime.bundle.manifest import Artifact, Manifest
 from ..runtime.errors import InputError
 from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
+from .calibration import Calibration, calibrate
 from .checkpoint import Checkpoint
-from .errors import CheckpointError, ExportError
+from .errors import CheckpointError
+from .graphs import attach_weights, planned, write_graphs
 from .plans import Progress, build_plans, default_targets, silent
+from .precisions import PRECISIONS, checked_precisions
 from .prompts import read_prompts
-from .recipes import Recipe
 from .source import resolve_source
 from .targets import engine_installed, target_named
 from .tensorrt.build import ENGINES, checked_target
+from .verification.examiners import examiner_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import Tensor
 
     from ..models.checkpoint import Model
     from .verification.report import VerificationReport
-
-PRECISIONS = ("fp32", "fp16")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def export(
     model: str | Path,
     output: str | Path,
     *,
-    precision: Sequence[str] = PRECISIONS,
+    precision: Sequence[str] | None = None,
     target: Sequence[str] | None = None,
     sms: Sequence[str] | None = None,
     max_batch: int | None = None,
@@ -69,7 +69,9 @@ def export(
     Args:
         model: a demo's name, a folder in Hugging Face's layout, or a hub id.
         output: the bundle's folder; must not exist unless `force`.
-        precision: "fp32", "fp16"; the first is what `load` runs unless told otherwise.
+        precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
+            "int4-kv8"; the first is what `load` runs unless told otherwise. By default fp32, and fp16 where a
+            target's graphs can have it.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         max_batch: the largest of plans and of a step; by default 8 of a decoder, 32 of an encoder.
@@ -88,35 +90,53 @@ def export(
             VerificationError; nothing is left at `output` that was not there before.
     """
     output = Path(output)
-    precision = list(dict.fromkeys(precision))
     targets = default_targets() if target is None else list(dict.fromkeys(target))
-    if target is None and "fp16" not in precision:
+    if target is None and precision is not None and "fp16" not in precision:
         targets = ["cpu"]  # plans are built from fp16
+    if precision is None:
+        precision = default_precisions(targets)
+    precision = checked_precisions(precision)
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
     checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
+    artifacts = planned(checkpoint, targets, precision)
     texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.source.folder)
     with staging_folder(output) as staging:
-        graphs, reference = trace(checkpoint, targets, staging, progress)
-        progress("writing ONNX files")
-        artifacts = write_graphs(checkpoint, graphs, reference, precision, staging)
+        graphs, reference = trace(checkpoint, artifacts, staging, progress)
+        attach_weights(checkpoint, graphs, reference)
         manifest = first_manifest(checkpoint, artifacts, staging, output)
+        bundle = Bundle(staging, manifest)
+        expected, calibration = None, Calibration()
+        if verify or any(PRECISIONS[name].whole_numbers for name in precision):
+            progress("asking PyTorch")
+            expected = examiner_of(manifest).expect(reference, bundle, texts)
+            calibration = calibrate(bundle, reference, graphs, expected)
+        progress("writing ONNX files")
+        write_graphs(graphs, artifacts, calibration, staging)
+        described = [dataclasses.replace(a, quantization=calibration.described(a)) for a in artifacts]
+        manifest = dataclasses.replace(manifest, artifacts=tuple(described), files=file_entries(staging))
+        write_manifest(staging, manifest)
         with ThreadPoolExecutor(1) as pool:  # plans are built by a child, beside the verification
             plans = pool.submit(build_plans, staging, manifest, targets, sms, None, progress)
-            found = verified(staging, manifest, reference, texts, progress) if verify else (manifest, None)
-            manifest, report = found
+            report = None
+            if verify:
+                manifest, report = verified(staging, manifest, reference, expected, calibration, progress)
         manifest = dataclasses.replace(manifest, plans=tuple(plans.result()), files=file_entries(staging))
         progress("committing the bundle")
         install(staging, manifest, output)
     return ExportResult(output, manifest, report)
 
 
+def default_precisions(targets: Sequence[str]) -> list[str]:
+    """fp32, and fp16 where a target's dialect can have it."""
+    dialects = {target_named(name).dialect for name in targets}
+    return ["fp32", "fp16"] if dialects & set(PRECISIONS["fp16"].dialects) else ["fp32"]
+
+
 def check_choices(
     precision: Sequence[str], targets: Sequence[str], sms: Sequence[str] | None, max_batch: int | None
 ) -> None:
     """Refuses what cannot be done before any work is."""
-    if not precision or not set(precision) <= set(PRECISIONS):
-        raise InputError(f"precision={list(precision)} must name one or more of {', '.join(PRECISIONS)}")
     for name in targets:
         engine = target_named(name).engine
         if engine is None:
@@ -130,9 +150,9 @@ def check_choices(
 
 
 def trace(
-    checkpoint: Checkpoint, targets: Sequence[str], staging: Path, progress: Progress
+    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Model]:
-    """Traces every target's graphs in a child process each, while the weights are read here.
+    """Traces every artifact's graph in a child process each, while the weights are read here.
 
     Returns:
         The graphs by their recipe's id, and the model.
@@ -140,7 +160,7 @@ def trace(
     from ..models import load_model
     from .onnx_export import finish_trace, start_trace
 
-    recipes = list(dict.fromkeys(recipe for name in targets for recipe in checkpoint.recipes_for(name)))
+    recipes = list(dict.fromkeys(f"{artifact.graph}.{artifact.dialect}" for artifact in artifacts))
     progress(f"tracing {', '.join(recipes)}")
     paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
     with contextlib.ExitStack() as stack:
@@ -161,87 +181,17 @@ def trace(
     return graphs, model
 
 
-def write_graphs(
-    checkpoint: Checkpoint,
-    graphs: Mapping[str, ir.Model],
-    model: Model,
-    precisions: Sequence[str],
-    staging: Path,
-) -> list[Artifact]:
-    """Gives the traced graphs their weights, converts them, and writes them with one weights file each."""
-    from .graph_check import check_graph, name_axes
-    from .passes.fp16 import ConvertToFp16
-    from .passes.weights import AttachWeights, save_with_shared_weights
-
-    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    tensors |= model.named_buffers(remove_duplicate=False)
-    for recipe_id, graph in graphs.items():
-        AttachWeights(tensors)(graph)
-        recipe = checkpoint.recipes[recipe_id]
-        name_axes(graph, recipe.constraints)
-        check_graph(graph, recipe.inputs, recipe.outputs)
-    (staging / "onnx").mkdir()
-    artifacts = []
-    for precision in precisions:
-        data = checkpoint.file(f"weights.{precision}", "data")
-        models = {}
-        for recipe_id, graph in graphs.items():
-            recipe = checkpoint.recipes[recipe_id]
-            converted = graph.clone()
-            if precision == "fp16":
-                try:
-                    ConvertToFp16([s.name for s in recipe.outputs if not is_cache(s)])(converted)
-                except ValueError as error:
-                    raise ExportError(f"{recipe.id} cannot be made fp16: {error}") from error
-                recipe = in_fp16(recipe)
-                check_graph(converted, recipe.inputs, recipe.outputs)
-            name = checkpoint.file(f"{recipe.id}.{precision}", "onnx")
-            models[name] = converted
-            artifacts.append(artifact_of(recipe, precision, f"onnx/{name}", f"onnx/{data}"))
-        save_with_shared_weights(models, staging / "onnx", data)
-    return artifacts
-
-
-def in_fp16(recipe: Recipe) -> Recipe:
-    """The recipe with its caches in fp16; what a user reads stays fp32."""
-
-    def half(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        return tuple(dataclasses.replace(s, dtype="float16") if is_cache(s) else s for s in specs)
-
-    return dataclasses.replace(recipe, inputs=half(recipe.inputs), outputs=half(recipe.outputs))
-
-
-def is_cache(spec: TensorSpec) -> bool:
-    return spec.role.startswith(("past.", "present.", "cross."))
-
-
-def artifact_of(recipe: Recipe, precision: str, file: str, data: str) -> Artifact:
-    return Artifact(
-        graph=recipe.graph,
-        dialect=recipe.dialect,
-        precision=precision,
-        opset=recipe.opset,
-        file=file,
-        data=(data,),
-        padding_side=recipe.padding_side,
-        inputs=recipe.inputs,
-        outputs=recipe.outputs,
-        aliases=recipe.aliases,
-        constraints=recipe.constraints,
-    )
-
-
 def first_manifest(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, output: Path
 ) -> Manifest:
-    """Makes the staged files a bundle, so that building and verifying open them as any reader would."""
+    """Writes the tokenizers, and says what the bundle will hold: its files are listed when they are there."""
     (staging / "tokenizer").mkdir()
     tokenizers = {
         checkpoint.file(f"tokenizer/{stem}", "json"): d for stem, d in checkpoint.tokenizer_files.items()
     }
     for name, data in tokenizers.items():
         (staging / name).write_bytes(data)
-    manifest = Manifest(
+    return Manifest(
         family=checkpoint.family,
         task=checkpoint.task,
         export_id=checkpoint.export_id,
@@ -262,15 +212,14 @@ def first_manifest(
         },
         tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},
     )
-    write_manifest(staging, manifest)
-    return manifest
 
 
 def verified(
     staging: Path,
     manifest: Manifest,
     model: Model,
-    prompts: Sequence[str],
+    expected: Any,
+    calibration: Calibration,
     progress: Progress,
 ) -> tuple[Manifest, VerificationReport]:
     """Compares every staged graph with PyTorch; adds the gates, golden.npz and parity.json.
@@ -281,6 +230,7 @@ def verified(
     from .verification.report import keep_checks
     from .verification.verify import examine
 
-    report, golden, limits = examine(Bundle(staging, manifest), model, prompts, progress)
+    bundle = Bundle(staging, manifest)
+    report, golden, limits = examine(bundle, model, expected, calibration, progress)
     report.raise_if_failed()
     return keep_checks(staging, manifest, report, golden, limits), report

@@ -23,7 +23,7 @@ class Target:
 
 
 TARGETS = {
-    "cpu": Target("portable"),
+    "cpu": Target("ort"),
     "portable": Target("portable"),
     "rtx": Target("inplace", "tensorrt-rtx"),
     "tensorrt": Target("inplace", "tensorrt"),  # TensorRT >= 10.15, for the GPU it is built on

@@ -56,12 +56,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
 
 
+DIALECTS = ("cpu", "portable", "rtx")  # a target of each
+
+
 @pytest.fixture(scope="session")
 def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """gpt2-demo, exported as a user would: both dialects, fp32 and fp16, plan, verified. Don't change it."""
+    """gpt2-demo in every dialect, fp32, and fp16 where there is one, plan, verified. Don't change it."""
     from planforge.exporter import export
 
-    return export("gpt2-demo", tmp_path_factory.mktemp("bundles") / "gpt2-demo").bundle
+    folder = tmp_path_factory.mktemp("bundles") / "gpt2-demo"
+    return export("gpt2-demo", folder, target=DIALECTS).bundle
 
 
 @pytest.fixture(scope="session")
@@ -100,14 +104,14 @@ def head_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         architecture, labels = HEADS[name]
         tiny_bert(folder / name, architecture, num_labels=labels)
         write_wordpiece(folder / name)
-        return export(folder / name, folder / f"{name}-bundle", target=["cpu"]).bundle
+        return export(folder / name, folder / f"{name}-bundle", target=["cpu", "portable"]).bundle
 
     return bundle
 
 
 @pytest.fixture(scope="session")
 def marian_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random MarianMT with real tokenizers, exported as a user would: both dialects, fp32 and fp16, plans.
+    """A random MarianMT with real tokenizers in every dialect, fp32, and fp16 where there is one, plans.
 
     Its checkpoint lies beside it, as "marian". Don't change them.
     """
@@ -117,7 +121,7 @@ def marian_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("translators")
     checkpoint = write_varied_marian(folder / "marian")
-    return export(checkpoint, folder / "bundle").bundle
+    return export(checkpoint, folder / "bundle", target=DIALECTS).bundle
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +130,8 @@ def dates_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from planforge.exporter import export
 
     folder = tmp_path_factory.mktemp("bundles") / "transformer-demo"
-    return export("transformer-demo", folder, target=["cpu"], outputs=["cross_attentions"]).bundle
+    target = ["cpu", "portable"]
+    return export("transformer-demo", folder, target=target, outputs=["cross_attentions"]).bundle
 
 
 @pytest.fixture

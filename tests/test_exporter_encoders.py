@@ -45,7 +45,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoders")
     checkpoint = checkpoint_of(folder / "checkpoint", "BertForPreTraining")
     return export(
-        checkpoint, folder / "bundle", target=["cpu"], outputs=["hidden_states", "pooler_output"]
+        checkpoint, folder / "bundle", target=["portable"], outputs=["hidden_states", "pooler_output"]
     ).bundle
 
 
@@ -225,7 +225,7 @@ def test_a_config_that_contradicts_its_head_is_refused(
     checkpoint = checkpoint_of(tmp_path / "checkpoint", "BertForSequenceClassification", num_labels=3)
     edit_json(checkpoint / "config.json", **changes)
     with pytest.raises(CheckpointError, match=words):
-        export(checkpoint, tmp_path / "bundle", target=["cpu"])
+        export(checkpoint, tmp_path / "bundle", target=["portable"])
     assert not (tmp_path / "bundle").exists()
 
 

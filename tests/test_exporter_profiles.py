@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planforge.exporter.errors import BuildError
-from planforge.exporter.pipeline import artifact_of, in_fp16
+from planforge.exporter.graphs import artifact_of
 from planforge.exporter.recipes import FAMILIES, Choices
 from planforge.exporter.tensorrt.profiles import Profile, check_profile, profiles_for, slots_of
 from planforge.models import GPT2Config, TransformerConfig
@@ -19,7 +19,7 @@ from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 
 def gpt2_artifact(dialect: str, batch: int = 3, length: int = 64) -> Artifact:
     config = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=300, n_positions=length)
-    recipe = in_fp16(FAMILIES["gpt2"].recipes(config, Choices(batch, length))[f"decoder.{dialect}"])
+    recipe = FAMILIES["gpt2"].recipes(config, Choices(batch, length))[f"decoder.{dialect}"]
     return artifact_of(recipe, "fp16", "onnx/decoder.onnx", "onnx/weights.data")
 
 
@@ -147,7 +147,7 @@ def transformer_artifact(graph: str, dialect: str, batch: int = 3, length: int =
         "decoder_heads": 2,
     }
     config = TransformerConfig(source_vocab_size=50, target_vocab_size=50, max_positions=length, **sizes)
-    recipe = in_fp16(FAMILIES["transformer"].recipes(config, Choices(batch, length))[f"{graph}.{dialect}"])
+    recipe = FAMILIES["transformer"].recipes(config, Choices(batch, length))[f"{graph}.{dialect}"]
     return artifact_of(recipe, "fp16", f"onnx/{graph}.onnx", "onnx/weights.data")
 
 

@@ -55,15 +55,16 @@ def test_the_cases(marian_bundle: Path) -> None:
     report = json.loads(parity.read_text(encoding="utf-8"))
     assert report["passed"] and report["with_pytorch"]
     cases = {(c["artifact"], c["case"]) for c in report["comparisons"]}
-    for precision in ("fp32", "fp16"):
+    graphs = {("ort", "fp32")} | {(d, p) for d in ("portable", "inplace") for p in ("fp32", "fp16")}
+    for dialect, precision in graphs:
+        encoder = "portable" if dialect == "inplace" else dialect
         for case in ("one by one", "batch of 3, padded", "1 token", "64 tokens"):
-            assert (f"encoder.portable.{precision}", case) in cases
+            assert (f"encoder.{encoder}.{precision}", case) in cases
         for case in (
             *("decode, batch 1", "at once, batch 1", "greedy, batch 3, padded"),
             *("full target of 64 tokens", "4 beams, batch 2, padded"),
         ):
-            assert (f"decoder.portable.{precision}", case) in cases
-            assert (f"decoder.inplace.{precision}", case) in cases
+            assert (f"decoder.{dialect}.{precision}", case) in cases
     executed = {c["artifact"] for c in report["comparisons"] if c["backend"].startswith("node by node")}
     assert executed == {"encoder.portable.fp16", "decoder.portable.fp16", "decoder.inplace.fp16"}
 
@@ -74,11 +75,9 @@ def test_the_graphs_share_one_file_and_no_weight_is_stored_twice(marian_bundle: 
     tensors = {id(t): t.numel() for t in [*model.parameters(), *model.buffers()]}
     for precision, size in (("fp32", 4), ("fp16", 2)):
         artifacts = [a for a in bundle.manifest.artifacts if a.precision == precision]
-        assert {a.id.removesuffix(f".{precision}") for a in artifacts} == {
-            "encoder.portable",
-            "decoder.portable",
-            "decoder.inplace",
-        }
+        graphs = {"encoder.portable", "decoder.portable", "decoder.inplace"}
+        ort = {"encoder.ort", "decoder.ort"} if precision == "fp32" else set()
+        assert {a.id.removesuffix(f".{precision}") for a in artifacts} == graphs | ort
         (data,) = {name for a in artifacts for name in a.data}
         assert bundle.manifest.files[data].bytes < 1.02 * size * sum(tensors.values())
     assert sum(p.suffix == ".data" for p in (marian_bundle / "onnx").iterdir()) == 2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
-from planforge.exporter.dialects import PortableSourceEncoder, PortableTargetDecoder
+from planforge.exporter.dialects import SourceEncoder, PortableTargetDecoder
 from planforge.models import PaddedAttention, SourceAttention, Transformer, TransformerConfig, save_model
 from planforge.models.attention import MASKED, AttentionCache, KeyValue
 from planforge.models.transformer import Decoder, Encoder
@@ -360,7 +360,7 @@ def test_modules_of_the_callers_own_are_neither_saved_nor_exported(
     refused: list[Callable[[], object]] = [
         lambda: save_model(own, tmp_path / "new"),
         lambda: save_model(own, tmp_path / "new", "marian"),
-        lambda: PortableSourceEncoder(own),
+        lambda: SourceEncoder(own),
         lambda: PortableTargetDecoder(own, False),
     ]
     for action in refused:

@@ -163,17 +163,19 @@ def test_fp16_runs_too(dates_bundle: Path) -> None:
     np.testing.assert_allclose([r.score for r in found], [r.score for r in wanted], atol=0.01)
 
 
-def test_inplace_runs_too(marian_bundle: Path, model: Translator, tmp_path: Path) -> None:
-    """The graph of the plans, on ONNX Runtime: its cache stays where it is, and beams move in it."""
+@pytest.mark.parametrize("dialect", ["portable", "inplace"])
+def test_other_dialects_run_too(dialect: str, marian_bundle: Path, model: Translator, tmp_path: Path) -> None:
+    """The graphs for other consumers, on ONNX Runtime; `model` runs `ort`."""
+    assert model.artifact.id == "decoder.ort.fp32"
     texts = SENTENCES[:12]
     wanted = model.translate(texts, num_beams=4, n_best=4)
     bundle = Path(shutil.copytree(marian_bundle, tmp_path / "bundle"))
     artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
-    kept = [a for a in artifacts if a["id"] != "decoder.portable.fp32"]
+    kept = [a for a in artifacts if a["graph"] == "encoder" or a["dialect"] == dialect]
     edit_json(bundle / "manifest.json", artifacts=kept)
-    with load(bundle, precision="fp32") as inplace:
-        assert inplace.artifact.id == "decoder.inplace.fp32"
-        found = inplace.translate(texts, num_beams=4, n_best=4)
+    with load(bundle, precision="fp32") as other:
+        assert other.artifact.id == f"decoder.{dialect}.fp32"
+        found = other.translate(texts, num_beams=4, n_best=4)
     for a, b in zip(wanted, found, strict=True):
         assert [c.token_ids for c in a.candidates] == [c.token_ids for c in b.candidates]
         np.testing.assert_allclose(
@@ -269,7 +271,7 @@ def test_graphs_of_different_exports_are_refused(
     marian_bundle: Path, dates_bundle: Path, tmp_path: Path
 ) -> None:
     bundle = Path(shutil.copytree(marian_bundle, tmp_path / "bundle"))
-    mine = next((bundle / "onnx").glob("encoder.portable.fp32-*"))
+    mine = next((bundle / "onnx").glob("encoder.ort.fp32-*"))
     original = mine.read_bytes()
     mine.write_bytes(original.replace(b"encoder.layers.0", b"encoder.layers.1"))
     with pytest.raises(IntegrityError, match="or belongs to another export"):
@@ -278,7 +280,7 @@ def test_graphs_of_different_exports_are_refused(
 
     manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
     encoder, *others = manifest["artifacts"]
-    assert encoder["id"] == "encoder.portable.fp32"
+    assert encoder["id"] == "encoder.ort.fp32"
     (data,) = encoder["data"]
     shutil.copy(bundle / data, bundle / "onnx" / "another.data")
     files = {**manifest["files"], "onnx/another.data": manifest["files"][data]}

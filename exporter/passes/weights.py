@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ import onnx_ir as ir
 if TYPE_CHECKING:
     from torch import Tensor
 
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+TRANSPOSED = ".transposed"  # ends the name of a parameter that is stored so
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
 
 
@@ -46,7 +49,7 @@ class AttachWeights(ir.passes.InPlacePass):
             transposes = [node for node, _ in value.uses()]
             if transposes and all(is_matrix_transpose(node) for node in transposes):
                 array = array.T
-                value.name += ".transposed"
+                value.name += TRANSPOSED
                 value.shape = ir.Shape(array.shape)
                 for node in transposes:
                     ir.convenience.replace_all_uses_with(node.outputs[0], value)
@@ -70,6 +73,83 @@ def lazy(read: Callable[[], np.ndarray], shape: Sequence[int], dtype: np.dtype, 
     )
 
 
+@dataclass(frozen=True)
+class Weight:
+    """The constant side of a product.
+
+    Attributes:
+        name: the parameter's.
+        rows: N, the width of the result.
+        array: gives its numbers (N, K).
+        tensor: (N, K) as it is stored; None where its transpose is.
+        bias: (N,), if it is a part of the node.
+    """
+
+    name: str
+    rows: int
+    array: Callable[[], np.ndarray]
+    tensor: ir.TensorProtocol | None
+    bias: ir.Value | None = None
+
+
+def constant_weight(node: ir.Node) -> Weight | None:
+    """The weight of a MatMul or a plain Gemm, if it is a constant matrix."""
+    if node.op_type not in ("MatMul", "Gemm") or (value := node.inputs[1]) is None:
+        return None
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+    if any(name in node.attributes and node.attributes[name].value != plain[name] for name in plain):
+        return None
+    by_rows, bias = False, None
+    if node.op_type == "Gemm":
+        by_rows = node.attributes.get_int("transB", 0) == 1
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+    producer = value.producer()
+    if producer is not None and is_matrix_transpose(producer) and producer.inputs[0] is not None:
+        value, by_rows = producer.inputs[0], not by_rows
+    constant = value.const_value
+    if constant is None or len(constant.shape) != 2:
+        return None
+    rows, columns = constant.shape.numpy()
+    if by_rows:
+        return Weight(str(value.name), rows, constant.numpy, constant, bias)
+    name = str(value.name).removesuffix(TRANSPOSED)
+    return Weight(name, columns, lambda: constant.numpy().T, None, bias)
+
+
+class View(ir.LazyTensor):
+    """Part of another tensor's bytes under a shape of its own; in a file it takes no room.
+
+    Args:
+        base: the tensor.
+        first: its first row that is seen.
+        shape: of what is seen.
+    """
+
+    def __init__(self, base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> None:
+        self.base = base
+        self.offset = first * (base.nbytes // base.shape.numpy()[0])
+        self.first = first
+
+        def read() -> ir.TensorProtocol:
+            seen = base.numpy()[first:].reshape(-1)[: int(np.prod(shape))]
+            return ir.tensor(seen.reshape(shape))
+
+        super().__init__(read, dtype=base.dtype, shape=ir.Shape(shape), name=base.name)
+
+
+def view_of(base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> View:
+    return View(base, first, [int(n) for n in shape])
+
+
+def initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """A constant of the graph, once per name."""
+    if name not in graph.initializers:
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        graph.register_initializer(value)
+    return graph.initializers[name]
+
+
 def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_name: str) -> None:
     """Writes graphs as `folder`/KEY and their large weights, each once, as `folder`/`data_name`.
 
@@ -78,13 +158,17 @@ def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_
     """
     tensors: dict[tuple[str, ir.DataType], ir.TensorProtocol] = {}
     for value in large_initializers(models.values()):
-        tensors.setdefault(key_of(value), value.const_value)  # type: ignore[arg-type]
+        tensors.setdefault(key_of(value), base_of(value))
     external = ir.external_data.convert_tensors_to_external(
         list(tensors.values()), base_dir=folder, relative_path=data_name
     )
     written = dict(zip(tensors, external, strict=True))
     for value in large_initializers(models.values()):
-        value.const_value = written[key_of(value)]
+        stored = written[key_of(value)]
+        if isinstance(value.const_value, View):
+            assert isinstance(stored, ir.ExternalTensor)
+            stored = part_of(stored, value.const_value)
+        value.const_value = stored
     for name, model in models.items():
         ir.save(model, folder / name)
 
@@ -94,10 +178,31 @@ def large_initializers(models: Iterable[ir.Model]) -> list[ir.Value]:
         value
         for model in models
         for value in model.graph.initializers.values()
-        if value.const_value is not None and value.const_value.nbytes >= EXTERNAL_FROM_BYTES
+        if value.const_value is not None and base_of(value).nbytes >= EXTERNAL_FROM_BYTES
     ]
 
 
+def base_of(value: ir.Value) -> ir.TensorProtocol:
+    """What is stored of a constant."""
+    assert value.const_value is not None
+    return value.const_value.base if isinstance(value.const_value, View) else value.const_value
+
+
+def part_of(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
+    """A view's place in the file that holds its base."""
+    return ir.ExternalTensor(
+        stored.location,
+        (stored.offset or 0) + view.offset,
+        view.nbytes,
+        view.dtype,
+        shape=ir.Shape(view.shape),
+        name=str(view.name),
+        base_dir=stored.base_dir,
+    )
+
+
 def key_of(value: ir.Value) -> tuple[str, ir.DataType]:
-    assert value.name is not None and value.const_value is not None
-    return value.name, value.const_value.dtype
+    base = base_of(value)
+    name = base.name if isinstance(value.const_value, View) else value.name
+    assert name is not None
+    return name, base.dtype

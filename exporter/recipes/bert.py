@@ -1,7 +1,8 @@
-"""The encoder graph of BERT and DistilBERT. It caches nothing, so there is one dialect."""
+"""The encoder graph of BERT and DistilBERT. It caches nothing, so its dialects differ by operators alone."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
@@ -49,19 +50,18 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
     ]
     if pooler_output:
         outputs.append(TensorSpec("pooler_output", "pooler_output", "float32", (batch, config.hidden_size)))
-    return by_id(
-        Recipe(
-            graph="encoder",
-            dialect="portable",
-            opset=20,
-            padding_side="right",
-            module=lambda model: PortableEncoder(model, layers, pooler_output),
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            example=EXAMPLE,
-            constraints=("logit_rows < batch * tokens",) if has_rows else (),
-        )
+    portable = Recipe(
+        graph="encoder",
+        dialect="portable",
+        opset=20,
+        padding_side="right",
+        module=lambda model: PortableEncoder(model, layers, pooler_output),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        example=EXAMPLE,
+        constraints=("logit_rows < batch * tokens",) if has_rows else (),
     )
+    return by_id(portable, replace(portable, dialect="ort"))
 
 
 def head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> list[TensorSpec]:

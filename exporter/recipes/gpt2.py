@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs
+from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ...models import GPT2Config
 
 TASK = "text-generation"
@@ -25,7 +28,10 @@ def context_of(config: GPT2Config) -> int:
 def recipes(config: GPT2Config, choices: Choices) -> dict[str, Recipe]:
     if choices.outputs:
         raise InputError(f"outputs {list(choices.outputs)}: GPT-2 has none to choose, only encoders do")
-    return by_id(portable(config, choices), inplace(config, choices))
+    found = [portable(config, choices), inplace(config, choices)]
+    if config.head_size % HEAD_SIZES == 0:
+        found.append(ort(config, choices))
+    return by_id(*found)
 
 
 def portable(config: GPT2Config, choices: Choices) -> Recipe:
@@ -58,6 +64,19 @@ def portable(config: GPT2Config, choices: Choices) -> Recipe:
 def inplace(config: GPT2Config, choices: Choices) -> Recipe:
     from ..dialects import InplaceDecoder
 
+    return slotted(config, choices, "inplace", 24, InplaceDecoder)
+
+
+def ort(config: GPT2Config, choices: Choices) -> Recipe:
+    from ..dialects import OrtDecoder
+
+    return slotted(config, choices, "ort", 20, OrtDecoder)
+
+
+def slotted(
+    config: GPT2Config, choices: Choices, dialect: str, opset: int, module: Callable[[Any], nn.Module]
+) -> Recipe:
+    """A dialect whose cache is fixed slots, written in place."""
     batch, tokens, rows = common_axes(choices)
     slots = Axis("slots", 1, choices.max_length, choices.max_length)
     cache = cache_specs("cache", "past", config.n_layer, (batch, config.n_head, slots, config.head_size))
@@ -66,14 +85,11 @@ def inplace(config: GPT2Config, choices: Choices) -> Recipe:
     )
     return Recipe(
         graph="decoder",
-        dialect="inplace",
-        opset=24,
+        dialect=dialect,
+        opset=opset,
         padding_side="right",
-        module=InplaceDecoder,
-        inputs=(
-            *slot_inputs(batch, tokens, rows),
-            *cache,
-        ),
+        module=module,
+        inputs=(*slot_inputs(batch, tokens, rows), *cache),
         outputs=(TensorSpec("logits", "logits", "float32", (rows, config.vocab_size)), *present),
         example=EXAMPLE,
         aliases={out.name: into.name for out, into in zip(present, cache, strict=True)},

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+HEAD_SIZES = 8  # GroupQueryAttention takes multiples of it
+
+
 @dataclass(frozen=True)
 class Choices:
     """What a user may choose of a graph.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs
+from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ...models import TransformerConfig
 
 TASK = "translation"
@@ -32,20 +35,24 @@ def recipes(config: TransformerConfig, choices: Choices) -> dict[str, Recipe]:
         raise InputError(
             f"output {sorted(unknown)[0]!r} is not {CROSS_ATTENTIONS}, all that a decoder can add"
         )
-    return by_id(encoder(config, choices), portable(config, choices), inplace(config, choices))
+    encoders = [encoder(config, choices, dialect) for dialect in ("portable", "ort")]
+    decoders = [portable(config, choices), inplace(config, choices)]
+    if config.decoder_head_size % HEAD_SIZES == 0:
+        decoders.append(ort(config, choices))
+    return by_id(*encoders, *decoders)
 
 
-def encoder(config: TransformerConfig, choices: Choices) -> Recipe:
-    from ..dialects import PortableSourceEncoder
+def encoder(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe:
+    from ..dialects import SourceEncoder
 
     batch = Axis("batch", 1, 1, choices.max_batch)
     tokens = Axis("tokens", 1, min(OPT_TOKENS, choices.max_length), choices.max_length)
     return Recipe(
         graph="encoder",
-        dialect="portable",
+        dialect=dialect,
         opset=20,
         padding_side="right",
-        module=PortableSourceEncoder,
+        module=SourceEncoder,
         inputs=(
             TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
             TensorSpec("attention_mask", "mask", "int64", (batch, tokens)),
@@ -87,6 +94,23 @@ def portable(config: TransformerConfig, choices: Choices) -> Recipe:
 def inplace(config: TransformerConfig, choices: Choices) -> Recipe:
     from ..dialects import InplaceTargetDecoder
 
+    return slotted(config, choices, "inplace", 24, InplaceTargetDecoder)
+
+
+def ort(config: TransformerConfig, choices: Choices) -> Recipe:
+    from ..dialects import OrtTargetDecoder
+
+    return slotted(config, choices, "ort", 20, OrtTargetDecoder)
+
+
+def slotted(
+    config: TransformerConfig,
+    choices: Choices,
+    dialect: str,
+    opset: int,
+    module: Callable[[Any, bool], nn.Module],
+) -> Recipe:
+    """A dialect whose cache is fixed slots, written in place."""
     batch, tokens, rows = target_axes(choices)
     slots = Axis("slots", 1, choices.max_length, choices.max_length)
     axes = (batch, config.decoder_heads, slots, config.decoder_head_size)
@@ -94,10 +118,10 @@ def inplace(config: TransformerConfig, choices: Choices) -> Recipe:
     present = cache_specs("present", "present", config.decoder_layers, axes)
     return Recipe(
         graph="decoder",
-        dialect="inplace",
-        opset=24,
+        dialect=dialect,
+        opset=opset,
         padding_side="right",
-        module=lambda model: InplaceTargetDecoder(model, has_weights(choices)),
+        module=lambda model: module(model, has_weights(choices)),
         inputs=(
             *slot_inputs(batch, tokens, rows),
             *source_specs(config, choices),

@@ -5,17 +5,19 @@ T tokens of one prompt and its continuation, N rows, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from ...models import GPT2, GrowingCache
+from ...models import GPT2, GrowingCache, KeyValue
 from ...models.attention import empty_past
 from ...runtime.decoding.decoder import pad
 from .decoders import Sample
-from .gate import Logits, Metrics, measure
-from .rounding import rounded
+from .gate import Gaps, Logits, measure
+from .passages import Passage, measure_text
+from .rounding import RoundedCache, Rounding
 
 
 class Reference:
@@ -24,6 +26,7 @@ class Reference:
     def __init__(self, model: GPT2) -> None:
         self.model = model
         self.config = model.config
+        self.cache: Callable[..., GrowingCache] = GrowingCache
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], rows: slice) -> Logits:
@@ -31,9 +34,14 @@ class Reference:
         ids = torch.tensor([list(tokens)])
         config = self.config
         past = empty_past(config.n_layer, 1, config.n_head, config.head_size, self.model.wte.weight)
-        x = self.model.hidden_states(ids, GrowingCache(past, torch.ones_like(ids)))
+        x = self.model.hidden_states(ids, self.cache(past, torch.ones_like(ids)))
         logits: Logits = self.model.lm_head(x[0, rows]).numpy()
         return logits
+
+    @torch.no_grad()
+    def kept(self, tokens: Sequence[int]) -> list[KeyValue]:
+        """Each layer's keys and values (1, H, T, D) of one sequence."""
+        return self.model(torch.tensor([list(tokens)]))[1]  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
@@ -48,14 +56,20 @@ class Reference:
             tokens.append(ids)
         return torch.cat(tokens, dim=1).tolist()
 
-    def gap(self, samples: Sequence[Sample], dtype: torch.dtype) -> Metrics:
-        """The same model with weights and every result rounded to `dtype`, against itself.
+    def gaps(self, samples: Sequence[Sample], passages: Sequence[Passage], rounding: Rounding) -> Gaps:
+        """The same model with rounded numbers, against itself.
 
-        Weights alone are not enough: a checkpoint stored in that very type would allow no difference.
+        Of fp16 weights alone are not enough: a checkpoint stored in that very type would allow no difference.
         """
-        with rounded(self.model, dtype):
+        if rounding.cache_scales:
+            self.cache = partial(RoundedCache, rounding.cache_scales)
+        with rounding.applied(self.model):
             got = [
                 self.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))[list(s.steps)]
                 for s in samples
             ]
-        return measure(np.concatenate(got), np.concatenate([s.logits for s in samples]))
+            texts = [self.logits(passage.tokens[:-1], slice(None)) for passage in passages]
+        self.cache = GrowingCache
+        want = np.concatenate([s.logits for s in samples])
+        gaps: Gaps = {"": measure(np.concatenate(got), want)}
+        return gaps | ({"text": measure_text(texts, passages)} if passages else {})

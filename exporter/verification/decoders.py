@@ -18,12 +18,15 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, DecoderRun
 from ...runtime.text.tokenizer import Tokenizer
-from .gate import Comparison, Logits, Metrics, judge, limits_for, measure, scale_of
+from . import passages
+from .gate import CAPS, Comparison, Gaps, Logits, Measured, Metrics, judge, limits_for, measure, scale_of
 from .node_executor import NodeExecutor, NotFiniteError
+from .passages import Passage, TextMetrics, measure_text, passage_of, read_passages, windows
 
 if TYPE_CHECKING:
     from ...models import GPT2
     from .decoder_reference import Reference
+    from .rounding import Rounding
 
 DECODE_STEPS = 32
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
@@ -63,11 +66,13 @@ class Expectation:
 
     Attributes:
         samples: one of them has a prompt of a single token, so that past 0 and past 1 are seen.
+        passages: real text, of which every token is predicted; none where no graph has whole numbers.
         context: tokens that fill the whole context.
         context_logits: (CONTEXT_ROWS, V) PyTorch's at its last positions.
     """
 
     samples: tuple[Sample, ...]
+    passages: tuple[Passage, ...]
     context: tuple[int, ...]
     context_logits: Logits
 
@@ -82,27 +87,39 @@ def expect(model: GPT2, bundle: Bundle, prompts: Sequence[str]) -> Expectation:
 
     manifest = bundle.manifest
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
-    return expectation_of(Reference(model), tokenizer, prompts, manifest.max_length)
+    return expectation_of(
+        Reference(model), tokenizer, prompts, manifest.max_length, loses_in_text(manifest.artifacts)
+    )
 
 
-def limits(model: GPT2, bundle: Bundle, expected: Expectation, precision: str) -> dict[str, float]:
+def loses_in_text(artifacts: Sequence[Artifact]) -> bool:
+    """Whether any graph has to show what it loses on whole passages."""
+    return any("text_kl" in CAPS[artifact.precision] for artifact in artifacts)
+
+
+def gaps(model: GPT2, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
+    """What rounding does in PyTorch."""
+    del bundle
+    from .decoder_reference import Reference
+
+    return Reference(model).gaps(expected.samples, expected.passages, rounding)
+
+
+def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
     """The limits of a precision, from the one table and from what rounding does in PyTorch.
 
     Raises:
         ValueError: the rounded model is not finite.
     """
-    if precision == "fp32":
-        return limits_for(precision, None)
-    import torch
-
-    from .decoder_reference import Reference
-
-    gap = Reference(model).gap(expected.samples, {"fp16": torch.float16}[precision])
-    return limits_for(precision, gap)
+    del bundle, expected
+    found = limits_for(precision, gaps.get(""))
+    if "text_kl" in CAPS[precision]:
+        found |= limits_for(precision, gaps.get("text"), TextMetrics.LIMITED)
+    return found
 
 
 def expectation_of(
-    reference: Reference, tokenizer: Tokenizer, prompts: Sequence[str], context: int
+    reference: Reference, tokenizer: Tokenizer, prompts: Sequence[str], context: int, with_text: bool = True
 ) -> Expectation:
     """Samples of unequal length, one of a single token, and a full context of `context` tokens."""
     encoded = [tokens for tokens in map(tokenizer.encode, prompts) if tokens]
@@ -120,7 +137,9 @@ def expectation_of(
     text = [token for tokens in encoded for token in tokens]
     filled = (text * (context // len(text) + 1))[:context]
     last = reference.logits(filled, slice(-min(CONTEXT_ROWS, context - 1), None))
-    return Expectation(tuple(samples), tuple(filled), last)
+    cut = windows(encoded, context, reference.config.vocab_size) if with_text else []
+    passages = tuple(passage_of(tokens, reference.logits(tokens[:-1], slice(None))) for tokens in cut)
+    return Expectation(tuple(samples), passages, tuple(filled), last)
 
 
 def compare(
@@ -139,9 +158,10 @@ def compare(
     decoder = Decoder(backend.open(bundle, artifact), artifact)
     comparisons = []
 
-    def add(case: str, engine: str, metrics: Metrics, failures: Sequence[str] = ()) -> None:
-        found = (*judge(metrics, limits), *failures)
-        comparisons.append(Comparison(artifact.id, engine, case, metrics.to_json(), limits, found))
+    def add(case: str, engine: str, metrics: Measured, failures: Sequence[str] = ()) -> None:
+        own = {name: limits[name] for name in metrics.LIMITED}
+        found = (*judge(metrics, own), *failures)
+        comparisons.append(Comparison(artifact.id, engine, case, metrics.to_json(), own, found))
 
     try:
         samples = expected.samples
@@ -160,9 +180,13 @@ def compare(
         )
         progress(f"{artifact.id}: full context")
         add("full context", backend.name, measure(*full_context(decoder, expected)))
+        if expected.passages and "text_kl" in limits:
+            progress(f"{artifact.id}: real text")
+            got = list(read_passages(decoder, expected.passages))
+            add("real text, every token", backend.name, measure_text(got, expected.passages))
     finally:
         decoder.close()
-    if artifact.precision != "fp32":
+    if artifact.precision == "fp16":
         progress(f"{artifact.id}: node by node")
         engine = f"node by node, rounded to {artifact.precision}"
         try:
@@ -319,7 +343,7 @@ def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
             f"sample.{i}.steps": np.array(thin.steps),
             f"sample.{i}.logits": thin.logits,
         }
-    return arrays
+    return arrays | passages.to_arrays(expected.passages)
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Expectation:
@@ -338,4 +362,5 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Expectation:
         )
         for i in range(sum(name.endswith(".prompt") for name in arrays))
     )
-    return Expectation(samples, integers("context.tokens"), arrays["context.logits"])
+    found = passages.from_arrays(arrays)
+    return Expectation(samples, found, integers("context.tokens"), arrays["context.logits"])

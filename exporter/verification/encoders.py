@@ -21,16 +21,20 @@ from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
 from .fitted_head import LinearHead
-from .gate import Comparison, Metrics, VectorMetrics, judge, limits_for, measure, measure_vectors
+from .gate import Comparison, Gaps, Metrics, VectorMetrics, judge, limits_for, measure, measure_vectors
 from .node_executor import ExecutedProgram, NotFiniteError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ...models import Bert
+    from .rounding import Rounding
 
 Array: TypeAlias = npt.NDArray[Any]
 Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
 
 TEXT_TOKENS = 48  # at most; several lengths below that are used
+CALIBRATION_TOKENS = 64  # of a sequence
 MAX_BATCH = 8  # of the padded case
 POSITIONS = 12  # compared in each sequence, the first and last among them
 GOLDEN_POSITIONS = 3
@@ -66,10 +70,12 @@ class Expectation:
     Attributes:
         samples: texts, a pair, a single token and a full sequence.
         per_token: names of the outputs that have a result per token.
+        texts: real text beside the samples', to calibrate with; golden data does without.
     """
 
     samples: tuple[Sample, ...]
     per_token: tuple[str, ...]
+    texts: tuple[Piece, ...] = ()
 
 
 def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
@@ -81,11 +87,13 @@ def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
     has_segments = any(spec.role == "segments" for spec in manifest.artifacts[0].inputs)
     head = LinearHead.of(bundle)
     samples = []
-    for piece in pieces_from([tokenizer.encode(text) for text in texts], manifest.encoder, has_segments):
+    encoded = [tokenizer.encode(text) for text in texts]
+    for piece in pieces_from(encoded, manifest.encoder, has_segments):
         T = len(piece)
         positions = tuple(int(p) for p in np.unique(np.linspace(0, T - 1, min(T, POSITIONS)).round()))
         samples.append(Sample(piece, positions, reference(model, piece, positions, specs, head)))
-    return Expectation(tuple(samples), tuple(spec.name for spec in specs if is_per_token(spec)))
+    per_token = tuple(spec.name for spec in specs if is_per_token(spec))
+    return Expectation(tuple(samples), per_token, tuple(pieces_behind(encoded, manifest.encoder)))
 
 
 def is_per_token(spec: TensorSpec) -> bool:
@@ -145,14 +153,23 @@ def pieces_from(
     return [*pieces, cut(full, None, defaults.max_length)]
 
 
-def reference(
-    model: Bert,
-    piece: Piece,
-    positions: Sequence[int],
-    specs: Sequence[TensorSpec],
-    head: LinearHead | None = None,
-) -> Outputs:
-    """What PyTorch computes for one sequence, and what a fitted head makes of it."""
+def pieces_behind(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults) -> list[Piece]:
+    """Sequences from what follows the texts' beginnings, which the samples are made of."""
+    rest = [token for ids in encoded for token in ids[TEXT_TOKENS:]]
+    rest = rest or [token for ids in encoded for token in ids]
+    length = min(CALIBRATION_TOKENS, defaults.max_length) - 2
+    cuts = [rest[start : start + length] for start in range(0, len(rest), length)]
+    return [whole(ids, defaults) for ids in cuts]
+
+
+def whole(ids: Sequence[int], defaults: EncoderDefaults) -> Piece:
+    """Tokens that fit into one sequence."""
+    fitted = fit(ids, None, max_length=defaults.max_length, tokens=defaults.tokens, truncation="head")
+    return fitted.pieces[0]
+
+
+def run_model(model: Bert, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Every layer's hidden states (1, T, E) of one sequence, and the heads' results."""
     import torch
 
     from ...models import PaddedAttention
@@ -163,7 +180,18 @@ def reference(
         states = model.hidden_states(
             ids, segments if model.config.type_vocab_size else None, PaddedAttention(mask)
         )
-        results = dict(model.head_outputs(states[-1], mask))
+        return states, dict(model.head_outputs(states[-1], mask))
+
+
+def reference(
+    model: Bert,
+    piece: Piece,
+    positions: Sequence[int],
+    specs: Sequence[TensorSpec],
+    head: LinearHead | None = None,
+) -> Outputs:
+    """What PyTorch computes for one sequence, and what a fitted head makes of it."""
+    states, results = run_model(model, piece)
     outputs = {}
     for spec in specs:
         kind, _, detail = spec.role.partition(".")
@@ -184,30 +212,31 @@ def reference(
     return outputs
 
 
-def limits(model: Bert, bundle: Bundle, expected: Expectation, precision: str) -> dict[str, float]:
+def gaps(model: Bert, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
+    """What rounding does in PyTorch to each output."""
+    specs = bundle.manifest.artifacts[0].outputs
+    with rounding.applied(model):
+        head = LinearHead.of(bundle)
+        got = [reference(model, s.piece, s.positions, specs, head) for s in expected.samples]
+    want = [sample.outputs for sample in expected.samples]
+    found: Gaps = dict(measure_all(got, want, specs))
+    # A case has some of the samples: its mean is at most the largest of any sample.
+    alone = [measure_all([a], [b], specs) for a, b in zip(got, want, strict=True)]
+    for name, gap in found.items():
+        if isinstance(gap, Metrics):
+            kls = [m.mean_kl for metrics in alone if isinstance(m := metrics[name], Metrics)]
+            found[name] = replace(gap, mean_kl=max(kls))
+    return found
+
+
+def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
     """The limits of each output's metrics, from the one table and from what rounding does in PyTorch.
 
     Raises:
         ValueError: the rounded model is not finite.
     """
+    del expected
     specs = bundle.manifest.artifacts[0].outputs
-    gaps: dict[str, Metrics | VectorMetrics] = {}
-    if precision != "fp32":
-        import torch
-
-        from .rounding import rounded
-
-        with rounded(model, {"fp16": torch.float16}[precision]):
-            head = LinearHead.of(bundle)
-            got = [reference(model, s.piece, s.positions, specs, head) for s in expected.samples]
-        want = [sample.outputs for sample in expected.samples]
-        gaps = measure_all(got, want, specs)
-        # A case has some of the samples: its mean is at most the largest of any sample.
-        alone = [measure_all([a], [b], specs) for a, b in zip(got, want, strict=True)]
-        for name, gap in gaps.items():
-            if isinstance(gap, Metrics):
-                kls = [m.mean_kl for metrics in alone if isinstance(m := metrics[name], Metrics)]
-                gaps[name] = replace(gap, mean_kl=max(kls))
     return {
         f"{spec.name}.{metric}": limit
         for spec in specs
@@ -280,7 +309,7 @@ def compare(
         add(f"{len(full.piece)} tokens", backend.name, [full], padded([full]))
     finally:
         encoder.close()
-    if artifact.precision != "fp32":
+    if artifact.precision == "fp16":
         engine = f"node by node, rounded to {artifact.precision}"
         batch = [*texts[:2], single]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,24 @@ from ...runtime.decoding.sampling import log_softmax
 Logits = npt.NDArray[np.float32]
 
 # The one table of caps. fp32 engines add in another order, nothing more. KL is in nats.
-CAPS: Mapping[str, Mapping[str, float]] = {
+CAPS: dict[str, dict[str, float]] = {
     "fp32": {"max_error": 1e-4, "mean_kl": 1e-8, "cosine_gap": 1e-8},
     "fp16": {"max_error": 0.1, "mean_kl": 1e-3, "cosine_gap": 1e-3},
+    "int8": {
+        **{"max_error": 1.0, "mean_kl": 0.005, "cosine_gap": 0.01},
+        **{"text_kl": 0.005, "top1_changes": 0.02, "perplexity_change": 0.01},
+    },
+    "int4": {
+        **{"max_error": 4.0, "mean_kl": 0.1, "cosine_gap": 0.1},
+        **{"text_kl": 0.1, "top1_changes": 0.1, "perplexity_change": 0.08},
+    },
 }
+CAPS = {**CAPS, "fp32-kv8": CAPS["int8"], "int8-kv8": CAPS["int8"], "int4-kv8": CAPS["int4"]}
 GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
 # These grow with the square of the values' error, so three times the error is nine times as much.
-QUADRATIC = ("mean_kl", "cosine_gap")
+QUADRATIC = ("mean_kl", "cosine_gap", "text_kl")
+# Shares of a text of some hundred words: one more or less says nothing of the engine, so the cap alone holds.
+COUNTED = ("top1_changes", "perplexity_change")
 
 
 @dataclass(frozen=True)
@@ -47,10 +58,10 @@ class Metrics:
     finite: bool
     rows: int
 
-    LIMITED: ClassVar = ("max_error", "mean_kl")
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "mean_kl")
 
     def to_json(self) -> dict[str, Any]:
-        return {name: _plain(value) for name, value in vars(self).items()}
+        return {name: plain(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -69,10 +80,10 @@ class VectorMetrics:
     finite: bool
     rows: int
 
-    LIMITED: ClassVar = ("max_error", "cosine_gap")
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "cosine_gap")
 
     def to_json(self) -> dict[str, Any]:
-        return {name: _plain(value) for name, value in vars(self).items()}
+        return {name: plain(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -89,10 +100,23 @@ class ScoreMetrics:
     finite: bool
     rows: int
 
-    LIMITED: ClassVar = ("score_error",)
+    LIMITED: ClassVar[tuple[str, ...]] = ("score_error",)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: _plain(value) for name, value in vars(self).items()}
+        return {name: plain(value) for name, value in vars(self).items()}
+
+
+class Measured(Protocol):
+    """What all metrics have: whether everything was finite, and the names of those that have a limit."""
+
+    LIMITED: ClassVar[tuple[str, ...]]
+
+    @property
+    def finite(self) -> bool: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+Gaps: TypeAlias = "dict[str, Measured]"  # by what the names of their limits begin with
 
 
 @dataclass(frozen=True)
@@ -178,7 +202,7 @@ def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
 
 
 def limits_for(
-    precision: str, gap: Metrics | VectorMetrics | None, names: Sequence[str] = Metrics.LIMITED
+    precision: str, gap: Measured | None, names: Sequence[str] = Metrics.LIMITED
 ) -> dict[str, float]:
     """The limits of one precision.
 
@@ -197,10 +221,13 @@ def limits_for(
     if not gap.finite:
         raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
     factors = {name: GAP_FACTOR ** (2 if name in QUADRATIC else 1) for name in names}
-    return {name: min(cap, factors[name] * getattr(gap, name)) for name, cap in caps.items()}
+    return {
+        name: cap if name in COUNTED else min(cap, factors[name] * getattr(gap, name))
+        for name, cap in caps.items()
+    }
 
 
-def judge(metrics: Metrics | VectorMetrics | ScoreMetrics, limits: Mapping[str, float]) -> tuple[str, ...]:
+def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:
     """What exceeds its limit, in words; NaN always does."""
     failures = [] if metrics.finite else ["NaN or infinity in the results"]
     for name, limit in limits.items():
@@ -210,6 +237,6 @@ def judge(metrics: Metrics | VectorMetrics | ScoreMetrics, limits: Mapping[str, 
     return tuple(failures)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,14 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.hooks import RemovableHandle
+
+from ...models import GrowingCache
+from ..passes.int8_rows import RowProduct
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What a precision does to the model's numbers.
+
+    Attributes:
+        dtype: of weights and of every operation's result.
+        weights: parameters in whole numbers, multiplied out again, by name.
+        cache_scales: of keys and values in whole numbers, (H * D,) by the cache's name ("cache.0.key").
+        products: of linears whose rows are rounded too, by their weights' names.
+    """
+
+    dtype: torch.dtype | None = None
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    cache_scales: Mapping[str, Array] = field(default_factory=dict)
+    products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Rounds the model's weights and results for a while; tied weights stay tied."""
+        named = dict(model.named_parameters(remove_duplicate=False))
+        originals = [(parameter, parameter.data) for parameter in model.parameters()]
+        hooks = [hook for both in self.products.items() for hook in round_rows(model, *both)]
+        try:
+            for name, array in self.weights.items():
+                named[name].data = torch.from_numpy(array)
+            for names, product in self.products.items():
+                columns = torch.from_numpy(product.dequantized()).T  # (N, K) of all
+                for name, own in zip(names, columns.split([len(named[n]) for n in names]), strict=True):
+                    named[name].data = own
+            if self.dtype is None:
+                yield
+                return
+            for parameter, original in originals:
+                parameter.data = original.to(self.dtype).float()
+            with RoundResults(self.dtype):
+                yield
+        finally:
+            for parameter, original in originals:
+                parameter.data = original
+            for hook in hooks:
+                hook.remove()
+
+
+def module_of(model: nn.Module, weight: str) -> nn.Module:
+    """The module that a weight belongs to."""
+    return model.get_submodule(weight.rpartition(".")[0])
+
+
+def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) -> list[RemovableHandle]:
+    """Makes linears see their rows as `product` rounds them, until the hooks are removed."""
+
+    def rounded(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        (x,) = inputs
+        flat = product.rounded_rows(x.reshape(-1, x.shape[-1]).numpy())
+        return (torch.from_numpy(flat).view(x.shape),)
+
+    return [module_of(model, name).register_forward_pre_hook(rounded) for name in names]
+
+
+class RoundedCache(GrowingCache):
+    """A cache that keeps keys and values as whole numbers from -128 to 127.
+
+    Args:
+        scales: (H * D,) of each layer's keys and values, by "cache.0.key" and so on.
+    """
+
+    def __init__(self, scales: Mapping[str, Array], *args: Any) -> None:
+        super().__init__(*args)
+        self.scales = scales
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (self.kept(f"cache.{layer}.{kind}", x) for kind, x in (("key", k), ("value", v)))
+        return super().attend(layer, q, k, v)
+
+    def kept(self, name: str, x: Tensor) -> Tensor:
+        scale = torch.from_numpy(self.scales[name]).view(x.shape[1], 1, x.shape[3])
+        return (x / scale).round().clamp(-128, 127) * scale
 
 
 class RoundResults(TorchDispatchMode):
@@ -30,17 +118,3 @@ class RoundResults(TorchDispatchMode):
             return tensor if is_view or not tensor.is_floating_point() else tensor.to(self.dtype).float()
 
         return tree_map_only(Tensor, rounded, out)
-
-
-@contextmanager
-def rounded(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Rounds weights and every result to `dtype` for a while; tied weights stay tied."""
-    originals = [(parameter, parameter.data) for parameter in model.parameters()]
-    try:
-        for parameter, original in originals:
-            parameter.data = original.to(dtype).float()
-        with RoundResults(dtype):
-            yield
-    finally:
-        for parameter, original in originals:
-            parameter.data = original

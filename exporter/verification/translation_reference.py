@@ -15,8 +15,8 @@ from torch import Tensor
 from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import token_logprobs
-from .gate import Logits, Metrics, VectorMetrics, measure
-from .rounding import rounded
+from .gate import Gaps, Logits, measure
+from .rounding import Rounding
 
 if TYPE_CHECKING:
     from .translation_samples import Sample
@@ -85,8 +85,8 @@ class Reference:
         logprobs = token_logprobs(self.results(source, target)[0], np.asarray(target))
         return float(logprobs.mean())
 
-    def gaps(self, samples: Sequence[Sample], dtype: torch.dtype) -> dict[str, Metrics | VectorMetrics]:
-        """The same model with weights and every result rounded to `dtype`, against itself.
+    def gaps(self, samples: Sequence[Sample], rounding: Rounding) -> Gaps:
+        """The same model with rounded numbers, against itself.
 
         Returns:
             The metrics of the logits (""), of what the decoder reads of the sources ("cross.") and of
@@ -94,11 +94,11 @@ class Reference:
         """
         from .translation_samples import measure_attention, measure_cross
 
-        with rounded(self.model, dtype):
+        with rounding.applied(self.model):
             both = [self.results(s.source, s.target) for s in samples]
             cross = [self.cross(s.source)[:, list(s.positions)] for s in samples]
         logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
-        gaps: dict[str, Metrics | VectorMetrics] = {
+        gaps: Gaps = {
             "": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples])),
             "cross.": measure_cross(cross, [s.cross for s in samples]),
         }

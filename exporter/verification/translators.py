@@ -22,6 +22,7 @@ from ..errors import VerificationError
 from .decoders import follow, measure_parts
 from .gate import (
     Comparison,
+    Gaps,
     Metrics,
     ScoreMetrics,
     VectorMetrics,
@@ -43,6 +44,7 @@ from .translation_samples import (
 
 if TYPE_CHECKING:
     from ...models import Transformer
+    from .rounding import Rounding
     from .translation_reference import Reference
 
 SOURCE_TOKENS = 48  # at most; several lengths below that are used
@@ -116,18 +118,20 @@ def sample_with(
     return Sample(source, target, margins, steps, logits, positions, cross, attention[:, :, list(steps)])
 
 
-def limits(model: Transformer, bundle: Bundle, expected: Expectation, precision: str) -> dict[str, float]:
+def gaps(model: Transformer, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
+    """What rounding does in PyTorch."""
+    del model, bundle
+    assert expected.reference is not None
+    return expected.reference.gaps(expected.samples, rounding)
+
+
+def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
     """The limits of a precision, from the one table and from what rounding does in PyTorch.
 
     Raises:
         ValueError: the rounded model is not finite.
     """
-    gaps: dict[str, Metrics | VectorMetrics] = {}
-    if precision != "fp32":
-        import torch
-
-        assert expected.reference is not None
-        gaps = expected.reference.gaps(expected.samples, {"fp16": torch.float16}[precision])
+    del bundle
     kinds = {"": Metrics.LIMITED, "cross.": VectorMetrics.LIMITED, "attention.": VectorMetrics.LIMITED}
     found = {
         f"{kind}{name}": limit
@@ -161,7 +165,7 @@ def compare(
             comparisons.append(Comparison(artifact.id, backend.name, name, *run()))
     finally:
         engine.close()
-    if artifact.precision != "fp32":
+    if artifact.precision == "fp16":
         progress(f"{artifact.id}: node by node")
         name = f"node by node, rounded to {artifact.precision}"
         engine = Engine(bundle, artifact, lambda each: ExecutedProgram(bundle.path(each.file), each))
@@ -317,4 +321,4 @@ def beams_case(
     return run
 
 
-__all__ = ["compare", "expect", "from_arrays", "limits", "to_arrays"]  # an Examiner
+__all__ = ["compare", "expect", "from_arrays", "gaps", "limits", "to_arrays"]  # an Examiner

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
+from ..calibration import Calibration, recorded
 from ..errors import CheckpointError, SourceError, VerificationError
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
-from . import decoders, encoders, translators
-from .gate import Comparison
+from .examiners import examiner_of
 from .report import VerificationReport, read_golden
 
 if TYPE_CHECKING:
@@ -70,40 +69,10 @@ def verify(
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.folder)
-    report, _, _ = examine(opened, model, texts, progress)
+    progress("asking PyTorch")
+    expected = examiner_of(opened.manifest).expect(model, opened, texts)
+    report, _, _ = examine(opened, model, expected, recorded(opened, model), progress)
     return report
-
-
-class Examiner(Protocol):
-    """How one kind of model is compared with PyTorch: a module of this package."""
-
-    def expect(self, model: Any, bundle: Bundle, texts: Sequence[str]) -> Any: ...
-
-    def limits(self, model: Any, bundle: Bundle, expected: Any, precision: str) -> dict[str, float]: ...
-
-    def compare(
-        self,
-        bundle: Bundle,
-        artifact: Artifact,
-        expected: Any,
-        limits: Mapping[str, float],
-        progress: Progress,
-    ) -> list[Comparison]: ...
-
-    def to_arrays(self, expected: Any) -> dict[str, Any]: ...
-
-    def from_arrays(self, arrays: Mapping[str, Any]) -> Any: ...
-
-
-EXAMINERS: dict[str, Examiner] = {
-    "text-generation": decoders,
-    "text-encoding": encoders,
-    "translation": translators,
-}
-
-
-def examiner_of(manifest: Manifest) -> Examiner:
-    return EXAMINERS[manifest.task]
 
 
 def recorded_source(bundle: Bundle) -> Source | None:
@@ -138,9 +107,13 @@ def golden_file(bundle: Bundle) -> Path:
 
 
 def examine(
-    bundle: Bundle, model: Model, texts: Sequence[str], progress: Progress
+    bundle: Bundle, model: Model, expected: Any, calibration: Calibration, progress: Progress
 ) -> tuple[VerificationReport, dict[str, Any], dict[str, dict[str, float]]]:
-    """Asks PyTorch, and compares every artifact with it.
+    """Compares every artifact with PyTorch.
+
+    Args:
+        expected: what the bundle's examiner asked PyTorch.
+        calibration: how the bundle's whole numbers were chosen.
 
     Returns:
         The report, and what golden data keeps: PyTorch's answers and the limits.
@@ -148,12 +121,14 @@ def examine(
     Raises:
         VerificationError: rounded to a precision, the model itself is not finite.
     """
-    progress("asking PyTorch")
     examiner = examiner_of(bundle.manifest)
-    expected = examiner.expect(model, bundle, texts)
-    precisions = sorted({a.precision for a in bundle.manifest.artifacts})
+    limits: dict[str, dict[str, float]] = {}
     try:
-        limits = {precision: examiner.limits(model, bundle, expected, precision) for precision in precisions}
+        for precision in sorted({a.precision for a in bundle.manifest.artifacts}):
+            progress(f"asking PyTorch what {precision} may lose")
+            rounding = calibration.rounding(precision)
+            gaps = {} if rounding is None else examiner.gaps(model, bundle, expected, rounding)
+            limits[precision] = examiner.limits(bundle, expected, precision, gaps)
     except ValueError as error:
         raise VerificationError(str(error)) from error
     report = compare_all(bundle, expected, limits, with_pytorch=True, progress=progress)

@@ -1,0 +1,243 @@
+"""What whole numbers need to know of a model: how large a block may be, how large keys and values get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime.bundle.bundle import Bundle
+from ..runtime.bundle.manifest import Artifact
+from .errors import ExportError
+from .passes.int8_encoder import COLUMNS, SCALE, UNSMOOTHING
+from .passes.int8_rows import RowProduct, RowRule
+from .precisions import PRECISIONS
+from .verification.examiners import examiner_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ..models.checkpoint import Model
+    from ..runtime.text.long_text import Piece
+    from .passes.quantize import Blocks
+    from .verification.gate import Gaps
+    from .verification.rounding import Rounding
+
+Array = npt.NDArray[np.float32]
+
+# Keys and values that nobody saw while calibrating may be this much larger; clipping costs far more than
+# the coarser steps.
+HEADROOM = 1.25
+CALIBRATION_ROWS = 2048  # tokens, at most; half as many give nearly the same
+CHOSEN_WITHIN = 0.5  # of a cap; the rest is for what activations lose
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """A model's weights in whole numbers.
+
+    Attributes:
+        size: columns of a block.
+        done: by parameter name.
+    """
+
+    size: int
+    done: dict[str, Blocks]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the passes to whole numbers need.
+
+    Attributes:
+        blocks: by the weights' bits.
+        cache_scales: (H * D,) by the cache's input.
+        products: of an encoder in int8, whose activations are rounded too; by their parameters' names.
+    """
+
+    blocks: Mapping[int, QuantizedWeights] = field(default_factory=dict)
+    cache_scales: Mapping[str, Array] = field(default_factory=dict)
+    products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
+
+    def rounding(self, precision: str) -> Rounding | None:
+        """What PyTorch has to round to lose what a precision loses; None of fp32, which rounds nothing."""
+        import torch
+
+        from .verification.rounding import Rounding
+
+        kind = PRECISIONS[precision]
+        if precision == "fp32":
+            return None
+        if precision == "fp16":
+            return Rounding(torch.float16)
+        weights = self.blocks[kind.weight_bits].done if kind.weight_bits else {}
+        return Rounding(
+            weights={name: blocks.dequantized() for name, blocks in weights.items()},
+            cache_scales=self.cache_scales if kind.cache_bits else {},
+            products=self.products if precision == "int8" else {},
+        )
+
+    def described(self, artifact: Artifact) -> dict[str, Any]:
+        """What the manifest says of it."""
+        kind = PRECISIONS[artifact.precision]
+        found: dict[str, Any] = {}
+        if kind.weight_bits:
+            found |= {"bits": kind.weight_bits, "block_size": self.blocks[kind.weight_bits].size}
+        if self.products and artifact.precision == "int8":
+            rules = {"+".join(names): vars(product.rule) for names, product in self.products.items()}
+            found |= {"rows": rules}
+        return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
+
+
+def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expected: Any) -> Calibration:
+    """Chooses the largest block that PyTorch, with weights rounded so, finds well inside the caps.
+
+    Args:
+        bundle: names the graphs to come.
+        graphs: with their weights, by their recipe's id.
+        expected: what the bundle's examiner asked PyTorch.
+
+    Raises:
+        ExportError: no block divides a weight's width; names it.
+    """
+    examiner = examiner_of(bundle.manifest)
+
+    def gaps(rounding: Rounding) -> Gaps:
+        return examiner.gaps(model, bundle, expected, rounding)
+
+    kinds = [PRECISIONS[artifact.precision] for artifact in bundle.manifest.artifacts]
+    scales = cache_scales(model, expected) if any(kind.cache_bits for kind in kinds) else {}
+    bits = sorted({kind.weight_bits for kind in kinds if kind.weight_bits})
+    in_ort = [graph for name, graph in graphs.items() if name.endswith(".ort")]
+    products = {}
+    if 8 in bits and bundle.manifest.task == "text-encoding":
+        products = row_products(model, in_ort[0].graph, expected.texts)
+    blocks = {}
+    for b in bits:
+        by_rows = {name for names in products for name in names} if b == 8 else set()
+        weights = {name: read for name, read in weights_of(in_ort).items() if name not in by_rows}
+        blocks[b] = chosen_blocks(weights, b, gaps)
+    return Calibration(blocks, scales, products)
+
+
+def weights_of(graphs: Iterable[ir.Model]) -> dict[str, Callable[[], Array]]:
+    """A function that gives each weight (N, K) that becomes whole numbers, by parameter name."""
+    from .passes.quantize import quantizable
+
+    return {name: read for graph in graphs for name, read in quantizable(graph.graph)}
+
+
+def chosen_blocks(
+    weights: Mapping[str, Callable[[], Array]], bits: int, gaps: Callable[[Rounding], Gaps]
+) -> QuantizedWeights:
+    from .passes.quantize import BLOCK_SIZES, quantize
+    from .verification.gate import CAPS
+    from .verification.rounding import Rounding
+
+    odd = {name: read().shape[1] for name, read in weights.items() if read().shape[1] % BLOCK_SIZES[-1]}
+    if odd:
+        name, width = next(iter(odd.items()))
+        raise ExportError(
+            f"int{bits} keeps weights in blocks of {BLOCK_SIZES[-1]} columns or more, and the width"
+            f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
+        )
+    fitting = [size for size in BLOCK_SIZES if all(read().shape[1] % size == 0 for read in weights.values())]
+    caps = CAPS[f"int{bits}"]
+    for size in fitting:
+        found = QuantizedWeights(size, {name: quantize(read(), bits, size) for name, read in weights.items()})
+        rounding = Rounding(weights={name: blocks.dequantized() for name, blocks in found.done.items()})
+        measured = [
+            (caps[name], getattr(gap, name)) for gap in gaps(rounding).values() for name in gap.LIMITED
+        ]
+        if all(value <= CHOSEN_WITHIN * cap for cap, value in measured):
+            break
+    return found
+
+
+def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
+    """A step for each head and channel of each layer's keys and values, by what they reach in real text."""
+    from .verification.decoder_reference import Reference
+
+    reference = Reference(model)
+    largest: dict[str, Array] = {}
+    for tokens in (*(passage.tokens for passage in expected.passages), expected.context):
+        for layer, pair in enumerate(reference.kept(tokens)):
+            for kind, tensor in zip(("key", "value"), pair, strict=True):
+                found = tensor.abs().amax(dim=(0, 2)).flatten().numpy()  # (H * D,)
+                name = f"cache.{layer}.{kind}"
+                largest[name] = np.maximum(largest.get(name, found), found)
+    return {name: np.maximum(found, 1e-6) * np.float32(HEADROOM / 127) for name, found in largest.items()}
+
+
+def row_products(model: Any, graph: ir.Graph, texts: Sequence[Piece]) -> dict[tuple[str, ...], RowProduct]:
+    """The int8 form of a BERT's linears, from what they read (1, T, K) of real text."""
+    from .passes.int8_encoder import linears_of
+    from .passes.int8_rows import choose_product
+    from .verification.encoders import run_model
+    from .verification.rounding import module_of
+
+    found = linears_of(graph)
+    rows: dict[str, list[Array]] = {linears.names[0]: [] for linears in found}
+    total = sum(len(piece) for piece in texts)
+    every = -(-total // CALIBRATION_ROWS)
+
+    def keep(name: str) -> Callable[[Any, tuple[Any, ...]], None]:
+        return lambda _, inputs: rows[name].append(
+            inputs[0].reshape(-1, inputs[0].shape[-1])[::every].numpy()
+        )
+
+    hooks = [module_of(model, name).register_forward_pre_hook(keep(name)) for name in rows]
+    try:
+        for piece in texts:
+            run_model(model, piece)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {
+        linears.names: choose_product(np.concatenate(rows.pop(linears.names[0])), linears.weight())
+        for linears in found
+    }
+
+
+def recorded(bundle: Bundle, model: Model) -> Calibration:
+    """What a bundle's graphs were calibrated to, done again from the model's own weights."""
+    import onnx_ir as ir
+
+    from .passes.quantize import quantize, quantized_names
+
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    blocks: dict[int, QuantizedWeights] = {}
+    scales: dict[str, Array] = {}
+    products: dict[tuple[str, ...], RowProduct] = {}
+    for artifact in bundle.manifest.artifacts:
+        if not artifact.quantization:
+            continue
+        graph = ir.load(bundle.path(artifact.file)).graph
+        if "bits" in artifact.quantization:
+            bits, size = int(artifact.quantization["bits"]), int(artifact.quantization["block_size"])
+            done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
+            for name in quantized_names(graph) - set(done):
+                done[name] = quantize(tensors[name].detach().numpy(), bits, size)
+        for key, rule in artifact.quantization.get("rows", {}).items():
+            names = tuple(key.split("+"))
+            products[names] = recorded_product(graph, names[0], RowRule(**rule))
+        for spec in artifact.inputs:
+            scale = graph.initializers.get(f"{spec.name}.scale")
+            if scale is not None and scale.const_value is not None:
+                scales[spec.name] = scale.const_value.numpy()
+    return Calibration(blocks, scales, products)
+
+
+def recorded_product(graph: ir.Graph, name: str, rule: RowRule) -> RowProduct:
+    """The int8 form that a graph has of a linear."""
+
+    def constant(suffix: str) -> Any:
+        value = graph.initializers.get(name + suffix)
+        return None if value is None or value.const_value is None else value.const_value.numpy()
+
+    unsmoothing = constant(UNSMOOTHING)
+    smoothing = None if unsmoothing is None else 1 / unsmoothing
+    return RowProduct(smoothing, rule, constant(COLUMNS), constant(COLUMNS + SCALE))

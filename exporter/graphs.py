@@ -1,0 +1,183 @@
+"""Traced graphs -> weights -> precisions -> ONNX files, and one weights file for all that can share it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..runtime.bundle.manifest import Artifact, TensorSpec
+from ..runtime.errors import InputError
+from .checkpoint import Checkpoint
+from .errors import ExportError
+from .precisions import PRECISIONS
+from .recipes import Recipe
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import Tensor
+
+    from ..models.checkpoint import Model
+    from .calibration import Calibration
+
+
+def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: Model) -> None:
+    """Gives traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
+    from .graph_check import check_graph, name_axes
+    from .passes.fusions import FuseForOnnxRuntime
+    from .passes.weights import AttachWeights
+
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= model.named_buffers(remove_duplicate=False)
+    for recipe_id, graph in graphs.items():
+        recipe = checkpoint.recipes[recipe_id]
+        AttachWeights(tensors)(graph)
+        if recipe.dialect == "ort":
+            FuseForOnnxRuntime()(graph)
+        name_axes(graph, recipe.constraints)
+        check_graph(graph, recipe.inputs, recipe.outputs)
+
+
+def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence[str]) -> list[Artifact]:
+    """The graphs that an export writes: each target's, in each precision that their dialects can have.
+
+    Raises:
+        InputError: a target would get no graph, or a precision none of them; says what to change.
+    """
+    of_target = {name: [checkpoint.recipes[r] for r in checkpoint.recipes_for(name)] for name in targets}
+    everything = list({recipe.id: recipe for recipes in of_target.values() for recipe in recipes}.values())
+    for precision in precisions:
+        check_precision(checkpoint, everything, precision)
+    for name, recipes in of_target.items():
+        for recipe in recipes:
+            if not any(recipe.dialect in PRECISIONS[p].dialects for p in precisions):
+                allowed = [p for p, kind in PRECISIONS.items() if recipe.dialect in kind.dialects]
+                raise InputError(
+                    f"target {name!r} gets the {recipe.id} graph, which can be {', '.join(allowed)}, not"
+                    f" {', '.join(precisions)}"
+                )
+    return [
+        artifact_of(
+            recipe,
+            precision,
+            f"onnx/{checkpoint.file(f'{recipe.id}.{precision}', 'onnx')}",
+            f"onnx/{checkpoint.file(f'weights.{PRECISIONS[precision].weights}', 'data')}",
+        )
+        for precision in precisions
+        for recipe in everything
+        if recipe.dialect in PRECISIONS[precision].dialects
+    ]
+
+
+def check_precision(checkpoint: Checkpoint, recipes: Sequence[Recipe], precision: str) -> None:
+    """Refuses a precision that a whole model cannot have.
+
+    Raises:
+        InputError: says why, and what can be.
+    """
+    kind = PRECISIONS[precision]
+    if kind.cache_bits and checkpoint.task != "text-generation":
+        raise InputError(
+            f"precision {precision!r} is for models that generate text; export {kind.weights!r}, as a"
+            f" {checkpoint.task} model keeps no long cache"
+        )
+    for graph in dict.fromkeys(recipe.graph for recipe in recipes):
+        if any(recipe.graph == graph and recipe.dialect in kind.dialects for recipe in recipes):
+            continue
+        why = f"its {graph} is exported as {', '.join(r.id for r in recipes if r.graph == graph)} only"
+        way = f"add the target {'cpu' if 'ort' in kind.dialects else 'portable'}"
+        if kind.dialects == ("ort",) and f"{graph}.ort" not in checkpoint.recipes:
+            why += (
+                ", because its head size is no multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
+            )
+            way = "export fp32"
+        raise InputError(
+            f"precision {precision!r} is for the dialects {', '.join(kind.dialects)}; {why}. Leave it out, or"
+            f" {way}"
+        )
+
+
+def artifact_of(recipe: Recipe, precision: str, file: str, data: str) -> Artifact:
+    """A recipe's graph in a precision, and the names of its files."""
+    recipe = retyped(recipe, precision)
+    return Artifact(
+        graph=recipe.graph,
+        dialect=recipe.dialect,
+        precision=precision,
+        opset=recipe.opset,
+        file=file,
+        data=(data,),
+        padding_side=recipe.padding_side,
+        inputs=recipe.inputs,
+        outputs=recipe.outputs,
+        aliases=recipe.aliases,
+        constraints=recipe.constraints,
+    )
+
+
+def retyped(recipe: Recipe, precision: str) -> Recipe:
+    """The recipe with its caches in the precision's type; what a user reads stays fp32."""
+    dtype = "int8" if PRECISIONS[precision].cache_bits else "float16" if precision == "fp16" else None
+
+    def cast(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(dataclasses.replace(s, dtype=dtype) if dtype and is_cache(s) else s for s in specs)
+
+    return dataclasses.replace(recipe, inputs=cast(recipe.inputs), outputs=cast(recipe.outputs))
+
+
+def is_cache(spec: TensorSpec) -> bool:
+    return spec.role.startswith(("past.", "present.", "cross."))
+
+
+def write_graphs(
+    graphs: Mapping[str, ir.Model], artifacts: Sequence[Artifact], calibration: Calibration, folder: Path
+) -> None:
+    """Converts and writes every planned graph below `folder`, and each weights file once.
+
+    Args:
+        graphs: with their weights, by their recipe's id.
+        calibration: what int8 and int4 need to know of the model.
+
+    Raises:
+        ExportError: a graph cannot have a precision; says why.
+    """
+    from .passes.weights import save_with_shared_weights
+
+    (folder / "onnx").mkdir()
+    for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
+        sharing = {a.file: a for a in artifacts if data in a.data}
+        models = {
+            Path(file).name: converted(graphs[f"{a.graph}.{a.dialect}"], a, calibration)
+            for file, a in sharing.items()
+        }
+        save_with_shared_weights(models, folder / "onnx", Path(data).name)
+
+
+def converted(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:
+    """A copy of a graph in the artifact's precision."""
+    from .graph_check import check_graph
+    from .passes.fp16 import ConvertToFp16
+    from .passes.int8_encoder import QuantizeEncoder
+    from .passes.kv_cache import QuantizeCache
+    from .passes.quantize import QuantizeWeights
+    from .passes.tables import SplitSharedTable
+
+    precision = PRECISIONS[artifact.precision]
+    graph = graph.clone()
+    try:
+        if artifact.precision == "fp16":
+            ConvertToFp16([s.name for s in artifact.outputs if not is_cache(s)])(graph)
+        if artifact.precision == "int8" and calibration.products:
+            QuantizeEncoder(calibration.products)(graph)
+        if precision.weight_bits:
+            blocks = calibration.blocks[precision.weight_bits]
+            QuantizeWeights(precision.weight_bits, blocks.size, blocks.done)(graph)
+        elif artifact.dialect == "ort":
+            SplitSharedTable()(graph)
+        if precision.cache_bits:
+            QuantizeCache(calibration.cache_scales)(graph)
+    except ValueError as error:
+        raise ExportError(f"{artifact.id}: {error}") from error
+    check_graph(graph, artifact.inputs, artifact.outputs)
+    return graph

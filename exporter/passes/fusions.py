@@ -1,0 +1,80 @@
+"""Rewrites a graph of the `ort` dialect with ONNX Runtime's fused operators; its numbers stay the same.
+
+ONNX Runtime would find some of these by itself each time it opens a graph. Written down, they cost no time
+then, and the graph that was verified is the one that runs.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnxscript.rewriter import pattern
+from onnxscript.rewriter.ort_fusions.bias_gelu import fuse_bias_gelu
+from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_layer_normalization
+
+from .rows import GatherRowsEarly
+from .weights import MICROSOFT
+
+
+class FuseForOnnxRuntime(ir.passes.InPlacePass):
+    """Joins residual, bias and LayerNorm; bias and GELU; queries, keys and values that one node reads."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        before = len(model.graph)
+        drop_reshapes_there_and_back(model.graph)
+        fuse_skip_layer_normalization(model)
+        fuse_bias_gelu(model)
+        fast_gelu.apply_to_model(model)
+        pack_queries_keys_values(model.graph)
+        GatherRowsEarly()(model)
+        ir.passes.common.RemoveUnusedNodesPass()(model)
+        model.graph.opset_imports[MICROSOFT] = 1
+        return ir.passes.PassResult(model, modified=len(model.graph) != before)
+
+
+def drop_reshapes_there_and_back(graph: ir.Graph) -> None:
+    """A tensor that two Reshapes in a row bring back to its own shape is itself.
+
+    The models split heads for every dialect; GroupQueryAttention reads and writes them joined.
+    """
+    for node in list(graph):
+        if node.op_type != "Reshape":
+            continue
+        inner, there = node.outputs[0], node.inputs[0]
+        middle = None if there is None else there.producer()
+        if middle is None or middle.op_type != "Reshape":
+            continue
+        original = middle.inputs[0]
+        if original is not None and original.shape is not None and original.shape == inner.shape:
+            ir.convenience.replace_all_uses_with(inner, original)
+
+
+def pack_queries_keys_values(graph: ir.Graph) -> None:
+    """GroupQueryAttention reads queries, keys and values side by side as one tensor, without a copy each."""
+    for node in graph:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        parts = list(node.inputs[:3])
+        split = None if parts[0] is None else parts[0].producer()
+        if split is not None and split.op_type == "Split" and parts == list(split.outputs):
+            node.replace_input_with(0, split.inputs[0])
+            node.replace_input_with(1, None)
+            node.replace_input_with(2, None)
+
+
+class FastGeluFusion(pattern.RewriteRuleClassBase):
+    """The tanh form of GELU over a sum with a bias."""
+
+    def pattern(self, op, x, bias):  # type: ignore[no-untyped-def]
+        return op.Gelu(op.Add(x, bias), approximate="tanh")
+
+    def check(self, op, x, bias):  # type: ignore[no-untyped-def]
+        result = pattern.MatchResult()
+        if bias.shape is None or len(bias.shape) != 1:
+            result.fail("the bias is no vector", bias)
+        return result
+
+    def rewrite(self, op, x, bias):  # type: ignore[no-untyped-def]
+        return op.FastGelu(x, bias, _domain=MICROSOFT)
+
+
+fast_gelu = pattern.RewriteRuleSet(FastGeluFusion.rule().commute())  # type: ignore[no-untyped-call]

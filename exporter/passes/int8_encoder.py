@@ -1,0 +1,162 @@
+"""Puts the int8 products of `int8_rows` into an encoder's graph.
+
+B batch, T tokens, K inputs, N outputs of a product
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from .int8_rows import RowProduct, RowRule
+from .weights import MICROSOFT, Weight, constant_weight, initializer
+
+# What the constants of a product are called, behind its first parameter's name.
+COLUMNS, SCALE, UNSMOOTHING = ".int8.columns", ".scale", ".unsmoothing"
+
+
+@dataclass(frozen=True)
+class Linears:
+    """The MatMuls that multiply one value (B, T, K) by constants, such as query, key and value."""
+
+    read: ir.Value
+    matmuls: tuple[ir.Node, ...]
+    weights: tuple[Weight, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters."""
+        return tuple(weight.name for weight in self.weights)
+
+    def weight(self) -> npt.NDArray[np.float32]:
+        """All columns (K, N), float32."""
+        return np.concatenate([weight.array().T for weight in self.weights], axis=1)
+
+    def biases(self) -> list[ir.Node | None]:
+        """Of each product, the Add of a constant vector that alone reads it."""
+        return [bias_of(matmul) for matmul in self.matmuls]
+
+
+def bias_of(matmul: ir.Node) -> ir.Node | None:
+    uses = list(matmul.outputs[0].uses())
+    if len(uses) != 1 or uses[0].node.op_type != "Add":
+        return None
+    return uses[0].node if vector_of(uses[0].node) is not None else None
+
+
+def vector_of(add: ir.Node) -> ir.Value | None:
+    """The constant vector that an Add adds."""
+    constants = [v for v in add.inputs if v is not None and v.const_value is not None]
+    return next((v for v in constants if v.const_value is not None and len(v.const_value.shape) == 1), None)
+
+
+def linears_of(graph: ir.Graph) -> list[Linears]:
+    """What `QuantizeEncoder` replaces. Rows that are not tokens (a pooler's) are too few to matter."""
+    found: dict[ir.Value, list[tuple[ir.Node, Weight]]] = {}
+    for node in graph:
+        read = node.inputs[0] if node.op_type == "MatMul" else None
+        weight = constant_weight(node)
+        if weight is not None and read is not None and read.shape is not None and len(read.shape) == 3:
+            found.setdefault(read, []).append((node, weight))
+    return [
+        Linears(read, tuple(node for node, _ in both), tuple(weight for _, weight in both))
+        for read, both in found.items()
+    ]
+
+
+class QuantizeEncoder(ir.passes.InPlacePass):
+    """Makes an encoder's products int8.
+
+    Args:
+        products: by the parameters' names.
+    """
+
+    def __init__(self, products: Mapping[tuple[str, ...], RowProduct]) -> None:
+        super().__init__()
+        self.products = products
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        self.graph = model.graph
+        found = linears_of(model.graph)
+        for linears in found:
+            self.before = linears.matmuls[0]
+            self.replace(linears, self.products[linears.names])
+        ir.passes.common.RemoveUnusedNodesPass()(model)
+        model.graph.opset_imports[MICROSOFT] = 1
+        return ir.passes.PassResult(model, modified=bool(found))
+
+    def replace(self, linears: Linears, product: RowProduct) -> None:
+        name, x = linears.names[0], linears.read
+        K, N = product.weight.shape
+        if product.smoothing is not None:
+            x = self.add("Mul", [x, self.constant(name + UNSMOOTHING, 1 / product.smoothing)])
+        q, steps = self.quantized(x, product.rule, K)
+        constants = [
+            self.constant(name + COLUMNS, product.weight),
+            self.constant("int8.one", np.array(1, np.float32)),
+            self.constant(name + COLUMNS + SCALE, product.scale),
+            self.zero(product.rule),
+        ]
+        result = self.add("MatMulIntegerToFloat", [q, *constants], domain=MICROSOFT)
+        leading = self.add("Shape", [linears.read], start=0, end=2)
+        shape = self.add("Concat", [leading, self.constant(f"int8.width.{N}", np.array([N]))], axis=0)
+        y = self.add("Mul", [self.add("Reshape", [result, shape]), steps])
+        self.connect(linears, y)
+
+    def quantized(self, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.Value, ir.Value]:
+        """Q (B * T, K) uint8 and the steps (B, T, 1) of x (B, T, K)."""
+        last = self.constant("int8.last", np.array([-1]))
+        largest = self.add("ReduceMax", [self.add("Abs", [x]) if rule.absolute else x, last], keepdims=1)
+        floor = self.constant(f"int8.floor.{rule.floor:.6g}", np.array(rule.floor, np.float32))
+        share = self.constant(f"int8.share.{rule.top}", np.array(1 / rule.top, np.float32))
+        steps = self.add("Mul", [self.add("Max", [largest, floor]), share])
+        flat = self.add("Reshape", [steps, last])
+        zeros = self.add("Expand", [self.zero(rule), self.add("Shape", [flat])])
+        rows = self.add("Reshape", [x, self.constant(f"int8.rows.{K}", np.array([-1, K]))])
+        return self.add("QuantizeLinear", [rows, flat, zeros], axis=0), steps
+
+    def zero(self, rule: RowRule) -> ir.Value:
+        return self.constant(f"int8.zero.{rule.zero}", np.array(rule.zero, np.uint8))
+
+    def connect(self, linears: Linears, y: ir.Value) -> None:
+        """Gives y (B, T, N) to the readers of the old products; several biases become one."""
+        biases, old = linears.biases(), [node.outputs[0] for node in linears.matmuls]
+        if len(old) == 1:
+            parts: Sequence[ir.Value] = [y]
+        else:
+            if all(biases):
+                vectors = [vector_of(bias) for bias in biases if bias is not None]
+                joined = np.concatenate([v.const_value.numpy() for v in vectors if v and v.const_value])
+                y = self.add("Add", [y, self.constant(f"{linears.names[0]}.biases", joined)])
+                old = [bias.outputs[0] for bias in biases if bias is not None]
+            widths = np.array([weight.rows for weight in linears.weights])
+            split = self.node(
+                "Split", [y, self.constant(f"{linears.names[0]}.widths", widths)], len(old), axis=-1
+            )
+            parts = split.outputs
+        for before, after in zip(old, parts, strict=True):
+            after.type, after.shape = before.type, before.shape
+            name = before.name
+            ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
+            before.name, after.name = None, name
+
+    def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        return initializer(self.graph, name, ir.tensor(array, name=name))
+
+    def add(self, operator: str, inputs: Sequence[ir.Value], domain: str = "", **attributes: int) -> ir.Value:
+        """Adds a node with one result."""
+        return self.node(operator, inputs, 1, domain, **attributes).outputs[0]
+
+    def node(
+        self, operator: str, inputs: Sequence[ir.Value], outputs: int, domain: str = "", **attributes: int
+    ) -> ir.Node:
+        node = ir.node(operator, inputs, attributes or None, domain=domain, num_outputs=outputs)
+        node.name = f"int8_{operator}_{len(self.graph)}"
+        for number, value in enumerate(node.outputs):
+            value.name = f"{node.name}_{number}"
+        self.graph.insert_before(self.before, node)
+        return node

@@ -1,0 +1,158 @@
+"""int8 products whose every row of activations has a scale of its own, and how to choose them.
+
+A linear y = x W + b becomes, for x of M rows (tokens) and K columns and W (K, N):
+
+    x' = x / s                     only where smoothing pays; s (K,) moves into W' = s W
+    q  = uint8(x' / step + zero)   step (M, 1) from the row's largest value; zero is one constant
+    y  = step * (q @ Wq * scale) + b
+
+So no text changes with the batch it runs in, and rows and columns with outliers cost the others nothing.
+Weights are rounded with compensation on calibration rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+ALPHAS = (0.5, 0.6, 0.7, 0.8)  # how much of a column's range moves from activations into weights
+WORTH = 0.8  # smoothing costs a product over x: only where it leaves less than this share of the error
+DAMPING = 0.01  # of the mean of the diagonal of x^T x, added to it
+ONE_SIDED = 0.25  # below this share of the largest value, negative values get only the room they need
+TINY = 1e-6
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """How a row's values become uint8.
+
+    Attributes:
+        zero: what 0 becomes.
+        floor: a row's largest value counts as at least this much.
+        absolute: the largest magnitude decides, instead of the largest value.
+    """
+
+    zero: int
+    floor: float
+    absolute: bool
+
+    @property
+    def top(self) -> int:
+        """What a row's largest value becomes, counted from `zero`."""
+        return 127 if self.absolute else 255 - self.zero
+
+    @staticmethod
+    def of(x: Array) -> RowRule:
+        """For rows like x (M, K)."""
+        low, largest = -min(float(x.min()), 0.0), x.max(axis=1)
+        if low >= ONE_SIDED * float(largest.max()):
+            return RowRule(128, TINY, True)
+        zero = round(255 * low / (float(np.median(largest)) + low))
+        # A row whose values all are small must still reach down to `low`.
+        return RowRule(zero, low * (255 - zero) / zero if zero else TINY, False)
+
+    def rounded(self, x: Array) -> Array:
+        """X (M, K) after its rounding."""
+        largest = (np.abs(x) if self.absolute else x).max(axis=1, keepdims=True)
+        step = np.maximum(largest, self.floor) / self.top
+        return ((np.clip(np.rint(x / step) + self.zero, 0, 255) - self.zero) * step).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class RowProduct:
+    """One weight, or several that read the same rows, in int8.
+
+    Attributes:
+        smoothing: s (K,), or None.
+        rule: of the rows.
+        weight: (K, N) int8.
+        scale: (N,) float32.
+    """
+
+    smoothing: Array | None
+    rule: RowRule
+    weight: npt.NDArray[np.int8]
+    scale: Array
+
+    def rounded_rows(self, x: Array) -> Array:
+        """X (M, K) as the product sees it."""
+        return (
+            self.rule.rounded(x)
+            if self.smoothing is None
+            else self.rule.rounded(x / self.smoothing) * self.smoothing
+        )
+
+    def dequantized(self) -> Array:
+        """(K, N)."""
+        weight = self.weight * self.scale
+        return weight if self.smoothing is None else weight / self.smoothing[:, None]
+
+
+def choose_product(x: Array, weight: Array) -> RowProduct:
+    """The int8 form of `weight` (K, N) whose products with rows like x (M, K) are closest.
+
+    Smoothings are fitted on every other row and judged on the rest.
+    """
+    fit, held = x[::2], x[1::2]
+    exact = held @ weight
+    best: tuple[float, Array | None] | None = None
+    for alpha in (None, *ALPHAS):
+        s = np.ones(len(weight), np.float32) if alpha is None else smoothing_of(fit, weight, alpha)
+        # Compensation roughly halves the weights' error: half the error of the nearest stands in for it.
+        scaled = weight * s[:, None]
+        scale = column_scales(scaled)
+        nearly = (scaled + nearest(scaled, scale) * scale) / 2
+        error = float(np.square(RowRule.of(x / s).rounded(held / s) @ nearly - exact).sum())
+        if best is None or error < best[0] * (WORTH if best[1] is None else 1.0):
+            best = error, None if alpha is None else s
+    assert best is not None
+    s = np.ones(len(weight), np.float32) if best[1] is None else best[1]
+    scaled = weight * s[:, None]
+    scale = column_scales(scaled)
+    return RowProduct(best[1], RowRule.of(x / s), compensated(scaled, scale, x / s), scale)
+
+
+def smoothing_of(x: Array, weight: Array, alpha: float) -> Array:
+    """S = max|x|^alpha / max|w|^(1 - alpha) of each column, with a geometric mean of 1.
+
+    Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for LLMs", 2022.
+    """
+    logs = alpha * np.log(np.maximum(np.abs(x).max(axis=0), 1e-5))
+    logs -= (1 - alpha) * np.log(np.maximum(np.abs(weight).max(axis=1), 1e-5))
+    return np.exp(logs - logs.mean()).astype(np.float32)
+
+
+def column_scales(weight: Array) -> Array:
+    return (np.maximum(np.abs(weight).max(axis=0), 1e-12) / 127).astype(np.float32)
+
+
+def nearest(weight: Array, scale: Array) -> npt.NDArray[np.int8]:
+    return np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+
+
+def compensated(weight: Array, scale: Array, x: Array, block: int = 64) -> npt.NDArray[np.int8]:
+    """int8 weights (K, N) whose products with x (M, K) stay closest: a row's error goes into later rows.
+
+    Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
+    """
+    K = len(weight)
+    hessian = (x.T @ x).astype(np.float64)
+    hessian[np.diag_indices(K)] += DAMPING * np.trace(hessian) / K + 1e-12
+    order = np.argsort(-np.diag(hessian), kind="stable")
+    rest = weight[order].astype(np.float32)
+    upper = np.linalg.cholesky(np.linalg.inv(hessian[np.ix_(order, order)])).T.astype(np.float32)
+    rounded = np.empty(weight.shape, np.int8)
+    for begin in range(0, K, block):
+        end = min(begin + block, K)
+        errors = np.empty((end - begin, weight.shape[1]), np.float32)
+        for i in range(begin, end):
+            q = nearest(rest[i], scale)
+            rounded[order[i]] = q
+            errors[i - begin] = (rest[i] - q * scale) / upper[i, i]
+            rest[i:end] -= np.outer(upper[i, i:end], errors[i - begin])
+        rest[end:] -= upper[begin:end, end:].T @ errors
+    return rounded

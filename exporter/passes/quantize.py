@@ -1,0 +1,186 @@
+"""Weight-only int8 and int4: MatMulNBits, and one quantized table for the embedding and the head.
+
+N rows of a weight (its outputs), K columns (its inputs), b columns in a block, V vocabulary, E width
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from .tables import part_of_bias, parts_of, replace_by_parts
+from .weights import MICROSOFT, Weight, constant_weight, initializer, view_of
+
+Array = npt.NDArray[np.float32]
+
+BLOCK_SIZES = (128, 64, 32)  # columns that share a scale
+ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
+LEAST_ROWS = 32  # narrower results, such as classes, stay as they are
+# Steps of a scale below the largest magnitude that int4 tries: clipping a little can round the rest better.
+CLIPS = {8: (1.0,), 4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A weight (N, K) in whole numbers: q * scale, with q from -2^(bits-1) + 1 to 2^(bits-1) - 1.
+
+    Attributes:
+        q: (N, K / b, b) int8.
+        scale: (N, K / b) float32.
+    """
+
+    q: npt.NDArray[np.int8]
+    scale: Array
+    bits: int
+
+    @property
+    def size(self) -> int:
+        return int(self.q.shape[2])
+
+    def dequantized(self) -> Array:
+        """(N, K)."""
+        return (self.q * self.scale[..., None]).reshape(len(self.q), -1)
+
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """(N, K / b, b * bits / 8): around 2^(bits-1); of int4 the first of two numbers is the low half."""
+        offset = self.q.view(np.uint8) + np.uint8(1 << (self.bits - 1))  # wraps around, as it should
+        if self.bits == 8:
+            return np.asarray(offset)
+        return np.asarray(offset[..., 0::2] | (offset[..., 1::2] << 4))
+
+
+def quantize(weight: Array, bits: int, size: int) -> Blocks:
+    """Rounds a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
+
+    Raises:
+        ValueError: K is not a multiple of `size`.
+    """
+    N, K = weight.shape
+    if K % size:
+        raise ValueError(f"a width of {K} is not a multiple of the block of {size}")
+    blocks = np.ascontiguousarray(weight, np.float32).reshape(N, K // size, size)
+    largest = np.maximum(np.abs(blocks).max(-1), np.finfo(np.float32).tiny)  # (N, K / b)
+    top = (1 << (bits - 1)) - 1
+    best: tuple[Array, npt.NDArray[np.int8], Array] | None = None
+    for clip in CLIPS[bits]:
+        scale = largest * np.float32(clip / top)
+        q = np.clip(np.rint(blocks / scale[..., None]), -top, top).astype(np.int8)
+        error = np.square(q * scale[..., None] - blocks).sum(-1) if len(CLIPS[bits]) > 1 else largest
+        if best is None:
+            best = error, q, scale
+        else:
+            better = error < best[0]
+            for old, new in zip(best, (error, q, scale), strict=True):
+                old[better] = new[better]  # type: ignore[index]
+    assert best is not None
+    return Blocks(best[1], best[2], bits)
+
+
+def products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
+    """The nodes that multiply by a constant matrix, but for narrow ones."""
+    found = [(node, constant_weight(node)) for node in graph]
+    return [(node, weight) for node, weight in found if weight is not None and weight.rows >= LEAST_ROWS]
+
+
+def lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
+    """The nodes that look up words, with their tables."""
+    found = []
+    for node in graph:
+        table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] in graph.inputs else None
+        if table is not None and table.const_value is not None and len(table.const_value.shape) == 2:
+            found.append((node, table))
+    return found
+
+
+def quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
+    """The weights that `QuantizeWeights` rounds, by name, with functions that give their numbers (N, K)."""
+    found = [(weight.name, weight.array) for _, weight in products(graph)]
+    for _, table in lookups(graph):
+        assert table.const_value is not None
+        found.append((str(table.name), table.const_value.numpy))
+    return found
+
+
+def quantized_names(graph: ir.Graph) -> set[str]:
+    """The weights that `QuantizeWeights` has rounded."""
+    found = (re.fullmatch(r"(.+)\.int[48]\.(\d+|table)", name) for name in graph.initializers)
+    return {match[1] for match in found if match}
+
+
+class QuantizeWeights(ir.passes.InPlacePass):
+    """Makes the constant side of each MatMul, and the tables of words, whole numbers with a scale per block.
+
+    Args:
+        bits: 8 or 4.
+        size: columns of a block, one of `BLOCK_SIZES`.
+        done: weights that an earlier graph had quantized, by name; this one's are added.
+
+    Raises:
+        ValueError: a width that is not a multiple of the block; names the weight.
+    """
+
+    def __init__(self, bits: int, size: int, done: dict[str, Blocks] | None = None) -> None:
+        super().__init__()
+        self.bits = bits
+        self.size = size
+        self.done = {} if done is None else done
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        graph = model.graph
+        for node, weight in products(graph):
+            self.replace_product(graph, node, weight)
+        for node, table in lookups(graph):
+            self.replace_gather(graph, node, table)
+        ir.passes.common.RemoveUnusedNodesPass()(model)
+        graph.opset_imports[MICROSOFT] = 1
+        return ir.passes.PassResult(model, modified=True)
+
+    def blocks(self, name: str, array: Callable[[], Array]) -> Blocks:
+        """The weight `name`, of which `array` gives the numbers (N, K)."""
+        if name not in self.done:
+            try:
+                self.done[name] = quantize(array(), self.bits, self.size)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        return self.done[name]
+
+    def stored(self, name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+        """The tensors that go into the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
+        stem = f"{name}.int{self.bits}"
+        return ir.tensor(blocks.packed(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
+
+    def replace_product(self, graph: ir.Graph, node: ir.Node, weight: Weight) -> None:
+        blocks = self.blocks(weight.name, weight.array)
+        packed, scale = self.stored(weight.name, blocks)
+        K = blocks.scale.shape[1] * self.size
+        attributes = {"K": K, "bits": self.bits, "block_size": self.size, "accuracy_level": ACCURACY_INT8}
+
+        def part(first: int, rows: int) -> ir.Node:
+            inputs = [node.inputs[0]]
+            for base in (packed, scale):
+                view = view_of(base, first, (rows, *base.shape.numpy()[1:]))
+                inputs.append(initializer(graph, f"{base.name}.{first}", view))
+            if (bias := part_of_bias(graph, weight, first, rows)) is not None:
+                inputs += [None, None, bias]
+            return ir.node("MatMulNBits", inputs, {**attributes, "N": rows}, domain=MICROSOFT)
+
+        replace_by_parts(graph, node, [part(first, rows) for first, rows in parts_of(len(blocks.q))])
+
+    def replace_gather(self, graph: ir.Graph, node: ir.Node, table: ir.Value) -> None:
+        constant = table.const_value
+        assert constant is not None and table.name is not None
+        blocks = self.blocks(table.name, constant.numpy)
+        packed, scale = self.stored(table.name, blocks)
+        flat = (len(blocks.q), packed.size // len(blocks.q))
+        inputs = [
+            initializer(graph, f"{packed.name}.table", view_of(packed, 0, flat)),
+            node.inputs[1],
+            initializer(graph, f"{scale.name}.table", view_of(scale, 0, scale.shape.numpy())),
+        ]
+        attributes = {"bits": self.bits, "block_size": self.size, "gather_axis": 0, "quantize_axis": 1}
+        replace_by_parts(graph, node, [ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT)])

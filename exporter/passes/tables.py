@@ -1,0 +1,72 @@
+"""Large tables that an embedding and the head share: stored once, opened piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from .weights import Weight, constant_weight, initializer, view_of
+
+# ONNX Runtime packs a MatMul's weight into memory of its own while it opens a graph, and lets go of the
+# original after that. In pieces, only one of them is there twice at a time.
+PARTS = 8
+SPLIT_FROM_ROWS = 16384
+
+
+class SplitSharedTable(ir.passes.InPlacePass):
+    """Multiplies by the rows of a large table as they lie in the weights file, some of them at a time."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        graph = model.graph
+        modified = False
+        for node in list(graph):
+            weight = constant_weight(node)
+            if weight is None or weight.tensor is None or len(parts_of(weight.rows)) == 1:
+                continue
+            parts = []
+            for first, count in parts_of(weight.rows):
+                view = view_of(weight.tensor, first, (count, *weight.tensor.shape.numpy()[1:]))
+                piece = initializer(graph, f"{weight.name}.rows.{first}", view)
+                bias = part_of_bias(graph, weight, first, count)
+                parts.append(ir.node("Gemm", [node.inputs[0], piece, bias], {"transB": 1}))
+            replace_by_parts(graph, node, parts)
+            modified = True
+        ir.passes.common.RemoveUnusedNodesPass()(model)
+        return ir.passes.PassResult(model, modified=modified)
+
+
+def part_of_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.Value | None:
+    """The bias of a weight's rows."""
+    bias = weight.bias
+    if bias is None or count == weight.rows:
+        return bias
+    assert bias.const_value is not None
+    return initializer(graph, f"{bias.name}.{first}", view_of(bias.const_value, first, (count,)))
+
+
+def parts_of(rows: int) -> list[tuple[int, int]]:
+    """(first row, number of rows) of the pieces of a weight."""
+    if rows < SPLIT_FROM_ROWS:
+        return [(0, rows)]
+    step = -(-rows // PARTS)
+    return [(first, min(step, rows - first)) for first in range(0, rows, step)]
+
+
+def replace_by_parts(graph: ir.Graph, node: ir.Node, parts: Sequence[ir.Node]) -> None:
+    """Puts nodes, whose results side by side are the node's, in its place."""
+    old = node.outputs[0]
+    for number, part in enumerate(parts):
+        part.name = f"{node.name}.{number}"
+        part.outputs[0].name = f"{old.name}.{number}"
+        part.outputs[0].type = old.type
+        graph.insert_before(node, part)
+    last = parts[0]
+    if len(parts) > 1:
+        last = ir.node("Concat", [part.outputs[0] for part in parts], {"axis": -1}, name=f"{node.name}.all")
+        graph.insert_before(node, last)
+    new = last.outputs[0]
+    new.type, new.shape = old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    new.name, old.name = old.name, None
+    graph.remove(node, safe=True)

@@ -1,0 +1,54 @@
+"""The one table of precisions: what a name on the command line means for weights, cache and dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..runtime.errors import InputError
+
+EVERYWHERE = ("portable", "inplace", "ort")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How numbers are kept.
+
+    Attributes:
+        weights: of the file that holds the weights, which other precisions may share.
+        dialects: whose graphs can have it.
+        weight_bits: of weights in whole numbers; None where they are floats.
+        cache_bits: of keys and values in whole numbers; None where they are floats.
+    """
+
+    weights: str
+    dialects: tuple[str, ...]
+    weight_bits: int | None = None
+    cache_bits: int | None = None
+
+    @property
+    def whole_numbers(self) -> bool:
+        """Whether anything is."""
+        return bool(self.weight_bits or self.cache_bits)
+
+
+PRECISIONS = {
+    "fp32": Precision("fp32", EVERYWHERE),
+    "fp16": Precision("fp16", ("portable", "inplace")),
+    "int8": Precision("int8", ("ort",), weight_bits=8),
+    "int4": Precision("int4", ("ort",), weight_bits=4),
+    "fp32-kv8": Precision("fp32", ("ort",), cache_bits=8),
+    "int8-kv8": Precision("int8", ("ort",), weight_bits=8, cache_bits=8),
+    "int4-kv8": Precision("int4", ("ort",), weight_bits=4, cache_bits=8),
+}
+
+
+def checked_precisions(names: Sequence[str]) -> list[str]:
+    """Each name once.
+
+    Raises:
+        InputError: none, or an unknown one; lists what there is.
+    """
+    if not names or not set(names) <= set(PRECISIONS):
+        raise InputError(f"precision={list(names)} must name one or more of {', '.join(PRECISIONS)}")
+    return list(dict.fromkeys(names))

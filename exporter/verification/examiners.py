@@ -1,0 +1,50 @@
+"""How each kind of model is compared with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact, Manifest
+from . import decoders, encoders, translators
+from .gate import Comparison, Gaps
+
+if TYPE_CHECKING:
+    from .rounding import Rounding
+
+Progress = Callable[[str], None]
+
+
+class Examiner(Protocol):
+    """How one kind of model is compared with PyTorch: a module of this package."""
+
+    def expect(self, model: Any, bundle: Bundle, texts: Sequence[str]) -> Any: ...
+
+    def gaps(self, model: Any, bundle: Bundle, expected: Any, rounding: Rounding) -> Gaps: ...
+
+    def limits(self, bundle: Bundle, expected: Any, precision: str, gaps: Gaps) -> dict[str, float]: ...
+
+    def compare(
+        self,
+        bundle: Bundle,
+        artifact: Artifact,
+        expected: Any,
+        limits: Mapping[str, float],
+        progress: Progress,
+    ) -> list[Comparison]: ...
+
+    def to_arrays(self, expected: Any) -> dict[str, Any]: ...
+
+    def from_arrays(self, arrays: Mapping[str, Any]) -> Any: ...
+
+
+EXAMINERS: dict[str, Examiner] = {
+    "text-generation": decoders,
+    "text-encoding": encoders,
+    "translation": translators,
+}
+
+
+def examiner_of(manifest: Manifest) -> Examiner:
+    return EXAMINERS[manifest.task]
