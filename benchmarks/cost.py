@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .common import gpt2_124m, measured, write_result
+from .checkpoints import gpt2
+from .common import measured, write_result
 
 IMPORT = """
 import resource, time
@@ -24,7 +25,7 @@ print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 def export_cost(work: Path) -> dict[str, Any]:
     """`planforge export` of GPT-2 124M: fp32 and fp16 ONNX, a plan for six architectures, verified."""
-    checkpoint, bundle = gpt2_124m(work / "gpt2-124m"), work / "bundle"
+    checkpoint, bundle = gpt2(work / "gpt2-124m" / "checkpoint"), work / "bundle"
     planforge = Path(sys.executable).with_name("planforge")
     cost = measured([planforge, "export", checkpoint, "-o", bundle, "--force", "--json"])
     sizes = {path.name.split("-")[0]: path.stat().st_size for path in bundle.rglob("*") if path.is_file()}

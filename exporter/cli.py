@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..runtime.errors import InputError
-from .console import Settings, errors, running
+from .bench_command import bench
+from .console import Settings, errors, print_tables, running
 from .run_command import run
 from .run_options import BundleArgument, JsonOption
 
 app = typer.Typer(
-    help="Takes a transformer from PyTorch to the edge: export, build, verify, run.",
+    help="Takes a transformer from PyTorch to the edge: export, build, verify, run, bench.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 
+PRECISION_HELP = (
+    "fp32, fp16, int8, int4, and with keys and values in int8 fp32-kv8, int8-kv8, int4-kv8; the first is what"
+    " run takes."
+)
 SM_HELP = (
     "GPU architectures: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121."
 )
@@ -55,7 +57,9 @@ def before_every_command(
 def export(
     model: Annotated[str, typer.Argument(help="A demo, a folder in Hugging Face's layout, or a hub id.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.", show_default=False)],
-    precision: Annotated[str, typer.Option(help="fp32, fp16; the first is what run takes.")] = "fp32,fp16",
+    precision: Annotated[
+        str | None, typer.Option(help=PRECISION_HELP, show_default="fp32, and fp16 but for cpu")
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -94,7 +98,7 @@ def export(
         result = export_bundle(
             model,
             output,
-            precision=names(precision),
+            precision=names(precision) if precision else None,
             target=names(target) if target else None,
             sms=names(sm) if sm else None,
             max_batch=max_batch,
@@ -215,6 +219,7 @@ def inspect(
 
 
 app.command()(run)
+app.command()(bench)
 
 
 def names(text: str) -> list[str]:
@@ -236,11 +241,6 @@ def show(result: Any, as_json: bool) -> None:
         typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
     else:
         print_tables(result.tables())
-
-
-def print_tables(tables: list[Any]) -> None:
-    """Prints tables to stdout, as wide as the terminal, or wide enough for a file."""
-    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
 
 
 def main() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ..runtime.errors import PlanForgeError
 
+FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 # Modules that an extra brings, and the extra's name.
 EXTRAS = {
@@ -66,3 +68,8 @@ def running() -> Iterator[Callable[[str], None]]:
         raise typer.Exit(1) from None
     finally:
         bar.stop()
+
+
+def print_tables(tables: Sequence[RenderableType]) -> None:
+    """Prints tables to stdout, as wide as the terminal, or wide enough for a file."""
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)

@@ -121,12 +121,20 @@ def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("source", f"{manifest.source.get('argument')} ({manifest.source.get('kind')})"),
         ("context", f"{manifest.max_length} tokens"),
+        ("runs in", default_text(manifest)),
         *encoder_rows(manifest.encoder),
         *translation_rows(manifest),
         ("vocabulary", vocabulary_text(manifest)),
         ("size", size_of(manifest, *manifest.files)),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
+
+
+def default_text(manifest: Manifest) -> str:
+    """The precision that load() takes unless told otherwise."""
+    if manifest.default_precision is not None:
+        return f"{manifest.default_precision}, measured to be the fastest"
+    return f"{manifest.artifacts[0].precision}, the first" if manifest.artifacts else "no graph"
 
 
 def vocabulary_text(manifest: Manifest) -> str:

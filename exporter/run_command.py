@@ -38,6 +38,7 @@ from .run_options import (
     QuestionOption,
     RepetitionPenaltyOption,
     SeedOption,
+    SpeculativeOption,
     StopOption,
     StrideOption,
     TaskOption,
@@ -79,6 +80,7 @@ def run(
     stop: StopOption = None,
     seed: SeedOption = None,
     truncate: TruncateOption = None,
+    speculative: SpeculativeOption = None,
     truncation: TruncationOption = None,
     stride: StrideOption = None,
     pooling: PoolingOption = None,
@@ -113,8 +115,7 @@ def run(
             check_beside(model, chosen, beside, input_file)
             items = items_of(texts, input_file, beside, keep_blank=chosen == "translate")
             picture.check(chosen)
-            if chosen != "fill_mask":  # which reads special tokens anyhow
-                options["parse_special"] = parse_special
+            options |= {} if chosen == "fill_mask" else {"parse_special": parse_special}  # it always does
             typed = not (texts or input_file) and sys.stdin.isatty()
             if chosen == "generate":
                 generate(model, items, options, as_json)

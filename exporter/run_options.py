@@ -19,6 +19,7 @@ GENERATION = (
     "stop",
     "seed",
     "truncate",
+    "speculative",
 )
 TRANSLATION = (
     *("num_beams", "length_penalty", "early_stopping", "n_best", "max_new_tokens"),
@@ -81,6 +82,13 @@ TruncateOption = Annotated[
     str | None,
     typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
 ]
+SpeculativeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="'prompt-lookup' guesses from what came before: the same answer, faster where it repeats.",
+        show_default="off",
+    ),
+]
 TruncationOption = Annotated[
     str | None,
     typer.Option(
@@ -135,4 +143,4 @@ ParseSpecialOption = Annotated[
 ]
 BackendOption = Annotated[str, typer.Option(help="auto or ort-cpu.")]
 PrecisionOption = Annotated[str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Cores to use.", show_default="all")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Cores to use.", show_default="the physical cores")]

@@ -1,23 +1,29 @@
 """Runs bundles: numpy, tokenizers and one engine; neither torch, transformers nor onnx."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .errors import PlanForgeError
 from .load import load
-from .tasks.encoder_results import (
-    Answer,
-    Answers,
-    Classification,
-    Embedding,
-    Entity,
-    Features,
-    Fill,
-    FilledMask,
-    NextSentence,
-    Ranked,
-    Tags,
-)
-from .tasks.text_encoder import TextEncoder
-from .tasks.text_generator import Generation, Score, TextGenerator, Timings
-from .tasks.translator import Alignment, Candidate, Translation, TranslationTimings, Translator
+
+if TYPE_CHECKING:
+    from .tasks.encoder_results import (
+        Answer,
+        Answers,
+        Classification,
+        Embedding,
+        Entity,
+        Features,
+        Fill,
+        FilledMask,
+        NextSentence,
+        Ranked,
+        Tags,
+    )
+    from .tasks.text_encoder import TextEncoder
+    from .tasks.text_generator import Generation, Score, TextGenerator, Timings
+    from .tasks.translator import Alignment, Candidate, Translation, TranslationTimings, Translator
 
 __all__ = [
     "Alignment",
@@ -44,3 +50,25 @@ __all__ = [
     "Translator",
     "load",
 ]
+
+# Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
+MODULES = {
+    **dict.fromkeys(("TextGenerator", "Generation", "Score", "Timings"), "text_generator"),
+    **dict.fromkeys(
+        ("Translator", "Translation", "TranslationTimings", "Candidate", "Alignment"), "translator"
+    ),
+    "TextEncoder": "text_encoder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(f".tasks.{MODULES.get(name, 'encoder_results')}", __name__)
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .backends.backend import Backend
+from .backends.backend import Backend, Program
 from .backends.ladder import choose_artifact, choose_backend
 from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
-from .decoding.decoder import Decoder
-from .decoding.source import SourceEncoder, cross_pairs
-from .encoding.encoder import Encoder, check_manifest, check_memory
-from .errors import InputError, ManifestError
-from .tasks.text_encoder import TextEncoder
-from .tasks.text_generator import TextGenerator
-from .tasks.translator import Translator
-from .text.kinds import open_tokenizer
+from .errors import InputError, ManifestError, MemoryLimitError
 from .text.tokenizer import Tokenizer, read
+
+# Each task's own modules are imported when a bundle needs them: a third of the time of importing all.
+if TYPE_CHECKING:
+    from .tasks.text_encoder import TextEncoder
+    from .tasks.text_generator import TextGenerator
+    from .tasks.translator import Translator
 
 
 def load(
@@ -39,10 +40,13 @@ def load(
     Args:
         bundle: the folder that `planforge export` wrote.
         backend: "auto" takes the best engine that works here; "ort-cpu" is ONNX Runtime on the CPU.
-        precision: of the graph to run; by default the first that was given at export.
-        threads: cores to use; by default all that this process may use.
+        precision: of the graph to run; by default what `planforge bench --set-default` recorded, else the
+            first that was given at export.
+        threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
+            cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
         memory_limit: bytes for weights and cache, or weights and a batch; more is refused beforehand.
+            Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
 
     Returns:
@@ -52,6 +56,7 @@ def load(
         BundleError: the folder is no bundle, or a file is missing or has changed.
         BackendUnavailableError: the engine is not installed; names the extra.
         InputError: an argument out of range.
+        MemoryLimitError: the weights alone, or with an encoder's batch, need more than memory_limit.
 
     Example:
         >>> with load("bundles/gpt2") as model:
@@ -63,7 +68,7 @@ def load(
     check_whole("threads", threads, 1, os.cpu_count() or 1, "this machine's cores")
     least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
     check_whole("max_length", max_length, least, context, "the model's context")
-    check_whole("memory_limit", memory_limit, 1, sys.maxsize, "bytes")
+    check_whole("memory_limit", memory_limit, 1, memory_of_machine(), "bytes of this machine's memory")
     if manifest.task not in OPENERS:
         raise ManifestError(f"{opened.folder} is for {manifest.task!r}, which this version does not run")
     engine = choose_backend(backend, opened, threads, verify)
@@ -73,12 +78,18 @@ def load(
 def open_generator(
     bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
 ) -> TextGenerator:
+    from .decoding.decoder import Decoder
+    from .tasks.text_generator import TextGenerator
+
     manifest = bundle.manifest
     assert manifest.generation is not None  # the manifest of what is no encoder has it
     artifact = choose_artifact(bundle, "decoder", precision)
+    check_weights(bytes_of(manifest, artifact), memory_limit)
+    with opening(engine, bundle, artifact) as programs:
+        tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
     return TextGenerator(
-        Decoder(engine.open(bundle, artifact), artifact),
-        Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0])),
+        Decoder(programs[0], artifact),
+        tokenizer,
         manifest.generation,
         max_length=max_length,
         memory_limit=memory_limit,
@@ -89,21 +100,28 @@ def open_generator(
 def open_encoder(
     bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
 ) -> TextEncoder:
+    from .encoding.encoder import Encoder, check_manifest, check_memory
+    from .tasks.text_encoder import TextEncoder
+
     manifest = bundle.manifest
     if manifest.encoder is None:
         raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
     artifact = choose_artifact(bundle, "encoder", precision)
-    tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
     defaults = replace(manifest.encoder, max_length=max_length)
     check_manifest(artifact, defaults, manifest.config)
     check_memory(bytes_of(manifest, artifact), manifest.config, max_length, memory_limit)
-    encoder = Encoder(engine.open(bundle, artifact), artifact, defaults.tokens["pad"])
-    return TextEncoder(encoder, tokenizer, defaults)
+    with opening(engine, bundle, artifact) as programs:
+        tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
+    return TextEncoder(Encoder(programs[0], artifact, defaults.tokens["pad"]), tokenizer, defaults)
 
 
 def open_translator(
     bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
 ) -> Translator:
+    from .decoding.decoder import Decoder
+    from .decoding.source import SourceEncoder, cross_pairs
+    from .tasks.translator import Translator
+
     manifest = bundle.manifest
     defaults = manifest.generation
     if defaults is None or None in (defaults.decoder_start, defaults.source_eos):
@@ -116,11 +134,13 @@ def open_translator(
             f" {', '.join(encoder.data)} and {', '.join(decoder.data)}"
         )
     cross_pairs(encoder, decoder)
-    source, target = translation_tokenizers(bundle)
+    check_weights(bytes_of(manifest, encoder, decoder), memory_limit)
+    with opening(engine, bundle, encoder, decoder) as programs:
+        tokenizers = translation_tokenizers(bundle)
     return Translator(
-        SourceEncoder(engine.open(bundle, encoder), encoder, decoder),
-        Decoder(engine.open(bundle, decoder), decoder),
-        (source, target),
+        SourceEncoder(programs[0], encoder, decoder),
+        Decoder(programs[1], decoder),
+        tokenizers,
         defaults,
         max_length=max_length,
         memory_limit=memory_limit,
@@ -130,6 +150,8 @@ def open_translator(
 
 def translation_tokenizers(bundle: Bundle) -> tuple[Tokenizer, Tokenizer]:
     """The source's tokenizer and the target's."""
+    from .text.kinds import open_tokenizer
+
     manifest = bundle.manifest
     kind = Reader(manifest.tokenizer, "tokenizer").get("kind", str)
     config = Reader(manifest.config, "config")
@@ -139,6 +161,16 @@ def translation_tokenizers(bundle: Bundle) -> tuple[Tokenizer, Tokenizer]:
         for path, side in zip(paths, ("source", "target"), strict=True)
     )
     return source, target
+
+
+@contextmanager
+def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[list[Program]]:
+    """Opens graphs in a thread of their own, beside what the caller does; the list is filled at the end."""
+    programs: list[Program] = []
+    with ThreadPoolExecutor(1, "planforge-open") as pool:
+        opened = [pool.submit(engine.open, bundle, artifact) for artifact in artifacts]
+        yield programs
+        programs += [one.result() for one in opened]
 
 
 OPENERS: dict[str, Callable[[Bundle, Backend, str | None, int, int | None], Any]] = {
@@ -159,6 +191,25 @@ def tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
 def bytes_of(manifest: Manifest, *artifacts: Artifact) -> int:
     """The size of the weights, each file once."""
     return sum(manifest.files[name].bytes for name in {name for a in artifacts for name in a.data})
+
+
+def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
+    """Refuses a limit that leaves nothing for a cache; a call adds up the rest when it knows it."""
+    if memory_limit is not None and weight_bytes >= memory_limit:
+        raise MemoryLimitError(
+            f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights and a"
+            f" cache; memory_limit is {memory_limit / 1e6:.1f} MB. A lower precision needs less",
+            needed=weight_bytes + 1,
+            limit=memory_limit,
+        )
+
+
+def memory_of_machine() -> int:
+    """Its bytes, where the system says."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return sys.maxsize
 
 
 def check_whole(name: str, value: int | None, low: int, high: int, what: str) -> None:

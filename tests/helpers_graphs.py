@@ -1,12 +1,18 @@
-"""Changes the graphs of a bundle, to plant faults in them."""
+"""Graphs from text, what ONNX Runtime makes of them, and faults planted in those of a bundle."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import onnx.parser
+import onnx.shape_inference
 import onnx_ir as ir
+import onnxruntime as ort
 
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.bundle.manifest import FileEntry
@@ -28,3 +34,25 @@ def replace_graph(bundle: Path, artifact_id: str, change: Callable[[ir.Model], N
 
 def nodes(model: ir.Model, op_type: str) -> list[ir.Node]:
     return [node for node in model.graph if node.op_type == op_type]
+
+
+def parse_graph(text: str) -> ir.Model:
+    """A graph from ONNX text, with types and names, as tracing gives them."""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    for number, node in enumerate(model.graph):
+        node.name = f"node_{number}"
+    return model
+
+
+def run_graph(model: ir.Model | Path, **inputs: npt.NDArray[Any]) -> list[Any]:
+    """The results of a graph, or of a file; what it has no input for is left out."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    source = model if isinstance(model, Path) else ir.to_proto(model).SerializeToString()
+    session = ort.InferenceSession(source, options)
+    known = {tensor.name for tensor in session.get_inputs()}
+    return session.run(None, {name: x for name, x in inputs.items() if name in known})  # type: ignore[no-any-return]
+
+
+def normal(*shape: int, seed: int = 0) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)

@@ -15,13 +15,14 @@ HEAVY = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript"}
 COMMAND_ONLY = {"typer", "rich"}
 
 
-def modules_after(code: str) -> set[str]:
-    """The top-level modules that a new process has loaded after `code`."""
-    report = "import json, sys; print('\\n' + json.dumps([m.split('.')[0] for m in sys.modules]))"
+def modules_after(code: str, whole: bool = False) -> set[str]:
+    """The modules that a new process has loaded after `code`: top-level ones, or their whole names."""
+    report = "import json, sys; print('\\n' + json.dumps(list(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
     )
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    names = json.loads(done.stdout.splitlines()[-1])
+    return {name if whole else name.split(".")[0] for name in names}
 
 
 def modules_of_command(*arguments: str | Path) -> set[str]:
@@ -44,9 +45,29 @@ def test_generating_loads_onnx_runtime_and_no_framework(demo_bundle: Path) -> No
     assert "onnxruntime" in loaded
 
 
+def test_generating_loads_nothing_of_the_other_tasks(demo_bundle: Path) -> None:
+    code = f"load({str(demo_bundle)!r}).generate('In the', max_new_tokens=2)"
+    loaded = modules_after(f"from planforge.runtime import load\n{code}", whole=True)
+    assert "planforge.runtime.tasks.text_generator" in loaded
+    others = ("translator", "text_encoder", "task_streams", "encoder_results")
+    assert not loaded & {f"planforge.runtime.tasks.{name}" for name in others}
+    assert "planforge.runtime.decoding.beam" not in loaded
+
+
 def test_run_and_inspect_load_neither_torch_nor_onnx(demo_bundle: Path) -> None:
     assert not modules_of_command("run", demo_bundle, "In the", "--max-new-tokens", "2") & HEAVY
     assert not modules_of_command("inspect", demo_bundle) & HEAVY
+
+
+def test_bench_loads_neither_torch_nor_onnx(own_bundle: Path) -> None:
+    settings = ("--precision", "fp32", "--new-tokens", "2", "--set-default")
+    assert not modules_of_command("bench", own_bundle, *settings) & HEAVY
+
+
+def test_what_bench_measures_loads_no_framework_and_nothing_of_the_command(demo_bundle: Path) -> None:
+    work = f"bench_work.Work({str(demo_bundle)!r}, 'auto', 'fp32', new_tokens=2)"
+    loaded = modules_after(f"from planforge.runtime import bench_work\nbench_work.serve({work})")
+    assert not loaded & (HEAVY | COMMAND_ONLY | {"matplotlib"})
 
 
 def test_build_loads_no_torch(own_bundle: Path) -> None:
@@ -78,5 +99,8 @@ def test_what_a_package_offers_is_listed_and_documented(package: str) -> None:
 def test_the_runtime_offers_what_it_lists() -> None:
     import planforge.runtime as runtime
 
-    public = {n for n, v in vars(runtime).items() if not n.startswith("_") and not inspect.ismodule(v)}
-    assert public == set(runtime.__all__)
+    assert dir(runtime) == sorted(runtime.__all__)
+    for name in runtime.__all__:
+        assert getattr(runtime, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = runtime.Nothing

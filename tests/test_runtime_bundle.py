@@ -200,3 +200,48 @@ def test_a_name_too_long_for_the_file_system_is_missing(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(IntegrityError, match=name):
         Bundle.open(folder).verify_files()
+
+
+def test_a_file_is_hashed_once_unless_somebody_writes_to_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+    sha256_of = bundle_module.sha256_of
+
+    def counting(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(bundle_module, "sha256_of", counting)
+    bundle = Bundle.open(folder)
+    for _ in range(3):
+        bundle.path("onnx/weights.data")
+        with bundle.checking(["onnx/weights.data", "onnx/decoder.onnx"]):
+            pass
+    assert sorted(hashed) == ["decoder.onnx", "weights.data"]
+    change_a_byte(folder / "onnx/weights.data")
+    with pytest.raises(IntegrityError, match="has changed"):
+        bundle.path("onnx/weights.data")
+
+
+def test_a_wrong_file_is_reported_whatever_became_of_the_work_beside(folder: Path) -> None:
+    change_a_byte(folder / "onnx/weights.data")
+    bundle = Bundle.open(folder)
+    worked = False
+    with (
+        pytest.raises(IntegrityError, match=r"weights\.data has changed"),
+        bundle.checking(["onnx/weights.data"]),
+    ):
+        worked = True
+    assert worked
+    with pytest.raises(IntegrityError, match="has changed"), bundle.checking(["onnx/weights.data"]):
+        raise RuntimeError("the engine could not read it")
+
+
+def test_the_work_begins_only_with_files_that_are_there(folder: Path) -> None:
+    (folder / "onnx/weights.data").write_bytes(b"short")
+    with (
+        pytest.raises(IntegrityError, match="has 5 bytes"),
+        Bundle.open(folder).checking(["onnx/weights.data"]),
+    ):
+        raise AssertionError("not reached")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,6 +176,22 @@ def test_the_format_on_disk_is_this_one() -> None:
 
 def test_the_literal_manifest_reads_as_what_it_says() -> None:
     assert Manifest.from_json(json.dumps(LITERAL)) == OBJECT
+
+
+def test_a_default_precision_is_kept_and_is_one_of_the_artifacts() -> None:
+    manifest = Manifest.from_json(changed("default_precision", to="fp16"))
+    assert manifest == replace(OBJECT, default_precision="fp16")
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    with pytest.raises(ManifestError, match=r"default_precision 'int8' is not one of \['fp16'\]"):
+        Manifest.from_json(changed("default_precision", to="int8"))
+    with pytest.raises(ManifestError, match=r"default_precision must be str, but is 8"):
+        Manifest.from_json(changed("default_precision", to=8))
+
+
+@pytest.mark.parametrize("gate", [{}, {"passed": False}, {"passed": 1}, {"passed": "true"}])
+def test_only_true_is_passed(gate: dict[str, Any]) -> None:
+    assert OBJECT.artifacts[0].passed
+    assert not replace(OBJECT.artifacts[0], gate=gate).passed
 
 
 def test_what_readers_ask_for_is_found() -> None:

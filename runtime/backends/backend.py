@@ -28,6 +28,10 @@ class Buffer(Protocol):
         """The first elements of the same memory under another shape."""
         ...
 
+    def row(self, index: int) -> Buffer:
+        """Batch row `index` of the same memory, as a batch of one."""
+        ...
+
     def copy_rows(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` slots (axis 2) of batch row `source` over row `target`."""
         ...
@@ -87,6 +91,9 @@ class ArrayBuffer:
     def view(self, shape: Shape) -> ArrayBuffer:
         count = int(np.prod(shape))
         return type(self)(self.array.reshape(-1)[:count].reshape(shape))
+
+    def row(self, index: int) -> ArrayBuffer:
+        return type(self)(self.array[index : index + 1])
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
         self.array[target, :, :length] = self.array[source, :, :length]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +15,17 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError
 from .backend import Array, ArrayBuffer, Buffer, Shape
+from .threads import choose_threads
+
+log = logging.getLogger("planforge")
+
+# Workers that wait for more work spin for tens of milliseconds unless told otherwise, on cores that another
+# model or program needs by then. Between two kernels, and from token to token, they need not sleep.
+SPINNING = {
+    "session.intra_op.allow_spinning": "1",
+    "session.intra_op.spin_duration_us": "200",  # ONNX Runtime below 1.26 passes over it, hence the next
+    "session.force_spinning_stop": "1",  # no spinning after a run, only in it
+}
 
 
 def import_onnxruntime() -> ModuleType:
@@ -43,12 +54,12 @@ class OrtProgram:
         ort = import_onnxruntime()
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
-        options.intra_op_num_threads = threads if threads is not None else usable_cores()
-        # Decoding runs the session token after token: workers that sleep in between cost more than they save.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        options.intra_op_num_threads = choose_threads(threads).count
+        for name, value in SPINNING.items():
+            options.add_session_config_entry(name, value)
         self.dtypes: dict[str, np.dtype[Any]] = {}
         with mapped_errors(f"ONNX Runtime cannot load {path.name}"):
-            self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self.session = new_session(path, options)
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
             if tensor.type not in NUMPY_TYPES:
                 raise BackendError(
@@ -101,13 +112,32 @@ class OrtCpuBackend:
 
     def __init__(self, threads: int | None = None, verify: bool = False) -> None:
         import_onnxruntime()
-        self.threads = threads
+        self.threads = choose_threads(threads)
         self.verify = verify
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtProgram:
-        for name in artifact.data:
-            bundle.path(name, verify=self.verify)
-        return OrtProgram(bundle.path(artifact.file, verify=self.verify), self.threads)
+        path = bundle.path(artifact.file, verify=self.verify)
+        with bundle.checking(artifact.data, verify=self.verify):
+            return OrtProgram(path, self.threads.count)
+
+
+def new_session(path: Path, options: Any) -> Any:
+    """An ONNX Runtime session with threads of its own, or on the program's pool where it made one.
+
+    A program that calls set_global_thread_pool_sizes can have no session with threads of its own.
+    """
+    ort = import_onnxruntime()
+    # Without enable_fallback=0 it prints on stdout what went wrong, and tries the same again.
+    arguments = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+    try:
+        return ort.InferenceSession(path, options, **arguments)
+    except RuntimeError as error:
+        if "use_per_session_threads" not in str(error):
+            raise
+    log.info("%s runs on ONNX Runtime's global thread pool, which this program made", path.name)
+    options.use_per_session_threads = False
+    options.intra_op_num_threads = 0  # it warns of any other number
+    return ort.InferenceSession(path, options, **arguments)
 
 
 @contextmanager
@@ -120,13 +150,6 @@ def mapped_errors(doing: str) -> Iterator[None]:
         if isinstance(error, RuntimeError) or type(error).__module__.startswith("onnxruntime"):
             raise BackendError(f"{doing}: {' '.join(str(error).split())}") from error
         raise
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import BundleError, IntegrityError
@@ -34,6 +37,7 @@ class Bundle:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._hashed: dict[str, tuple[int, int, int]] = {}  # files that were right, as they were then
 
     @classmethod
     def open(cls, folder: str | Path) -> Bundle:
@@ -69,12 +73,52 @@ class Bundle:
     def path(self, name: str, *, verify: bool = True) -> Path:
         """The path of a listed file, after checking that it is the listed one.
 
+        A file that was hashed before, and that nobody has written to since, is not hashed again.
+
         Args:
             name: as the manifest lists it.
             verify: compare the hash even of ONNX files and data above 256 MiB.
 
         Raises:
             IntegrityError: not listed, missing, changed, or a link that leaves the folder.
+        """
+        path = self.located(name)
+        if not (verify or self.manifest.files[name].bytes <= ALWAYS_HASHED_BYTES or name[:5] != "onnx/"):
+            return path
+        found = path.stat()
+        state = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._hashed.get(name) != state:
+            if sha256_of(path) != self.manifest.files[name].sha256:
+                raise IntegrityError(
+                    f"{self.folder}: {name} has changed since it was exported, or belongs to another export"
+                    f" (its sha256 differs); {WAY_OUT}"
+                )
+            self._hashed[name] = state
+        return path
+
+    @contextmanager
+    def checking(self, names: Sequence[str], *, verify: bool = True) -> Iterator[None]:
+        """Checks files as `path` does, beside what the caller does meanwhile with their content.
+
+        Raises:
+            IntegrityError: at the end, whatever the caller's own work came to; at once where no content
+                need be read to see it.
+        """
+        for name in names:
+            self.located(name)
+        with ThreadPoolExecutor(1, "planforge-hash") as pool:
+            checks = [pool.submit(self.path, name, verify=verify) for name in names]
+            try:
+                yield
+            finally:
+                for check in checks:
+                    check.result()
+
+    def located(self, name: str) -> Path:
+        """The path of a listed file that is there, in the folder, and as long as listed.
+
+        Raises:
+            IntegrityError: it is not.
         """
         entry = self.manifest.files.get(name)
         if entry is None:
@@ -88,13 +132,6 @@ class Bundle:
         if size != entry.bytes:
             raise IntegrityError(
                 f"{self.folder}: {name} has {size} bytes, the manifest says {entry.bytes}; {WAY_OUT}"
-            )
-        if (verify or size <= ALWAYS_HASHED_BYTES or not name.startswith("onnx/")) and sha256_of(
-            path
-        ) != entry.sha256:
-            raise IntegrityError(
-                f"{self.folder}: {name} has changed since it was exported, or belongs to another export (its"
-                f" sha256 differs); {WAY_OUT}"
             )
         return path
 

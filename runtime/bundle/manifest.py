@@ -87,11 +87,17 @@ class Artifact:
     outputs: tuple[TensorSpec, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)  # output name -> input at its address
     constraints: tuple[str, ...] = ()
+    quantization: Mapping[str, Any] = field(default_factory=dict)  # how its whole numbers were chosen
     gate: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
         return f"{self.graph}.{self.dialect}.{self.precision}"
+
+    @property
+    def passed(self) -> bool:
+        """Whether it was compared with PyTorch and found to be the same."""
+        return self.gate.get("passed") is True
 
     def input(self, role: str) -> TensorSpec:
         return _by_role(self.inputs, role, self.id)
@@ -121,6 +127,7 @@ class Artifact:
             "outputs": [t.to_json() for t in self.outputs],
             "aliases": dict(self.aliases),
             "constraints": list(self.constraints),
+            **({"quantization": dict(self.quantization)} if self.quantization else {}),
             "gate": dict(self.gate),
         }
 
@@ -139,6 +146,7 @@ class Artifact:
             outputs=tuple(TensorSpec.from_json(t) for t in r.values("outputs")),
             aliases=r.texts("aliases"),
             constraints=r.list_of("constraints", str, ()),
+            quantization=r.object("quantization") if "quantization" in r.value else {},
             gate=r.object("gate"),
         )
 
@@ -191,6 +199,7 @@ class Manifest:
     generation: GenerationDefaults | None = None
     encoder: EncoderDefaults | None = None
     plans: tuple[Plan, ...] = ()
+    default_precision: str | None = None  # what load() takes; the first artifact's where it is None
     source: Mapping[str, Any] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
 
@@ -225,6 +234,7 @@ class Manifest:
             },
             "artifacts": [a.to_json() for a in self.artifacts],
             "plans": [p.to_json() for p in self.plans],
+            **({"default_precision": self.default_precision} if self.default_precision else {}),
             "source": dict(self.source),
             "tools": dict(self.tools),
         }
@@ -260,10 +270,16 @@ class Manifest:
             files=files,
             artifacts=tuple(Artifact.from_json(a) for a in r.values("artifacts")),
             plans=tuple(Plan.from_json(p) for p in r.values("plans")),
+            default_precision=r.get("default_precision", str, None),
             source=r.object("source"),
             tools=r.texts("tools"),
         )
         manifest.check_files_are_listed()
+        precisions = list(dict.fromkeys(a.precision for a in manifest.artifacts))
+        if manifest.default_precision not in (None, *precisions):
+            raise ManifestError(
+                f"{FILE_NAME}: default_precision {manifest.default_precision!r} is not one of {precisions}"
+            )
         return manifest
 
     def check_files_are_listed(self) -> None:

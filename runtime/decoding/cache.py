@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends.backend import Array, Buffer, Program
 from ..bundle.manifest import Artifact, TensorSpec
-from ..errors import ContextLengthError, ManifestError
+from ..errors import ContextLengthError, InputError, ManifestError
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,28 @@ class Cache(Protocol):
         """
         ...
 
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens of every row; rows that have fewer stay as they are.
+
+        The next step continues each row behind what it kept, with the results that it would have if the
+        forgotten tokens had never been given, and check_room counts only what is kept. With fixed slots
+        that is lower lengths: stale slots are overwritten or never read. May be called at any time
+        between two steps, also before the first, and costs no engine call.
+
+        Args:
+            length: 0 or more.
+        """
+        ...
+
+
+MASKED_COLUMNS = 32  # forgotten columns that stay in a growing cache, masked, before it is copied together
+
 
 class GrowingCache:
-    """`portable`: each step writes past + new into the other of two sets of buffers."""
+    """`portable`: each step writes past + new into the other of two sets of buffers.
+
+    Forgotten columns are masked first: moving the kept ones together is a copy of the whole past.
+    """
 
     def __init__(
         self,
@@ -84,6 +103,7 @@ class GrowingCache:
         self.context = context
         self.capacity = capacity
         self.columns = 0
+        self.forgotten = 0  # columns of these that no row sees any more
         self.mask = np.zeros((batch, capacity), np.int64)
         self.names = [(i.name, o.name, i) for i, o in cache_pairs(artifact)]
         self.past, self.present = (
@@ -92,23 +112,26 @@ class GrowingCache:
         )
 
     def check_room(self, width: int) -> None:
-        refuse_overflow(self.columns + width, self.capacity)
+        refuse_overflow(self.columns - self.forgotten + width, self.capacity)
 
     def step(
         self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
         B, T = ids.shape
         self.check_room(T)
+        moved = self.moved_together(T) if self.forgotten else {}
         past, total = self.columns, self.columns + T
         self.mask[:, past:total] = valid
         mask = self.mask[:, :total]
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
         buffers = dict(self.context.buffers)
         for name, grown, spec in self.names:
-            buffers[name] = self.past[name].view(cache_shape(spec, B, past))
+            if not moved:
+                buffers[name] = self.past[name].view(cache_shape(spec, B, past))
             buffers[grown] = self.present[name].view(cache_shape(spec, B, total))
         inputs = {
             **self.context.inputs,
+            **moved,
             "input_ids": ids,
             "attention_mask": mask,
             "position_ids": positions,
@@ -126,6 +149,23 @@ class GrowingCache:
                 past.copy_rows(source, target, self.columns)
         for source, target in copies:
             self.mask[target] = self.mask[source]
+
+    def truncate(self, length: int) -> None:
+        mask = self.mask[:, : self.columns]
+        mask[mask.cumsum(axis=1) > length] = 0
+        seen = np.flatnonzero(mask.any(axis=0))
+        self.forgotten = self.columns - len(seen)
+
+    def moved_together(self, width: int) -> dict[str, Array]:
+        """The past without its forgotten columns, for one step of `width`, once it is worth its copy."""
+        if self.forgotten <= MASKED_COLUMNS and self.columns + width <= self.capacity:
+            return {}
+        seen = np.flatnonzero(self.mask[:, : self.columns].any(axis=0))
+        shapes = {name: cache_shape(spec, len(self.mask), self.columns) for name, _, spec in self.names}
+        past = {name: self.past[name].view(shape).numpy()[:, :, seen] for name, shape in shapes.items()}
+        self.mask[:, : len(seen)] = self.mask[:, seen]
+        self.columns, self.forgotten = len(seen), 0
+        return past
 
 
 class SlotCache:
@@ -173,6 +213,9 @@ class SlotCache:
                 slots.copy_rows(source, target, int(self.lengths[source]))
             self.lengths[target] = self.lengths[source]
 
+    def truncate(self, length: int) -> None:
+        self.lengths = np.minimum(self.lengths, length)
+
 
 def refuse_overflow(needed: int, capacity: int) -> None:
     if needed > capacity:
@@ -181,7 +224,41 @@ def refuse_overflow(needed: int, capacity: int) -> None:
         )
 
 
-LAYOUTS: dict[str, type[GrowingCache | SlotCache]] = {"portable": GrowingCache, "inplace": SlotCache}
+class GroupQueryCache(SlotCache):
+    """`ort`: as `inplace`, but several tokens on top of a past go row by row, which is all its kernel takes."""
+
+    def step(
+        self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
+        if min(ids.shape) == 1 or not self.lengths.any():
+            return super().step(ids, valid, logit_rows, outputs)
+        if self.context.buffers or tuple(outputs) != LOGITS:
+            raise InputError("several tokens on top of a past that see a source run at batch 1 only")
+        T = ids.shape[1]
+        counts = valid.sum(axis=1, dtype=np.int32)
+        refuse_overflow(int((self.lengths + counts).max()), self.capacity)
+        found: dict[int, Array] = {}
+        for b in np.flatnonzero(counts):
+            wanted = [int(i) for i in logit_rows if i // T == b]
+            inputs = {
+                "input_ids": ids[b : b + 1, : counts[b]],
+                "past_lengths": self.lengths[b : b + 1],
+                # A graph computes one row at least.
+                "logit_rows": np.asarray([i % T for i in wanted] or [0], np.int64),
+            }
+            row = {name: buffer.row(int(b)) for name, buffer in self.buffers.items()}
+            results = self.program.run(inputs, row, outputs)["logits"]
+            found |= dict(zip(wanted, results, strict=False))
+        self.lengths = self.lengths + counts
+        unread = results[0]  # of a row that takes in nothing
+        return {"logits": np.stack([found.get(int(i), unread) for i in logit_rows])}
+
+
+LAYOUTS: dict[str, type[GrowingCache | SlotCache]] = {
+    "portable": GrowingCache,
+    "inplace": SlotCache,
+    "ort": GroupQueryCache,
+}
 
 
 def new_cache(

@@ -79,6 +79,10 @@ class DecoderRun:
             ids = np.asarray([tokens[start : start + chunk]], np.int64)
             yield self.step(ids, np.ones_like(ids, bool), range(ids.shape[1]))
 
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens of every row; see `Cache.truncate`."""
+        self.cache.truncate(length)
+
     def step(self, ids: Array, valid: Array, logit_rows: Sequence[int]) -> Array:
         """The graph once: logits (N, V) of `logit_rows`, flat indices into the B * T of this step."""
         return self.results(ids, valid, logit_rows, LOGITS)["logits"]

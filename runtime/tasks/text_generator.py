@@ -6,24 +6,25 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, overload
 
 import numpy as np
 
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.cache import cache_bytes, capacity_for
-from ..decoding.decoder import Decoder
+from ..decoding.decoder import Decoder, DecoderRun
+from ..decoding.reuse import PromptReuse
 from ..decoding.sampling import Sampling, choose, row_generators, token_logprobs
+from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
-from ..text.stream import StopStrings
 from ..text.tokenizer import Tokenizer
 from .closing import Closing
+from .generation_row import Asked, FinishReason, Row
 
 log = logging.getLogger("planforge")
-
-FinishReason: TypeAlias = Literal["eos", "stop", "length", "context"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class Generation:
         finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens) or "context" (full).
         logprobs: of each new token under the model itself, before temperature and the like.
         prompt_tokens_cut: tokens that truncate="left" dropped.
+        prompt_tokens_reused: tokens of the prompt that reuse_prompt=True found computed.
+        drafted_tokens: guesses of speculative="prompt-lookup" that the model verified.
+        accepted_tokens: those of them that were right; each saved a step.
     """
 
     text: str
@@ -59,6 +63,9 @@ class Generation:
     logprobs: tuple[float, ...]
     timings: Timings
     prompt_tokens_cut: int = 0
+    prompt_tokens_reused: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `planforge run --json`."""
@@ -86,49 +93,6 @@ class Score:
         return math.exp(-self.total / len(self.logprobs))
 
 
-class Row:
-    """One prompt being answered."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, prompt: list[int], cut: int, limit: int, room: int, stop: StopStrings
-    ) -> None:
-        self.prompt = prompt
-        self.cut = cut  # tokens that the prompt lost at its beginning
-        self.history = list(prompt)  # and the answer, as it grows
-        self.limit = limit
-        self.room = room
-        self.stop = stop
-        self.stream = tokenizer.stream()
-        self.vocab_size = tokenizer.vocab_size
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.pieces: list[str] = []
-        self.finish_reason: FinishReason | None = None
-
-    def add(self, token: int, logprob: float, eos: Sequence[int]) -> None:
-        """Takes the next token; the last of `pieces` is the text that may be shown now."""
-        self.history.append(token)
-        self.token_ids.append(token)
-        self.logprobs.append(logprob)
-        # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
-        piece = self.stop.push(self.stream.push(token) if token < self.vocab_size else "")
-        if self.stop.found is not None:
-            self.finish_reason = "stop"
-        elif token in eos:
-            self.finish_reason = "eos"
-        elif len(self.token_ids) == self.limit:
-            self.finish_reason = "length"
-        elif len(self.token_ids) == self.room:
-            self.finish_reason = "context"
-        if self.finish_reason is not None:
-            if self.stop.found is None:
-                piece += self.stop.push(self.stream.finish())
-            if self.stop.found is not None:  # the last bytes completed one
-                self.finish_reason = "stop"
-            piece += self.stop.finish()
-        self.pieces.append(piece)
-
-
 class TextGenerator(Closing):
     """A language model of a bundle, ready to generate. Make one with `planforge.runtime.load`.
 
@@ -152,6 +116,7 @@ class TextGenerator(Closing):
         self.memory_limit = memory_limit
         self.weight_bytes = weight_bytes
         self.max_batch = decoder.artifact.axis("batch").max
+        self._reuse = PromptReuse()
 
     @property
     def artifact(self) -> Artifact:
@@ -178,7 +143,25 @@ class TextGenerator(Closing):
                 when none of the first three is given); stop, a string or several that end the answer;
                 truncate="left" to drop the beginning of a prompt that is too long, so that max_new_tokens
                 fit, or half a context of them;
-                parse_special=True to read special tokens such as <|endoftext|> in the prompt.
+                parse_special=True to read special tokens such as <|endoftext|> in the prompt;
+                speculative="prompt-lookup" and reuse_prompt=True, below.
+
+        speculative="prompt-lookup" is faster where the answer repeats parts of the prompt or of itself:
+        what followed the newest tokens before is taken for a guess of what comes next, and one step
+        verifies all of it. A guess counts only if the model, with the same options and the same draws of
+        a seed, chooses that token itself, so the answer is the one without; a text without repetition
+        costs next to nothing more. Engines add up in another order when a step has several tokens: where
+        the logits of two tokens are equal to within that rounding (1e-5 in fp32; with int8 and int4
+        weights, whose engines round activations to 8 bits too, up to that rounding's own noise), the
+        other of them may be chosen, as from one machine to another.
+
+        reuse_prompt=True keeps this prompt's and answer's keys and values when the call ends; the next
+        call with reuse_prompt=True computes only what follows the tokens that both begin with: a chat that
+        grows, a long instruction with another question. The cache is made for the whole context once, and
+        counts for `memory_limit` (a call that needs the memory frees it). One is kept; `forget_prompt`
+        frees it.
+
+        With either of them several prompts run one after the other, as engines verify one row at a time.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts (none for none).
@@ -188,23 +171,16 @@ class TextGenerator(Closing):
             ContextLengthError: the prompt leaves no room in the context.
             MemoryLimitError: the cache does not fit `memory_limit`.
         """
-        if isinstance(prompt, str):
-            return self._generate([prompt], 0, max_new_tokens, options)[0]
-        prompts = list(prompt)
-        chunks = range(0, len(prompts), self.max_batch)
-        seed = options.pop("seed", None)
-        if seed is None and len(chunks) > 1:  # one entropy for all chunks, as for one batch
-            seed = int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]
-        return [
-            answer
-            for start in chunks
-            for answer in self._generate(
-                prompts[start : start + self.max_batch],
-                start,
-                max_new_tokens,
-                {**options, "seed": seed},
-            )
-        ]
+        asked = Asked.of(max_new_tokens, options)
+        rows = self._rows([prompt] if isinstance(prompt, str) else list(prompt), asked)
+        generators = row_generators(asked.sampling.seed, range(len(rows)))
+        size = 1 if asked.one_by_one else self.max_batch
+        answers: list[Generation] = []
+        for first in range(0, len(rows), size):
+            batch = slice(first, first + size)
+            seconds = list(self._steps(rows[batch], asked, generators[batch]))
+            answers += [generation(row, seconds) for row in rows[batch]]
+        return answers[0] if isinstance(prompt, str) else answers
 
     def stream(self, prompt: str, max_new_tokens: int = 64, **options: Any) -> Iterator[str]:
         """Continues one prompt, piece by piece; `generate`'s options.
@@ -212,13 +188,15 @@ class TextGenerator(Closing):
         A piece never ends inside a character, nor holds part of a stop string. The pieces joined are
         `generate`'s text. May be abandoned at any point.
         """
-        rows, sampling = self._rows([prompt], max_new_tokens, dict(options))
-        return self._pieces(rows, sampling)
+        asked = Asked.of(max_new_tokens, options)
+        return self._pieces(self._rows([prompt], asked), asked)
 
-    def _pieces(self, rows: list[Row], sampling: Sampling) -> Iterator[str]:
-        for _ in self._steps(rows, sampling, 0):
-            if piece := rows[0].pieces[-1]:
-                yield piece
+    def _pieces(self, rows: list[Row], asked: Asked) -> Iterator[str]:
+        shown = 0
+        for _ in self._steps(rows, asked, row_generators(asked.sampling.seed, [0])):
+            new = rows[0].pieces[shown:]
+            shown += len(new)
+            yield from filter(None, new)
 
     def score(self, text: str, parse_special: bool = False) -> Score:
         """The log-probability of each of the text's tokens after the first, given those before it.
@@ -247,35 +225,31 @@ class TextGenerator(Closing):
         """How many tokens the text has."""
         return len(self.tokenizer.encode(text, parse_special=parse_special))
 
+    def forget_prompt(self) -> None:
+        """Frees the cache that a call with reuse_prompt=True kept, if there is one."""
+        self._reuse.drop()
+
     def close(self) -> None:
         """Frees the engine. Later calls raise ClosedError; closing twice is fine."""
         self.decoder.close()
+        self._reuse.drop()
 
-    def _generate(
-        self, prompts: list[str], first_row: int, max_new_tokens: int, options: dict[str, Any]
-    ) -> list[Generation]:
-        rows, sampling = self._rows(prompts, max_new_tokens, dict(options))
-        seconds = list(self._steps(rows, sampling, first_row))
-        prefill, decode = seconds[0], sum(seconds[1:])
-        return [
-            Generation(
-                text="".join(row.pieces),
-                token_ids=tuple(row.token_ids),
-                finish_reason=row.finish_reason or "length",
-                logprobs=tuple(row.logprobs),
-                timings=Timings(prefill * 1e3, decode * 1e3, len(row.token_ids) / (prefill + decode)),
-                prompt_tokens_cut=row.cut,
-            )
-            for row in rows
-        ]
-
-    def _steps(self, rows: list[Row], sampling: Sampling, first_row: int) -> Iterator[float]:
+    def _steps(
+        self, rows: list[Row], asked: Asked, generators: Sequence[np.random.Generator]
+    ) -> Iterator[float]:
         """Decodes until every row has a finish reason; yields each step's seconds."""
-        new_tokens = [min(row.limit, row.room) for row in rows]
+        if asked.one_by_one:
+            return self._row_steps(rows[0], asked, generators[0])
+        return self._batch_steps(rows, asked.sampling, generators)
+
+    def _batch_steps(
+        self, rows: list[Row], sampling: Sampling, generators: Sequence[np.random.Generator]
+    ) -> Iterator[float]:
+        """A new token for each row at each step."""
+        new_tokens = [row.most_left for row in rows]
         capacity = capacity_for(self.artifact, [len(row.prompt) for row in rows], new_tokens)
         self._check_memory(len(rows), capacity)
         run = self.decoder.start(len(rows), capacity)
-        generators = row_generators(sampling.seed, range(first_row, first_row + len(rows)))
         start = time.perf_counter()
         logits = run.prefill([row.prompt for row in rows])
         while True:
@@ -291,31 +265,46 @@ class TextGenerator(Closing):
             start = time.perf_counter()
             logits = run.decode([int(token) for token in tokens], active)
 
-    def _rows(
-        self, prompts: Sequence[str], max_new_tokens: int, options: dict[str, Any]
-    ) -> tuple[list[Row], Sampling]:
-        """Checks everything that the caller passed, before anything runs."""
+    def _row_steps(self, row: Row, asked: Asked, generator: np.random.Generator) -> Iterator[float]:
+        """One row, which may reuse a cache, and has a new token and those that were guessed at each step."""
+        with self._run_of(row, asked) as (run, row.reused):
+            lookup = PromptLookup(row.history) if asked.speculative else None
+            drafts: list[int] = []
+            start = time.perf_counter()
+            logits = run.prefill([row.prompt[row.reused :]])
+            while True:
+                accepted = row.accept(drafts, logits, asked.sampling, generator, self.defaults.eos)
+                yield time.perf_counter() - start
+                if row.finish_reason is not None:
+                    return
+                start = time.perf_counter()
+                if lookup is not None:
+                    if drafts:
+                        lookup.learn(accepted)
+                        run.truncate(len(row.history) - 1)
+                    drafts = lookup.draft(row.most_left - 1)
+                (logits,) = run.extend([row.history[-1], *drafts], chunk=1 + len(drafts))
+
+    def _run_of(self, row: Row, asked: Asked) -> AbstractContextManager[tuple[DecoderRun, int]]:
+        """A run of batch 1 for a row, and how many tokens of its prompt it holds."""
+        if asked.reuse_prompt:
+            self._check_memory(1, self.max_length, reusing=True)
+            return self._reuse.run(row.history, lambda: self.decoder.start(1, self.max_length))
+        capacity = capacity_for(self.artifact, [len(row.prompt)], [row.most_left])
+        self._check_memory(1, capacity)
+        return nullcontext((self.decoder.start(1, capacity), 0))
+
+    def _rows(self, prompts: Sequence[str], asked: Asked) -> list[Row]:
+        """Checks every prompt before anything runs."""
         if self.decoder.closed:
             raise ClosedError("the model was closed; load() it again")
-        stop = options.pop("stop", None)
-        truncate = options.pop("truncate", None)
-        parse_special = options.pop("parse_special", False)
-        try:
-            sampling = Sampling(**options)
-        except TypeError as error:
-            unknown = sorted(set(options) - set(Sampling.__dataclass_fields__))
-            known = [*Sampling.__dataclass_fields__, "stop", "truncate", "parse_special"]
-            raise InputError(f"unknown option {unknown}; there are {', '.join(known)}") from error
-        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-            raise InputError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1")
-        if truncate not in (None, "left"):
-            raise InputError(f"truncate={truncate!r} must be None or 'left'")
         rows = []
         for prompt in prompts:
-            tokens, cut = self._fit(self._encode(prompt, parse_special), max_new_tokens, truncate)
-            room = self.max_length - len(tokens)
-            rows.append(Row(self.tokenizer, tokens, cut, max_new_tokens, room, StopStrings(stop)))
-        return rows, sampling
+            tokens, cut = self._fit(
+                self._encode(prompt, asked.parse_special), asked.max_new_tokens, asked.truncate
+            )
+            rows.append(Row(self.tokenizer, tokens, cut, self.max_length - len(tokens), asked))
+        return rows
 
     def _encode(self, prompt: str, parse_special: bool) -> list[int]:
         if not isinstance(prompt, str):
@@ -347,10 +336,17 @@ class TextGenerator(Closing):
         log.warning("the prompt has %d tokens; its first %d were dropped", len(tokens), len(tokens) - keep)
         return tokens[-keep:], len(tokens) - keep
 
-    def _check_memory(self, batch: int, capacity: int) -> None:
+    def _check_memory(self, batch: int, capacity: int, reusing: bool = False) -> None:
+        """Refuses a cache that does not fit; one that is kept for reuse gives way."""
         cache = cache_bytes(self.artifact, batch, capacity)
         needed = self.weight_bytes + cache
-        if self.memory_limit is not None and needed > self.memory_limit:
+        if self.memory_limit is None:
+            return
+        if self._reuse and not reusing:
+            kept = cache_bytes(self.artifact, 1, self.max_length)
+            if needed + kept > self.memory_limit:
+                self._reuse.drop()
+        if needed > self.memory_limit:
             raise MemoryLimitError(
                 f"{needed / 1e6:.1f} MB are needed: {self.weight_bytes / 1e6:.1f} MB of weights and"
                 f" {cache / 1e6:.1f} MB of cache ({batch} x {capacity} tokens); memory_limit is"
@@ -358,3 +354,20 @@ class TextGenerator(Closing):
                 needed=needed,
                 limit=self.memory_limit,
             )
+
+
+def generation(row: Row, seconds: Sequence[float]) -> Generation:
+    """The answer of a row that has a finish reason, after steps of so many seconds."""
+    assert row.finish_reason is not None
+    prefill, decode = seconds[0], sum(seconds[1:])
+    return Generation(
+        text="".join(row.pieces),
+        token_ids=tuple(row.token_ids),
+        finish_reason=row.finish_reason,
+        logprobs=tuple(row.logprobs),
+        timings=Timings(prefill * 1e3, decode * 1e3, len(row.token_ids) / (prefill + decode)),
+        prompt_tokens_cut=row.cut,
+        prompt_tokens_reused=row.reused,
+        drafted_tokens=row.drafted,
+        accepted_tokens=row.accepted,
+    )

@@ -1,0 +1,121 @@
+"""What is measured: a piece of work, the systems that do it, and what PlanForge has to reach."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+THREADS = 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a system does once.
+
+    Attributes:
+        kind: "generate", "embed" or "translate": a method of `systems.system.System`.
+        texts: one of each row, for systems that read text.
+        prompts: the token ids of the same rows, for systems that read ids; none for "embed".
+        new_tokens: of each row, greedy or by beam search; the end token never ends a row.
+        beams: 1 is greedy.
+        options: of PlanForge's `generate`.
+    """
+
+    kind: str
+    texts: tuple[str, ...]
+    prompts: tuple[tuple[int, ...], ...] = ()
+    new_tokens: int = 0
+    beams: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def units(self) -> int:
+        """What a rate counts: new tokens of all rows, or texts."""
+        return len(self.texts) * (self.new_tokens or 1)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One system at one piece of work; entries that differ in work and label alone share a process.
+
+    Attributes:
+        system: the name of a module in systems/.
+        precision: one of the system's own names for them, `System.classes`.
+        checkpoint: a name in `checkpoints.CHECKPOINTS`.
+        prepare: settings of `System.prepare`, which says what there is.
+        settings: of the session; a text generator is told "tokens" and "batch", the most of any work.
+        label: put behind the system's name and precision.
+    """
+
+    system: str
+    precision: str
+    checkpoint: str
+    work: Work
+    threads: int = THREADS
+    prepare: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def process(self) -> str:
+        """Equal for entries that share a process."""
+        settings = [dict(self.prepare), dict(self.settings)]
+        return json.dumps(
+            [self.system, self.precision, self.checkpoint, self.threads, self.work.kind, settings],
+            sort_keys=True,
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """How far PlanForge must be ahead: `of` and `to` are entries by their `Case.entries` key.
+
+    Attributes:
+        metric: "per_s" (of rates, higher is better), "ttft_ms", "inter_token_ms", "ms" (lower is better).
+        at_least: the ratio of medians that counts as reached.
+    """
+
+    of: str
+    to: str
+    metric: str
+    at_least: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a figure of one entry may be, such as "peak_rss_mb"."""
+
+    of: str
+    metric: str
+    at_most: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """Entries that are measured side by side, in turns.
+
+    Attributes:
+        name: on the command line and in the results.
+        group: of cases that are chosen together.
+        title: in tables.
+        entries: by a short name that targets use; the first is the one that others are compared with.
+        varies: parts of a description that differ on purpose, and why; all others must be equal.
+        fresh: every round starts each process anew, to measure its start.
+        metric: what the table of all cases and the plot show.
+        rounds: at most so many, whatever the command line says.
+    """
+
+    name: str
+    group: str
+    title: str
+    entries: Mapping[str, Entry]
+    varies: Mapping[str, str] = field(default_factory=dict)
+    targets: tuple[Target | Limit, ...] = ()
+    fresh: bool = False
+    metric: str = "per_s"
+    rounds: int = 99

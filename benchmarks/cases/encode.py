@@ -1,0 +1,63 @@
+"""Encoders: BERT base with random weights at fixed lengths, all-MiniLM-L6-v2 on real sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..case import Case, Entry, Target, Work
+from ..texts import bert_texts, sentences
+
+SENTENCES = 2000
+MIXED = (8, 25, 42, 59, 76, 94, 111, 128)  # tokens of a batch of eight, special ones included
+INT8_DIFFERS = {"precision": "int8 is compared with fp32; its cosine to fp32 says what it costs"}
+RUNTIME = "ONNX Runtime alone"
+
+
+def bert(name: str, title: str, lengths: tuple[int, ...], **options: Any) -> Case:
+    """BERT base; ONNX Runtime runs optimum's graph, and its dynamic quantization of that."""
+    work, limit = Work("embed", bert_texts(lengths)), {"max_length": 512}
+    entries = {
+        "planforge": Entry("planforge", "fp32", "bert-base", work, settings=limit),
+        "planforge int8": Entry("planforge", "int8", "bert-base", work, settings=limit),
+        "transformers": Entry("transformers", "fp32", "bert-base", work, settings=limit),
+        "onnxruntime": Entry("optimum_onnx", "fp32", "bert-base", work, settings=limit, label=RUNTIME),
+        "onnxruntime int8": Entry("optimum_onnx", "int8", "bert-base", work, settings=limit, label=RUNTIME),
+    }
+    return Case(name, "encode", f"BERT base, {title}: texts/s", entries, varies=INT8_DIFFERS, **options)
+
+
+def minilm(work: Path) -> Case:
+    """Verified when exported: an encoder's int8 is chosen by what real text says."""
+    texts, limit = Work("embed", sentences(SENTENCES, work)), {"max_length": 256}
+    ours: Mapping[str, Any] = {"source": "bert-demo", "verify": True}
+    entries = {
+        "planforge": Entry("planforge", "fp32", "bert-demo", texts, prepare=ours, settings=limit),
+        "planforge int8": Entry("planforge", "int8", "bert-demo", texts, prepare=ours, settings=limit),
+        "sentence-transformers": Entry("sentence_transformers", "fp32", "bert-demo", texts),
+        "onnxruntime": Entry("optimum_onnx", "fp32", "bert-demo", texts, settings=limit, label=RUNTIME),
+        "onnxruntime int8": Entry("optimum_onnx", "int8", "bert-demo", texts, settings=limit, label=RUNTIME),
+    }
+    return Case(
+        "encode-minilm",
+        "encode",
+        f"all-MiniLM-L6-v2, {SENTENCES:,} sentences: texts/s",
+        entries,
+        varies=INT8_DIFFERS,
+        targets=(Target("planforge int8", "sentence-transformers", "per_s", 3.0),),
+        rounds=3,
+    )
+
+
+def cases(work: Path) -> list[Case]:
+    targets = (
+        Target("planforge", "onnxruntime", "per_s", 1.0),
+        Target("planforge int8", "planforge", "per_s", 2.2),
+    )
+    return [
+        bert("encode-bert-b1", "a text of 128 tokens", (128,), targets=targets),
+        bert("encode-bert-b8", "8 texts of 128 tokens", (128,) * 8, targets=targets),
+        bert("encode-bert-mixed", "8 texts of 8 to 128 tokens", MIXED),
+        minilm(work),
+    ]

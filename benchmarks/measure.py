@@ -1,0 +1,285 @@
+"""Measures one case: every system in a process of its own, all of them warm, in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .alike import UnlikeWorkError, check_alike, differences
+from .case import Case, Entry, Limit, Target
+from .machine import measured_machine
+from .process import Process, ProcessError
+from .systems import system_named
+from .systems.system import Skip
+from .workshop import Prepared, Workshop
+
+PAUSE = 0.3  # seconds between systems: some keep their threads spinning for 0.2 s after their work
+TIMES = ("ttft_ms", "inter_token_ms", "ms", "start_s")  # metrics of which less is better
+
+
+@dataclass
+class Run:
+    """An entry that takes part, and what it answered, a round after the other."""
+
+    entry: Entry
+    prepared: Prepared
+    warm: dict[str, Any] = field(default_factory=dict)
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    vectors: Path | None = None
+
+    def message(self, save: bool = False) -> dict[str, Any]:
+        return {**self.entry.work.to_json(), "save": str(self.vectors) if save and self.vectors else ""}
+
+
+def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
+    """Measures a case.
+
+    Returns:
+        Plain JSON: "machine", "entries" with their figures, "skipped" with reasons, "targets".
+
+    Raises:
+        UnlikeWorkError: two systems did not do the same.
+    """
+    rounds = min(rounds, case.rounds)
+    runs, skipped = prepared_runs(case, workshop)
+    machine = measured_machine(max(entry.threads for entry in case.entries.values()))
+    take = fresh_rounds if case.fresh else warm_rounds
+    skipped |= take(case, runs, workshop, rounds)
+    entries = {name: figures(run, machine) for name, run in runs.items()}
+    compare_results(runs, entries)
+    return {
+        "title": case.title,
+        "group": case.group,
+        "metric": case.metric,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "machine": machine,
+        "rounds": rounds,
+        "varies": dict(case.varies),
+        "entries": entries,
+        "skipped": skipped,
+        "targets": [judged(target, entries) for target in case.targets],
+    }
+
+
+def display(entry: Entry) -> str:
+    """An entry's name in tables."""
+    name = f"{system_named(entry.system).name} {entry.precision}"
+    return f"{name}, {entry.label}" if entry.label else name
+
+
+def prepared_runs(case: Case, workshop: Workshop) -> tuple[dict[str, Run], dict[str, str]]:
+    """Converts what is not there yet. The entries that can take part, and why the others can't."""
+    runs: dict[str, Run] = {}
+    skipped: dict[str, str] = {}
+    for name, entry in case.entries.items():
+        with leaving_out(name, runs, skipped):
+            runs[name] = Run(entry, workshop.prepared(entry))
+            if entry.work.kind == "embed":
+                runs[name].vectors = (workshop.work / f"{case.name}.{name}.npy").resolve()
+    return runs, skipped
+
+
+def opened(run: Run, case: Case, workshop: Workshop) -> Process:
+    """Starts the process of an entry, which does the beginning of its work."""
+    entry, prepared = run.entry, run.prepared
+    works = [other.work for other in case.entries.values() if other.process == entry.process]
+    most = {
+        "batch": max(len(work.texts) for work in works),
+        "tokens": max(work.new_tokens + max(map(len, work.prompts), default=0) for work in works),
+    }
+    order = {
+        "mode": "open",
+        "system": entry.system,
+        "model": str(prepared.folder),
+        "kind": entry.work.kind,
+        "precision": entry.precision,
+        "threads": entry.threads,
+        "settings": {**most, **entry.settings},
+        "weights_sha256": prepared.weights_sha256,
+        "first": {**run.message(), "new_tokens": min(1, entry.work.new_tokens)},
+    }
+    return Process(prepared.python, order, workshop.log(f"{case.name}-{entry.system}-{entry.precision}"))
+
+
+def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: int) -> dict[str, str]:
+    """Opens every process, warms it up, compares what they did, and lets them take turns.
+
+    The order moves on by one from round to round. Entries that fail leave `runs`; returns why.
+    """
+    processes: dict[str, Process] = {}
+    failed: dict[str, str] = {}
+    try:
+        for name, run in list(runs.items()):
+            with leaving_out(name, runs, failed):
+                if run.entry.process not in processes:
+                    processes[run.entry.process] = opened(run, case, workshop)
+                run.warm = processes[run.entry.process].ask(run.message(save=True))
+        compare_work(case, runs)
+        for number in range(rounds):
+            names = list(runs)
+            turn = number % max(1, len(names))
+            for name in names[turn:] + names[:turn]:
+                time.sleep(PAUSE)
+                with leaving_out(name, runs, failed):
+                    run = runs[name]
+                    run.answers.append(processes[run.entry.process].ask(run.message()))
+    finally:
+        for process in processes.values():
+            process.close()
+    return failed
+
+
+@contextlib.contextmanager
+def leaving_out(name: str, runs: dict[str, Run], reasons: dict[str, str]) -> Iterator[None]:
+    """An entry that fails in this block leaves `runs`, with its reason."""
+    try:
+        yield
+    except Skip as reason:
+        reasons[name] = str(reason)
+    except ProcessError as error:
+        reasons[name] = f"failed: {error}"
+    if name in reasons:
+        runs.pop(name, None)
+
+
+def fresh_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: int) -> dict[str, str]:
+    """Starts every process anew in each round, one at a time; the first time is not counted."""
+    failed: dict[str, str] = {}
+    for number in range(rounds + 1):
+        for name, run in list(runs.items()):
+            with leaving_out(name, runs, failed), opened(run, case, workshop) as process:
+                run.warm = process.ask(run.message())
+                if number > 0:
+                    run.answers.append(run.warm)
+                    run.starts.append(process.start_seconds)
+        if number == 0:
+            compare_work(case, runs)
+    return failed
+
+
+def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
+    """Refuses unlike work."""
+    if not runs:
+        return
+    allowed = {
+        name: {**case.varies, **system_named(run.entry.system).differences} for name, run in runs.items()
+    }
+    for name, run in runs.items():
+        ended = [
+            count for count in run.warm["did"].get("new_tokens", []) if count != run.entry.work.new_tokens
+        ]
+        if ended:
+            raise UnlikeWorkError(
+                f"refused to compare unlike work: {name} made {ended[0]} new tokens in a row instead of"
+                f" {run.entry.work.new_tokens}. Give the case other texts, at which no end token comes"
+            )
+    kind = next(iter(runs.values())).entry.work.kind
+    check_alike(kind, {name: run.warm["did"] for name, run in runs.items()}, allowed)
+
+
+def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
+    """Medians, percentiles and bytes of one entry."""
+    work, prepared, system = run.entry.work, run.prepared, system_named(run.entry.system)
+    seconds = [answer["seconds"] for answer in run.answers]
+    stamps = [answer["stamps"] for answer in run.answers]
+    found: dict[str, Any] = {
+        "name": display(run.entry),
+        "system": system.name,
+        "differences": dict(system.differences),
+        "versions": dict(prepared.versions),
+        "per_s": round(work.units / float(np.median(seconds)), 1),
+        "ms": percentiles([1e3 * value for value in seconds]),
+        "file_mb": round(prepared.file_bytes / 1e6, 1),
+        "peak_rss_mb": round(max(answer["peak_rss_mb"] for answer in run.answers)),
+        "did": {key: value for key, value in run.warm["did"].items() if key != "prompts"},
+        "seconds": [round(value, 4) for value in seconds],
+    }
+    if all(len(stamp) == work.new_tokens for stamp in stamps) and work.new_tokens > 1:
+        gaps = [1e3 * gap for stamp in stamps for gap in np.diff(stamp)]
+        found["ttft_ms"] = percentiles([1e3 * stamp[0] for stamp in stamps])
+        found["inter_token_ms"] = percentiles(gaps)
+        if not work.options:
+            reading = (prepared.read_bytes + cache_bytes(run)) / machine["read_gb_per_s"] / 1e6
+            found["bandwidth_share"] = round(reading / float(np.median(gaps)), 3)
+    if run.starts:
+        found["start_s"] = percentiles(run.starts)
+    return found
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    p50, p99 = np.percentile(values, (50, 99))
+    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+
+
+def cache_bytes(run: Run) -> int:
+    """What a decoding step reads of GPT-2's cache, on average over the steps."""
+    work = run.entry.work
+    config = json.loads((run.prepared.checkpoint / "config.json").read_text(encoding="utf-8"))
+    size = {"fp32": 4, "fp16": 2, "int8": 1}[run.warm["did"].get("cache", "fp32")]
+    slots = sum(len(prompt) + work.new_tokens // 2 for prompt in work.prompts)
+    return 2 * int(config["n_layer"]) * int(config["n_embd"]) * size * slots
+
+
+def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]]) -> None:
+    """Notes how each entry's result differs from the first entry's: vectors' cosine, or equal tokens."""
+    if not runs:
+        return
+    first = next(iter(runs.values()))
+    for name, run in runs.items():
+        found = entries[name]
+        found["differs"] = differences(first.warm["did"], run.warm["did"])
+        if run.vectors is not None:
+            assert first.vectors is not None
+            cosines = (np.load(first.vectors) * np.load(run.vectors)).sum(1)
+            found["cosine"] = {"mean": round(float(cosines.mean()), 5), "min": round(float(cosines.min()), 5)}
+        elif run.entry.work.prompts == first.entry.work.prompts:
+            found["same_tokens"] = same_share(first.warm["result"], run.warm["result"])
+
+
+def same_share(one: list[list[int]], other: list[list[int]]) -> float:
+    """Of all tokens, how many come before the first that differs in their row."""
+    same = 0
+    for a, b in zip(one, other, strict=True):
+        same += next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return round(same / max(1, sum(map(len, one))), 3)
+
+
+def value_of(figures: Mapping[str, Any], metric: str) -> float | None:
+    """A metric's median, where it was measured."""
+    value = figures.get(metric)
+    return value["p50"] if isinstance(value, Mapping) else value
+
+
+def judged(target: Target | Limit, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """A target with what was found; "met" is None where an entry did not take part."""
+    ours = value_of(entries.get(target.of, {}), target.metric)
+    if isinstance(target, Limit):
+        met = None if ours is None else ours <= target.at_most
+        return {
+            "of": target.of,
+            "metric": target.metric,
+            "at_most": target.at_most,
+            "found": ours,
+            "met": met,
+        }
+    theirs = value_of(entries.get(target.to, {}), target.metric)
+    ratio = None
+    if ours is not None and theirs is not None:
+        ratio = theirs / ours if target.metric in TIMES else ours / theirs
+    return {
+        "of": target.of,
+        "to": target.to,
+        "metric": target.metric,
+        "at_least": target.at_least,
+        "found": None if ratio is None else round(ratio, 3),
+        "met": None if ratio is None else ratio >= target.at_least,
+    }

@@ -1,0 +1,214 @@
+"""The results as Markdown, as a plot, and in the README."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .alike import shown
+from .measure import TIMES, value_of
+
+Result = Mapping[str, Any]
+
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+UNITS = {
+    "per_s": "per second",
+    "ttft_ms": "ms to first token",
+    "inter_token_ms": "ms per token",
+    "start_s": "s to first token",
+    "peak_rss_mb": "MB of memory",
+    "file_mb": "MB of files",
+    "ms": "ms",
+}
+# Columns of a case's table: heading, figure, number in it, format.
+COLUMNS = (
+    ("per second", "per_s", "", "{:,.1f}"),
+    ("first token ms", "ttft_ms", "p50", "{:.1f}"),
+    ("ms per token p50", "inter_token_ms", "p50", "{:.2f}"),
+    ("p99", "inter_token_ms", "p99", "{:.2f}"),
+    ("whole ms p50", "ms", "p50", "{:,.0f}"),
+    ("p99", "ms", "p99", "{:,.0f}"),
+    ("process start to first token s", "start_s", "p50", "{:.2f}"),
+    ("peak RSS MB", "peak_rss_mb", "", "{:,}"),
+    ("files MB", "file_mb", "", "{:,.0f}"),
+    ("of memory bandwidth", "bandwidth_share", "", "{:.0%}"),
+    ("same tokens", "same_tokens", "", "{:.0%}"),
+    ("cosine mean", "cosine", "mean", "{:.4f}"),
+    ("min", "cosine", "min", "{:.4f}"),
+)
+PLANFORGE = "PlanForge"
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; numbers to the right."""
+    lines = [heading, ["---", *["--:"] * (len(heading) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def case_section(result: Result) -> str:
+    """One case: every figure of every entry, what was skipped, and the targets."""
+    entries = result["entries"]
+    used = [c for c in COLUMNS if any(cell(figures, c) for figures in entries.values())]
+    rows = [[figures["name"], *(cell(figures, c) for c in used)] for figures in entries.values()]
+    machine = result["machine"]
+    parts = [
+        f"## {result['title']}\n",
+        table(["", *(c[0] for c in used)], rows),
+        f"{result['date']}, {result['rounds']} rounds; the machine reads {machine['read_gb_per_s']} GB/s"
+        f" and multiplies at {machine['gflop_per_s']} GFLOP/s, and was {machine['busy']:.0%} busy with other"
+        " things.\n",
+        "".join(f"- {line}\n" for line in (*notes(result), *targets(result))),
+    ]
+    return "\n".join(parts)
+
+
+def cell(figures: Mapping[str, Any], column: tuple[str, str, str, str]) -> str:
+    value = figures.get(column[1])
+    if isinstance(value, Mapping):
+        value = value[column[2]]
+    return "" if value is None else column[3].format(value)
+
+
+def notes(result: Result) -> Iterator[str]:
+    """What differs between the entries, with the reason, and what did not take part."""
+    entries = result["entries"]
+    first = next(iter(entries.values()), None)
+    for figures in entries.values():
+        for key in figures["differs"]:
+            if first is not None and key not in result["varies"]:
+                one, other = shown(first["did"][key], figures["did"][key])
+                yield f"{figures['name']}: {key} is {other} instead of {one}: {figures['differences'][key]}"
+    for name, reason in result["skipped"].items():
+        yield f"without {name}: {reason}"
+
+
+def targets(result: Result) -> Iterator[str]:
+    """Each target, and whether it was met."""
+    for target in result["targets"]:
+        verdict = {True: "met", False: "**missed**", None: "not measured"}[target["met"]]
+        found = "" if target["found"] is None else f", found {target['found']:g}"
+        who, what = target["of"], UNITS[target["metric"]]
+        if "to" in target:
+            who, wanted = f"{who} over {target['to']}", f"at least {target['at_least']:g}x"
+        else:
+            wanted = f"at most {target['at_most']:g}"
+        yield f"{who}, {what}: {wanted}{found}: {verdict}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What each system reached in one case and class of precision; of variants of a system the best."""
+
+    title: str
+    metric: str
+    values: dict[str, float]
+
+
+def comparisons(results: Mapping[str, Result]) -> list[Row]:
+    """The cases in which PlanForge has peers."""
+    rows = []
+    for result in results.values():
+        if alone(result):
+            continue
+        better = min if result["metric"] in TIMES else max
+        classes: dict[str, dict[str, float]] = {}
+        for figures in result["entries"].values():
+            values = classes.setdefault(figures["did"]["precision"], {})
+            value = value_of(figures, result["metric"])
+            assert value is not None
+            values[figures["system"]] = better(value, values.get(figures["system"], value))
+        for precision, values in classes.items():
+            title = result["title"] if len(classes) == 1 else f"{precision}, {result['title']}"
+            rows.append(Row(title, result["metric"], values))
+    return rows
+
+
+def alone(result: Result) -> bool:
+    return all(figures["system"] == PLANFORGE for figures in result["entries"].values())
+
+
+def summary(results: Mapping[str, Result]) -> str:
+    """A table of all comparisons, PlanForge first, and a line for each case without peers."""
+    rows = comparisons(results)
+    systems = list(dict.fromkeys(name for row in rows for name in row.values))
+    systems.sort(key=lambda name: name != PLANFORGE)
+    cells = [[row.title, *(number(row.values.get(name)) for name in systems)] for row in rows]
+    lines = []
+    for result in results.values():
+        if alone(result) and result["entries"]:
+            metric = result["metric"]
+            found = (
+                f"{figures['name'].removeprefix(PLANFORGE).strip()} **{number(value_of(figures, metric))}**"
+                for figures in result["entries"].values()
+            )
+            lines.append(f"- {result['title']}: {'; '.join(found)}\n")
+    return (table(["", *systems], cells) if rows else "") + "\n" + "".join(lines)
+
+
+def number(value: float | None) -> str:
+    """Three digits."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def plot(results: Mapping[str, Result], path: Path) -> None:
+    """A panel of bars for each comparison."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = comparisons(results)
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
+    figure, panels = pyplot.subplots(lines, columns, figsize=(5 * columns, 1.9 * lines), squeeze=False)
+    for panel, row in itertools.zip_longest(panels.flat, rows):
+        if row is None:
+            panel.axis("off")
+            continue
+        names = sorted(row.values, key=lambda name: row.values[name], reverse=row.metric in TIMES)
+        colours = ["#d9480f" if name == PLANFORGE else "#adb5bd" for name in names]
+        bars = panel.barh(names, [row.values[name] for name in names], color=colours)
+        panel.bar_label(bars, [f" {number(row.values[name])}" for name in names], fontsize=7)
+        less = "\n(less is better)" if row.metric in TIMES else ""
+        panel.set_title(row.title.replace(": ", "\n") + less, fontsize=8)
+        panel.tick_params(labelsize=7)
+        panel.set_xticks([])
+        panel.margins(x=0.15)
+        panel.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write_readme(readme: Path, text: str) -> None:
+    """Puts a text between the two marker comments.
+
+    Raises:
+        ValueError: the markers are not there.
+    """
+    before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{readme} must have the lines {BEGIN} and {END}, between which the results go")
+    readme.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+
+
+def write_report(results: Mapping[str, Result], environment: Mapping[str, Any], out: Path) -> str:
+    """Writes suite.md and suite.png into a folder; returns what the README shows."""
+    versions = {
+        f"{name} {version}"
+        for result in results.values()
+        for figures in result["entries"].values()
+        for name, version in figures["versions"].items()
+    }
+    machine = f"{environment['cores']} cores of {environment['cpu']}. {', '.join(sorted(versions))}.\n"
+    parts = [case_section(result) for result in results.values()]
+    (out / "suite.md").write_text("\n".join([f"# Benchmarks\n\n{machine}", *parts]), encoding="utf-8")
+    if comparisons(results):
+        plot(results, out / "suite.png")
+    return f"{machine}\n{summary(results)}\n"

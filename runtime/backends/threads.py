@@ -1,0 +1,134 @@
+"""How many threads an engine gets: the physical cores that the process may use, within its cgroup's limit."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class Threads:
+    """A number of threads.
+
+    Attributes:
+        count: at least 1.
+        reason: why so many.
+    """
+
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.count} thread{'' if self.count == 1 else 's'}: {self.reason}"
+
+
+def choose_threads(
+    wanted: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    cpus: Collection[int] | None = None,
+    root: Path = ROOT,
+) -> Threads:
+    """`wanted`, else OMP_NUM_THREADS, else a thread for each physical core, within the cgroup's limit.
+
+    Two threads of one core share its arithmetic units, so a second one slows matrix products down. A cgroup's
+    limit of 1.5 cores gives 2 threads: one alone would leave a third of it unused.
+
+    Args:
+        wanted: what the caller asked for.
+        environment: of the process.
+        cpus: the logical processors that this process may run on.
+        root: where proc and sys lie.
+    """
+    environment = os.environ if environment is None else environment
+    if wanted is not None:
+        return Threads(wanted, "as asked for")
+    if cpus is None:
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    said = environment.get("OMP_NUM_THREADS", "").strip()
+    if said.isdecimal() and int(said) > 0:
+        most = os.cpu_count() or 1
+        capped = "" if int(said) <= most else f", of which this machine has {most}"
+        return Threads(min(int(said), most), f"OMP_NUM_THREADS={said}{capped}")
+    ignored = f", OMP_NUM_THREADS={said!r} is no number of threads" if said else ""
+    cores = physical_cores(cpus, root)
+    limit = cgroup_limit(root)
+    count = cores if limit is None else max(1, min(cores, math.ceil(limit)))
+    limited = "" if limit is None else f", cgroup limit {limit:g}"
+    plural = "" if cores == 1 else "s"
+    return Threads(count, f"{cores} physical core{plural} of {len(cpus)} logical{limited}{ignored}")
+
+
+def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
+    """Of how many cores these logical processors are, at least 1.
+
+    Where Linux does not say, an x86 processor is taken to have two logical ones per core.
+    """
+    cores = {core_of(cpu, root) for cpu in cpus}
+    if None not in cores:
+        return max(1, len(cores))
+    pairs = platform.machine().lower() in ("x86_64", "amd64")
+    return max(1, (len(cpus) + 1) // 2 if pairs else len(cpus))
+
+
+def core_of(cpu: int, root: Path) -> str | None:
+    """A name of the core that a logical processor is part of."""
+    folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+    if siblings := text_of(folder / "thread_siblings_list"):
+        return siblings  # such as "0,4" or "0-1": the same for both
+    package, core = (text_of(folder / name) for name in ("physical_package_id", "core_id"))
+    return f"{package}/{core}" if core else None
+
+
+def cgroup_limit(root: Path = ROOT) -> float | None:
+    """Cores' worth of time that the process's cgroups leave it: the least of all; None without a limit."""
+    limits = [
+        limit
+        for line in (text_of(root / "proc/self/cgroup") or "").splitlines()
+        for folder in cgroup_folders(line, root)
+        if (limit := quota(folder)) is not None
+    ]
+    return min(limits, default=None)
+
+
+def cgroup_folders(line: str, root: Path) -> Iterator[Path]:
+    """The folders that one line of /proc/self/cgroup stands for, from the group up to the mount.
+
+    A line is number:controllers:path. A container may see its own group as the mount itself, under a path
+    that is the host's.
+    """
+    _, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    mounts = [f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"]
+    if not controllers:  # version 2, alone or beside version 1
+        mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
+    elif "cpu" not in controllers.split(","):
+        return
+    names = [name for name in path.split("/") if name not in ("", "..")]
+    for mount in mounts:
+        for depth in range(len(names), -1, -1):
+            yield root.joinpath(mount, *names[:depth])
+
+
+def quota(folder: Path) -> float | None:
+    """Cores' worth of time per period that one cgroup allows."""
+    allowed, _, period = (text_of(folder / "cpu.max") or "").partition(" ")
+    if not allowed:
+        allowed = text_of(folder / "cpu.cfs_quota_us") or ""
+        period = text_of(folder / "cpu.cfs_period_us") or ""
+    if not (allowed.isdecimal() and period.isdecimal() and int(allowed) and int(period)):
+        return None  # "max", -1, or no such file
+    return int(allowed) / int(period)
+
+
+def text_of(path: Path) -> str | None:
+    """A small file's text; None where it cannot be read or is empty."""
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):  # no such file, no text, or a name that no file can have
+        return None

@@ -1,0 +1,275 @@
+"""What `bench` times, in a process of its own: one bundle in one precision, a round each time it is told to.
+
+The process reads a line of JSON, a `Work`, and answers with the facts of what it loaded; then every further
+line is answered with one more round. An error is answered as {"error": "..."}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .backends.backend import Array
+from .backends.ladder import choose_backend
+from .bundle.bundle import Bundle
+from .bundle.manifest import Artifact, Manifest
+from .decoding.cache import NO_CONTEXT, Context, cache_bytes
+from .decoding.decoder import Decoder, DecoderRun
+from .errors import InputError, PlanForgeError
+from .load import bytes_of, load
+
+if TYPE_CHECKING:
+    from .tasks.text_encoder import TextEncoder
+    from .tasks.text_generator import TextGenerator
+    from .tasks.translator import Translator
+
+DECODER_PROMPT, ENCODER_PROMPT, NEW_TOKENS = 32, 128, 64
+# Jane Austen, Pride and Prejudice.
+TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune, must be
+in want of a wife. However little known the feelings or views of such a man may be on his first entering a
+neighbourhood, this truth is so well fixed in the minds of the surrounding families, that he is considered as
+the rightful property of some one or other of their daughters. "My dear Mr. Bennet," said his lady to him one
+day, "have you heard that Netherfield Park is let at last?" Mr. Bennet replied that he had not. "But it is,"
+returned she; "for Mrs. Long has just been here, and she told me all about it." Mr. Bennet made no answer."""
+WORDS = TEXT.split()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process measures; `prompt_tokens` and `new_tokens` have defaults that fit the bundle."""
+
+    bundle: str
+    backend: str
+    precision: str
+    threads: int | None = None
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    batch: int = 1
+
+
+class Subject(Protocol):
+    """A loaded model that can be timed.
+
+    Attributes:
+        prompt: tokens of each text.
+        new_tokens: that are generated for each; 0 of an encoder.
+        artifacts: the graphs that run, the one that takes the time first.
+    """
+
+    prompt: int
+    new_tokens: int
+    artifacts: tuple[Artifact, ...]
+
+    def round(self, number: int) -> dict[str, Any]:
+        """One call on another text than the rounds before: what is kept of a text doesn't help."""
+        ...
+
+
+class TimedDecoder(Decoder):
+    """A decoder that notes when each step begins: the token before it was known then."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder.program, decoder.artifact)
+        self.moments: list[float] = []
+
+    def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
+        return TimedRun(self, super().start(batch, capacity, context).cache)
+
+    def timings(self, started: float, new_tokens: int) -> dict[str, Any]:
+        """Of a call that has just ended, the time to its first token and between the later ones."""
+        ended = time.perf_counter()
+        known = [*self.moments[len(self.moments) - new_tokens + 1 :], ended]
+        self.moments.clear()
+        return {
+            "seconds": ended - started,
+            "ttft_ms": (known[0] - started) * 1e3,
+            "inter_token_ms": [(b - a) * 1e3 for a, b in pairwise(known)],
+        }
+
+
+class TimedRun(DecoderRun):
+    def results(self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]) -> Any:
+        assert isinstance(self.decoder, TimedDecoder)
+        self.decoder.moments.append(time.perf_counter())
+        return super().results(ids, valid, logit_rows, outputs)
+
+
+class Generating:
+    """Greedy generation that no end token ends."""
+
+    def __init__(self, model: TextGenerator, work: Work) -> None:
+        self.model, self.batch = model, work.batch
+        self.prompt, self.new_tokens = decoding_lengths(work, model.max_length, together=True)
+        check_batch(work.batch, model.max_batch)
+        model.defaults = replace(model.defaults, eos=())
+        model.decoder = self.decoder = TimedDecoder(model.decoder)
+        self.artifacts: tuple[Artifact, ...] = (model.artifact,)
+        self.prompt = model.count_tokens(self.text(0))
+
+    def text(self, number: int) -> str:
+        return passage(self.model.count_tokens, self.prompt, number)
+
+    def round(self, number: int) -> dict[str, Any]:
+        texts = [self.text(number)] * self.batch
+        started = time.perf_counter()
+        self.model.generate(texts, max_new_tokens=self.new_tokens)
+        return self.decoder.timings(started, self.new_tokens)
+
+
+class Translating:
+    """Greedy translation that no end token ends."""
+
+    def __init__(self, model: Translator, work: Work) -> None:
+        self.model, self.batch = model, work.batch
+        longest = min(
+            model.max_length, model.encoder.artifact.axis("tokens").max, model.artifact.axis("tokens").max
+        )
+        self.prompt, self.new_tokens = decoding_lengths(work, longest, together=False)
+        check_batch(work.batch, min(model.encoder.max_batch, model.artifact.axis("batch").max))
+        model.decoder = self.decoder = TimedDecoder(model.decoder)
+        self.artifacts: tuple[Artifact, ...] = (model.artifact, model.encoder.artifact)
+        self.prompt = model.count_tokens(self.text(0))
+
+    def text(self, number: int) -> str:
+        language = "".join(f"{code} " for code in self.model.languages[:1])
+        return language + passage(lambda t: self.model.count_tokens(language + t), self.prompt, number)
+
+    def round(self, number: int) -> dict[str, Any]:
+        texts = [self.text(number)] * self.batch
+        new = self.new_tokens
+        started = time.perf_counter()
+        self.model.translate(texts, num_beams=1, min_new_tokens=new, max_new_tokens=new)
+        return self.decoder.timings(started, new)
+
+
+class Embedding:
+    """Vectors of texts, whatever the encoder's heads."""
+
+    def __init__(self, model: TextEncoder, work: Work) -> None:
+        if work.new_tokens is not None:
+            raise InputError("an encoder generates nothing: new_tokens is no setting of this bundle")
+        self.model, self.batch = model, work.batch
+        longest = model.defaults.max_length
+        self.prompt = checked_length("prompt_tokens", work.prompt_tokens, ENCODER_PROMPT, longest)
+        self.new_tokens = 0
+        check_batch(work.batch, model.encoder.max_batch)
+        self.artifacts: tuple[Artifact, ...] = (model.artifact,)
+        self.prompt = model.count_tokens(self.text(0))
+
+    def text(self, number: int) -> str:
+        return passage(self.model.count_tokens, self.prompt, number)
+
+    def round(self, number: int) -> dict[str, Any]:
+        texts = [self.text(number)] * self.batch
+        started = time.perf_counter()
+        self.model.embed(texts, prompt="")
+        return {"seconds": time.perf_counter() - started, "ttft_ms": None, "inter_token_ms": []}
+
+
+SUBJECTS: dict[str, Callable[[Any, Work], Subject]] = {
+    "text-generation": Generating,
+    "text-encoding": Embedding,
+    "translation": Translating,
+}
+
+
+def passage(count: Callable[[str], int], tokens: int, start: int) -> str:
+    """Running text from some word on that has at most, and as a rule exactly, so many tokens."""
+    start = start * 7 % len(WORDS)
+    words = islice(cycle([*WORDS[start:], *WORDS[:start]]), tokens)  # each is a token at least
+    text = " ".join(words)
+    low, high = 1, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if count(text[:middle]) <= tokens else (low, middle - 1)
+    return text[:low]
+
+
+def decoding_lengths(work: Work, longest: int, *, together: bool) -> tuple[int, int]:
+    """Tokens of the prompt and new ones, which share the context or have one each."""
+    prompt = checked_length("prompt_tokens", work.prompt_tokens, min(DECODER_PROMPT, longest // 2), longest)
+    room = longest - prompt if together else longest
+    return prompt, checked_length("new_tokens", work.new_tokens, NEW_TOKENS, room)
+
+
+def checked_length(name: str, given: int | None, default: int, longest: int) -> int:
+    if given is None:
+        return max(1, min(default, longest))
+    if not 1 <= given <= longest:
+        raise InputError(f"{name}={given} must be from 1 to {longest}: the model's context holds no more")
+    return given
+
+
+def check_batch(batch: int, largest: int) -> None:
+    if not 1 <= batch <= largest:
+        raise InputError(
+            f"batch={batch} must be from 1 to {largest}, the bundle's largest (planforge export --max-batch)"
+        )
+
+
+def step_bytes(manifest: Manifest, subject: Subject, batch: int) -> int | None:
+    """What one decoding step moves at least: every weight once, and half-way through, the cache.
+
+    None where the weights file holds more than one step reads: of an encoder-decoder, or no decoder.
+    """
+    if len(subject.artifacts) > 1 or not subject.new_tokens:
+        return None
+    artifact = subject.artifacts[0]
+    length = subject.prompt + subject.new_tokens // 2
+    return bytes_of(manifest, artifact) + cache_bytes(artifact, batch, length)
+
+
+def peak_rss() -> float | None:
+    """The most memory that this process has had, in MB; None where the system doesn't say."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # getrusage's number also has what the parent held when it made this process
+        for line in status.read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    if sys.platform == "darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return None
+
+
+def answer(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def serve(work: Work) -> None:
+    """Loads, does a round to get warm, tells what was loaded, and then does a round for each line."""
+    opened = Bundle.open(work.bundle)
+    started = time.perf_counter()
+    with load(work.bundle, work.backend, work.precision, work.threads) as model:
+        load_ms = (time.perf_counter() - started) * 1e3
+        subject = SUBJECTS[opened.manifest.task](model, work)
+        subject.round(0)
+        answer(
+            {
+                "backend": choose_backend(work.backend, opened, work.threads, False).name,
+                "artifacts": [artifact.id for artifact in subject.artifacts],
+                "prompt": subject.prompt,
+                "new_tokens": subject.new_tokens,
+                "load_ms": load_ms,
+                "step_bytes": step_bytes(opened.manifest, subject, work.batch),
+            }
+        )
+        for number, _ in enumerate(sys.stdin, 1):
+            answer({**subject.round(number), "peak_rss_mb": peak_rss()})
+
+
+def main() -> None:
+    """The process."""
+    try:
+        serve(Work(**json.loads(sys.stdin.readline())))
+    except PlanForgeError as error:
+        answer({"error": str(error)})
+    except KeyboardInterrupt:
+        sys.exit(130)

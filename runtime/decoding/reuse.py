@@ -1,0 +1,66 @@
+"""Keeps a prompt's keys and values for the next prompt that begins alike."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from .decoder import DecoderRun
+
+
+class PromptReuse:
+    """At most one run of batch 1 that nobody uses, and the tokens that its cache holds.
+
+    A run is taken out while it is used: two threads never share one, and the one that ends last is kept.
+    """
+
+    def __init__(self) -> None:
+        # Its pop and append are atomic. A lock would not do: an abandoned stream gives its run back when it
+        # is collected, which may happen inside any call of any thread.
+        self._kept: deque[tuple[Sequence[int], DecoderRun]] = deque(maxlen=1)
+
+    @contextmanager
+    def run(
+        self, history: Sequence[int], start: Callable[[], DecoderRun]
+    ) -> Iterator[tuple[DecoderRun, int]]:
+        """A run for a prompt, and how many of its tokens, at most all but the last, it holds already.
+
+        When the block ends, or its generator is abandoned, the run is kept, unless an error ended it.
+
+        Args:
+            history: the prompt; the answer's tokens are to be appended, and all but the last be fed.
+            start: makes an empty run with room for any prompt and answer.
+        """
+        try:
+            held, run = self._kept.pop()
+        except IndexError:
+            held, run = (), start()
+        known = common_length(held, history[:-1])
+        run.truncate(known)
+        try:
+            yield run, known
+        except GeneratorExit:
+            self._keep(history, run)
+            raise
+        self._keep(history, run)
+
+    def drop(self) -> bool:
+        """Frees what is kept; whether there was anything."""
+        try:
+            self._kept.pop()
+        except IndexError:
+            return False
+        return True
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def _keep(self, history: Sequence[int], run: DecoderRun) -> None:
+        if not run.decoder.closed:
+            self._kept.append((history[:-1], run))
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

