@@ -49,6 +49,19 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, a
 test: .venv/.ready-dev ## the whole suite
 	$(BIN)/pytest
 
+.PHONY: bench
+bench: .venv/.ready-dev build/bench-venv/.ready ## PlanForge beside its peers, half an hour: tables, plot, README
+	$(BIN)/python -m benchmarks
+
+# llama-cpp-python needs a C++ compiler and takes ten minutes to compile; without it the other peers are measured.
+build/bench-venv/.ready: benchmarks/requirements.txt
+	@echo "Installing the peers into build/bench-venv (once) ..."
+	@$(PYTHON) -m venv --clear build/bench-venv
+	@build/bench-venv/bin/pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
+	@CMAKE_ARGS=-DGGML_NATIVE=ON build/bench-venv/bin/pip install -q --disable-pip-version-check \
+	  llama-cpp-python==0.3.36 || echo "llama-cpp-python could not be compiled: make bench goes without it"
+	@touch $@
+
 coverage: .venv/.ready-dev ## the whole suite, with a report of the lines that it misses
 	$(BIN)/pytest --cov
 

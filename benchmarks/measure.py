@@ -22,6 +22,7 @@ from .systems.system import Skip
 from .workshop import Prepared, Workshop
 
 PAUSE = 0.3  # seconds between systems: some keep their threads spinning for 0.2 s after their work
+CACHED = 50e6  # bytes; of smaller weights much may stay in the processor's caches
 TIMES = ("ttft_ms", "inter_token_ms", "ms", "start_s")  # metrics of which less is better
 
 
@@ -54,6 +55,8 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
     machine = measured_machine(max(entry.threads for entry in case.entries.values()))
     take = fresh_rounds if case.fresh else warm_rounds
     skipped |= take(case, runs, workshop, rounds)
+    for name, run in runs.items():
+        check_alike(run.entry.work.kind, {name: run.warm["did"], **later(name, run)}, {})
     entries = {name: figures(run, machine) for name, run in runs.items()}
     compare_results(runs, entries)
     return {
@@ -174,16 +177,19 @@ def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
         name: {**case.varies, **system_named(run.entry.system).differences} for name, run in runs.items()
     }
     for name, run in runs.items():
-        ended = [
-            count for count in run.warm["did"].get("new_tokens", []) if count != run.entry.work.new_tokens
-        ]
-        if ended:
+        wanted, counts = run.entry.work.new_tokens, run.warm["did"].get("new_tokens", [])
+        if short := [count for count in counts if count != wanted]:
             raise UnlikeWorkError(
-                f"refused to compare unlike work: {name} made {ended[0]} new tokens in a row instead of"
-                f" {run.entry.work.new_tokens}. Give the case other texts, at which no end token comes"
+                f"refused to compare unlike work: {name} made {short[0]} new tokens in a row instead of"
+                f" {wanted}. Give the case other texts, at which no end token comes"
             )
     kind = next(iter(runs.values())).entry.work.kind
     check_alike(kind, {name: run.warm["did"] for name, run in runs.items()}, allowed)
+
+
+def later(name: str, run: Run) -> dict[str, Any]:
+    """What an entry did in each round, by names that tell the rounds."""
+    return {f"{name} in round {i}": answer["did"] for i, answer in enumerate(run.answers, 1)}
 
 
 def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
@@ -207,7 +213,7 @@ def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
         gaps = [1e3 * gap for stamp in stamps for gap in np.diff(stamp)]
         found["ttft_ms"] = percentiles([1e3 * stamp[0] for stamp in stamps])
         found["inter_token_ms"] = percentiles(gaps)
-        if not work.options:
+        if prepared.read_bytes > CACHED and not work.options:
             reading = (prepared.read_bytes + cache_bytes(run)) / machine["read_gb_per_s"] / 1e6
             found["bandwidth_share"] = round(reading / float(np.median(gaps)), 3)
     if run.starts:
@@ -230,7 +236,7 @@ def cache_bytes(run: Run) -> int:
 
 
 def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]]) -> None:
-    """Notes how each entry's result differs from the first entry's: vectors' cosine, or equal tokens."""
+    """Notes how each entry's work and result differ from the first entry's: cosines, or equal tokens."""
     if not runs:
         return
     first = next(iter(runs.values()))
@@ -241,8 +247,19 @@ def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]])
             assert first.vectors is not None
             cosines = (np.load(first.vectors) * np.load(run.vectors)).sum(1)
             found["cosine"] = {"mean": round(float(cosines.mean()), 5), "min": round(float(cosines.min()), 5)}
-        elif run.entry.work.prompts == first.entry.work.prompts:
-            found["same_tokens"] = same_share(first.warm["result"], run.warm["result"])
+        elif (reference := same_arithmetic(run, runs)) is not None:
+            found["same_tokens"] = same_share(reference.warm["result"], run.warm["result"])
+
+
+def same_arithmetic(run: Run, runs: Mapping[str, Run]) -> Run | None:
+    """The first entry at the same texts whose tokens should be those of this one: both fp32, or alike."""
+    for other in runs.values():
+        if other.entry.work.texts == run.entry.work.texts:
+            names = [(each.entry.system, each.entry.precision) for each in (run, other)]
+            classes = {each.warm["did"]["precision"] for each in (run, other)}
+            if classes == {"fp32"} or names[0] == names[1]:
+                return other
+    return None
 
 
 def same_share(one: list[list[int]], other: list[list[int]]) -> float:

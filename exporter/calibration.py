@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ..models.checkpoint import Model
-    from ..runtime.text.long_text import Piece
     from .passes.quantize import Blocks
     from .verification.gate import Gaps
     from .verification.rounding import Rounding
@@ -31,7 +30,7 @@ Array = npt.NDArray[np.float32]
 # Keys and values that nobody saw while calibrating may be this much larger; clipping costs far more than
 # the coarser steps.
 HEADROOM = 1.25
-CALIBRATION_ROWS = 2048  # tokens, at most; half as many give nearly the same
+CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many give nearly the same
 CHOSEN_WITHIN = 0.5  # of a cap; the rest is for what activations lose
 
 
@@ -108,18 +107,22 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
     def gaps(rounding: Rounding) -> Gaps:
         return examiner.gaps(model, bundle, expected, rounding)
 
+    def run() -> None:
+        examiner.run_texts(model, expected)
+
     kinds = [PRECISIONS[artifact.precision] for artifact in bundle.manifest.artifacts]
     scales = cache_scales(model, expected) if any(kind.cache_bits for kind in kinds) else {}
     bits = sorted({kind.weight_bits for kind in kinds if kind.weight_bits})
     in_ort = [graph for name, graph in graphs.items() if name.endswith(".ort")]
     products = {}
     if 8 in bits and bundle.manifest.task == "text-encoding":
-        products = row_products(model, in_ort[0].graph, expected.texts)
+        products = row_products(model, in_ort[0].graph, run)
     blocks = {}
     for b in bits:
         by_rows = {name for names in products for name in names} if b == 8 else set()
         weights = {name: read for name, read in weights_of(in_ort).items() if name not in by_rows}
-        blocks[b] = chosen_blocks(weights, b, gaps)
+        rows = rows_read(model, weights, run) if b == 4 else {}  # int8 is close enough without
+        blocks[b] = chosen_blocks(weights, b, rows, gaps)
     return Calibration(blocks, scales, products)
 
 
@@ -131,7 +134,10 @@ def weights_of(graphs: Iterable[ir.Model]) -> dict[str, Callable[[], Array]]:
 
 
 def chosen_blocks(
-    weights: Mapping[str, Callable[[], Array]], bits: int, gaps: Callable[[Rounding], Gaps]
+    weights: Mapping[str, Callable[[], Array]],
+    bits: int,
+    rows: Mapping[str, Array],
+    gaps: Callable[[Rounding], Gaps],
 ) -> QuantizedWeights:
     from .passes.quantize import BLOCK_SIZES, quantize
     from .verification.gate import CAPS
@@ -147,7 +153,8 @@ def chosen_blocks(
     fitting = [size for size in BLOCK_SIZES if all(read().shape[1] % size == 0 for read in weights.values())]
     caps = CAPS[f"int{bits}"]
     for size in fitting:
-        found = QuantizedWeights(size, {name: quantize(read(), bits, size) for name, read in weights.items()})
+        done = {name: quantize(read(), bits, size, rows.get(name)) for name, read in weights.items()}
+        found = QuantizedWeights(size, done)
         rounding = Rounding(weights={name: blocks.dequantized() for name, blocks in found.done.items()})
         measured = [
             (caps[name], getattr(gap, name)) for gap in gaps(rounding).values() for name in gap.LIMITED
@@ -172,43 +179,48 @@ def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
     return {name: np.maximum(found, 1e-6) * np.float32(HEADROOM / 127) for name, found in largest.items()}
 
 
-def row_products(model: Any, graph: ir.Graph, texts: Sequence[Piece]) -> dict[tuple[str, ...], RowProduct]:
-    """The int8 form of a BERT's linears, from what they read (1, T, K) of real text."""
+def row_products(model: Model, graph: ir.Graph, run: Callable[[], None]) -> dict[tuple[str, ...], RowProduct]:
+    """The int8 form of a BERT's linears, from what they read of real text."""
     from .passes.int8_encoder import linears_of
     from .passes.int8_rows import choose_product
-    from .verification.encoders import run_model
-    from .verification.rounding import module_of
 
     found = linears_of(graph)
-    rows: dict[str, list[Array]] = {linears.names[0]: [] for linears in found}
-    total = sum(len(piece) for piece in texts)
-    every = -(-total // CALIBRATION_ROWS)
+    rows = rows_read(model, [linears.names[0] for linears in found], run)
+    return {linears.names: choose_product(rows.pop(linears.names[0]), linears.weight()) for linears in found}
+
+
+def rows_read(model: Model, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
+    """What each weight's linear reads while PyTorch runs: a sample (M, K) of its rows."""
+    from .verification.rounding import linear_of
+
+    rows: dict[str, list[Array]] = {}
+    hooks = []
 
     def keep(name: str) -> Callable[[Any, tuple[Any, ...]], None]:
-        return lambda _, inputs: rows[name].append(
-            inputs[0].reshape(-1, inputs[0].shape[-1])[::every].numpy()
-        )
+        return lambda _, inputs: rows[name].append(inputs[0].reshape(-1, inputs[0].shape[-1]).numpy())
 
-    hooks = [module_of(model, name).register_forward_pre_hook(keep(name)) for name in rows]
+    for name in weights:
+        if (linear := linear_of(model, name)) is not None:
+            rows[name] = []
+            hooks.append(linear.register_forward_pre_hook(keep(name)))
     try:
-        for piece in texts:
-            run_model(model, piece)
+        run()
     finally:
         for hook in hooks:
             hook.remove()
-    return {
-        linears.names: choose_product(np.concatenate(rows.pop(linears.names[0])), linears.weight())
-        for linears in found
-    }
+    return {name: thinned(np.concatenate(parts)) for name, parts in rows.items() if parts}
 
 
-def recorded(bundle: Bundle, model: Model) -> Calibration:
-    """What a bundle's graphs were calibrated to, done again from the model's own weights."""
+def thinned(rows: Array) -> Array:
+    return rows[:: -(-len(rows) // CALIBRATION_ROWS)]
+
+
+def recorded(bundle: Bundle) -> Calibration:
+    """What a bundle's graphs were calibrated to."""
     import onnx_ir as ir
 
-    from .passes.quantize import quantize, quantized_names
+    from .passes.quantize import stored_blocks
 
-    tensors = dict(model.named_parameters(remove_duplicate=False))
     blocks: dict[int, QuantizedWeights] = {}
     scales: dict[str, Array] = {}
     products: dict[tuple[str, ...], RowProduct] = {}
@@ -218,16 +230,14 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
         graph = ir.load(bundle.path(artifact.file)).graph
         if "bits" in artifact.quantization:
             bits, size = int(artifact.quantization["bits"]), int(artifact.quantization["block_size"])
-            done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
-            for name in quantized_names(graph) - set(done):
-                done[name] = quantize(tensors[name].detach().numpy(), bits, size)
+            blocks.setdefault(bits, QuantizedWeights(size, {})).done.update(stored_blocks(graph, bits))
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))
             products[names] = recorded_product(graph, names[0], RowRule(**rule))
         for spec in artifact.inputs:
             scale = graph.initializers.get(f"{spec.name}.scale")
             if scale is not None and scale.const_value is not None:
-                scales[spec.name] = scale.const_value.numpy()
+                scales[spec.name] = np.array(scale.const_value.numpy())  # torch warns of what is mapped
     return Calibration(blocks, scales, products)
 
 

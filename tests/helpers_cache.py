@@ -11,6 +11,7 @@ import torch
 import transformers
 
 Array: TypeAlias = npt.NDArray[np.float32]
+torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
 
 class RoundingCache(transformers.DynamicCache):

@@ -80,7 +80,11 @@ def spm(side: str, **options: Any) -> bytes:
     """A SentencePiece model of one side; ``options`` are the trainer's."""
     sentencepiece = pytest.importorskip("sentencepiece")
     prompts = Path(planforge.exporter.__path__[0], "prompts.txt").read_text(encoding="utf-8")
-    text = ENGLISH * 2 + prompts.split("\n")[0].replace(". ", ".\n") if side == "source" else OTHERS * 2
+    text = (
+        ENGLISH * 2 + prompts.partition(" Call me Ishmael")[0].replace(". ", ".\n")
+        if side == "source"
+        else OTHERS * 2
+    )
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(filter(None, text.split("\n"))),

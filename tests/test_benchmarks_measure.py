@@ -39,6 +39,7 @@ class Session:
             vectors = np.eye(len(work["texts"]), 4, dtype=np.float32)
             return vectors[::-1] if self.how == "turned" else vectors
         count = work["new_tokens"] - (self.how == "ends early" and work["new_tokens"] > 1)
+        self.runs = getattr(self, "runs", 0) + 1
         rows = [[prompt[-1] + 1 + i for i in range(count)] for prompt in work["prompts"]]
         for _ in range(count):
             time.sleep(0.001)
@@ -48,12 +49,13 @@ class Session:
         if work["kind"] == "embed":
             return {"texts_sha256": "", "tokens": 9, **MEAN}
         did = {"prompts": work["prompts"], "beams": 1, "eos": "off", "cache": "fp32"}
-        return {**did, "prefill_logit_rows": 32 if self.how == "all rows" else 1}
+        changed = self.how == "changes" and self.runs > 3
+        return {**did, "prefill_logit_rows": 32 if self.how == "all rows" or changed else 1}
 
 class Fake(System):
     name, packages = "NAME", PACKAGES
     classes = {"fp32": "fp32", "int8": "8-bit", "ends early": "fp32", "all rows": "fp32", "turned": "fp32",
-               "broken": "fp32", "breaks at c": "fp32", "unable": "fp32"}
+               "broken": "fp32", "breaks at c": "fp32", "changes": "fp32", "unable": "fp32"}
     differences = DIFFERENCES
     def prepare(self, checkpoint, kind, precision, out, settings):
         print("this goes to the log, not among the answers")
@@ -178,6 +180,8 @@ def test_unlike_work_is_refused(folder: Path) -> None:
         measure(case(one=entry("one"), two=entry("two", "ends early")), OneCheckpoint(folder), 1)
     with pytest.raises(UnlikeWorkError, match=r"precision of one is 'fp32', of two '8-bit'"):
         measure(case(one=entry("one"), two=entry("two", "int8")), OneCheckpoint(folder), 1)
+    with pytest.raises(UnlikeWorkError, match="prefill_logit_rows of one is 1, of one in round 2 32"):
+        measure(case(one=entry("one", "changes")), OneCheckpoint(folder), 3)
     declared = measure(case(one=entry("one"), two=entry("declared", "all rows")), OneCheckpoint(folder), 1)
     assert declared["entries"]["two"]["differs"] == ["prefill_logit_rows"]
 

@@ -50,13 +50,14 @@ def test_gelu_of_two_tensors_stays_a_sum() -> None:
     assert_fused(model, ["Add", "Gelu"], x=normal(3, 8), y=normal(3, 8, seed=1))
 
 
-def test_a_norm_takes_in_the_residual_before_it() -> None:
+def test_residuals_and_norms_stay_apart() -> None:
+    """ONNX Runtime has both in one, which takes longer."""
     norm = "LayerNormalization <axis = -1, epsilon = 0.001, stash_type = 1>"
     body = f"sum = Add (x, y)\n z = {norm} (sum, scale, shift)\n w = Add (sum, z)"
     inputs = "float[a, b, 8] x, float[a, b, 8] y, float[8] scale, float[8] shift"
     model = graph(body, inputs, "float[a, b, 8] w")
     given = {"x": normal(1, 3, 8), "y": normal(1, 3, 8, seed=1), "scale": normal(8, seed=2)}
-    assert_fused(model, ["SkipLayerNormalization", "Add"], **given, shift=normal(8, seed=3))
+    assert_fused(model, ["Add", "LayerNormalization", "Add"], **given, shift=normal(8, seed=3))
 
 
 RESHAPES = "<int64[4] apart = {0, 0, 2, 4}, int64[3] joined = {0, 0, 8}, int64[3] other = {0, -1, 4}>"

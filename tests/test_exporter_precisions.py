@@ -187,9 +187,9 @@ class Asked:
         return {"": metrics, "text": TextMetrics(**text, finite=True, rows=9)}
 
 
-def steps_of(weight: Array, size: int) -> int:
-    """The largest number of different magnitudes in a block."""
-    return max(len(np.unique(np.abs(block))) for block in weight.reshape(-1, size))
+def numbers_in(weight: Array, size: int) -> int:
+    """The most different numbers that a block has."""
+    return max(len(np.unique(block)) for block in weight.reshape(-1, size))
 
 
 GOOD: dict[str, float] = {}
@@ -214,16 +214,15 @@ def test_the_largest_block_well_inside_the_caps_is_taken(
             ((loss, loss, loss), 32),
         ):
             asked = Asked(*losses)
-            found = chosen_blocks(given, bits, asked)
+            found = chosen_blocks(given, bits, {}, asked)
             assert (found.size, len(asked.roundings)) == (size, len(losses))
             assert {name: blocks.size for name, blocks in found.done.items()} == {"a": size, "b": size}
             for rounding, tried in zip(asked.roundings, (128, 64, 32), strict=False):
                 assert set(rounding.weights) == {"a", "b"} and not rounding.cache_scales
-                for name_of, array in rounding.weights.items():
-                    assert array.shape == given[name_of]().shape
-                    assert steps_of(array, tried) <= 2 ** (bits - 1)
-            if bits == 4:  # in blocks of 128 there would be four times as many
-                assert steps_of(asked.roundings[0].weights["a"], 256) > 8
+                assert all(array.shape == given[name]().shape for name, array in rounding.weights.items())
+                if bits == 4:  # 16 whole numbers; two blocks have scales of their own
+                    assert numbers_in(rounding.weights["a"], tried) <= 16
+                    assert tried == 128 or numbers_in(rounding.weights["a"], 2 * tried) > 16
 
 
 @pytest.mark.parametrize(
@@ -231,15 +230,15 @@ def test_the_largest_block_well_inside_the_caps_is_taken(
 )
 def test_only_blocks_that_divide_all_widths_are_tried(widths: tuple[int, int], sizes: list[int]) -> None:
     asked = Asked(*[BAD4] * len(sizes))
-    found = chosen_blocks(weights(a=widths[0], b=widths[1]), 4, asked)
+    found = chosen_blocks(weights(a=widths[0], b=widths[1]), 4, {}, asked)
     assert (found.size, len(asked.roundings)) == (32, len(sizes))
-    assert chosen_blocks(weights(a=widths[0], b=widths[1]), 4, Asked(GOOD)).size == sizes[0]
+    assert chosen_blocks(weights(a=widths[0], b=widths[1]), 4, {}, Asked(GOOD)).size == sizes[0]
 
 
 def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
     given = weights(**{"h.0.attn.c_attn.weight": 64, "h.0.mlp.c_fc.weight": 40})
     with pytest.raises(ExportError) as caught:
-        chosen_blocks(given, 4, Asked())
+        chosen_blocks(given, 4, {}, Asked())
     words = str(caught.value)
     assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
     assert "export fp32" in words
@@ -336,10 +335,8 @@ shapes = {"seed": st.integers(0, 999), "lengths": st.lists(st.integers(2, 40), m
 def test_measures_are_torchs(seed: int, lengths: list[int], V: int) -> None:
     passages, got = random_passages(seed, lengths, V)
     metrics = measure_text(got, passages)
-    own, want = (
-        torch.from_numpy(np.concatenate(got)),
-        torch.from_numpy(np.concatenate([p.logits for p in passages])),
-    )
+    every = (got, [p.logits for p in passages])
+    own, want = (torch.from_numpy(np.concatenate(logits)).double() for logits in every)
     tokens = torch.tensor([token for p in passages for token in p.tokens[1:]])
     kl = torch.nn.functional.kl_div(
         own.log_softmax(-1), want.log_softmax(-1), reduction="batchmean", log_target=True
@@ -379,12 +376,19 @@ def test_golden_data_gives_the_same_verdict(
 
 
 def test_passages_are_the_texts_in_order_cut_to_the_context() -> None:
-    texts = [[1] * 300, [2] * 100, [3] * 113]
-    whole = [1] * 300 + [2] * 100 + [3] * 113
-    cut = windows(texts, 1024, 50)
-    assert [len(tokens) for tokens in cut] == [PASSAGE_TOKENS, PASSAGE_TOKENS]  # the last, of one, is none
-    assert [token for tokens in cut for token in tokens] == whole[:512]
-    assert [len(tokens) for tokens in windows(texts, 100, 50)] == [100] * 5 + [13]
+    texts = [[1] * 300, [2] * 100, [3] * 369]
+    whole = [token for text in texts for token in text]
+    judged, rest = windows(texts, 1024, 50)
+    assert [len(tokens) for tokens in (*judged, *rest)] == [PASSAGE_TOKENS] * 3  # the last, of one, is none
+    assert [token for tokens in (*judged, *rest) for token in tokens] == whole[:768]
+    judged, rest = windows(texts, 100, 50)
+    assert [len(tokens) for tokens in (*judged, *rest)] == [100] * 7 + [69]
+    assert len(judged) == 5  # three of five
     # 128 MiB of logits: 200,000 tokens of 4 bytes each make 167 rows, and one passage there always is.
-    assert [len(tokens) for tokens in windows(texts, 1024, 200_000)] == [PASSAGE_TOKENS]
-    assert [len(tokens) for tokens in windows(texts, 64, 200_000)] == [64, 64, 64]
+    assert [len(tokens) for tokens in windows(texts, 1024, 200_000)[0]] == [PASSAGE_TOKENS]
+    assert [len(tokens) for tokens in windows(texts, 64, 200_000)[0]] == [64, 64]
+
+
+def test_a_text_of_one_passage_is_judged_and_calibrated_with() -> None:
+    assert windows([[1, 2], [3]], 1024, 50) == ([(1, 2, 3)], [(1, 2, 3)])
+    assert windows([[1]], 1024, 50) == ([], [])

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.exporter.passes import tables
-from planforge.exporter.passes.quantize import QuantizeWeights, quantizable, quantize, quantized_names
+from planforge.exporter.passes.quantize import Blocks, QuantizeWeights, quantizable, quantize, stored_blocks
 from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, SplitSharedTable
 from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
 
@@ -26,7 +26,7 @@ from .helpers_graphs import nodes, normal, parse_graph, run_graph
 Array: TypeAlias = npt.NDArray[np.float32]
 Weights: TypeAlias = dict[str, torch.Tensor]
 
-TOP = {8: 127, 4: 7}  # the largest number that is used; -128 and -8 would have no opposite
+RANGE = {8: (-127, 127), 4: (-8, 7)}  # of whole numbers; of int4 one more on one side counts
 BITS = pytest.mark.parametrize("bits", [8, 4])
 SIZES = pytest.mark.parametrize("size", [128, 64, 32])
 fast = settings(deadline=None, max_examples=60)
@@ -78,10 +78,10 @@ def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
     weight, size = given
     found = quantize(weight, 8, size)
     assert found.size == size and found.scale.shape == found.q.shape[:2] and found.scale.dtype == np.float32
-    assert np.abs(found.q.astype(int)).max() <= TOP[8]
+    assert found.q.min() >= RANGE[8][0] and found.q.max() <= RANGE[8][1]
     # A quotient of up to 127 carries an error of 127 * 2^-23 steps itself.
     off = np.abs(by_block(found.dequantized(), size) - by_block(weight, size))
-    assert (off <= found.scale[..., None] * (0.5 + 127 * 2.0**-22) + 1e-44).all()
+    assert (off <= np.abs(found.scale[..., None]) * (0.5 + 127 * 2.0**-22) + 1e-44).all()
 
 
 @fast
@@ -89,9 +89,9 @@ def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
 def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Array, int]) -> None:
     weight, size = given
     found = quantize(weight, 4, size)
-    assert np.abs(found.q.astype(int)).max() <= TOP[4]
+    assert found.q.min() >= RANGE[4][0] and found.q.max() <= RANGE[4][1]
     blocks = by_block(weight, size)
-    step = np.maximum(np.abs(blocks).max(-1, keepdims=True) / TOP[4], 1e-45)
+    step = np.maximum(np.abs(blocks).max(-1, keepdims=True) / 7, 1e-45)
     plain = np.square(np.rint(blocks / step) * step - blocks).sum(-1)
     own = np.square(by_block(found.dequantized(), size) - blocks).sum(-1)
     assert (own <= plain + 1e-6 * np.square(step[..., 0]) * size).all()
@@ -99,7 +99,7 @@ def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Arr
 
 def test_int4_gains_by_clipping_a_little() -> None:
     blocks = np.random.default_rng(0).standard_normal((64, 4, 128))
-    step = np.abs(blocks).max(-1, keepdims=True) / TOP[4]
+    step = np.abs(blocks).max(-1, keepdims=True) / 7
     plain = np.square(np.rint(blocks / step) * step - blocks).sum()
     found = quantize(blocks.reshape(64, -1).astype(np.float32), 4, 128).dequantized()
     assert np.square(found.reshape(blocks.shape) - blocks).sum() < 0.95 * plain
@@ -138,6 +138,9 @@ def test_packed_numbers_lie_as_the_operator_reads_them(bits: int, given: tuple[A
     assert packed.dtype == np.uint8
     assert packed.shape == (len(weight), weight.shape[1] // size, size * bits // 8)
     np.testing.assert_array_equal(unpacked(packed, bits), found.q)
+    again = Blocks.unpacked(packed, found.scale, bits)
+    assert again.q.dtype == np.int8
+    np.testing.assert_array_equal(again.dequantized(), found.dequantized())
 
 
 def test_a_width_that_no_block_divides_is_named() -> None:
@@ -150,6 +153,8 @@ TURN = "turned = Transpose <perm = [1, 0]> (weight)\n"
 FORMS = {
     "MatMul by a weight stored transposed": f"{TURN} y = MatMul (x, turned)",
     "MatMul by a Transpose": f"{TURN} y = MatMul (x, turned)\n z = Abs (weight)",
+    "MatMul and a sum": f"{TURN} product = MatMul (x, turned)\n y = Add (product, bias)",
+    "a sum with a MatMul": f"{TURN} product = MatMul (x, turned)\n y = Add (bias, product)",
     "Gemm by rows": "y = Gemm <transB = 1> (x, weight)",
     "Gemm by rows and bias": "y = Gemm <transB = 1> (x, weight, bias)",
     "Gemm by columns and bias": f"{TURN} y = Gemm (x, turned, bias)",
@@ -212,16 +217,16 @@ def assert_product(got: Array, x: Array, weight: Array, size: int, bias: Array |
 def test_a_product_by_a_quantized_weight(form: str, bits: int, size: int) -> None:
     given = parameters()
     body, more = FORMS[form], ", float[48, 256] z" if "z = " in FORMS[form] else ""
-    if "bias" not in form:
+    if "bias" not in body:
         del given["bias"]
     model = graph(body, given, more=more)
     QuantizeWeights(bits, size)(model)
     (product,) = nodes(model, "MatMulNBits")
-    assert not nodes(model, "MatMul") and not nodes(model, "Gemm")
+    assert not any(nodes(model, operator) for operator in ("MatMul", "Gemm", "Add"))
     attributes = {name: product.attributes.get_int(name) for name in ("bits", "block_size", "accuracy_level")}
     assert attributes == {"bits": bits, "block_size": size, "accuracy_level": 4}
     weight = weight_of(product)
-    step = np.abs(by_block(given["weight"].numpy(), size)).max(-1) / TOP[bits]
+    step = np.abs(by_block(given["weight"].numpy(), size)).max(-1) / RANGE[bits][1]
     off = np.abs(by_block(weight - given["weight"].numpy(), size)).max(-1)
     assert (off <= step * (0.51 if bits == 8 else 2.5)).all()  # int4 may clip a quarter of 7 steps
     x = normal(5, K, seed=3) * np.exp(normal(5, K, seed=4))
@@ -255,7 +260,9 @@ def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
     y, embedded = run_graph(model, x=x, ids=ids)
     np.testing.assert_array_equal(embedded, weight[ids])  # a row is read, not computed with
     assert_product(y, x, weight, 64)
-    assert quantized_names(model.graph) == {"weight"}
+    stored = stored_blocks(model.graph, bits)
+    assert list(stored) == ["weight"] and not stored_blocks(model.graph, 12 - bits)
+    np.testing.assert_array_equal(stored["weight"].dequantized(), weight)
 
 
 def test_a_lookup_alone_is_exact_too() -> None:
@@ -282,21 +289,37 @@ def test_a_narrow_head_stays_as_it_is(rows: int, rounded: bool) -> None:
         np.testing.assert_allclose(run_graph(model, x=x)[0], want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "y = Gemm <transB = 1, alpha = 0.5> (x, weight, bias)",
-        "y = Gemm <transB = 1, beta = 2.0> (x, weight, bias)",
-        "across = Transpose <perm = [1, 0]> (x)\n y = Gemm <transA = 1, transB = 1> (across, weight, bias)",
-    ],
-)
+ACROSS = "across = Transpose <perm = [1, 0]> (x)\n"
+OTHERS = {
+    "alpha": "y = Gemm <transB = 1, alpha = 0.5> (x, weight, bias)",
+    "beta": "y = Gemm <transB = 1, beta = 2.0> (x, weight, bias)",
+    "transA": f"{ACROSS} y = Gemm <transA = 1, transB = 1> (across, weight, bias)",
+    "two sums": "inner = Gemm <transB = 1> (x, weight, bias)\n y = Add (inner, bias)",
+    "the product is a result too": f"{TURN} z = MatMul (x, turned)\n y = Add (z, bias)",
+    "the product is read twice": f"{TURN} a = MatMul (x, turned)\n b = Add (a, bias)\n y = Mul (a, b)",
+    "the sum with another product": f"{TURN} a = MatMul (x, turned)\n b = Abs (a)\n y = Add (a, b)",
+}
+
+
 @pytest.mark.parametrize("split", [False, True])
-def test_other_sums_are_still_computed(body: str, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_sums_are_still_computed(form: str, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 40)
-    model, x = graph(body, parameters()), normal(4, K)
-    want = run_graph(model, x=x)[0]
+    given, x = parameters(), normal(4, K)
+    model = graph(OTHERS[form], given, more=", float[n, 48] z" if " z = " in OTHERS[form] else "")
+    want = run_graph(model, x=x)
     (SplitSharedTable() if split else QuantizeWeights(8, 32))(model)
-    np.testing.assert_allclose(run_graph(model, x=x)[0], want, atol=1e-4 if split else 0.5)
+    for got, exact in zip(run_graph(model, x=x), want, strict=True):
+        # Both sides are rounded to 127 steps: a hundredth of the results' size.
+        np.testing.assert_allclose(got, exact, atol=1e-3 if split else 0.03 * np.abs(exact).max())
+
+
+def test_a_sum_with_a_single_number_is_still_computed() -> None:
+    given = {**parameters(), "bias": torch.tensor([0.5])}
+    model, x = graph(FORMS["MatMul and a sum"], given), normal(4, K)
+    want = run_graph(model, x=x)[0]
+    QuantizeWeights(8, 32)(model)
+    np.testing.assert_allclose(run_graph(model, x=x)[0], want, atol=0.5)
 
 
 def test_a_weight_of_two_graphs_is_rounded_once() -> None:

@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file
 
 from planforge.exporter import export, pipeline, verify
-from planforge.exporter.calibration import Calibration, recorded
+from planforge.exporter.calibration import Calibration, calibrate, recorded
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.source import DEMOS
 from planforge.exporter.verification import verify as verify_module
@@ -58,7 +58,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         found.append(calibrate(*arguments))
         return found[0]
 
-    calibrate = pipeline.calibrate
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "calibrate", watched)
         names = ["fp32", "int8", "int4", "fp32-kv8", "int8-kv8"]
@@ -68,8 +67,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.fixture(scope="module")
 def published() -> transformers.GPT2LMHeadModel:
-    model = transformers.GPT2LMHeadModel.from_pretrained(DEMO, dtype=torch.float32)
-    return model.eval()
+    model: transformers.GPT2LMHeadModel = transformers.GPT2LMHeadModel.from_pretrained(
+        DEMO, dtype=torch.float32
+    )
+    model.eval()
+    return model
 
 
 def test_every_precision_passes_its_gate(exported: Exported) -> None:
@@ -121,7 +123,7 @@ def test_an_int8_cache_takes_a_quarter_and_its_model_runs(exported: Exported) ->
     texts = {}
     for precision in ("fp32", "int8-kv8"):
         with load(exported.folder, precision=precision, threads=1) as model:
-            texts[precision] = model.generate("And God said", max_new_tokens=8).token_ids  # type: ignore[union-attr]
+            texts[precision] = model.generate("And God said", max_new_tokens=8).token_ids
     assert texts["int8-kv8"] == texts["fp32"]
 
 
@@ -181,16 +183,20 @@ def test_int8_slots_are_the_rounded_keys_and_values(
 
 
 def test_a_later_verification_finds_the_calibration_of_the_export(exported: Exported) -> None:
-    bundle = Bundle.open(exported.folder)
-    again, first = recorded(bundle, load_model(DEMO)), exported.calibration
+    again, first = recorded(Bundle.open(exported.folder)), exported.calibration
     assert set(again.blocks) == set(first.blocks) == {8, 4}
+    parameters = dict(load_model(DEMO).named_parameters())
     for bits, weights in again.blocks.items():
         assert weights.size == first.blocks[bits].size
         assert set(weights.done) == set(first.blocks[bits].done)
-        assert "wte.weight" in weights.done and "wpe.weight" not in weights.done
+        assert set(weights.done) == {n for n, p in parameters.items() if p.ndim == 2} - {"wpe.weight"}
         for name, blocks in weights.done.items():
             np.testing.assert_array_equal(blocks.q, first.blocks[bits].done[name].q)
             np.testing.assert_array_equal(blocks.scale, first.blocks[bits].done[name].scale)
+            if bits == 8:
+                off = np.abs(blocks.dequantized() - parameters[name].detach().numpy())
+                steps = np.abs(blocks.scale).repeat(weights.size, axis=1)
+                assert (off <= 0.501 * steps).all()
     assert set(again.cache_scales) == set(first.cache_scales)
     for name, scale in again.cache_scales.items():
         np.testing.assert_array_equal(scale, first.cache_scales[name])

@@ -12,6 +12,7 @@ NEW = 32
 BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPTS = (128, 256, 512, 1024 - NEW)
 PRECISIONS = ("fp32", "int8")
+SIZES = {CHECKPOINT: ("int8", "int4"), "gpt2-medium": ("int8", "int4"), "gpt2-large": ("int8",)}
 ALONE = "these are figures of PlanForge, beside no other system"
 
 
@@ -38,8 +39,8 @@ def cases(work: Path) -> list[Case]:
     }
     sizes = {
         f"{checkpoint} {precision}": entry(precision, generation(1, 32, NEW), checkpoint, checkpoint)
-        for checkpoint in (CHECKPOINT, "gpt2-medium", "gpt2-large")
-        for precision in ("int8", "int4")
+        for checkpoint, precisions in SIZES.items()
+        for precision in precisions
     }
     one = generation(1, 32, 64)
     threads = {

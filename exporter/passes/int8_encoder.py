@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from .int8_rows import RowProduct, RowRule
-from .weights import MICROSOFT, Weight, constant_weight, initializer
+from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of
 
 # What the constants of a product are called, behind its first parameter's name.
 COLUMNS, SCALE, UNSMOOTHING = ".int8.columns", ".scale", ".unsmoothing"
@@ -39,19 +39,6 @@ class Linears:
     def biases(self) -> list[ir.Node | None]:
         """Of each product, the Add of a constant vector that alone reads it."""
         return [bias_of(matmul) for matmul in self.matmuls]
-
-
-def bias_of(matmul: ir.Node) -> ir.Node | None:
-    uses = list(matmul.outputs[0].uses())
-    if len(uses) != 1 or uses[0].node.op_type != "Add":
-        return None
-    return uses[0].node if vector_of(uses[0].node) is not None else None
-
-
-def vector_of(add: ir.Node) -> ir.Value | None:
-    """The constant vector that an Add adds."""
-    constants = [v for v in add.inputs if v is not None and v.const_value is not None]
-    return next((v for v in constants if v.const_value is not None and len(v.const_value.shape) == 1), None)
 
 
 def linears_of(graph: ir.Graph) -> list[Linears]:

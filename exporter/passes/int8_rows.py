@@ -17,11 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .compensation import compensated, nearest
+
 Array = npt.NDArray[np.float32]
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8)  # how much of a column's range moves from activations into weights
 WORTH = 0.8  # smoothing costs a product over x: only where it leaves less than this share of the error
-DAMPING = 0.01  # of the mean of the diagonal of x^T x, added to it
+TOP = 127  # of a weight
 ONE_SIDED = 0.25  # below this share of the largest value, negative values get only the room they need
 TINY = 1e-6
 
@@ -88,7 +90,7 @@ class RowProduct:
 
     def dequantized(self) -> Array:
         """(K, N)."""
-        weight = self.weight * self.scale
+        weight: Array = self.weight * self.scale
         return weight if self.smoothing is None else weight / self.smoothing[:, None]
 
 
@@ -105,7 +107,7 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
         # Compensation roughly halves the weights' error: half the error of the nearest stands in for it.
         scaled = weight * s[:, None]
         scale = column_scales(scaled)
-        nearly = (scaled + nearest(scaled, scale) * scale) / 2
+        nearly = (scaled + nearest(scaled, scale, -TOP, TOP) * scale) / 2
         error = float(np.square(RowRule.of(x / s).rounded(held / s) @ nearly - exact).sum())
         if best is None or error < best[0] * (WORTH if best[1] is None else 1.0):
             best = error, None if alpha is None else s
@@ -113,7 +115,7 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
     s = np.ones(len(weight), np.float32) if best[1] is None else best[1]
     scaled = weight * s[:, None]
     scale = column_scales(scaled)
-    return RowProduct(best[1], RowRule.of(x / s), compensated(scaled, scale, x / s), scale)
+    return RowProduct(best[1], RowRule.of(x / s), compensated(scaled, scale[None], -TOP, TOP, x / s), scale)
 
 
 def smoothing_of(x: Array, weight: Array, alpha: float) -> Array:
@@ -127,32 +129,4 @@ def smoothing_of(x: Array, weight: Array, alpha: float) -> Array:
 
 
 def column_scales(weight: Array) -> Array:
-    return (np.maximum(np.abs(weight).max(axis=0), 1e-12) / 127).astype(np.float32)
-
-
-def nearest(weight: Array, scale: Array) -> npt.NDArray[np.int8]:
-    return np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
-
-
-def compensated(weight: Array, scale: Array, x: Array, block: int = 64) -> npt.NDArray[np.int8]:
-    """int8 weights (K, N) whose products with x (M, K) stay closest: a row's error goes into later rows.
-
-    Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
-    """
-    K = len(weight)
-    hessian = (x.T @ x).astype(np.float64)
-    hessian[np.diag_indices(K)] += DAMPING * np.trace(hessian) / K + 1e-12
-    order = np.argsort(-np.diag(hessian), kind="stable")
-    rest = weight[order].astype(np.float32)
-    upper = np.linalg.cholesky(np.linalg.inv(hessian[np.ix_(order, order)])).T.astype(np.float32)
-    rounded = np.empty(weight.shape, np.int8)
-    for begin in range(0, K, block):
-        end = min(begin + block, K)
-        errors = np.empty((end - begin, weight.shape[1]), np.float32)
-        for i in range(begin, end):
-            q = nearest(rest[i], scale)
-            rounded[order[i]] = q
-            errors[i - begin] = (rest[i] - q * scale) / upper[i, i]
-            rest[i:end] -= np.outer(upper[i, i:end], errors[i - begin])
-        rest[end:] -= upper[begin:end, end:].T @ errors
-    return rounded
+    return (np.maximum(np.abs(weight).max(axis=0), 1e-12) / TOP).astype(np.float32)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from .compensation import compensated, nearest
 from .tables import part_of_bias, parts_of, replace_by_parts
-from .weights import MICROSOFT, Weight, constant_weight, initializer, view_of
+from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of, view_of
 
 Array = npt.NDArray[np.float32]
 
@@ -22,12 +23,13 @@ BLOCK_SIZES = (128, 64, 32)  # columns that share a scale
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
 LEAST_ROWS = 32  # narrower results, such as classes, stay as they are
 # Steps of a scale below the largest magnitude that int4 tries: clipping a little can round the rest better.
-CLIPS = {8: (1.0,), 4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
+# With 8 / 7 the extreme becomes -7, so that its opposite is there too.
+CLIPS = {8: (1.0,), 4: (8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A weight (N, K) in whole numbers: q * scale, with q from -2^(bits-1) + 1 to 2^(bits-1) - 1.
+    """A weight (N, K) in whole numbers: q * scale, with q from -127 to 127 or from -8 to 7.
 
     Attributes:
         q: (N, K / b, b) int8.
@@ -46,6 +48,13 @@ class Blocks:
         """(N, K)."""
         return (self.q * self.scale[..., None]).reshape(len(self.q), -1)
 
+    @staticmethod
+    def unpacked(packed: npt.NDArray[np.uint8], scale: Array, bits: int) -> Blocks:
+        """What `packed` made."""
+        if bits == 4:
+            packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
+        return Blocks((packed.astype(np.int16) - (1 << (bits - 1))).astype(np.int8), scale, bits)
+
     def packed(self) -> npt.NDArray[np.uint8]:
         """(N, K / b, b * bits / 8): around 2^(bits-1); of int4 the first of two numbers is the low half."""
         offset = self.q.view(np.uint8) + np.uint8(1 << (self.bits - 1))  # wraps around, as it should
@@ -54,8 +63,11 @@ class Blocks:
         return np.asarray(offset[..., 0::2] | (offset[..., 1::2] << 4))
 
 
-def quantize(weight: Array, bits: int, size: int) -> Blocks:
+def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> Blocks:
     """Rounds a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
+
+    Args:
+        seen: rows (M, K) like those that the weight will multiply: their products stay close, too.
 
     Raises:
         ValueError: K is not a multiple of `size`.
@@ -64,12 +76,13 @@ def quantize(weight: Array, bits: int, size: int) -> Blocks:
     if K % size:
         raise ValueError(f"a width of {K} is not a multiple of the block of {size}")
     blocks = np.ascontiguousarray(weight, np.float32).reshape(N, K // size, size)
-    largest = np.maximum(np.abs(blocks).max(-1), np.finfo(np.float32).tiny)  # (N, K / b)
-    top = (1 << (bits - 1)) - 1
+    low, top, largest = 1 - (1 << (bits - 1)), (1 << (bits - 1)) - 1, extreme(blocks)
+    if bits == 4:  # one of 16 steps more: the extreme itself becomes -8
+        low, largest = low - 1, -largest * (top / (top + 1))
     best: tuple[Array, npt.NDArray[np.int8], Array] | None = None
     for clip in CLIPS[bits]:
         scale = largest * np.float32(clip / top)
-        q = np.clip(np.rint(blocks / scale[..., None]), -top, top).astype(np.int8)
+        q = nearest(blocks, scale[..., None], low, top)
         error = np.square(q * scale[..., None] - blocks).sum(-1) if len(CLIPS[bits]) > 1 else largest
         if best is None:
             best = error, q, scale
@@ -78,7 +91,11 @@ def quantize(weight: Array, bits: int, size: int) -> Blocks:
             for old, new in zip(best, (error, q, scale), strict=True):
                 old[better] = new[better]  # type: ignore[index]
     assert best is not None
-    return Blocks(best[1], best[2], bits)
+    _, q, scale = best
+    if seen is not None:
+        columns = compensated(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, seen)
+        q = np.ascontiguousarray(columns.T).reshape(q.shape)
+    return Blocks(q, scale, bits)
 
 
 def products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
@@ -106,10 +123,28 @@ def quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
     return found
 
 
-def quantized_names(graph: ir.Graph) -> set[str]:
-    """The weights that `QuantizeWeights` has rounded."""
-    found = (re.fullmatch(r"(.+)\.int[48]\.(\d+|table)", name) for name in graph.initializers)
-    return {match[1] for match in found if match}
+def stored_blocks(graph: ir.Graph, bits: int) -> dict[str, Blocks]:
+    """The weights that `QuantizeWeights` has rounded, by name."""
+    parts: dict[str, dict[int, tuple[npt.NDArray[np.uint8], Array]]] = {}
+    for key in graph.initializers:
+        if match := re.fullmatch(rf"(.+)\.int{bits}\.(\d+)", key):
+            scale = graph.initializers[f"{match[1]}.int{bits}.scale.{match[2]}"]
+            packed = graph.initializers[key]
+            assert packed.const_value is not None and scale.const_value is not None
+            both = packed.const_value.numpy(), scale.const_value.numpy()
+            parts.setdefault(match[1], {})[int(match[2])] = both
+    found = {}
+    for name, by_row in parts.items():
+        both = [np.concatenate([by_row[first][i] for first in sorted(by_row)]) for i in (0, 1)]
+        found[name] = Blocks.unpacked(both[0], both[1], bits)
+    return found
+
+
+def extreme(blocks: Array) -> Array:
+    """The value of the largest magnitude (N, K / b) of each block (N, K / b, b); never zero."""
+    where = np.abs(blocks).argmax(-1)[..., None]
+    found: Array = np.take_along_axis(blocks, where, -1)[..., 0]
+    return np.where(found == 0, np.finfo(np.float32).tiny, found)
 
 
 class QuantizeWeights(ir.passes.InPlacePass):
@@ -158,6 +193,11 @@ class QuantizeWeights(ir.passes.InPlacePass):
         blocks = self.blocks(weight.name, weight.array)
         packed, scale = self.stored(weight.name, blocks)
         K = blocks.scale.shape[1] * self.size
+        if (add := bias_of(node)) is not None:  # the product adds it too
+            weight = replace(weight, bias=vector_of(add))
+            ir.convenience.replace_all_uses_with(add.outputs[0], node.outputs[0], replace_graph_outputs=True)
+            node.outputs[0].name, add.outputs[0].name = add.outputs[0].name, None
+            graph.remove(add, safe=True)
         attributes = {"K": K, "bits": self.bits, "block_size": self.size, "accuracy_level": ACCURACY_INT8}
 
         def part(first: int, rows: int) -> ir.Node:

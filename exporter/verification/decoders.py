@@ -69,12 +69,14 @@ class Expectation:
         passages: real text, of which every token is predicted; none where no graph has whole numbers.
         context: tokens that fill the whole context.
         context_logits: (CONTEXT_ROWS, V) PyTorch's at its last positions.
+        texts: real text beside the passages, to calibrate with; golden data does without.
     """
 
     samples: tuple[Sample, ...]
     passages: tuple[Passage, ...]
     context: tuple[int, ...]
     context_logits: Logits
+    texts: tuple[tuple[int, ...], ...] = ()
 
 
 def expect(model: GPT2, bundle: Bundle, prompts: Sequence[str]) -> Expectation:
@@ -103,6 +105,14 @@ def gaps(model: GPT2, bundle: Bundle, expected: Expectation, rounding: Rounding)
     from .decoder_reference import Reference
 
     return Reference(model).gaps(expected.samples, expected.passages, rounding)
+
+
+def run_texts(model: GPT2, expected: Expectation) -> None:
+    """Runs PyTorch over the texts to calibrate with."""
+    from .decoder_reference import Reference
+
+    for tokens in expected.texts:
+        Reference(model).logits(tokens, slice(None))
 
 
 def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
@@ -137,9 +147,9 @@ def expectation_of(
     text = [token for tokens in encoded for token in tokens]
     filled = (text * (context // len(text) + 1))[:context]
     last = reference.logits(filled, slice(-min(CONTEXT_ROWS, context - 1), None))
-    cut = windows(encoded, context, reference.config.vocab_size) if with_text else []
-    passages = tuple(passage_of(tokens, reference.logits(tokens[:-1], slice(None))) for tokens in cut)
-    return Expectation(tuple(samples), passages, tuple(filled), last)
+    judged, texts = windows(encoded, context, reference.config.vocab_size) if with_text else ([], [])
+    passages = tuple(passage_of(tokens, reference.logits(tokens[:-1], slice(None))) for tokens in judged)
+    return Expectation(tuple(samples), passages, tuple(filled), last, tuple(texts))
 
 
 def compare(

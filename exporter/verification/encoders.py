@@ -229,6 +229,12 @@ def gaps(model: Bert, bundle: Bundle, expected: Expectation, rounding: Rounding)
     return found
 
 
+def run_texts(model: Bert, expected: Expectation) -> None:
+    """Runs PyTorch over the texts to calibrate with."""
+    for piece in expected.texts:
+        run_model(model, piece)
+
+
 def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
     """The limits of each output's metrics, from the one table and from what rounding does in PyTorch.
 

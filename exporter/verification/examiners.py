@@ -23,6 +23,10 @@ class Examiner(Protocol):
 
     def gaps(self, model: Any, bundle: Bundle, expected: Any, rounding: Rounding) -> Gaps: ...
 
+    def run_texts(self, model: Any, expected: Any) -> None:
+        """Runs PyTorch over real text that no comparison uses."""
+        ...
+
     def limits(self, bundle: Bundle, expected: Any, precision: str, gaps: Gaps) -> dict[str, float]: ...
 
     def compare(

@@ -18,6 +18,7 @@ from ...runtime.decoding.sampling import token_logprobs
 from .gate import Logits, kl_divergence, plain
 
 PASSAGE_TOKENS = 256  # at most of one, and at most the context
+JUDGED = 0.6  # of the passages; the others are for calibration
 LOGITS_BYTES = 128 * 2**20  # of all passages together
 GOLDEN_ROWS = 8  # of each passage, whose logits golden data keeps
 Integers = npt.NDArray[np.int64]
@@ -71,13 +72,21 @@ class TextMetrics:
         return {name: plain(value) for name, value in vars(self).items()}
 
 
-def windows(encoded: Sequence[Sequence[int]], context: int, vocab_size: int) -> list[tuple[int, ...]]:
-    """Texts one after the other, cut to passages; as many as their logits' memory allows."""
+def windows(
+    encoded: Sequence[Sequence[int]], context: int, vocab_size: int
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Texts one after the other, cut to passages: those to judge with, and the rest, to calibrate with.
+
+    Of what is judged PyTorch's logits are held in memory, so it is no more than that allows. A text of a
+    single passage is both.
+    """
     text = [token for tokens in encoded for token in tokens]
     length = min(PASSAGE_TOKENS, context)
-    most = max(length, min(len(text), LOGITS_BYTES // (4 * vocab_size)))
-    cut = [tuple(text[i : i + length]) for i in range(0, most, length)]
-    return [tokens for tokens in cut if len(tokens) > 1]
+    cut = [tuple(text[start : start + length]) for start in range(0, len(text), length)]
+    cut = [tokens for tokens in cut if len(tokens) > 1]
+    allowed = LOGITS_BYTES // (4 * vocab_size * length)
+    judged = max(1, min(allowed, round(JUDGED * len(cut))))
+    return cut[:judged], cut[judged:] or cut
 
 
 def passage_of(tokens: tuple[int, ...], logits: Logits) -> Passage:

@@ -64,9 +64,10 @@ class Rounding:
                 hook.remove()
 
 
-def module_of(model: nn.Module, weight: str) -> nn.Module:
-    """The module that a weight belongs to."""
-    return model.get_submodule(weight.rpartition(".")[0])
+def linear_of(model: nn.Module, weight: str) -> nn.Linear | None:
+    """The module that multiplies by a weight, by whichever name; None if the weight is only looked up."""
+    parameter = model.get_parameter(weight)
+    return next((m for m in model.modules() if isinstance(m, nn.Linear) and m.weight is parameter), None)
 
 
 def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) -> list[RemovableHandle]:
@@ -77,7 +78,8 @@ def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) ->
         flat = product.rounded_rows(x.reshape(-1, x.shape[-1]).numpy())
         return (torch.from_numpy(flat).view(x.shape),)
 
-    return [module_of(model, name).register_forward_pre_hook(rounded) for name in names]
+    linears = [linear_of(model, name) for name in names]
+    return [linear.register_forward_pre_hook(rounded) for linear in linears if linear is not None]
 
 
 class RoundedCache(GrowingCache):

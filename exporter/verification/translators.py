@@ -125,6 +125,14 @@ def gaps(model: Transformer, bundle: Bundle, expected: Expectation, rounding: Ro
     return expected.reference.gaps(expected.samples, rounding)
 
 
+def run_texts(model: Transformer, expected: Expectation) -> None:
+    """Runs PyTorch over the samples: a translator has no other text with a translation."""
+    del model
+    assert expected.reference is not None
+    for sample in expected.samples:
+        expected.reference.results(sample.source, sample.target)
+
+
 def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
     """The limits of a precision, from the one table and from what rounding does in PyTorch.
 
@@ -321,4 +329,4 @@ def beams_case(
     return run
 
 
-__all__ = ["compare", "expect", "from_arrays", "gaps", "limits", "to_arrays"]  # an Examiner
+__all__ = ["compare", "expect", "from_arrays", "gaps", "limits", "run_texts", "to_arrays"]  # an Examiner

@@ -225,7 +225,7 @@ def refuse_overflow(needed: int, capacity: int) -> None:
 
 
 class GroupQueryCache(SlotCache):
-    """`ort`: as `inplace`, but several tokens on top of a past go row by row, which is all its kernel takes."""
+    """`ort`: as `inplace`, but several tokens on top of a past go row by row: its kernel takes no more."""
 
     def step(
         self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS

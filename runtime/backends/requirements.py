@@ -1,0 +1,47 @@
+"""What a graph's operators need of ONNX Runtime and of the processor."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from pathlib import Path
+
+from ..bundle.manifest import Artifact
+from ..errors import BackendUnavailableError
+
+log = logging.getLogger("planforge")
+
+# The first versions whose CPU provider ran such graphs, of all from 1.20 to 1.31.
+WHOLE_NUMBERS, WHOLE_NUMBER_CACHE = (1, 23), (1, 27)
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def check_version(artifact: Artifact, installed: str) -> None:
+    """Refuses a graph that an older ONNX Runtime would not open, or answer with an error at its first step.
+
+    Raises:
+        BackendUnavailableError: names the version that is needed, and the command that installs it.
+    """
+    chosen = artifact.quantization
+    needed = WHOLE_NUMBER_CACHE if "cache_bits" in chosen else WHOLE_NUMBERS if chosen else (0,)
+    found = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
+    if found and found < needed:
+        version = ".".join(map(str, needed))
+        raise BackendUnavailableError(
+            f"{artifact.id} needs ONNX Runtime {version} or newer, installed is {installed}: pip install"
+            f" 'onnxruntime>={version}', or load another precision"
+        )
+
+
+def say_if_slow(artifact: Artifact, machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> None:
+    """Warns where whole numbers run without vector instructions: right, but slower than fp32 may be."""
+    if not artifact.quantization.get("bits") or machine not in ("x86_64", "AMD64") or not cpuinfo.exists():
+        return
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), None)
+    if flags is not None and "avx2" not in flags:
+        log.warning(
+            "this processor has no AVX2, so ONNX Runtime multiplies %s in its plain loops; compare it with"
+            " precision='fp32' by `planforge bench`",
+            artifact.id,
+        )
