@@ -31,7 +31,9 @@ Array = npt.NDArray[np.float32]
 # the coarser steps.
 HEADROOM = 1.25
 CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many give nearly the same
-CHOSEN_WITHIN = 0.5  # of a cap; the rest is for what activations lose
+# Shares of the caps that weights alone may take; the rest is for what activations lose. Counted words are
+# coarse: where no block keeps them, the gate will say so, and the largest that is close otherwise will do.
+CLOSE, COUNTED_CLOSE = 0.5, 0.9
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def chosen_blocks(
     gaps: Callable[[Rounding], Gaps],
 ) -> QuantizedWeights:
     from .passes.quantize import BLOCK_SIZES, quantize
-    from .verification.gate import CAPS
+    from .verification.gate import CAPS, COUNTED
     from .verification.rounding import Rounding
 
     odd = {name: read().shape[1] for name, read in weights.items() if read().shape[1] % BLOCK_SIZES[-1]}
@@ -152,16 +154,22 @@ def chosen_blocks(
         )
     fitting = [size for size in BLOCK_SIZES if all(read().shape[1] % size == 0 for read in weights.values())]
     caps = CAPS[f"int{bits}"]
+    close: QuantizedWeights | None = None
     for size in fitting:
         done = {name: quantize(read(), bits, size, rows.get(name)) for name, read in weights.items()}
         found = QuantizedWeights(size, done)
-        rounding = Rounding(weights={name: blocks.dequantized() for name, blocks in found.done.items()})
-        measured = [
-            (caps[name], getattr(gap, name)) for gap in gaps(rounding).values() for name in gap.LIMITED
+        rounding = Rounding(weights={name: blocks.dequantized() for name, blocks in done.items()})
+        shares = [
+            (name in COUNTED, getattr(gap, name) / caps[name])
+            for gap in gaps(rounding).values()
+            for name in gap.LIMITED
         ]
-        if all(value <= CHOSEN_WITHIN * cap for cap, value in measured):
-            break
-    return found
+        is_close = all(share <= CLOSE for counted, share in shares if not counted)
+        if is_close and all(share <= COUNTED_CLOSE for counted, share in shares if counted):
+            return found
+        if is_close and close is None:
+            close = found
+    return close or found
 
 
 def cache_scales(model: Any, expected: Any) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 import pytest
 import torch
 import transformers
@@ -33,6 +34,7 @@ from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
 from planforge.runtime.errors import ContextLengthError, InputError
 
 from .helpers_cache import RoundingCache, in_steps
+from .helpers_graphs import nodes
 from .helpers_models import TINY, reference_logits, tiny_gpt2
 
 Array: TypeAlias = npt.NDArray[np.float32]
@@ -46,10 +48,12 @@ class Tiny:
     """A random GPT-2, and its graphs of the `ort` dialect in the runtime's own loop.
 
     Attributes:
+        graph: in fp32.
         scales: of its keys and values in int8, (H * D,); some are small enough to clip.
     """
 
     published: transformers.GPT2LMHeadModel
+    graph: ir.Model
     fp32: Decoder
     kv8: Decoder
     scales: Mapping[str, Array]
@@ -68,7 +72,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     artifacts = [artifact_of(recipe, p, f"onnx/{p}.onnx", "onnx/w.data") for p in ("fp32", "fp32-kv8")]
     write_graphs(graphs, artifacts, Calibration(cache_scales=scales), folder)
     fp32, kv8 = (Decoder(OrtProgram(folder / a.file, threads=1), a) for a in artifacts)
-    return Tiny(published, fp32, kv8, scales)
+    return Tiny(published, ir.load(folder / "onnx/fp32.onnx"), fp32, kv8, scales)
 
 
 def scales_of(published: transformers.GPT2LMHeadModel) -> dict[str, Array]:
@@ -130,7 +134,7 @@ class Session:
 
     def __init__(self, tiny: Tiny, rounded: bool, data: st.DataObject) -> None:
         self.reference = Reference(tiny, rounded)
-        self.tolerance = 2e-3 if rounded else 1e-4  # of whole numbers that lie between two steps
+        self.tolerance = 2e-2 if rounded else 1e-4  # a number between two steps may become either
         self.data = data
         self.batch = data.draw(st.integers(1, 4), "batch")
         garbage = data.draw(st.sampled_from([np.nan, 7e3, 0.0]), "garbage")
@@ -186,7 +190,7 @@ class Session:
 STEPS = ["prefill", "decode", "truncate", "copy", "any_rows"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_whatever_way_tokens_come_the_logits_are_those_of_one_pass(tiny: Tiny, data: st.DataObject) -> None:
     session = Session(tiny, False, data)
@@ -194,7 +198,7 @@ def test_whatever_way_tokens_come_the_logits_are_those_of_one_pass(tiny: Tiny, d
         getattr(session, step)()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_an_int8_cache_holds_and_reads_rounded_numbers(tiny: Tiny, data: st.DataObject) -> None:
     session = Session(tiny, True, data)
@@ -301,7 +305,23 @@ def test_rows_that_see_a_source_take_several_tokens_at_batch_1_only(tiny: Tiny) 
         cache.step(ids, np.ones_like(ids, bool), np.array([0]), ("logits", "cross_attentions.0"))
 
 
-def test_the_graph_is_fused_and_its_cache_written_in_place(tiny: Tiny) -> None:
+def test_the_graph_is_fused_and_computes_few_rows_behind_the_last_attention(tiny: Tiny) -> None:
+    operators = [node.op_type for node in tiny.graph.graph]
+    assert not {"Split", "Transpose", "Gelu", "Softmax", "Concat", "Where"} & set(operators)
+    attention = nodes(tiny.graph, "GroupQueryAttention")
+    assert len(attention) == operators.count("FastGelu") == LAYERS
+    for node in attention:  # queries, keys and values side by side
+        assert [value is None for value in node.inputs[:3]] == [False, True, True]
+    every = list(tiny.graph.graph)
+    behind = every[every.index(attention[-1]) :]
+    products = [node for node in behind if node.op_type in ("MatMul", "Gemm")]
+    assert len(products) == 4  # of the attention, two of the feed-forward part, and the head
+    for node in products:
+        assert node.inputs[0] is not None and node.inputs[0].shape is not None
+        assert len(node.inputs[0].shape) == 2 and str(node.inputs[0].shape[0]) == "rows"
+
+
+def test_the_cache_is_written_in_place(tiny: Tiny) -> None:
     artifact: Artifact = tiny.fp32.artifact
     assert artifact.aliases == {name.replace("cache", "present"): name for name in SLOTS}
     assert (artifact.padding_side, artifact.input("past.0.key").dtype) == ("right", "float32")

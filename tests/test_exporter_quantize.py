@@ -148,6 +148,43 @@ def test_a_width_that_no_block_divides_is_named() -> None:
         quantize(np.zeros((4, 96), np.float32), 8, 64)
 
 
+def correlated(rows: int, width: int) -> Array:
+    """Rows (rows, width) whose columns are mixtures of a few, as activations are, of unlike size."""
+    mixed = normal(rows, 12, seed=5) @ normal(12, width, seed=6) + 0.3 * normal(rows, width, seed=7)
+    return np.asarray(mixed * np.exp(normal(width, seed=8)), np.float32)
+
+
+@BITS
+def test_with_rows_that_it_will_see_a_weights_products_stay_closer(bits: int) -> None:
+    weight, x, unseen = normal(48, 192, seed=1), correlated(500, 192), correlated(900, 192)[500:]
+    plain, better = quantize(weight, bits, 64), quantize(weight, bits, 64, x)
+    np.testing.assert_array_equal(better.scale, plain.scale)
+    assert better.q.min() >= RANGE[bits][0] and better.q.max() <= RANGE[bits][1]
+
+    def lost(found: Blocks, rows: Array) -> float:
+        return float(np.square(rows @ (found.dequantized() - weight).T).sum())
+
+    assert lost(better, x) < 0.5 * lost(plain, x)
+    assert lost(better, unseen) < 0.6 * lost(plain, unseen)
+
+
+@BITS
+def test_rows_without_correlation_change_nothing(bits: int) -> None:
+    """Where a column says nothing of the others, its error cannot be made good there."""
+    weight = normal(8, 128)
+    x = np.diag(np.exp(normal(128, seed=1))).astype(np.float32)
+    np.testing.assert_array_equal(quantize(weight, bits, 32, x).q, quantize(weight, bits, 32).q)
+
+
+@pytest.mark.parametrize("x", [np.zeros((5, 128), np.float32), correlated(3, 128), correlated(1, 128) * 1e4])
+def test_few_rows_and_columns_that_are_never_used_are_no_harm(x: Array) -> None:
+    weight = normal(8, 128)
+    x[:, 7] = 0
+    found = quantize(weight, 4, 32, x).dequantized()
+    assert np.isfinite(found).all()
+    assert np.abs(found - weight).max() < np.abs(weight).max()
+
+
 # Ways in which a graph multiplies by a weight (48, 256) of a table: y = x @ weight.T + bias.
 TURN = "turned = Transpose <perm = [1, 0]> (weight)\n"
 FORMS = {

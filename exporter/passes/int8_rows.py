@@ -61,7 +61,8 @@ class RowRule:
         """X (M, K) after its rounding."""
         largest = (np.abs(x) if self.absolute else x).max(axis=1, keepdims=True)
         step = np.maximum(largest, self.floor) / self.top
-        return ((np.clip(np.rint(x / step) + self.zero, 0, 255) - self.zero) * step).astype(np.float32)
+        rounded = np.clip(np.rint(x / step) + self.zero, 0, 255) - self.zero
+        return np.asarray(rounded * step, np.float32)
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ def smoothing_of(x: Array, weight: Array, alpha: float) -> Array:
     """
     logs = alpha * np.log(np.maximum(np.abs(x).max(axis=0), 1e-5))
     logs -= (1 - alpha) * np.log(np.maximum(np.abs(weight).max(axis=1), 1e-5))
-    return np.exp(logs - logs.mean()).astype(np.float32)
+    return np.asarray(np.exp(logs - logs.mean()), np.float32)
 
 
 def column_scales(weight: Array) -> Array:
-    return (np.maximum(np.abs(weight).max(axis=0), 1e-12) / TOP).astype(np.float32)
+    return np.asarray(np.maximum(np.abs(weight).max(axis=0), 1e-12) / TOP, np.float32)

@@ -135,8 +135,8 @@ def stored_blocks(graph: ir.Graph, bits: int) -> dict[str, Blocks]:
             parts.setdefault(match[1], {})[int(match[2])] = both
     found = {}
     for name, by_row in parts.items():
-        both = [np.concatenate([by_row[first][i] for first in sorted(by_row)]) for i in (0, 1)]
-        found[name] = Blocks.unpacked(both[0], both[1], bits)
+        whole = [np.concatenate([by_row[first][i] for first in sorted(by_row)]) for i in (0, 1)]
+        found[name] = Blocks.unpacked(whole[0], whole[1], bits)
     return found
 
 

@@ -48,7 +48,8 @@ class Rounding:
                 named[name].data = torch.from_numpy(array)
             for names, product in self.products.items():
                 columns = torch.from_numpy(product.dequantized()).T  # (N, K) of all
-                for name, own in zip(names, columns.split([len(named[n]) for n in names]), strict=True):
+                widths = [len(named[name]) for name in names]
+                for name, own in zip(names, torch.split(columns, widths), strict=True):
                     named[name].data = own
             if self.dtype is None:
                 yield
