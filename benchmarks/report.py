@@ -100,11 +100,16 @@ def targets(result: Result) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """What each system reached in one case and class of precision; of variants of a system the best."""
+    """What each system reached in one case and class of precision; of variants of a system the best.
+
+    Attributes:
+        labels: the values as text, beside what precision cost.
+    """
 
     title: str
     metric: str
     values: dict[str, float]
+    labels: dict[str, str]
 
 
 def comparisons(results: Mapping[str, Result]) -> list[Row]:
@@ -122,8 +127,20 @@ def comparisons(results: Mapping[str, Result]) -> list[Row]:
             values[figures["system"]] = better(value, values.get(figures["system"], value))
         for precision, values in classes.items():
             title = result["title"] if len(classes) == 1 else f"{precision}, {result['title']}"
-            rows.append(Row(title, result["metric"], values))
+            labels = {
+                name: number(value) + fidelity(result, precision, name) for name, value in values.items()
+            }
+            rows.append(Row(title, result["metric"], values, labels))
     return rows
+
+
+def fidelity(result: Result, precision: str, system: str) -> str:
+    """The cosine of a system's vectors to fp32's, where there are vectors of fewer bits."""
+    for figures in result["entries"].values():
+        found = figures["did"]["precision"], figures["system"]
+        if found == (precision, system) and precision != "fp32" and "cosine" in figures:
+            return f" (cosine {figures['cosine']['mean']:.4f}, least {figures['cosine']['min']:.4f})"
+    return ""
 
 
 def alone(result: Result) -> bool:
@@ -135,7 +152,7 @@ def summary(results: Mapping[str, Result]) -> str:
     rows = comparisons(results)
     systems = list(dict.fromkeys(name for row in rows for name in row.values))
     systems.sort(key=lambda name: name != PLANFORGE)
-    cells = [[row.title, *(number(row.values.get(name)) for name in systems)] for row in rows]
+    cells = [[row.title, *(row.labels.get(name, "") for name in systems)] for row in rows]
     lines = []
     for result in results.values():
         if alone(result) and result["entries"]:
@@ -156,15 +173,15 @@ def number(value: float | None) -> str:
 
 
 def plot(results: Mapping[str, Result], path: Path) -> None:
-    """A panel of bars for each comparison."""
+    """A panel of bars for each comparison of two systems or more."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = comparisons(results)
-    columns = min(3, len(rows))
-    lines = -(-len(rows) // columns)
+    rows = [row for row in comparisons(results) if len(row.values) > 1]
+    columns = max(1, min(3, len(rows)))
+    lines = max(1, -(-len(rows) // columns))
     figure, panels = pyplot.subplots(lines, columns, figsize=(5 * columns, 1.9 * lines), squeeze=False)
     for panel, row in itertools.zip_longest(panels.flat, rows):
         if row is None:
@@ -173,12 +190,13 @@ def plot(results: Mapping[str, Result], path: Path) -> None:
         names = sorted(row.values, key=lambda name: row.values[name], reverse=row.metric in TIMES)
         colours = ["#d9480f" if name == PLANFORGE else "#adb5bd" for name in names]
         bars = panel.barh(names, [row.values[name] for name in names], color=colours)
-        panel.bar_label(bars, [f" {number(row.values[name])}" for name in names], fontsize=7)
+        labels = [f" {row.labels[name]}".replace(" (", "\n (") for name in names]
+        panel.bar_label(bars, labels, fontsize=7)
         less = "\n(less is better)" if row.metric in TIMES else ""
         panel.set_title(row.title.replace(": ", "\n") + less, fontsize=8)
         panel.tick_params(labelsize=7)
         panel.set_xticks([])
-        panel.margins(x=0.15)
+        panel.margins(x=0.35)
         panel.spines[["top", "right", "bottom"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

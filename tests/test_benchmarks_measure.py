@@ -135,6 +135,7 @@ def test_systems_are_measured_side_by_side(folder: Path) -> None:
     found = result["entries"]["two"]
     assert found["name"] == "two fp32" and found["versions"] == {"numpy": np.__version__}
     assert len(found["seconds"]) == 3 and found["per_s"] > 0 and found["same_tokens"] == 1
+    assert "same_tokens" not in result["entries"]["one"]  # the one that it is compared with
     assert 0 <= found["ttft_ms"]["p50"] <= found["ttft_ms"]["p99"] and found["inter_token_ms"]["p99"] >= 0
     assert found["file_mb"] == 1.0 and found["peak_rss_mb"] > 5
     assert found["did"]["new_tokens"] == [4] and found["did"]["threads"] == 2

@@ -63,11 +63,12 @@ def test_the_summary_has_a_row_for_each_class_of_precision_and_the_best_of_varia
         "c": entry("Peer", "fp32", 20.0),
         "d": entry("Peer", "fp32", 25.04, label="variant"),
     }
+    entries["b"]["cosine"] = {"mean": 0.99951, "min": 0.991}
     lone = case({"a": entry("PlanForge", "int8", 5.0), "b": entry("PlanForge", "int4", 7.0)}, title="Alone")
     text = summary({"one": case(entries), "two": lone})
     assert "|  | PlanForge | Peer |" in text
     assert "| fp32, Model: tokens/s | 61.2 | 25 |" in text
-    assert "| 8-bit, Model: tokens/s | 173 |  |" in text
+    assert "| 8-bit, Model: tokens/s | 173 (cosine 0.9995, least 0.9910) |  |" in text
     assert "- Alone: int8 **5**; int4 **7**" in text
 
 

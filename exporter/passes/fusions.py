@@ -8,6 +8,7 @@ kernel for both together takes six times as long (see `SLOW_FUSIONS` of the runt
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import pattern
 from onnxscript.rewriter.ort_fusions.bias_gelu import fuse_bias_gelu
 
@@ -25,7 +26,7 @@ class FuseForOnnxRuntime(ir.passes.InPlacePass):
         fast_gelu.apply_to_model(model)
         pack_queries_keys_values(model.graph)
         GatherRowsEarly()(model)
-        ir.passes.common.RemoveUnusedNodesPass()(model)
+        RemoveUnusedNodesPass()(model)
         model.graph.opset_imports[MICROSOFT] = 1
         return ir.passes.PassResult(model, modified=len(model.graph) != before)
 

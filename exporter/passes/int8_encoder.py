@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .int8_rows import RowProduct, RowRule
 from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of
@@ -72,7 +73,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
         for linears in found:
             self.before = linears.matmuls[0]
             self.replace(linears, self.products[linears.names])
-        ir.passes.common.RemoveUnusedNodesPass()(model)
+        RemoveUnusedNodesPass()(model)
         model.graph.opset_imports[MICROSOFT] = 1
         return ir.passes.PassResult(model, modified=bool(found))
 

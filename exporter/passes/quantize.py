@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .compensation import compensated, nearest
 from .tables import part_of_bias, parts_of, replace_by_parts
@@ -171,7 +172,7 @@ class QuantizeWeights(ir.passes.InPlacePass):
             self.replace_product(graph, node, weight)
         for node, table in lookups(graph):
             self.replace_gather(graph, node, table)
-        ir.passes.common.RemoveUnusedNodesPass()(model)
+        RemoveUnusedNodesPass()(model)
         graph.opset_imports[MICROSOFT] = 1
         return ir.passes.PassResult(model, modified=True)
 

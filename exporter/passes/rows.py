@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .weights import constant_weight, initializer
 
@@ -57,7 +58,7 @@ class GatherRowsEarly(ir.passes.InPlacePass):
                     output.shape = ir.Shape([count, output.shape[-1]])
         if late:
             ir.convenience.replace_all_uses_with(choice.outputs[0], last)
-            ir.passes.common.RemoveUnusedNodesPass()(model)
+            RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=bool(late))
 
 

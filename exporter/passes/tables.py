@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .weights import Weight, constant_weight, initializer, view_of
 
@@ -32,7 +33,7 @@ class SplitSharedTable(ir.passes.InPlacePass):
                 parts.append(ir.node("Gemm", [node.inputs[0], piece, bias], {"transB": 1}))
             replace_by_parts(graph, node, parts)
             modified = True
-        ir.passes.common.RemoveUnusedNodesPass()(model)
+        RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=modified)
 
 
