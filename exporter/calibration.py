@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact
 from .errors import ExportError
-from .passes.int8_encoder import COLUMNS, SCALE, UNSMOOTHING
-from .passes.int8_rows import RowProduct, RowRule
+from .passes.int8_encoder import UNSMOOTHING
+from .passes.int8_rows import RowProduct, RowRule, nearest_product
 from .precisions import PRECISIONS
 from .verification.examiners import examiner_of
 
@@ -86,7 +86,10 @@ class Calibration:
         kind = PRECISIONS[artifact.precision]
         found: dict[str, Any] = {}
         if kind.weight_bits:
-            found |= {"bits": kind.weight_bits, "block_size": self.blocks[kind.weight_bits].size}
+            weights = self.blocks[kind.weight_bits]
+            found |= {"bits": kind.weight_bits, "block_size": weights.size}
+            if others := {b.bits for b in weights.done.values()} - {kind.weight_bits}:
+                found |= {"table_bits": others.pop()}
         if self.products and artifact.precision == "int8":
             rules = {"+".join(names): vars(product.rule) for names, product in self.products.items()}
             found |= {"rows": rules}
@@ -115,6 +118,8 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
     kinds = [PRECISIONS[artifact.precision] for artifact in bundle.manifest.artifacts]
     scales = cache_scales(model, expected) if any(kind.cache_bits for kind in kinds) else {}
     bits = sorted({kind.weight_bits for kind in kinds if kind.weight_bits})
+    from .passes.quantize import table_names
+
     in_ort = [graph for name, graph in graphs.items() if name.endswith(".ort")]
     products = {}
     if 8 in bits and bundle.manifest.task == "text-encoding":
@@ -124,7 +129,8 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
         by_rows = {name for names in products for name in names} if b == 8 else set()
         weights = {name: read for name, read in weights_of(in_ort).items() if name not in by_rows}
         rows = rows_read(model, weights, run) if b == 4 else {}  # int8 is close enough without
-        blocks[b] = chosen_blocks(weights, b, rows, gaps)
+        tables = {name for graph in in_ort for name in table_names(graph.graph)}
+        blocks[b] = chosen_blocks(weights, b, rows, gaps, tables)
     return Calibration(blocks, scales, products)
 
 
@@ -140,7 +146,17 @@ def chosen_blocks(
     bits: int,
     rows: Mapping[str, Array],
     gaps: Callable[[Rounding], Gaps],
+    tables: Collection[str] = (),
 ) -> QuantizedWeights:
+    """The largest blocks that are close, with tables in int8 where no block is close with them in int4.
+
+    Args:
+        weights: functions that give (N, K), by name.
+        bits: 8 or 4.
+        rows: what the weights read.
+        gaps: asks PyTorch.
+        tables: names of the weights that are looked up.
+    """
     from .passes.quantize import BLOCK_SIZES, quantize
     from .verification.gate import CAPS, COUNTED
     from .verification.rounding import Rounding
@@ -155,8 +171,12 @@ def chosen_blocks(
     fitting = [size for size in BLOCK_SIZES if all(read().shape[1] % size == 0 for read in weights.values())]
     caps = CAPS[f"int{bits}"]
     close: QuantizedWeights | None = None
-    for size in fitting:
-        done = {name: quantize(read(), bits, size, rows.get(name)) for name, read in weights.items()}
+    choices = [(own, size) for own in ((bits, 8) if tables and bits != 8 else (bits,)) for size in fitting]
+    for table_bits, size in choices:
+        done = {
+            name: quantize(read(), table_bits if name in tables else bits, size, rows.get(name))
+            for name, read in weights.items()
+        }
         found = QuantizedWeights(size, done)
         rounding = Rounding(weights={name: blocks.dequantized() for name, blocks in done.items()})
         shares = [
@@ -178,7 +198,7 @@ def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
 
     reference = Reference(model)
     largest: dict[str, Array] = {}
-    for tokens in (*(passage.tokens for passage in expected.passages), expected.context):
+    for tokens in (*expected.texts, expected.context):
         for layer, pair in enumerate(reference.kept(tokens)):
             for kind, tensor in zip(("key", "value"), pair, strict=True):
                 found = tensor.abs().amax(dim=(0, 2)).flatten().numpy()  # (H * D,)
@@ -223,12 +243,17 @@ def thinned(rows: Array) -> Array:
     return rows[:: -(-len(rows) // CALIBRATION_ROWS)]
 
 
-def recorded(bundle: Bundle) -> Calibration:
-    """What a bundle's graphs were calibrated to."""
+def recorded(bundle: Bundle, model: Model) -> Calibration:
+    """What a bundle's graphs were calibrated to, with weights rounded again from the model's own.
+
+    So that a graph whose weights are damaged does not set its own limits. int4 is rounded without
+    compensation here, which loses a little more than the graph may.
+    """
     import onnx_ir as ir
 
-    from .passes.quantize import stored_blocks
+    from .passes.quantize import quantize, stored_bits
 
+    tensors = dict(model.named_parameters(remove_duplicate=False))
     blocks: dict[int, QuantizedWeights] = {}
     scales: dict[str, Array] = {}
     products: dict[tuple[str, ...], RowProduct] = {}
@@ -238,10 +263,14 @@ def recorded(bundle: Bundle) -> Calibration:
         graph = ir.load(bundle.path(artifact.file)).graph
         if "bits" in artifact.quantization:
             bits, size = int(artifact.quantization["bits"]), int(artifact.quantization["block_size"])
-            blocks.setdefault(bits, QuantizedWeights(size, {})).done.update(stored_blocks(graph, bits))
+            done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
+            for name, own in stored_bits(graph).items():
+                if name not in done:
+                    done[name] = quantize(tensors[name].detach().numpy(), own, size)
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))
-            products[names] = recorded_product(graph, names[0], RowRule(**rule))
+            weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
+            products[names] = recorded_product(graph, names[0], RowRule(**rule), weight)
         for spec in artifact.inputs:
             scale = graph.initializers.get(f"{spec.name}.scale")
             if scale is not None and scale.const_value is not None:
@@ -249,13 +278,9 @@ def recorded(bundle: Bundle) -> Calibration:
     return Calibration(blocks, scales, products)
 
 
-def recorded_product(graph: ir.Graph, name: str, rule: RowRule) -> RowProduct:
-    """The int8 form that a graph has of a linear."""
-
-    def constant(suffix: str) -> Any:
-        value = graph.initializers.get(name + suffix)
-        return None if value is None or value.const_value is None else value.const_value.numpy()
-
-    unsmoothing = constant(UNSMOOTHING)
-    smoothing = None if unsmoothing is None else 1 / unsmoothing
-    return RowProduct(smoothing, rule, constant(COLUMNS), constant(COLUMNS + SCALE))
+def recorded_product(graph: ir.Graph, name: str, rule: RowRule, weight: Array) -> RowProduct:
+    """The int8 form of a linear (K, N), smoothed as a graph has it."""
+    value = graph.initializers.get(name + UNSMOOTHING)
+    constant = None if value is None else value.const_value
+    smoothing = None if constant is None else np.asarray(1 / constant.numpy(), np.float32)
+    return nearest_product(weight, smoothing, rule)

@@ -91,6 +91,8 @@ def export(
     """
     output = Path(output)
     targets = default_targets() if target is None else list(dict.fromkeys(target))
+    if not targets:
+        raise InputError("target=[] names none; leave it out for the usual ones")
     if target is None and precision is not None and "fp16" not in precision:
         targets = ["cpu"]  # plans are built from fp16
     if precision is None:

@@ -61,7 +61,8 @@ def test_every_head_is_exported_and_verified(name: str, head_bundle: Callable[[s
     bundle = head_bundle(name)
     manifest = Bundle.open(bundle).manifest
     assert manifest.encoder is not None and list(manifest.encoder.heads) == HEADS[name]
-    assert [a.id for a in manifest.artifacts] == ["encoder.portable.fp32", "encoder.portable.fp16"]
+    graphs = ["encoder.ort.fp32", "encoder.portable.fp32", "encoder.portable.fp16"]
+    assert [a.id for a in manifest.artifacts] == graphs
     for artifact in manifest.artifacts:
         segments = [s.name for s in artifact.inputs if s.role == "segments"]
         assert segments == ([] if name == "distilled" else ["token_type_ids"])

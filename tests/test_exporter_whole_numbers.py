@@ -20,8 +20,10 @@ from safetensors.torch import load_file
 from planforge.exporter import export, pipeline, verify
 from planforge.exporter.calibration import Calibration, calibrate, recorded
 from planforge.exporter.precisions import PRECISIONS
+from planforge.exporter.prompts import read_prompts
 from planforge.exporter.source import DEMOS
 from planforge.exporter.verification import verify as verify_module
+from planforge.exporter.verification.passages import windows
 from planforge.exporter.verification.report import read_golden
 from planforge.models import load_model
 from planforge.runtime import load
@@ -29,6 +31,7 @@ from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache import GroupQueryCache, cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
+from planforge.runtime.text.tokenizer import Tokenizer
 
 from .helpers_cache import in_steps
 from .helpers_graphs import nodes, replace_graph
@@ -143,11 +146,13 @@ def test_steps_of_the_cache_are_what_the_text_reaches_and_some(
 ) -> None:
     bundle = Bundle.open(exported.folder)
     arrays, _ = read_golden(next((exported.folder / "checks").glob("golden-*.npz")))
-    texts = [a for name, a in arrays.items() if name.startswith("passage.") and name.endswith(".tokens")]
-    assert len(texts) >= 2
+    tokenizer = Tokenizer.from_file(bundle.path(bundle.manifest.tokenizer["files"][0]))
+    encoded = [tokenizer.encode(text) for text in read_prompts(exported.prompts)]
+    judged, texts = windows(encoded, bundle.manifest.max_length, published.config.vocab_size)
+    assert texts and not set(texts) & set(judged)  # what is judged calibrates nothing
     largest: dict[str, npt.NDArray[np.float32]] = {}
-    for tokens in (*texts, arrays["context.tokens"]):
-        for name, x in in_steps(published, tokens.tolist(), None).items():
+    for tokens in (*texts, arrays["context.tokens"].tolist()):
+        for name, x in in_steps(published, list(tokens), None).items():
             reached = np.abs(x).max(1).reshape(-1)
             largest[name] = np.maximum(largest.get(name, reached), reached)
     found = scales_in(bundle, "decoder.ort.fp32-kv8")
@@ -184,7 +189,7 @@ def test_int8_slots_are_the_rounded_keys_and_values(
 
 
 def test_a_later_verification_finds_the_calibration_of_the_export(exported: Exported) -> None:
-    again, first = recorded(Bundle.open(exported.folder)), exported.calibration
+    again, first = recorded(Bundle.open(exported.folder), load_model(DEMO)), exported.calibration
     assert set(again.blocks) == set(first.blocks) == {8, 4}
     parameters = dict(load_model(DEMO).named_parameters())
     for bits, weights in again.blocks.items():
@@ -192,7 +197,8 @@ def test_a_later_verification_finds_the_calibration_of_the_export(exported: Expo
         assert set(weights.done) == set(first.blocks[bits].done)
         assert set(weights.done) == {n for n, p in parameters.items() if p.ndim == 2} - {"wpe.weight"}
         for name, blocks in weights.done.items():
-            np.testing.assert_array_equal(blocks.q, first.blocks[bits].done[name].q)
+            if bits == 8:  # int4 is rounded with compensation
+                np.testing.assert_array_equal(blocks.q, first.blocks[bits].done[name].q)
             np.testing.assert_array_equal(blocks.scale, first.blocks[bits].done[name].scale)
             if bits == 8:
                 off = np.abs(blocks.dequantized() - parameters[name].detach().numpy())

@@ -119,6 +119,13 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
     return RowProduct(best[1], RowRule.of(x / s), compensated(scaled, scale[None], -TOP, TOP, x / s), scale)
 
 
+def nearest_product(weight: Array, smoothing: Array | None, rule: RowRule) -> RowProduct:
+    """The int8 form of `weight` (K, N) without compensation."""
+    scaled = weight if smoothing is None else weight * smoothing[:, None]
+    scale = column_scales(scaled)
+    return RowProduct(smoothing, rule, nearest(scaled, scale, -TOP, TOP), scale)
+
+
 def smoothing_of(x: Array, weight: Array, alpha: float) -> Array:
     """S = max|x|^alpha / max|w|^(1 - alpha) of each column, with a geometric mean of 1.
 

@@ -115,6 +115,11 @@ def lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
     return found
 
 
+def table_names(graph: ir.Graph) -> list[str]:
+    """The tables of words."""
+    return [str(table.name) for _, table in lookups(graph)]
+
+
 def quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
     """The weights that `QuantizeWeights` rounds, by name, with functions that give their numbers (N, K)."""
     found = [(weight.name, weight.array) for _, weight in products(graph)]
@@ -124,21 +129,10 @@ def quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
     return found
 
 
-def stored_blocks(graph: ir.Graph, bits: int) -> dict[str, Blocks]:
-    """The weights that `QuantizeWeights` has rounded, by name."""
-    parts: dict[str, dict[int, tuple[npt.NDArray[np.uint8], Array]]] = {}
-    for key in graph.initializers:
-        if match := re.fullmatch(rf"(.+)\.int{bits}\.(\d+)", key):
-            scale = graph.initializers[f"{match[1]}.int{bits}.scale.{match[2]}"]
-            packed = graph.initializers[key]
-            assert packed.const_value is not None and scale.const_value is not None
-            both = packed.const_value.numpy(), scale.const_value.numpy()
-            parts.setdefault(match[1], {})[int(match[2])] = both
-    found = {}
-    for name, by_row in parts.items():
-        whole = [np.concatenate([by_row[first][i] for first in sorted(by_row)]) for i in (0, 1)]
-        found[name] = Blocks.unpacked(whole[0], whole[1], bits)
-    return found
+def stored_bits(graph: ir.Graph) -> dict[str, int]:
+    """The bits of each weight that `QuantizeWeights` has rounded, by name."""
+    found = (re.fullmatch(r"(.+)\.int([48])\.(\d+|table)", name) for name in graph.initializers)
+    return {match[1]: int(match[2]) for match in found if match}
 
 
 def extreme(blocks: Array) -> Array:
@@ -154,7 +148,7 @@ class QuantizeWeights(ir.passes.InPlacePass):
     Args:
         bits: 8 or 4.
         size: columns of a block, one of `BLOCK_SIZES`.
-        done: weights that an earlier graph had quantized, by name; this one's are added.
+        done: weights that are quantized already, by name; others are added.
 
     Raises:
         ValueError: a width that is not a multiple of the block; names the weight.
@@ -187,19 +181,19 @@ class QuantizeWeights(ir.passes.InPlacePass):
 
     def stored(self, name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
         """The tensors that go into the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
-        stem = f"{name}.int{self.bits}"
+        stem = f"{name}.int{blocks.bits}"
         return ir.tensor(blocks.packed(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
 
     def replace_product(self, graph: ir.Graph, node: ir.Node, weight: Weight) -> None:
         blocks = self.blocks(weight.name, weight.array)
         packed, scale = self.stored(weight.name, blocks)
-        K = blocks.scale.shape[1] * self.size
+        K = blocks.scale.shape[1] * blocks.size
         if (add := bias_of(node)) is not None:  # the product adds it too
             weight = replace(weight, bias=vector_of(add))
             ir.convenience.replace_all_uses_with(add.outputs[0], node.outputs[0], replace_graph_outputs=True)
             node.outputs[0].name, add.outputs[0].name = add.outputs[0].name, None
             graph.remove(add, safe=True)
-        attributes = {"K": K, "bits": self.bits, "block_size": self.size, "accuracy_level": ACCURACY_INT8}
+        attributes = {"K": K, "bits": blocks.bits, "block_size": blocks.size, "accuracy_level": ACCURACY_INT8}
 
         def part(first: int, rows: int) -> ir.Node:
             inputs = [node.inputs[0]]
@@ -223,5 +217,5 @@ class QuantizeWeights(ir.passes.InPlacePass):
             node.inputs[1],
             initializer(graph, f"{scale.name}.table", view_of(scale, 0, scale.shape.numpy())),
         ]
-        attributes = {"bits": self.bits, "block_size": self.size, "gather_axis": 0, "quantize_axis": 1}
+        attributes = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 1}
         replace_by_parts(graph, node, [ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT)])

@@ -22,7 +22,7 @@ class SplitSharedTable(ir.passes.InPlacePass):
         graph = model.graph
         modified = False
         for node in list(graph):
-            weight = constant_weight(node)
+            weight = constant_weight(node) if node.op_type == "Gemm" else None
             if weight is None or weight.tensor is None or len(parts_of(weight.rows)) == 1:
                 continue
             parts = []

@@ -71,7 +71,7 @@ def verify(
     texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.folder)
     progress("asking PyTorch")
     expected = examiner_of(opened.manifest).expect(model, opened, texts)
-    report, _, _ = examine(opened, model, expected, recorded(opened), progress)
+    report, _, _ = examine(opened, model, expected, recorded(opened, model), progress)
     return report
 
 
