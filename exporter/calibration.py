@@ -16,6 +16,7 @@ from .passes.int8_encoder import UNSMOOTHING
 from .passes.int8_rows import RowProduct, RowRule, nearest_product
 from .precisions import PRECISIONS
 from .verification.examiners import examiner_of
+from .verification.gate import COUNTED
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,7 +34,8 @@ HEADROOM = 1.25
 CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many give nearly the same
 # Shares of the caps that weights alone may take; the rest is for what activations lose. Counted words are
 # coarse: where no block keeps them, the gate will say so, and the largest that is close otherwise will do.
-CLOSE, COUNTED_CLOSE = 0.5, 0.9
+SHARE, COUNTED_SHARE = 0.5, 0.9
+FAR, COUNTS_APART, CLOSE = range(3)
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def chosen_blocks(
         tables: names of the weights that are looked up.
     """
     from .passes.quantize import BLOCK_SIZES, quantize
-    from .verification.gate import CAPS, COUNTED
+    from .verification.gate import CAPS
     from .verification.rounding import Rounding
 
     odd = {name: read().shape[1] for name, read in weights.items() if read().shape[1] % BLOCK_SIZES[-1]}
@@ -170,26 +172,34 @@ def chosen_blocks(
         )
     fitting = [size for size in BLOCK_SIZES if all(read().shape[1] % size == 0 for read in weights.values())]
     caps = CAPS[f"int{bits}"]
-    close: QuantizedWeights | None = None
+
+    def rounded(table_bits: int, size: int, rows: Mapping[str, Array]) -> QuantizedWeights:
+        done = {}
+        for name, read in weights.items():
+            own, seen = (table_bits, None) if name in tables else (bits, rows.get(name))
+            done[name] = quantize(read(), own, size, seen)
+        return QuantizedWeights(size, done)
+
     choices = [(own, size) for own in ((bits, 8) if tables and bits != 8 else (bits,)) for size in fitting]
-    for table_bits, size in choices:
-        done = {
-            name: quantize(read(), table_bits if name in tables else bits, size, rows.get(name))
-            for name, read in weights.items()
-        }
-        found = QuantizedWeights(size, done)
-        rounding = Rounding(weights={name: blocks.dequantized() for name, blocks in done.items()})
-        shares = [
-            (name in COUNTED, getattr(gap, name) / caps[name])
-            for gap in gaps(rounding).values()
-            for name in gap.LIMITED
-        ]
-        is_close = all(share <= CLOSE for counted, share in shares if not counted)
-        if is_close and all(share <= COUNTED_CLOSE for counted, share in shares if counted):
-            return found
-        if is_close and close is None:
-            close = found
-    return close or found
+    chosen, best = choices[-1], FAR
+    for choice in choices:  # tried without compensation, which takes long and only brings products closer
+        done = rounded(*choice, {}).done
+        found = Rounding(weights={name: blocks.dequantized() for name, blocks in done.items()})
+        if (now := closeness(gaps(found), caps)) > best:
+            chosen, best = choice, now
+        if best == CLOSE:
+            break
+    return rounded(*chosen, rows)
+
+
+def closeness(gaps: Gaps, caps: Mapping[str, float]) -> int:
+    """`CLOSE`, or `COUNTS_APART` where only counted words are not, or `FAR`."""
+    shares = [
+        (name in COUNTED, getattr(gap, name) / caps[name]) for gap in gaps.values() for name in gap.LIMITED
+    ]
+    if not all(share <= SHARE for counted, share in shares if not counted):  # NaN is far
+        return FAR
+    return CLOSE if all(share <= COUNTED_SHARE for counted, share in shares if counted) else COUNTS_APART
 
 
 def cache_scales(model: Any, expected: Any) -> dict[str, Array]:

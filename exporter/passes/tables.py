@@ -22,7 +22,9 @@ class SplitSharedTable(ir.passes.InPlacePass):
         graph = model.graph
         modified = False
         for node in list(graph):
-            weight = constant_weight(node) if node.op_type == "Gemm" else None
+            x = node.inputs[0] if node.inputs else None
+            is_matrix = x is not None and x.shape is not None and len(x.shape) == 2  # all that Gemm takes
+            weight = constant_weight(node) if is_matrix else None
             if weight is None or weight.tensor is None or len(parts_of(weight.rows)) == 1:
                 continue
             parts = []
