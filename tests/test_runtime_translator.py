@@ -18,6 +18,7 @@ import torch
 from planforge.exporter.source import demo_folder
 from planforge.models import PaddedAttention, SourceAttention, Transformer, load_model
 from planforge.runtime import Translator, load
+from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.errors import (
     ClosedError,
     ContextLengthError,
@@ -245,7 +246,8 @@ def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
     texts = SENTENCES[:20]
     with load(marian_bundle) as model:
         wanted = [result.token_ids for result in model.translate(texts)]
-    with load(marian_bundle, memory_limit=310_000) as model:  # a row at a time, not eight
+        limit = model.weight_bytes + cache_bytes(model.artifact, 1, 64)  # a row at a time, not eight
+    with load(marian_bundle, memory_limit=limit) as model:
         assert [result.token_ids for result in model.translate(texts)] == wanted
         with pytest.raises(MemoryLimitError, match=r"MB of weights and .* target and \d+ source tokens"):
             model.translate("hello", num_beams=64, max_new_tokens=40)
