@@ -109,6 +109,8 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
     Raises:
         ExportError: no block divides a weight's width; names it.
     """
+    from .passes.quantize import table_names
+
     examiner = examiner_of(bundle.manifest)
 
     def gaps(rounding: Rounding) -> Gaps:
@@ -120,18 +122,17 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
     kinds = [PRECISIONS[artifact.precision] for artifact in bundle.manifest.artifacts]
     scales = cache_scales(model, expected) if any(kind.cache_bits for kind in kinds) else {}
     bits = sorted({kind.weight_bits for kind in kinds if kind.weight_bits})
-    from .passes.quantize import table_names
-
     in_ort = [graph for name, graph in graphs.items() if name.endswith(".ort")]
     products = {}
     if 8 in bits and bundle.manifest.task == "text-encoding":
         products = row_products(model, in_ort[0].graph, run)
     blocks = {}
+    everything = weights_of(in_ort) if bits else {}
+    tables = {name for graph in in_ort for name in table_names(graph.graph)}
     for b in bits:
         by_rows = {name for names in products for name in names} if b == 8 else set()
-        weights = {name: read for name, read in weights_of(in_ort).items() if name not in by_rows}
+        weights = {name: read for name, read in everything.items() if name not in by_rows}
         rows = rows_read(model, weights, run) if b == 4 else {}  # int8 is close enough without
-        tables = {name for graph in in_ort for name in table_names(graph.graph)}
         blocks[b] = chosen_blocks(weights, b, rows, gaps, tables)
     return Calibration(blocks, scales, products)
 

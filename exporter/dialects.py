@@ -139,17 +139,16 @@ class PortableDecoder(Decoder):
 
 
 class InplaceDecoder(Decoder):
+    cache_type: type[SlotCache] = SlotCache
+
     def forward(
         self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
     ) -> tuple[Tensor, ...]:
-        return self.outputs(input_ids, SlotCache(pairs(slots), past_lengths), logit_rows)
+        return self.outputs(input_ids, self.cache_type(pairs(slots), past_lengths), logit_rows)
 
 
-class OrtDecoder(Decoder):
-    def forward(
-        self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
-    ) -> tuple[Tensor, ...]:
-        return self.outputs(input_ids, GroupQueryCache(pairs(slots), past_lengths), logit_rows)
+class OrtDecoder(InplaceDecoder):
+    cache_type = GroupQueryCache
 
 
 class SourceEncoder(nn.Module):
@@ -217,6 +216,9 @@ class PortableTargetDecoder(TargetDecoder):
 
 
 class InplaceTargetDecoder(TargetDecoder):
+    cache_type: type[SlotCache] = SlotCache
+    source_type: type[SourceAttention] = SourceNode
+
     def forward(
         self,
         input_ids: Tensor,
@@ -227,23 +229,14 @@ class InplaceTargetDecoder(TargetDecoder):
     ) -> tuple[Tensor, ...]:
         cross, slots = rest[: self.cross_count], rest[self.cross_count :]
         # TensorRT's parser takes no Attention that gives its weights too.
-        attention = SourceAttention if self.weights else SourceNode
+        attention = SourceAttention if self.weights else self.source_type
         source = attention(pairs(cross), encoder_attention_mask)
-        return self.outputs(input_ids, SlotCache(pairs(slots), past_lengths), source, logit_rows)
+        return self.outputs(input_ids, self.cache_type(pairs(slots), past_lengths), source, logit_rows)
 
 
-class OrtTargetDecoder(TargetDecoder):
-    def forward(
-        self,
-        input_ids: Tensor,
-        past_lengths: Tensor,
-        logit_rows: Tensor,
-        encoder_attention_mask: Tensor,
-        *rest: Tensor,
-    ) -> tuple[Tensor, ...]:
-        cross, slots = rest[: self.cross_count], rest[self.cross_count :]
-        source = SourceAttention(pairs(cross), encoder_attention_mask)
-        return self.outputs(input_ids, GroupQueryCache(pairs(slots), past_lengths), source, logit_rows)
+class OrtTargetDecoder(InplaceTargetDecoder):
+    cache_type = GroupQueryCache
+    source_type = SourceAttention
 
 
 def without_custom_parts(model: Transformer) -> Transformer:

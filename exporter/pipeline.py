@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,14 +90,7 @@ def export(
             VerificationError; nothing is left at `output` that was not there before.
     """
     output = Path(output)
-    targets = default_targets() if target is None else list(dict.fromkeys(target))
-    if not targets:
-        raise InputError("target=[] names none; leave it out for the usual ones")
-    if target is None and precision is not None and "fp16" not in precision:
-        targets = ["cpu"]  # plans are built from fp16
-    if precision is None:
-        precision = default_precisions(targets)
-    precision = checked_precisions(precision)
+    targets, precision = chosen(target, precision)
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
     checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
@@ -107,17 +100,14 @@ def export(
         graphs, reference = trace(checkpoint, artifacts, staging, progress)
         attach_weights(checkpoint, graphs, reference)
         manifest = first_manifest(checkpoint, artifacts, staging, output)
-        bundle = Bundle(staging, manifest)
         expected, calibration = None, Calibration()
         if verify or any(PRECISIONS[name].whole_numbers for name in precision):
             progress("asking PyTorch")
+            bundle = Bundle(staging, manifest)
             expected = examiner_of(manifest).expect(reference, bundle, texts)
             calibration = calibrate(bundle, reference, graphs, expected)
         progress("writing ONNX files")
-        write_graphs(graphs, artifacts, calibration, staging)
-        described = [dataclasses.replace(a, quantization=calibration.described(a)) for a in artifacts]
-        manifest = dataclasses.replace(manifest, artifacts=tuple(described), files=file_entries(staging))
-        write_manifest(staging, manifest)
+        manifest = with_graphs(staging, manifest, graphs, calibration)
         with ThreadPoolExecutor(1) as pool:  # plans are built by a child, beside the verification
             plans = pool.submit(build_plans, staging, manifest, targets, sms, None, progress)
             report = None
@@ -127,6 +117,29 @@ def export(
         progress("committing the bundle")
         install(staging, manifest, output)
     return ExportResult(output, manifest, report)
+
+
+def chosen(target: Sequence[str] | None, precision: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Targets and precisions, each once, with the usual ones for what is not named."""
+    targets = default_targets() if target is None else list(dict.fromkeys(target))
+    if not targets:
+        raise InputError("target=[] names none; leave it out for the usual ones")
+    if target is None and precision is not None and "fp16" not in precision:
+        targets = ["cpu"]  # plans are built from fp16
+    return targets, checked_precisions(default_precisions(targets) if precision is None else precision)
+
+
+def with_graphs(
+    staging: Path, manifest: Manifest, graphs: Mapping[str, ir.Model], calibration: Calibration
+) -> Manifest:
+    """Writes the graphs that the manifest names, and the manifest, which now lists their files."""
+    write_graphs(graphs, manifest.artifacts, calibration, staging)
+    artifacts = tuple(
+        dataclasses.replace(a, quantization=calibration.described(a)) for a in manifest.artifacts
+    )
+    manifest = dataclasses.replace(manifest, artifacts=artifacts, files=file_entries(staging))
+    write_manifest(staging, manifest)
+    return manifest
 
 
 def default_precisions(targets: Sequence[str]) -> list[str]:

@@ -145,7 +145,6 @@ class View(ir.LazyTensor):
     def __init__(self, base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> None:
         self.base = base
         self.offset = first * (base.nbytes // base.shape.numpy()[0])
-        self.first = first
 
         def read() -> ir.TensorProtocol:
             seen = base.numpy()[first:].reshape(-1)[: int(np.prod(shape))]
