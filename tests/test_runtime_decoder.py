@@ -30,7 +30,9 @@ V, H, D, CONTEXT = 11, 2, 4, 64
 DIALECTS = ("portable", "inplace")
 random = np.random.default_rng(0)
 WTE, WPE = (random.standard_normal((n, H * D)).astype(np.float32) for n in (V, CONTEXT))
-WQ, WK, WV, HEAD = (random.standard_normal((H * D, n)).astype(np.float32) for n in (8, 8, 8, V))
+WQ, WK, WV, HEAD = (
+    (random.standard_normal((H * D, n)) / np.sqrt(H * D)).astype(np.float32) for n in (8, 8, 8, V)
+)
 
 
 def heads(x: Numbers) -> Numbers:
