@@ -21,6 +21,8 @@ class Work:
         new_tokens: of each row, greedy or by beam search; the end token never ends a row.
         beams: 1 is greedy.
         options: of PlanForge's `generate`.
+        dictated: what a random model is made to answer: it computes all it would, and then this text's
+            next token has the highest score.
     """
 
     kind: str
@@ -29,6 +31,7 @@ class Work:
     new_tokens: int = 0
     beams: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    dictated: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

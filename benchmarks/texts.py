@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from .checkpoints import PAD, SOURCE_EOS, demo
@@ -44,6 +45,16 @@ def bert_texts(lengths: tuple[int, ...]) -> tuple[str, ...]:
     vocabulary = (demo("bert-demo") / "vocab.txt").read_text(encoding="utf-8").split("\n")
     words = [word for word in vocabulary if word.isascii() and word.isalpha() and len(word) > 4]
     return tuple(" ".join(words[i * 200 : i * 200 + n - 2]) for i, n in enumerate(lengths))
+
+
+def code_edits() -> Iterator[tuple[str, str, str]]:
+    """Real edits of a function, as (the function's name, a prompt with it before, it after).
+
+    Of the 216 functions of 900 to 2,200 characters that changed in this project's history, those at the
+    quartiles of how much of them stayed: 87 %, 94 % and 97 % of the words.
+    """
+    for edit in json.loads(Path(__file__).with_name("edits.json").read_text(encoding="utf-8")):
+        yield edit["name"], f"Before:\n\n{edit['before']}\n\nAfter:\n\n", edit["after"]
 
 
 def sentences(count: int, work: Path) -> tuple[str, ...]:

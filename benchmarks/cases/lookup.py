@@ -1,16 +1,19 @@
-"""Prompt-lookup speculation on gpt2-demo, which is trained: text that repeats itself, and text that does not.
+"""Prompt-lookup speculation: code that is edited, text that repeats itself, and text that does not.
 
-gpt2-demo goes on with the King James Bible, whose text is in the public domain.
+The edits are dictated to a random GPT-2 of the 124M shape, for no model here could write them. gpt2-demo is
+trained, and goes on with the King James Bible, whose text is in the public domain.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..case import Case, Entry, Target, Work
+from ..texts import code_edits
 
-NEW = 64
-# Numbers 7: each prince brings the same, one after the other, as lines of code or a list repeat.
+NEW, EDIT_NEW = 64, 256
+# Numbers 7: each prince brings the same, one after the other, as entries of a list repeat.
 LIST = 3 * (
     "One golden spoon of ten shekels, full of incense: One young bullock, one ram, one lamb of the first"
     " year, for a burnt offering: One kid of the goats for a sin offering: "
@@ -23,25 +26,44 @@ REFRAIN = (
     " by wisdom made the heavens:"
 )
 PROSE = "Now therefore"
+PRECISIONS = ("fp32", "int8")
+TARGETS = tuple(Target(f"{name} prompt-lookup", f"{name} plain", "per_s", 1.8) for name in PRECISIONS)
 
 
-def case(name: str, title: str, text: str, targets: tuple[Target, ...] = ()) -> Case:
+def case(
+    name: str, title: str, checkpoint: str, work: Work, targets: tuple[Target, ...] = (), rounds: int = 99
+) -> Case:
     entries = {}
-    for precision in ("fp32", "int8"):
+    for precision in PRECISIONS:
         for label, options in (("plain", {}), ("prompt-lookup", {"speculative": "prompt-lookup"})):
-            work = Work("generate", (text,), new_tokens=NEW, options=options)
-            entries[f"{precision} {label}"] = Entry("planforge", precision, "gpt2-demo", work, label=label)
+            asked = replace(work, options=options)
+            entries[f"{precision} {label}"] = Entry("planforge", precision, checkpoint, asked, label=label)
     varies = {"precision": "each precision is compared with itself"}
-    return Case(name, "lookup", f"gpt2-demo, {title}: new tokens/s", entries, varies=varies, targets=targets)
+    title = f"{checkpoint}, {title}: new tokens/s"
+    return Case(name, "lookup", title, entries, varies=varies, targets=targets, rounds=rounds)
 
 
 def cases(work: Path) -> list[Case]:
-    targets = tuple(
-        Target(f"{precision} prompt-lookup", f"{precision} plain", "per_s", 1.8)
-        for precision in ("fp32", "int8")
-    )
+    edits = [
+        case(
+            f"lookup-edit-{i}",
+            f"a real edit of the function `{name}`",
+            "gpt2-124m",
+            Work("generate", (prompt,), new_tokens=EDIT_NEW, dictated=after),
+            TARGETS,
+            rounds=3,
+        )
+        for i, (name, prompt, after) in enumerate(code_edits(), 1)
+    ]
+
+    def demo(text: str) -> Work:
+        return Work("generate", (text,), new_tokens=NEW)
+
     return [
-        case("lookup-list", "a list of nearly equal entries", LIST + "One golden", targets),
-        case("lookup-refrain", "verses with a refrain", REFRAIN, targets),
-        case("lookup-prose", "text that does not repeat itself", PROSE),
+        *edits,
+        case(
+            "lookup-list", "a list of nearly equal entries", "gpt2-demo", demo(LIST + "One golden"), TARGETS
+        ),
+        case("lookup-refrain", "verses with a refrain", "gpt2-demo", demo(REFRAIN)),
+        case("lookup-prose", "text that does not repeat itself", "gpt2-demo", demo(PROSE)),
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,10 @@ class Generator:
                 tick()
 
         self.row_done = row_done
-        self.answers = self.model.generate(list(texts), max_new_tokens=work["new_tokens"], **work["options"])
+        with dictating(self.model, texts[0], work["dictated"]):
+            self.answers = self.model.generate(
+                list(texts), max_new_tokens=work["new_tokens"], **work["options"]
+            )
         return [list(answer.token_ids) for answer in self.answers]
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +113,41 @@ class Generator:
             "eos": "reached" if any(answer.finish_reason == "eos" for answer in self.answers) else "off",
             "cache": "int8" if artifact.precision.endswith("-kv8") else "fp32",
         }
+
+
+@contextlib.contextmanager
+def dictating(model: Any, prompt: str, answer: str) -> Iterator[None]:
+    """Lets the model choose the answer's tokens behind this prompt, by the scores its steps return."""
+    tokens = [token for text in (prompt, answer) for token in model.tokenizer.encode(text)]
+    start = model.decoder.start
+
+    def started(*arguments: Any) -> Any:
+        run, held = start(*arguments), 0
+        step, truncate = run.step, run.truncate
+
+        def stepped(ids: Any, valid: Any, rows: Sequence[int]) -> Any:
+            nonlocal held
+            scores = step(ids, valid, rows)
+            for row, following in zip(rows, scores, strict=True):
+                if (after := held + row + 1) < len(tokens):
+                    following[tokens[after]] = following.max() + 1
+            held += ids.shape[1]
+            return scores
+
+        def truncated(length: int) -> None:
+            nonlocal held
+            held = min(held, length)
+            truncate(length)
+
+        run.step, run.truncate = stepped, truncated
+        return run
+
+    if answer:
+        model.decoder.start = started
+    try:
+        yield
+    finally:
+        model.decoder.start = start
 
 
 class Embedder:
