@@ -82,7 +82,7 @@ class Tokenizer:
         added = self._plain.get_added_tokens_decoder()
         self._special = {token.content for token in added.values() if token.special}
         self._special_ids = {self._plain.token_to_id(content) for content in self._special}
-        self._vocab_size = max(self._plain.get_vocab().values(), default=-1) + 1
+        self._vocab_size = one_past_last_id(self._plain)
         decoder = self._plain.decoder
         self.byte_level = isinstance(decoder, decoders.ByteLevel)
         self.byte_fallback = "ByteFallback" in str(decoder)
@@ -267,6 +267,14 @@ def parse(data: bytes, source: str) -> tokenizers.Tokenizer:
         if isinstance(tokenizer.model, models.BPE):
             tokenizer.model.dropout = None
         return tokenizer
+
+
+def one_past_last_id(tokenizer: tokenizers.Tokenizer) -> int:
+    """One more than the highest id of any token."""
+    count: int = tokenizer.get_vocab_size()
+    if None not in map(tokenizer.id_to_token, range(count)):
+        return count  # that many tokens have the ids below; the vocabulary as a dict takes 10 MB
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def read(path: Path) -> bytes:
