@@ -1,32 +1,40 @@
-"""Prompt lookup and prompt reuse: the answers are those without, in fewer or shorter steps."""
+"""Prompt lookup: the answers are those without, in fewer steps; and what both it and prompt reuse refuse."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
 
 from planforge.runtime import Generation, TextGenerator, load
 from planforge.runtime.backends.backend import FakeProgram
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.defaults import GenerationDefaults
-from planforge.runtime.decoding.cache import MASKED_COLUMNS, GrowingCache, cache_bytes
-from planforge.runtime.decoding.decoder import Decoder, DecoderRun
+from planforge.runtime.decoding.cache import MASKED_COLUMNS, GrowingCache
+from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.decoding.speculative import MOST_DRAFTS, SIZES, PromptLookup
-from planforge.runtime.errors import BackendError, ClosedError, InputError, MemoryLimitError
-from planforge.runtime.text.tokenizer import Tokenizer
+from planforge.runtime.errors import InputError
 
 from .helpers_cli import planforge
+from .helpers_generation import (
+    DIALECTS,
+    LOOKUP,
+    REUSE,
+    assert_same,
+    dialects,
+    generator,
+    options,
+    prompts,
+    start,
+    thorough,
+)
 from .test_runtime_decoder import (
     CONTEXT,
     Given,
@@ -35,70 +43,8 @@ from .test_runtime_decoder import (
     artifact,
     assert_close,
     expected,
-    inplace,
     portable,
 )
-
-LOOKUP: dict[str, Any] = {"speculative": "prompt-lookup"}
-REUSE: dict[str, Any] = {"reuse_prompt": True}
-GRAPHS: dict[str, Callable[[Given], Returned]] = {"portable": portable, "inplace": inplace, "ort": inplace}
-DIALECTS = tuple(GRAPHS)
-LETTERS = "abcdefghijk"  # the tokens 0 to V - 1
-dialects = st.sampled_from(DIALECTS)
-thorough = settings(deadline=None, max_examples=80)
-
-
-def letters() -> Tokenizer:
-    raw = tokenizers.Tokenizer(models.BPE({letter: token for token, letter in enumerate(LETTERS)}, []))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    return Tokenizer(raw.to_str().encode())
-
-
-TOKENIZER = letters()
-
-
-def start(dialect: str, batch: int) -> DecoderRun:
-    return Decoder(FakeProgram(GRAPHS[dialect]), artifact(dialect)).start(batch, CONTEXT)
-
-
-class Steps:
-    """The model of test_runtime_decoder, or one that counts on (a, b, c, ..., k, a), and what it was fed."""
-
-    def __init__(self, dialect: str, counts: bool = False) -> None:
-        self.graph = GRAPHS[dialect]
-        self.counts = counts
-        self.fed: list[list[int]] = []
-        self.fails = False
-
-    def __call__(self, given: Given) -> Returned:
-        if self.fails:
-            raise BackendError("planted")
-        self.fed.append(given["input_ids"][0].tolist())  # of a batch the first row
-        results = self.graph(given)
-        if self.counts:
-            following = (given["input_ids"].reshape(-1)[given["logit_rows"]] + 1) % V
-            results["logits"] = np.eye(V, dtype=np.float32)[following]
-        return results
-
-
-def generator(
-    dialect: str,
-    counts: bool = False,
-    eos: tuple[int, ...] = (),
-    max_length: int = CONTEXT,
-    memory_limit: int | None = None,
-) -> tuple[TextGenerator, Steps]:
-    steps = Steps(dialect, counts)
-    decoder = Decoder(FakeProgram(steps), artifact(dialect))
-    defaults = GenerationDefaults(eos=eos, max_length=max_length)
-    model = TextGenerator(decoder, TOKENIZER, defaults, max_length=max_length, memory_limit=memory_limit)
-    return model, steps
-
-
-def assert_same(got: Generation, want: Generation) -> None:
-    assert (got.text, got.token_ids, got.finish_reason) == (want.text, want.token_ids, want.finish_reason)
-    np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -210,18 +156,6 @@ def test_a_growing_cache_masks_what_it_forgets_and_moves_together_rarely() -> No
     assert (cache.columns, cache.forgotten) == (20, 10)
 
 
-options = st.fixed_dictionaries(
-    {"max_new_tokens": st.integers(1, 40)},
-    optional={
-        "repetition_penalty": st.sampled_from([0.8, 1.2, 2.0]),
-        "temperature": st.sampled_from([0.5, 3.0]),
-        "top_k": st.integers(1, 5),
-        "stop": st.lists(st.text("abk", min_size=1, max_size=3), max_size=2),
-    },
-)
-prompts = st.text(LETTERS[:4], min_size=1, max_size=40)
-
-
 @thorough
 @given(dialect=dialects, prompt=prompts, options=options, eos=st.integers(-1, V - 1))
 def test_every_answer_is_the_one_without_lookup(
@@ -303,110 +237,6 @@ def test_several_prompts_run_one_by_one_with_the_answers_of_a_batch(how: dict[st
     assert batch[0].token_ids != batch[4].token_ids  # a row has draws of its own
     assert len(steps.fed) >= len(prompts)
     assert model.generate([], **how) == []
-
-
-# Reuse
-
-
-@thorough
-@given(
-    dialect=dialects,
-    calls=st.lists(st.tuples(prompts, st.integers(0, 8), st.integers(1, 25), st.booleans()), max_size=6),
-)
-def test_answers_that_reuse_a_prompt_are_those_without(
-    dialect: str, calls: list[tuple[str, int, int, bool]]
-) -> None:
-    model, steps = generator(dialect)
-    before: Generation | None = None
-    prompt = ""
-    for text, keep, most, lookup in calls:
-        held = prompt + (before.text if before else "")
-        prompt = (held[: len(held) * keep // 8] + text)[: CONTEXT - 1]
-        how = {**REUSE, **(LOOKUP if lookup else {}), "max_new_tokens": most}
-        steps.fed.clear()
-        found = model.generate(prompt, **how)
-        shared = next((n for n, (a, b) in enumerate(zip(held[:-1], prompt, strict=False)) if a != b), None)
-        common = min(len(held[:-1]), len(prompt)) if shared is None else shared
-        assert found.prompt_tokens_reused == min(common, len(prompt) - 1)
-        assert len(steps.fed[0]) == len(prompt) - found.prompt_tokens_reused
-        assert_same(found, generator(dialect)[0].generate(prompt, max_new_tokens=most))
-        before = found
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_chat_that_grows_computes_only_what_is_new(dialect: str) -> None:
-    model, steps = generator(dialect)
-    chat = "abcabcab"
-    for turn in range(4):
-        steps.fed.clear()
-        answer = model.generate(chat, max_new_tokens=6, **REUSE, **LOOKUP)
-        new = len(chat) if turn == 0 else 1 + len("kj")  # the last token of an answer was never fed
-        assert (len(steps.fed[0]), answer.prompt_tokens_reused) == (new, len(chat) - new)
-        chat += answer.text + "kj"
-    model.forget_prompt()
-    assert model.generate(chat, max_new_tokens=1, **REUSE).prompt_tokens_reused == 0
-
-
-def test_nothing_is_kept_or_reused_unless_asked_for() -> None:
-    model, _ = generator("inplace")
-    model.generate("abcdef", max_new_tokens=3)
-    model.generate("abcdef", max_new_tokens=3, **LOOKUP)
-    assert model.generate("abcdef", max_new_tokens=3, **REUSE).prompt_tokens_reused == 0
-    assert model.generate("abcdef", max_new_tokens=3).prompt_tokens_reused == 0
-    assert model.generate("abcdef", max_new_tokens=3, **LOOKUP).prompt_tokens_reused == 0
-    assert model.generate("abcdef", max_new_tokens=3, **REUSE).prompt_tokens_reused == 5
-
-
-@pytest.mark.parametrize("how", [REUSE, {**REUSE, **LOOKUP}])
-def test_an_abandoned_stream_leaves_what_it_computed(how: dict[str, Any]) -> None:
-    model, _ = generator("portable", counts=True)
-    pieces = model.stream("abcabc", **how)
-    assert [next(pieces), next(pieces)] == ["d", "e"]
-    # While it runs nobody else has its cache.
-    assert model.generate("abcabcde", max_new_tokens=1, **REUSE).prompt_tokens_reused == 0
-    pieces.close()  # type: ignore[attr-defined]
-    answer = model.generate("abcabcdef", max_new_tokens=4, **REUSE)
-    assert (answer.text, answer.prompt_tokens_reused) == ("ghij", 7)
-
-
-def test_a_run_that_failed_is_not_kept() -> None:
-    model, steps = generator("inplace")
-    model.generate("abcdef", max_new_tokens=3, **REUSE)
-    steps.fails = True
-    with pytest.raises(BackendError, match="planted"):
-        model.generate("abcdef", max_new_tokens=3, **REUSE)
-    steps.fails = False
-    assert model.generate("abcdef", max_new_tokens=3, **REUSE).prompt_tokens_reused == 0
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_kept_cache_counts_and_gives_way(dialect: str) -> None:
-    whole = cache_bytes(artifact(dialect), 1, CONTEXT)
-    small, _ = generator(dialect, memory_limit=whole - 1)
-    assert small.generate("abc", max_new_tokens=2).token_ids
-    with pytest.raises(MemoryLimitError, match=f"1 x {CONTEXT} tokens"):
-        small.generate("abc", max_new_tokens=2, **REUSE)
-    model, _ = generator(dialect, memory_limit=whole + 1)
-    model.generate("abcdef", max_new_tokens=2, **REUSE)
-    assert model.generate("abcdef", max_new_tokens=2, **REUSE).prompt_tokens_reused == 5  # not counted twice
-    model.generate(["abcdef", "abc"], max_new_tokens=2)
-    assert model.generate("abcdef", max_new_tokens=2, **REUSE).prompt_tokens_reused == 0
-    roomy, _ = generator(dialect, memory_limit=3 * whole)
-    roomy.generate("abcdef", max_new_tokens=2, **REUSE)
-    roomy.generate(["abcdef", "abc"], max_new_tokens=2)
-    assert roomy.generate("abcdef", max_new_tokens=2, **REUSE).prompt_tokens_reused == 5
-
-
-def test_a_closed_model_keeps_nothing() -> None:
-    model, _ = generator("inplace")
-    pieces = model.stream("abcabc", **REUSE)
-    next(pieces)
-    model.generate("abc", max_new_tokens=2, **REUSE)
-    model.close()
-    pieces.close()  # type: ignore[attr-defined]
-    assert not model._reuse
-    with pytest.raises(ClosedError):
-        model.generate("abc", **REUSE)
 
 
 @pytest.mark.parametrize(
