@@ -254,7 +254,8 @@ def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]])
 def same_arithmetic(run: Run, runs: Mapping[str, Run]) -> Run | None:
     """The first entry at these texts, if another, whose tokens should be the same: both fp32, or alike."""
     for other in runs.values():
-        if other.entry.work.texts == run.entry.work.texts:
+        same_work = other.entry.work.texts == run.entry.work.texts
+        if same_work and other.entry.checkpoint == run.entry.checkpoint:
             names = [(each.entry.system, each.entry.precision) for each in (run, other)]
             classes = {each.warm["did"]["precision"] for each in (run, other)}
             if classes == {"fp32"} or names[0] == names[1]:
