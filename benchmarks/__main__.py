@@ -36,8 +36,6 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="for results, instead of benchmarks/results and the README")
     parser.add_argument(
         "--python",
-        "--optimum-python",
-        dest="python",
         type=Path,
         action="append",
         default=[],

@@ -91,11 +91,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a figure of one entry may be, such as "peak_rss_mb"."""
+    """The most or the least that a figure of one entry may be, such as "peak_rss_mb" or "cosine_min"."""
 
     of: str
     metric: str
-    at_most: float
+    at_most: float | None = None
+    at_least: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from planforge.runtime.bench import processor
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def environment() -> dict[str, Any]:
     """The processor, and the versions of what was measured."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
     versions: dict[str, str | None] = {}
     for name in ("planforge", "torch", "onnxruntime", "onnx", "transformers", "tensorrt_rtx_cu13", "numpy"):
         try:
@@ -32,7 +29,7 @@ def environment() -> dict[str, Any]:
             versions[name] = None
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "cpu": model,
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions,

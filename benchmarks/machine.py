@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+
+from planforge.runtime.bench import READ_BYTES, read_bandwidth
 
 STAT = Path("/proc/stat")
 
@@ -17,20 +18,17 @@ def measured_machine(threads: int) -> dict[str, float]:
     Also how busy others keep the processors meanwhile that nothing is measured, from 0 to 1.
     """
     busy = busy_share(1.0)
-    array = np.ones(1 << 27, np.float32)
+    block = np.ones(READ_BYTES // 8, np.int64)
     matrix = np.ones((3072, 3072), np.float32)
-    best_read = best_product = float("inf")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(5):
-            start = time.perf_counter()
-            list(pool.map(np.max, np.array_split(array, threads)))
-            middle = time.perf_counter()
-            matrix @ matrix
-            best_read = min(best_read, middle - start)
-            best_product = min(best_product, time.perf_counter() - middle)
+    read, best_product = 0.0, float("inf")
+    for _ in range(5):
+        read = max(read, read_bandwidth(block, threads))
+        start = time.perf_counter()
+        matrix @ matrix
+        best_product = min(best_product, time.perf_counter() - start)
     return {
         "busy": round(busy, 2),
-        "read_gb_per_s": round(array.nbytes / best_read / 1e9, 1),
+        "read_gb_per_s": round(read / 1e9, 1),
         "gflop_per_s": round(2 * len(matrix) ** 3 / best_product / 1e9, 1),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from planforge.runtime.bench import percentiles
 
 from .alike import UnlikeWorkError, check_alike, differences
 from .case import Case, Entry, Limit, Target
@@ -58,6 +61,10 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
     for name, run in runs.items():
         check_alike(run.entry.work.kind, {name: run.warm["did"], **later(name, run)}, {})
     entries = {name: figures(run, machine) for name, run in runs.items()}
+    shared = Counter(run.entry.process for run in runs.values())
+    for name, run in runs.items():
+        if shared[run.entry.process] > 1:  # the peak would be that of the largest work
+            del entries[name]["peak_rss_mb"]
     compare_results(runs, entries)
     return {
         "title": case.title,
@@ -221,11 +228,6 @@ def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
     return found
 
 
-def percentiles(values: list[float]) -> dict[str, float]:
-    p50, p99 = np.percentile(values, (50, 99))
-    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
-
-
 def cache_bytes(run: Run) -> int:
     """What a decoding step reads of GPT-2's cache, on average over the steps."""
     work = run.entry.work
@@ -246,7 +248,9 @@ def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]])
         if run.vectors is not None:
             assert first.vectors is not None
             cosines = (np.load(first.vectors) * np.load(run.vectors)).sum(1)
-            found["cosine"] = {"mean": round(float(cosines.mean()), 5), "min": round(float(cosines.min()), 5)}
+            found["cosine_mean"], found["cosine_min"] = (
+                round(float(value), 5) for value in (cosines.mean(), cosines.min())
+            )
         elif (reference := same_arithmetic(run, runs)) is not None:
             found["same_tokens"] = same_share(reference.warm["result"], run.warm["result"])
 
@@ -281,14 +285,12 @@ def judged(target: Target | Limit, entries: Mapping[str, dict[str, Any]]) -> dic
     """A target with what was found; "met" is None where an entry did not take part."""
     ours = value_of(entries.get(target.of, {}), target.metric)
     if isinstance(target, Limit):
-        met = None if ours is None else ours <= target.at_most
-        return {
-            "of": target.of,
-            "metric": target.metric,
-            "at_most": target.at_most,
-            "found": ours,
-            "met": met,
-        }
+        met = None
+        if ours is not None:
+            too_much = target.at_most is not None and ours > target.at_most
+            too_little = target.at_least is not None and ours < target.at_least
+            met = not (too_much or too_little)
+        return {**{k: v for k, v in vars(target).items() if v is not None}, "found": ours, "met": met}
     theirs = value_of(entries.get(target.to, {}), target.metric)
     ratio = None
     if ours is not None and theirs is not None:

@@ -21,6 +21,8 @@ UNITS = {
     "start_s": "s to first token",
     "peak_rss_mb": "MB of memory",
     "file_mb": "MB of files",
+    "cosine_mean": "mean cosine to fp32",
+    "cosine_min": "least cosine to fp32",
     "ms": "ms",
 }
 # Columns of a case's table: heading, figure, number in it, format.
@@ -36,8 +38,8 @@ COLUMNS = (
     ("files MB", "file_mb", "", "{:,.0f}"),
     ("of memory bandwidth", "bandwidth_share", "", "{:.0%}"),
     ("same tokens", "same_tokens", "", "{:.0%}"),
-    ("cosine mean", "cosine", "mean", "{:.4f}"),
-    ("min", "cosine", "min", "{:.4f}"),
+    ("cosine mean", "cosine_mean", "", "{:.4f}"),
+    ("min", "cosine_min", "", "{:.4f}"),
 )
 PLANFORGE = "PlanForge"
 
@@ -94,7 +96,11 @@ def targets(result: Result) -> Iterator[str]:
         if "to" in target:
             who, wanted = f"{who} over {target['to']}", f"at least {target['at_least']:g}x"
         else:
-            wanted = f"at most {target['at_most']:g}"
+            wanted = " and ".join(
+                f"{words} {target[key]:g}"
+                for key, words in (("at_least", "at least"), ("at_most", "at most"))
+                if key in target
+            )
         yield f"{who}, {what}: {wanted}{found}: {verdict}"
 
 
@@ -138,8 +144,8 @@ def fidelity(result: Result, precision: str, system: str) -> str:
     """The cosine of a system's vectors to fp32's, where there are vectors of fewer bits."""
     for figures in result["entries"].values():
         found = figures["did"]["precision"], figures["system"]
-        if found == (precision, system) and precision != "fp32" and "cosine" in figures:
-            return f" (cosine {figures['cosine']['mean']:.4f}, least {figures['cosine']['min']:.4f})"
+        if found == (precision, system) and precision != "fp32" and "cosine_mean" in figures:
+            return f" (cosine {figures['cosine_mean']:.4f}, least {figures['cosine_min']:.4f})"
     return ""
 
 

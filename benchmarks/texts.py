@@ -6,7 +6,7 @@ import functools
 import json
 import random
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from .checkpoints import PAD, SOURCE_EOS, demo
@@ -47,14 +47,35 @@ def bert_texts(lengths: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(" ".join(words[i * 200 : i * 200 + n - 2]) for i, n in enumerate(lengths))
 
 
-def code_edits() -> Iterator[tuple[str, str, str]]:
-    """Real edits of a function, as (the function's name, a prompt with it before, it after).
+@dataclass(frozen=True)
+class Rewrite:
+    """A text of this project before and after.
 
-    Of the 216 functions of 900 to 2,200 characters that changed in this project's history, those at the
-    quartiles of how much of them stayed: 87 %, 94 % and 97 % of the words.
+    Three are edits: of the 216 functions of 900 to 2,200 characters that changed in its history, those at the
+    quartiles of how much of them stayed: 87 %, 94 % and 97 % of the words. One is a page and its summary.
+
+    Attributes:
+        what: in words.
+        before: the text.
+        after: what was made of it.
+        tokens: of `after`, as GPT-2's tokenizer counts, 256 at most.
     """
-    for edit in json.loads(Path(__file__).with_name("edits.json").read_text(encoding="utf-8")):
-        yield edit["name"], f"Before:\n\n{edit['before']}\n\nAfter:\n\n", edit["after"]
+
+    what: str
+    before: str
+    after: str
+    tokens: int
+
+    @property
+    def prompt(self) -> str:
+        """What a model would be asked with."""
+        return f"Before:\n\n{self.before}\n\nAfter:\n\n"
+
+
+def rewrites() -> list[Rewrite]:
+    """Those in rewrites.json."""
+    text = Path(__file__).with_name("rewrites.json").read_text(encoding="utf-8")
+    return [Rewrite(**each) for each in json.loads(text)]
 
 
 def sentences(count: int, work: Path) -> tuple[str, ...]:

@@ -93,8 +93,9 @@ class Calibration:
             if others := {b.bits for b in weights.done.values()} - {kind.weight_bits}:
                 found |= {"table_bits": others.pop()}
         if self.products and artifact.precision == "int8":
-            rules = {"+".join(names): vars(product.rule) for names, product in self.products.items()}
-            found |= {"rows": rules}
+            found |= {
+                "rows": {"+".join(names): product.described() for names, product in self.products.items()}
+            }
         return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
 
 
@@ -164,14 +165,15 @@ def chosen_blocks(
     from .verification.gate import CAPS
     from .verification.rounding import Rounding
 
-    odd = {name: read().shape[1] for name, read in weights.items() if read().shape[1] % BLOCK_SIZES[-1]}
+    widths = {name: read().shape[1] for name, read in weights.items()}
+    odd = {name: width for name, width in widths.items() if width % BLOCK_SIZES[-1]}
     if odd:
         name, width = next(iter(odd.items()))
         raise ExportError(
             f"int{bits} keeps weights in blocks of {BLOCK_SIZES[-1]} columns or more, and the width"
             f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
         )
-    fitting = [size for size in BLOCK_SIZES if all(read().shape[1] % size == 0 for read in weights.values())]
+    fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths.values())]
     caps = CAPS[f"int{bits}"]
 
     def rounded(table_bits: int, size: int, rows: Mapping[str, Array]) -> QuantizedWeights:
@@ -204,12 +206,17 @@ def closeness(gaps: Gaps, caps: Mapping[str, float]) -> int:
 
 
 def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
-    """A step for each head and channel of each layer's keys and values, by what they reach in real text."""
+    """A step for each head and channel of each layer's keys and values, by what they reach in real text.
+
+    The text is read in pieces as long as the context, so that late positions are seen too.
+    """
     from .verification.decoder_reference import Reference
 
-    reference = Reference(model)
+    reference, context = Reference(model), len(expected.context)
     largest: dict[str, Array] = {}
-    for tokens in (*expected.texts, expected.context):
+    text = [token for tokens in expected.texts for token in tokens]
+    for start in range(0, len(text), context):
+        tokens = text[start : start + context]
         for layer, pair in enumerate(reference.kept(tokens)):
             for kind, tensor in zip(("key", "value"), pair, strict=True):
                 found = tensor.abs().amax(dim=(0, 2)).flatten().numpy()  # (H * D,)
@@ -232,33 +239,45 @@ def rows_read(model: Model, weights: Iterable[str], run: Callable[[], None]) -> 
     """What each weight's linear reads while PyTorch runs: a sample (M, K) of its rows."""
     from .verification.rounding import linear_of
 
-    rows: dict[str, list[Array]] = {}
+    rows: dict[str, SampledRows] = {}
     hooks = []
-
-    def keep(name: str) -> Callable[[Any, tuple[Any, ...]], None]:
-        return lambda _, inputs: rows[name].append(inputs[0].reshape(-1, inputs[0].shape[-1]).numpy())
-
     for name in weights:
         if (linear := linear_of(model, name)) is not None:
-            rows[name] = []
-            hooks.append(linear.register_forward_pre_hook(keep(name)))
+            rows[name] = SampledRows()
+            hooks.append(linear.register_forward_pre_hook(rows[name].hook))
     try:
         run()
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: thinned(np.concatenate(parts)) for name, parts in rows.items() if parts}
+    return {name: np.concatenate(sampled.parts) for name, sampled in rows.items() if sampled.parts}
 
 
-def thinned(rows: Array) -> Array:
-    return rows[:: -(-len(rows) // CALIBRATION_ROWS)]
+class SampledRows:
+    """Every n-th of the rows that a module reads, with n such that at most `CALIBRATION_ROWS` are kept."""
+
+    def __init__(self) -> None:
+        self.parts: list[Array] = []
+        self.stride = 1
+        self.seen = 0
+
+    def hook(self, module: Any, inputs: tuple[Any, ...]) -> None:
+        """A forward pre-hook."""
+        del module
+        read = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
+        self.parts.append(read[-self.seen % self.stride :: self.stride].copy())
+        self.seen += len(read)
+        while sum(map(len, self.parts)) > CALIBRATION_ROWS:
+            self.parts = [np.concatenate(self.parts)[::2]]
+            self.stride *= 2
 
 
 def recorded(bundle: Bundle, model: Model) -> Calibration:
     """What a bundle's graphs were calibrated to, with weights rounded again from the model's own.
 
-    So that a graph whose weights are damaged does not set its own limits. int4 is rounded without
-    compensation here, which loses a little more than the graph may.
+    So that a graph whose weights are damaged does not set its own limits; the scales of a cache and the
+    smoothing are the graph's, and only the caps hold them. int4 is rounded without compensation here, which
+    loses a little more than the graph may.
     """
     import onnx_ir as ir
 
@@ -281,7 +300,8 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))
             weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
-            products[names] = recorded_product(graph, names[0], RowRule(**rule), weight)
+            own_rule = RowRule(rule["zero"], rule["floor"], rule["absolute"])
+            products[names] = recorded_product(graph, names[0], own_rule, weight)
         for spec in artifact.inputs:
             scale = graph.initializers.get(f"{spec.name}.scale")
             if scale is not None and scale.const_value is not None:

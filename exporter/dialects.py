@@ -3,7 +3,7 @@
 B batch, T new tokens, P cached tokens, S slots, N logit rows, H heads, D head size, V vocabulary
 
 `portable`  grows a decoder's cache by Concat. Rows padded on the left. Operators that every consumer
-            knows. Encoders cache nothing and have this dialect alone, rows padded on the right.
+            knows. Encoders cache nothing, and are padded on the right.
 `inplace`   writes into fixed slots with TensorScatter. Rows padded on the right. The output has the
             input's address, so no step copies the cache. For TensorRT >= 10.15 and TensorRT-RTX.
 `ort`       keeps the same slots, in ONNX Runtime's own attention. For its CPU provider.

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.backends.ort_backend import import_onnxruntime
+from ..runtime.backends.requirements import check_version
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest
 from ..runtime.errors import InputError
@@ -95,6 +97,8 @@ def export(
     check_output(output, force)
     checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
     artifacts = planned(checkpoint, targets, precision)
+    if verify:
+        check_engine(artifacts)
     texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.source.folder)
     with staging_folder(output) as staging:
         graphs, reference = trace(checkpoint, artifacts, staging, progress)
@@ -162,6 +166,16 @@ def check_choices(
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
     if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch={max_batch} must be at least 1")
+
+
+def check_engine(artifacts: Sequence[Artifact]) -> None:
+    """Refuses graphs that the ONNX Runtime here is too old to verify."""
+    version = import_onnxruntime().__version__
+    for artifact in artifacts:
+        kind = PRECISIONS[artifact.precision]
+        bits = {"bits": kind.weight_bits, "cache_bits": kind.cache_bits}
+        to_be = {name: count for name, count in bits.items() if count}
+        check_version(dataclasses.replace(artifact, quantization=to_be), version)
 
 
 def trace(

@@ -85,7 +85,7 @@ TruncateOption = Annotated[
 SpeculativeOption = Annotated[
     str | None,
     typer.Option(
-        help="'prompt-lookup' guesses from what came before: the same answer, faster where it repeats.",
+        help="'prompt-lookup' guesses from what came before: faster where it repeats, the same but for ties.",
         show_default="off",
     ),
 ]
@@ -142,5 +142,11 @@ ParseSpecialOption = Annotated[
     bool, typer.Option("--parse-special", help="Read <|endoftext|>, [SEP] and the like.")
 ]
 BackendOption = Annotated[str, typer.Option(help="auto or ort-cpu.")]
-PrecisionOption = Annotated[str | None, typer.Option(help="fp32, fp16.", show_default="the bundle's first")]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="One that the bundle has: fp32, fp16, int8, int4, or these with -kv8.",
+        show_default="as recorded by bench --set-default, else the bundle's first",
+    ),
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="Cores to use.", show_default="the physical cores")]

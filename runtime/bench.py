@@ -242,6 +242,7 @@ def case_of(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and 99th, to three decimals."""
     p50, p99 = np.percentile(values, (50, 99))
     return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
 

@@ -45,8 +45,8 @@ def load(
         threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
             cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
-        memory_limit: bytes for weights and cache, or weights and a batch; more is refused beforehand.
-            Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
+        memory_limit: bytes for weights and cache, or weights and a batch, of one call; more is refused
+            beforehand. Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
 
     Returns:

@@ -69,6 +69,15 @@ def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def whole_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gpt2-demo in int8 and int4, not verified. Don't change it."""
+    from planforge.exporter import export
+
+    folder = tmp_path_factory.mktemp("bundles") / "gpt2-whole"
+    return export("gpt2-demo", folder, precision=["int8", "int4"], target=["cpu"], verify=False).bundle
+
+
+@pytest.fixture(scope="session")
 def minilm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bert-demo, which is all-MiniLM-L6-v2, with the hidden states of all layers. Don't change it."""
     from planforge.exporter import export

@@ -63,7 +63,7 @@ def test_the_summary_has_a_row_for_each_class_of_precision_and_the_best_of_varia
         "c": entry("Peer", "fp32", 20.0),
         "d": entry("Peer", "fp32", 25.04, label="variant"),
     }
-    entries["b"]["cosine"] = {"mean": 0.99951, "min": 0.991}
+    entries["b"] |= {"cosine_mean": 0.99951, "cosine_min": 0.991}
     lone = case({"a": entry("PlanForge", "int8", 5.0), "b": entry("PlanForge", "int4", 7.0)}, title="Alone")
     text = summary({"one": case(entries), "two": lone})
     assert "|  | PlanForge | Peer |" in text

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from planforge.exporter.verification.gate import judge, limits_for
 from planforge.exporter.verification.passages import (
     GOLDEN_ROWS,
+    MOST_PASSAGES,
     PASSAGE_TOKENS,
     Passage,
     TextMetrics,
@@ -155,17 +156,27 @@ def test_golden_data_gives_the_same_verdict(
 def test_passages_are_the_texts_in_order_cut_to_the_context() -> None:
     texts = [[1] * 300, [2] * 100, [3] * 369]
     whole = [token for text in texts for token in text]
-    judged, rest = windows(texts, 1024, 50)
+    judged, rest = windows(texts, 1024)
     assert [len(tokens) for tokens in (*judged, *rest)] == [PASSAGE_TOKENS] * 3  # the last, of one, is none
     assert [token for tokens in (*judged, *rest) for token in tokens] == whole[:768]
-    judged, rest = windows(texts, 100, 50)
+    judged, rest = windows(texts, 100)
     assert [len(tokens) for tokens in (*judged, *rest)] == [100] * 7 + [69]
     assert len(judged) == 5  # three of five
-    # 128 MiB of logits: 200,000 tokens of 4 bytes each make 167 rows, and one passage there always is.
-    assert [len(tokens) for tokens in windows(texts, 1024, 200_000)[0]] == [PASSAGE_TOKENS]
-    assert [len(tokens) for tokens in windows(texts, 64, 200_000)[0]] == [64, 64]
+    assert sum(map(len, windows([[1] * 10**6], 1024))) == MOST_PASSAGES
 
 
 def test_a_text_of_one_passage_is_judged_and_calibrated_with() -> None:
-    assert windows([[1, 2], [3]], 1024, 50) == ([(1, 2, 3)], [(1, 2, 3)])
-    assert windows([[1]], 1024, 50) == ([], [])
+    assert windows([[1, 2], [3]], 1024) == ([(1, 2, 3)], [(1, 2, 3)])
+    assert windows([[1]], 1024) == ([], [])
+
+
+def test_of_a_large_vocabulary_some_logits_are_held_and_every_token_is_judged() -> None:
+    """128 MiB: 50,000 tokens of 4 bytes each make 671 rows, which 5 passages share."""
+    logits = np.zeros((255, 50_000), np.float32)
+    logits[:, 7] = 1
+    passage = passage_of((7,) * 256, logits, 5)
+    assert len(passage.likeliest) == len(passage.logprobs) == 255
+    assert len(passage.rows) == len(passage.logits) == 134
+    assert (passage.rows[0], passage.rows[-1]) == (0, 254)
+    metrics = measure_text([logits], [passage])
+    assert (metrics.rows, metrics.text_kl, metrics.top1_changes) == (255, 0.0, 0.0)

@@ -42,6 +42,18 @@ print(alone[0] == alone[1] == found[0] == found[1], len(set(alone[0])))
     assert int(distinct) > 3
 
 
+def test_idle_models_leave_the_processor_to_others(demo_bundle: Path) -> None:
+    code = """
+import time
+models = [load(folder, threads=2) for _ in range(2)]
+for model in models: tokens(model)
+before = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - before)
+"""
+    assert float(run(code, demo_bundle).splitlines()[-1]) < 0.1  # of two seconds that spinning would take
+
+
 def test_a_program_may_have_made_the_global_pool(demo_bundle: Path) -> None:
     code = """
 ort.set_global_thread_pool_sizes(2, 1)

@@ -1,7 +1,9 @@
 """Prompt-lookup speculation: code that is edited, text that repeats itself, and text that does not.
 
-The edits are dictated to a random GPT-2 of the 124M shape, for no model here could write them. gpt2-demo is
-trained, and goes on with the King James Bible, whose text is in the public domain.
+Edits and a summary are dictated to a random GPT-2 of the 124M shape, for no model here could write them: it
+computes every step, and then the known text's next token is taken. The targets are for that shape. gpt2-demo
+is trained, and goes on with the King James Bible, whose text is in the public domain; a step of so small a
+model costs little more than the Python around it, so there is less to save.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..case import Case, Entry, Target, Work
-from ..texts import code_edits
+from ..texts import rewrites
 
-NEW, EDIT_NEW = 64, 256
+NEW = 64
 # Numbers 7: each prince brings the same, one after the other, as entries of a list repeat.
 LIST = 3 * (
     "One golden spoon of ten shekels, full of incense: One young bullock, one ram, one lamb of the first"
@@ -44,26 +46,24 @@ def case(
 
 
 def cases(work: Path) -> list[Case]:
-    edits = [
+    dictated = [
         case(
-            f"lookup-edit-{i}",
-            f"a real edit of the function `{name}`",
+            f"lookup-dictated-{i}",
+            f"dictated {each.what}",
             "gpt2-124m",
-            Work("generate", (prompt,), new_tokens=EDIT_NEW, dictated=after),
+            Work("generate", (each.prompt,), new_tokens=each.tokens, dictated=each.after),
             TARGETS,
             rounds=3,
         )
-        for i, (name, prompt, after) in enumerate(code_edits(), 1)
+        for i, each in enumerate(rewrites(), 1)
     ]
 
     def demo(text: str) -> Work:
         return Work("generate", (text,), new_tokens=NEW)
 
     return [
-        *edits,
-        case(
-            "lookup-list", "a list of nearly equal entries", "gpt2-demo", demo(LIST + "One golden"), TARGETS
-        ),
+        *dictated,
+        case("lookup-list", "a list of nearly equal entries", "gpt2-demo", demo(LIST + "One golden")),
         case("lookup-refrain", "verses with a refrain", "gpt2-demo", demo(REFRAIN)),
         case("lookup-prose", "text that does not repeat itself", "gpt2-demo", demo(PROSE)),
     ]

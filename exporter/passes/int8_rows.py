@@ -13,6 +13,7 @@ Weights are rounded with compensation on calibration rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,8 @@ class RowRule:
         if low >= ONE_SIDED * float(largest.max()):
             return RowRule(128, TINY, True)
         zero = round(255 * low / (float(np.median(largest)) + low))
+        if zero > 128:  # as a rule rows reach further down than up
+            return RowRule(128, TINY, True)
         # A row whose values all are small must still reach down to `low`.
         return RowRule(zero, low * (255 - zero) / zero if zero else TINY, False)
 
@@ -74,12 +77,19 @@ class RowProduct:
         rule: of the rows.
         weight: (K, N) int8.
         scale: (N,) float32.
+        error: about what share of its results' squares it loses, on rows that chose nothing; None where
+            that was not measured.
     """
 
     smoothing: Array | None
     rule: RowRule
     weight: npt.NDArray[np.int8]
     scale: Array
+    error: float | None = None
+
+    def described(self) -> dict[str, Any]:
+        """The choice and its cost, as the manifest has them."""
+        return {**vars(self.rule), "smoothed": self.smoothing is not None, "error": self.error}
 
     def rounded_rows(self, x: Array) -> Array:
         """X (M, K) as the product sees it."""
@@ -116,7 +126,9 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
     s = np.ones(len(weight), np.float32) if best[1] is None else best[1]
     scaled = weight * s[:, None]
     scale = column_scales(scaled)
-    return RowProduct(best[1], RowRule.of(x / s), compensated(scaled, scale[None], -TOP, TOP, x / s), scale)
+    columns = compensated(scaled, scale[None], -TOP, TOP, x / s)
+    share = best[0] / max(float(np.square(exact).sum()), TINY)
+    return RowProduct(best[1], RowRule.of(x / s), columns, scale, share)
 
 
 def nearest_product(weight: Array, smoothing: Array | None, rule: RowRule) -> RowProduct:

@@ -49,13 +49,6 @@ class Blocks:
         """(N, K)."""
         return (self.q * self.scale[..., None]).reshape(len(self.q), -1)
 
-    @staticmethod
-    def unpacked(packed: npt.NDArray[np.uint8], scale: Array, bits: int) -> Blocks:
-        """What `packed` made."""
-        if bits == 4:
-            packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
-        return Blocks((packed.astype(np.int16) - (1 << (bits - 1))).astype(np.int8), scale, bits)
-
     def packed(self) -> npt.NDArray[np.uint8]:
         """(N, K / b, b * bits / 8): around 2^(bits-1); of int4 the first of two numbers is the low half."""
         offset = self.q.view(np.uint8) + np.uint8(1 << (self.bits - 1))  # wraps around, as it should

@@ -68,8 +68,8 @@ class Reference:
                 self.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))[list(s.steps)]
                 for s in samples
             ]
-            texts = [self.logits(passage.tokens[:-1], slice(None)) for passage in passages]
+            texts = (self.logits(passage.tokens[:-1], slice(None)) for passage in passages)
+            text: Gaps = {"text": measure_text(texts, passages)} if passages else {}
         self.cache = GrowingCache
         want = np.concatenate([s.logits for s in samples])
-        gaps: Gaps = {"": measure(np.concatenate(got), want)}
-        return gaps | ({"text": measure_text(texts, passages)} if passages else {})
+        return {"": measure(np.concatenate(got), want), **text}

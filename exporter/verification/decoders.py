@@ -147,8 +147,10 @@ def expectation_of(
     text = [token for tokens in encoded for token in tokens]
     filled = (text * (context // len(text) + 1))[:context]
     last = reference.logits(filled, slice(-min(CONTEXT_ROWS, context - 1), None))
-    judged, texts = windows(encoded, context, reference.config.vocab_size) if with_text else ([], [])
-    passages = tuple(passage_of(tokens, reference.logits(tokens[:-1], slice(None))) for tokens in judged)
+    judged, texts = windows(encoded, context) if with_text else ([], [])
+    passages = tuple(
+        passage_of(tokens, reference.logits(tokens[:-1], slice(None)), len(judged)) for tokens in judged
+    )
     return Expectation(tuple(samples), passages, tuple(filled), last, tuple(texts))
 
 
@@ -192,7 +194,7 @@ def compare(
         add("full context", backend.name, measure(*full_context(decoder, expected)))
         if expected.passages and "text_kl" in limits:
             progress(f"{artifact.id}: real text")
-            got = list(read_passages(decoder, expected.passages))
+            got = read_passages(decoder, expected.passages)
             add("real text, every token", backend.name, measure_text(got, expected.passages))
     finally:
         decoder.close()

@@ -34,6 +34,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
 
 TEXT_TOKENS = 48  # at most; several lengths below that are used
+JUDGED = 1 / 3  # of a long text; the rest is to calibrate with
 CALIBRATION_TOKENS = 64  # of a sequence
 MAX_BATCH = 8  # of the padded case
 POSITIONS = 12  # compared in each sequence, the first and last among them
@@ -135,7 +136,7 @@ def pieces_from(
     encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_segments: bool
 ) -> list[Piece]:
     """Sequences of unequal length from real text; last come a pair, a single token, a full sequence."""
-    texts = [ids for ids in encoded if len(ids) > 1]
+    texts = [window for ids in encoded for window in windows(ids)[0]]
     if not texts:
         raise VerificationError("the texts to verify with have no tokens that this model knows")
 
@@ -153,9 +154,16 @@ def pieces_from(
     return [*pieces, cut(full, None, defaults.max_length)]
 
 
+def windows(ids: Sequence[int]) -> tuple[list[Sequence[int]], Sequence[int]]:
+    """A text's beginning, cut into what is judged, and the rest, to calibrate with."""
+    end = max(TEXT_TOKENS, round(JUDGED * len(ids)))
+    cuts = [ids[start : min(start + TEXT_TOKENS, end)] for start in range(0, end, TEXT_TOKENS)]
+    return [window for window in cuts if len(window) > 1], ids[end:]
+
+
 def pieces_behind(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults) -> list[Piece]:
-    """Sequences from what follows the texts' beginnings, which the samples are made of."""
-    rest = [token for ids in encoded for token in ids[TEXT_TOKENS:]]
+    """Sequences from what `windows` leaves to calibrate with; where it leaves nothing, the texts are both."""
+    rest = [token for ids in encoded for token in windows(ids)[1]]
     rest = rest or [token for ids in encoded for token in ids]
     length = min(CALIBRATION_TOKENS, defaults.max_length) - 2
     cuts = [rest[start : start + length] for start in range(0, len(rest), length)]
@@ -267,7 +275,11 @@ def measure_all(
             found[spec.name] = measure_vectors(a, b, least_scale=1.0)
             continue
         a, b = (np.concatenate([np.atleast_2d(array) for array in arrays]) for arrays in sides)
-        found[spec.name] = measure(a, b) if metrics_of(spec) is Metrics else measure_vectors(a, b)
+        found[spec.name] = (
+            measure(a, b)
+            if metrics_of(spec) is Metrics
+            else measure_vectors(a, b, of_texts=not is_per_token(spec))
+        )
     return found
 
 

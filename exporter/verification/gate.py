@@ -19,23 +19,25 @@ Logits = npt.NDArray[np.float32]
 
 # The one table of caps. fp32 engines add in another order, nothing more. KL is in nats.
 CAPS: dict[str, dict[str, float]] = {
-    "fp32": {"max_error": 1e-4, "mean_kl": 1e-8, "cosine_gap": 1e-8},
-    "fp16": {"max_error": 0.1, "mean_kl": 1e-3, "cosine_gap": 1e-3},
+    "fp32": {"max_error": 1e-4, "mean_kl": 1e-8, "cosine_gap": 1e-8, "mean_cosine_gap": 1e-8},
+    "fp16": {"max_error": 0.1, "mean_kl": 1e-3, "cosine_gap": 1e-3, "mean_cosine_gap": 1e-3},
     "int8": {
-        **{"max_error": 1.0, "mean_kl": 0.005, "cosine_gap": 0.01},
+        **{"max_error": 1.0, "mean_kl": 0.005, "cosine_gap": 0.01, "mean_cosine_gap": 0.001},
         **{"text_kl": 0.005, "top1_changes": 0.02, "perplexity_change": 0.01},
     },
     "int4": {
-        **{"max_error": 4.0, "mean_kl": 0.1, "cosine_gap": 0.1},
+        **{"max_error": 4.0, "mean_kl": 0.1, "cosine_gap": 0.1, "mean_cosine_gap": 0.01},
         **{"text_kl": 0.1, "top1_changes": 0.1, "perplexity_change": 0.08},
     },
 }
 CAPS = {**CAPS, "fp32-kv8": CAPS["int8"], "int8-kv8": CAPS["int8"], "int4-kv8": CAPS["int4"]}
 GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
 # These grow with the square of the values' error, so three times the error is nine times as much.
-QUADRATIC = ("mean_kl", "cosine_gap", "text_kl")
+QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
 # Shares of a text of some hundred words: one more or less says nothing of the engine, so the cap alone holds.
 COUNTED = ("top1_changes", "perplexity_change")
+MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: their mean is at most the largest
+MEAN_OF = 8  # vectors at least; the mean of fewer says no more than the worst of them
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,18 @@ class VectorMetrics:
     Attributes:
         max_error: the largest difference of two numbers, in units of the reference's standard deviation.
         cosine_gap: 1 - the smallest cosine of a vector and its reference.
+        mean_cosine_gap: 1 - the mean cosine, of the vectors of at least `MEAN_OF` texts; else 0.
         finite: no NaN and no infinity on either side.
         rows: how many vectors were compared.
     """
 
     max_error: float
     cosine_gap: float
+    mean_cosine_gap: float
     finite: bool
     rows: int
 
-    LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "cosine_gap")
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "cosine_gap", "mean_cosine_gap")
 
     def to_json(self) -> dict[str, Any]:
         return {name: plain(value) for name, value in vars(self).items()}
@@ -170,20 +174,24 @@ def measure(got: Logits, want: Logits) -> Metrics:
     )
 
 
-def measure_vectors(got: Logits, want: Logits, least_scale: float = 1e-6) -> VectorMetrics:
+def measure_vectors(
+    got: Logits, want: Logits, least_scale: float = 1e-6, of_texts: bool = False
+) -> VectorMetrics:
     """Compares vectors (N, E) row by row.
 
     Args:
         least_scale: of the units of `max_error`, where the reference varies less than this.
+        of_texts: whether each vector is that of a whole text.
     """
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
-        return VectorMetrics(math.nan, math.nan, False, len(want))
+        return VectorMetrics(math.nan, math.nan, math.nan, False, len(want))
     a, b = got.astype(np.float64), want.astype(np.float64)
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
     return VectorMetrics(
         max_error=float(np.abs(got - want).max()) / max(float(want.std()), least_scale),
         cosine_gap=max(0.0, 1.0 - float(cosines.min())),
+        mean_cosine_gap=max(0.0, 1.0 - float(cosines.mean())) if of_texts and len(want) >= MEAN_OF else 0.0,
         finite=True,
         rows=len(want),
     )
@@ -222,7 +230,7 @@ def limits_for(
         raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
     factors = {name: GAP_FACTOR ** (2 if name in QUADRATIC else 1) for name in names}
     return {
-        name: cap if name in COUNTED else min(cap, factors[name] * getattr(gap, name))
+        name: cap if name in COUNTED else min(cap, factors[name] * getattr(gap, MOST.get(name, name)))
         for name, cap in caps.items()
     }
 

@@ -6,7 +6,7 @@ T tokens of a passage, N rows, V vocabulary
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,9 +19,11 @@ from .gate import Logits, kl_divergence, plain
 
 PASSAGE_TOKENS = 256  # at most of one, and at most the context
 JUDGED = 0.6  # of the passages; the others are for calibration
-LOGITS_BYTES = 128 * 2**20  # of all passages together
+MOST_PASSAGES = 32
+LOGITS_BYTES = 128 * 2**20  # of all passages together: where that is too little, of some positions
 GOLDEN_ROWS = 8  # of each passage, whose logits golden data keeps
 Integers = npt.NDArray[np.int64]
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Passage:
 
     def thinned(self) -> Passage:
         """With the logits of `GOLDEN_ROWS` positions."""
-        keep = np.unique(np.linspace(0, len(self.rows) - 1, GOLDEN_ROWS).round().astype(int))
+        keep = spread(len(self.rows), GOLDEN_ROWS)
         return Passage(self.tokens, self.likeliest, self.logprobs, self.rows[keep], self.logits[keep])
 
 
@@ -73,44 +75,54 @@ class TextMetrics:
 
 
 def windows(
-    encoded: Sequence[Sequence[int]], context: int, vocab_size: int
+    encoded: Sequence[Sequence[int]], context: int
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Texts one after the other, cut to passages: those to judge with, and the rest, to calibrate with.
 
-    Of what is judged PyTorch's logits are held in memory, so it is no more than that allows. A text of a
-    single passage is both.
+    A text of a single passage is both.
     """
     text = [token for tokens in encoded for token in tokens]
     length = min(PASSAGE_TOKENS, context)
     cut = [tuple(text[start : start + length]) for start in range(0, len(text), length)]
-    cut = [tokens for tokens in cut if len(tokens) > 1]
-    allowed = LOGITS_BYTES // (4 * vocab_size * length)
-    judged = max(1, min(allowed, round(JUDGED * len(cut))))
+    cut = [tokens for tokens in cut if len(tokens) > 1][:MOST_PASSAGES]
+    judged = max(1, round(JUDGED * len(cut)))
     return cut[:judged], cut[judged:] or cut
 
 
-def passage_of(tokens: tuple[int, ...], logits: Logits) -> Passage:
-    """A passage with all of PyTorch's logits (T - 1, V)."""
+def passage_of(tokens: tuple[int, ...], logits: Logits, passages: int = 1) -> Passage:
+    """A passage, one of several, with as many of PyTorch's logits (T - 1, V) as memory allows each."""
     following = np.asarray(tokens[1:])
     logprobs = token_logprobs(logits, following).astype(np.float32)
-    return Passage(tokens, logits.argmax(-1), logprobs, np.arange(len(logits)), logits)
+    allowed = max(1, LOGITS_BYTES // (passages * logits[0].nbytes))
+    rows = spread(len(logits), allowed)
+    return Passage(tokens, logits.argmax(-1), logprobs, rows, logits[rows])
 
 
-def measure_text(got: Sequence[Logits], want: Sequence[Passage]) -> TextMetrics:
-    """Compares the logits (T - 1, V) of each passage."""
-    rows = sum(len(logits) for logits in got)
-    if not all(np.isfinite(logits).all() for logits in got):
+def spread(count: int, most: int) -> Integers:
+    """At most `most` of `count` indices, the first and last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round()).astype(np.int64)
+
+
+def measure_text(got: Iterable[Logits], want: Sequence[Passage]) -> TextMetrics:
+    """Compares the logits (T - 1, V) of each passage; of the engine's only one passage is held at a time."""
+    kl: list[Array] = []
+    changed: list[npt.NDArray[np.bool_]] = []
+    lost: list[Array] = []  # of each token's log-probability
+    finite = True
+    for logits, passage in zip(got, want, strict=True):
+        if not np.isfinite(logits).all():
+            finite = False
+            continue
+        kl.append(kl_divergence(passage.logits, logits[passage.rows]))
+        changed.append(logits.argmax(-1) != passage.likeliest)
+        lost.append(passage.logprobs - token_logprobs(logits, np.asarray(passage.tokens[1:])))
+    rows = sum(len(passage.likeliest) for passage in want)
+    if not finite:
         return TextMetrics(math.nan, 1.0, math.nan, False, rows)
-    kl = np.concatenate(
-        [kl_divergence(p.logits, g[p.rows]) for g, p in zip(got, want, strict=True) if len(p.rows)]
-    )
-    changed = np.concatenate([g.argmax(-1) != p.likeliest for g, p in zip(got, want, strict=True)])
-    own = [token_logprobs(g, np.asarray(p.tokens[1:])) for g, p in zip(got, want, strict=True)]
-    lost = np.concatenate([p.logprobs for p in want]).mean() - np.concatenate(own).mean()
     return TextMetrics(
-        text_kl=float(kl.mean()),
-        top1_changes=float(changed.mean()),
-        perplexity_change=max(0.0, math.expm1(float(lost))),
+        text_kl=float(np.concatenate(kl).mean()),
+        top1_changes=float(np.concatenate(changed).mean()),
+        perplexity_change=max(0.0, math.expm1(float(np.concatenate(lost).mean()))),
         finite=True,
         rows=rows,
     )

@@ -80,11 +80,13 @@ class Expectation:
             of as many as it writes.
         search: how `Sample.beams` were found.
         reference: PyTorch, where it is at hand.
+        texts: other sources, to calibrate with; golden data does without.
     """
 
     samples: tuple[Sample, ...]
     search: Search
     reference: Reference | None = None
+    texts: tuple[tuple[int, ...], ...] = ()
 
 
 def evenly(count: int, most: int) -> tuple[int, ...]:
@@ -110,10 +112,11 @@ def measure_attention(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMe
 def worst_of(found: Sequence[VectorMetrics]) -> VectorMetrics:
     """The largest of each metric; not finite if one is not."""
     if not all(each.finite for each in found):
-        return VectorMetrics(math.nan, math.nan, False, sum(each.rows for each in found))
+        return VectorMetrics(math.nan, math.nan, math.nan, False, sum(each.rows for each in found))
     return VectorMetrics(
         max(each.max_error for each in found),
         max(each.cosine_gap for each in found),
+        max(each.mean_cosine_gap for each in found),
         True,
         sum(each.rows for each in found),
     )

@@ -79,7 +79,8 @@ def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectat
     if not encoded:
         raise VerificationError("the texts to verify with have no tokens that this model knows")
     most = min(SOURCE_TOKENS, longest - 1)
-    sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(encoded)]
+    judged, others = split(encoded, most)
+    sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
     steps = min(DECODE_STEPS, longest)
     samples = [sample_of(reference, source, defaults, steps) for source in sources]
     search = search_of(defaults, steps, NUM_BEAMS)
@@ -87,14 +88,28 @@ def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectat
         replace(s, beams=tuple(reference.search(s.source, search))) for s in samples[-MAX_BATCH:]
     ]
     samples.append(sample_of(reference, (end,), defaults, steps))
-    text = [token for tokens in encoded for token in tokens]
+    text = [token for tokens in judged for token in tokens[:most]]
     full = (*(text * (longest // len(text) + 1))[: longest - 1], end)
     written = [token for s in samples for token in s.target]
     target = tuple((written * (longest // len(written) + 1))[:longest])
     samples.append(
         sample_with(reference, full, target, tuple(range(longest - min(CONTEXT_ROWS, longest), longest)))
     )
-    return Expectation(tuple(samples), search, reference)
+    return Expectation(tuple(samples), search, reference, tuple((*t, end) for t in others))
+
+
+def split(
+    encoded: Sequence[Sequence[int]], most: int
+) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
+    """Sources to judge with, by their first `most` tokens, and sources of at most so many to calibrate with.
+
+    Of long texts those are what follows, of short ones every third text; a single short text is both.
+    """
+    behind = [t[start : start + most] for t in encoded for start in range(most, len(t), most)]
+    if behind:
+        return encoded, behind
+    held = encoded[2::3]
+    return ([t for i, t in enumerate(encoded) if i % 3 != 2], held) if held else (encoded, encoded)
 
 
 def sample_of(
@@ -126,11 +141,13 @@ def gaps(model: Transformer, bundle: Bundle, expected: Expectation, rounding: Ro
 
 
 def run_texts(model: Transformer, expected: Expectation) -> None:
-    """Runs PyTorch over the samples: a translator has no other text with a translation."""
+    """Runs PyTorch over the sources to calibrate with, and over what it makes of them."""
     del model
-    assert expected.reference is not None
-    for sample in expected.samples:
-        expected.reference.results(sample.source, sample.target)
+    reference = expected.reference
+    assert reference is not None
+    for source in expected.texts:
+        (best,) = reference.search(source, replace(expected.search, num_beams=1, n_best=1))
+        reference.results(source, best.token_ids)
 
 
 def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:

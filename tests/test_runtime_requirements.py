@@ -1,0 +1,110 @@
+"""What whole numbers need of ONNX Runtime and of the processor."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planforge.exporter import export
+from planforge.runtime import load
+from planforge.runtime.backends import ort_backend
+from planforge.runtime.backends.requirements import check_version, say_if_slow
+from planforge.runtime.bundle.manifest import Artifact
+from planforge.runtime.errors import BackendUnavailableError
+
+FLOATS: dict[str, Any] = {}
+WEIGHTS, CACHE = {"bits": 8, "block_size": 64}, {"cache_bits": 8}
+
+
+def artifact(quantization: dict[str, Any]) -> Artifact:
+    made = Artifact("decoder", "ort", "int8", 20, "x.onnx", (), "right", (), ())
+    return dataclasses.replace(made, quantization=quantization)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "installed", "needed"),
+    [
+        (FLOATS, "1.17.0", None),
+        (WEIGHTS, "1.22.1", "1.23"),
+        (WEIGHTS, "1.23.0", None),
+        (CACHE, "1.26.4", "1.27"),
+        ({**WEIGHTS, **CACHE}, "1.23.2", "1.27"),
+        ({**WEIGHTS, **CACHE}, "1.27.0", None),
+        (WEIGHTS, "2.0", None),
+        (WEIGHTS, "1.100.0.dev2", None),
+        (WEIGHTS, "unknown", None),
+    ],
+)
+def test_a_version_too_old_is_told_with_the_one_that_will_do(
+    quantization: dict[str, Any], installed: str, needed: str | None
+) -> None:
+    if needed is None:
+        check_version(artifact(quantization), installed)
+        return
+    with pytest.raises(BackendUnavailableError) as told:
+        check_version(artifact(quantization), installed)
+    words = (
+        f"needs ONNX Runtime {needed} or newer, installed is {installed}: pip install 'onnxruntime>={needed}'"
+    )
+    assert f"decoder.ort.int8 {words}" in str(told.value)
+    assert "load another precision" in str(told.value)
+
+
+def test_an_export_that_could_not_be_verified_ends_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort_backend.import_onnxruntime(), "__version__", "1.26.0")
+    with pytest.raises(
+        BackendUnavailableError, match=r"needs ONNX Runtime 1.27 or newer, installed is 1.26.0"
+    ):
+        export("gpt2-demo", tmp_path / "bundle", precision=["int8-kv8"], target=["cpu"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_load_with_a_version_too_old(whole_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_backend.import_onnxruntime(), "__version__", "1.20.1")
+    with pytest.raises(BackendUnavailableError, match=r"decoder.ort.int8 needs ONNX Runtime 1.23"):
+        load(whole_bundle, precision="int8")
+
+
+CPUINFO = "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu sse2 {}\n\nprocessor\t: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "machine", "flags", "said"),
+    [
+        (WEIGHTS, "x86_64", "avx2 fma", False),
+        (WEIGHTS, "x86_64", "avx", True),
+        (WEIGHTS, "AMD64", "avx", True),
+        (FLOATS, "x86_64", "avx", False),
+        (WEIGHTS, "aarch64", "avx", False),  # which has no such flags
+        (WEIGHTS, "x86_64", None, False),  # a system that doesn't say
+    ],
+)
+def test_a_processor_without_the_instructions_is_said_once_a_graph(
+    quantization: dict[str, Any],
+    machine: str,
+    flags: str | None,
+    said: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if flags is not None:
+        path.write_text(CPUINFO.format(flags), encoding="utf-8")
+    with caplog.at_level(logging.WARNING, "planforge"):
+        say_if_slow(artifact(quantization), machine, path)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * said
+    if said:
+        assert "no AVX2" in caplog.text and "precision='fp32'" in caplog.text
+
+
+def test_products_of_whole_numbers_never_saturate(whole_bundle: Path) -> None:
+    """Where x86 has no VNNI, ONNX Runtime has to be told to take exact kernels."""
+    with load(whole_bundle, precision="int8", threads=1) as model:
+        options = model.decoder.program.session.get_session_options()
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
