@@ -33,7 +33,7 @@ ABSOLUTE = RowRule(128, 1e-6, True)
 ONE_SIDED = RowRule(20, 0.5, False)
 SMOOTHING = np.exp(normal(K, seed=9) / 2)
 WHOLE = np.random.default_rng(3).integers(-127, 128, (K, N)).astype(np.int8)
-SCALE = np.abs(normal(N, seed=4)) / 100 + 0.001
+SCALE = (np.abs(normal(N, seed=4)) / 100 + 0.001).astype(np.float32)
 JOINED = """
     q = MatMul (x, wq)
     k = MatMul (x, wk)
@@ -52,7 +52,7 @@ def integers(x: Array, product: RowProduct) -> npt.NDArray[np.float64]:
     largest = (np.abs(x64) if rule.absolute else x64).max(-1, keepdims=True)
     step = np.maximum(largest, rule.floor) / (127 if rule.absolute else 255 - rule.zero)
     q = np.clip(np.rint(x64 / step) + rule.zero, 0, 255).astype(np.int64)
-    return step * ((q - rule.zero) @ product.weight.astype(np.int64)) * product.scale
+    return np.asarray(step * ((q - rule.zero) @ product.weight.astype(np.int64)) * product.scale)
 
 
 def graph(body: str, **parameters: Array) -> ir.Model:

@@ -6,6 +6,7 @@ T tokens of one prompt and its continuation, N rows, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,9 +15,9 @@ import torch
 from ...models import GPT2, GrowingCache, KeyValue
 from ...models.attention import empty_past
 from ...runtime.decoding.decoder import pad
-from .decoders import Sample
+from .decoders import Expectation
 from .gate import Gaps, Logits, measure
-from .passages import Passage, measure_text
+from .passages import measure_text
 from .rounding import RoundedCache, Rounding
 
 
@@ -56,20 +57,24 @@ class Reference:
             tokens.append(ids)
         return torch.cat(tokens, dim=1).tolist()
 
-    def gaps(self, samples: Sequence[Sample], passages: Sequence[Passage], rounding: Rounding) -> Gaps:
+    def gaps(self, expected: Expectation, rounding: Rounding) -> Gaps:
         """The same model with rounded numbers, against itself.
 
         Of fp16 weights alone are not enough: a checkpoint stored in that very type would allow no difference.
+        A case has some of the samples, or the context: the mean KL is that of the worst of them.
         """
         if rounding.cache_scales:
             self.cache = partial(RoundedCache, rounding.cache_scales)
+        samples, passages, last = expected.samples, expected.passages, expected.context_logits
         with rounding.applied(self.model):
             got = [
                 self.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))[list(s.steps)]
                 for s in samples
             ]
+            got.append(self.logits(expected.context, slice(-len(last), None)))
             texts = (self.logits(passage.tokens[:-1], slice(None)) for passage in passages)
             text: Gaps = {"text": measure_text(texts, passages)} if passages else {}
         self.cache = GrowingCache
-        want = np.concatenate([s.logits for s in samples])
-        return {"": measure(np.concatenate(got), want), **text}
+        want = [*(s.logits for s in samples), last]
+        worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
+        return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **text}

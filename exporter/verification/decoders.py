@@ -104,7 +104,7 @@ def gaps(model: GPT2, bundle: Bundle, expected: Expectation, rounding: Rounding)
     del bundle
     from .decoder_reference import Reference
 
-    return Reference(model).gaps(expected.samples, expected.passages, rounding)
+    return Reference(model).gaps(expected, rounding)
 
 
 def run_texts(model: GPT2, expected: Expectation) -> None:

@@ -107,7 +107,7 @@ def measure_text(got: Iterable[Logits], want: Sequence[Passage]) -> TextMetrics:
     """Compares the logits (T - 1, V) of each passage; of the engine's only one passage is held at a time."""
     kl: list[Array] = []
     changed: list[npt.NDArray[np.bool_]] = []
-    lost: list[Array] = []  # of each token's log-probability
+    lost: list[npt.NDArray[np.float32]] = []  # of each token's log-probability
     finite = True
     for logits, passage in zip(got, want, strict=True):
         if not np.isfinite(logits).all():
@@ -115,7 +115,8 @@ def measure_text(got: Iterable[Logits], want: Sequence[Passage]) -> TextMetrics:
             continue
         kl.append(kl_divergence(passage.logits, logits[passage.rows]))
         changed.append(logits.argmax(-1) != passage.likeliest)
-        lost.append(passage.logprobs - token_logprobs(logits, np.asarray(passage.tokens[1:])))
+        own = token_logprobs(logits, np.asarray(passage.tokens[1:])).astype(np.float32)
+        lost.append(passage.logprobs - own)
     rows = sum(len(passage.likeliest) for passage in want)
     if not finite:
         return TextMetrics(math.nan, 1.0, math.nan, False, rows)
