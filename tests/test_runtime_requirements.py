@@ -12,7 +12,8 @@ import pytest
 from planforge.exporter import export
 from planforge.runtime import load
 from planforge.runtime.backends import ort_backend
-from planforge.runtime.backends.requirements import check_version, say_if_slow
+from planforge.runtime.backends.requirements import check_version, products_saturate, say_if_slow
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.errors import BackendUnavailableError
 
@@ -103,8 +104,35 @@ def test_a_processor_without_the_instructions_is_said_once_a_graph(
         assert "no AVX2" in caplog.text and "precision='fp32'" in caplog.text
 
 
-def test_products_of_whole_numbers_never_saturate(whole_bundle: Path) -> None:
-    """Where x86 has no VNNI, ONNX Runtime has to be told to take exact kernels."""
-    with load(whole_bundle, precision="int8", threads=1) as model:
-        options = model.decoder.program.session.get_session_options()
-    assert options.get_session_config_entry("session.x64quantprecision") == "1"
+@pytest.mark.parametrize(
+    ("machine", "flags", "saturate"),
+    [
+        ("x86_64", "avx2 fma avx512f avx512bw", True),  # Skylake
+        ("x86_64", "avx2 avx512f avx512_vnni", False),
+        ("x86_64", "avx2 avx_vnni", False),
+        ("AMD64", None, True),  # a system that doesn't say
+        ("aarch64", None, False),
+    ],
+)
+def test_products_are_exact_where_they_would_saturate(
+    machine: str, flags: str | None, saturate: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if flags is not None:
+        path.write_text(CPUINFO.format(flags), encoding="utf-8")
+    assert products_saturate(machine, path) == saturate
+
+
+@pytest.mark.parametrize("saturate", [True, False])
+def test_a_session_is_told_to_be_exact(
+    whole_bundle: Path, saturate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort_backend, "products_saturate", lambda: saturate)
+    opened = Bundle.open(whole_bundle)
+    program = ort_backend.OrtCpuBackend(1).open(opened, opened.manifest.artifact("decoder.ort.int8"))
+    options = program.session.get_session_options()
+    if saturate:
+        assert options.get_session_config_entry("session.x64quantprecision") == "1"
+    else:
+        with pytest.raises(RuntimeError):  # it has no such entry
+            options.get_session_config_entry("session.x64quantprecision")

@@ -15,7 +15,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError
 from .backend import Array, ArrayBuffer, Buffer, Shape
-from .requirements import check_version, say_if_slow
+from .requirements import EXACT_PRODUCTS, check_version, products_saturate, say_if_slow
 from .threads import choose_threads
 
 log = logging.getLogger("planforge")
@@ -30,12 +30,6 @@ SPINNING = {
     "session.intra_op.spin_duration_us": "200",  # ONNX Runtime below 1.26 passes over it, hence the next
     "session.force_spinning_stop": "1",  # no spinning after a run, only in it
 }
-
-
-# Without VNNI, x86 adds pairs of uint8 * int8 products in 16 bits, which saturate: results are wrong.
-# With this ONNX Runtime takes slower, exact kernels there, and the same as ever elsewhere.
-# Source: https://github.com/microsoft/onnxruntime/pull/12088
-EXACT_PRODUCTS = {"session.x64quantprecision": "1"}
 
 
 def import_onnxruntime() -> ModuleType:
@@ -65,7 +59,8 @@ class OrtProgram:
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
         options.intra_op_num_threads = choose_threads(threads).count
-        for name, value in {**SPINNING, **EXACT_PRODUCTS}.items():
+        exact = EXACT_PRODUCTS if products_saturate() else {}
+        for name, value in {**SPINNING, **exact}.items():
             options.add_session_config_entry(name, value)
         self.dtypes: dict[str, np.dtype[Any]] = {}
         with mapped_errors(f"ONNX Runtime cannot load {path.name}"):

@@ -14,6 +14,10 @@ log = logging.getLogger("planforge")
 # The first versions whose CPU provider ran such graphs, of all from 1.20 to 1.31.
 WHOLE_NUMBERS, WHOLE_NUMBER_CACHE = (1, 23), (1, 27)
 CPUINFO = Path("/proc/cpuinfo")
+VNNI = {"avx512_vnni", "avx_vnni"}
+# Exact kernels instead of fast ones, on a processor with VNNI too, where int8 would take twice as long.
+# Source: https://github.com/microsoft/onnxruntime/pull/12088
+EXACT_PRODUCTS = {"session.x64quantprecision": "1"}
 
 
 def check_version(artifact: Artifact, installed: str) -> None:
@@ -35,13 +39,27 @@ def check_version(artifact: Artifact, installed: str) -> None:
 
 def say_if_slow(artifact: Artifact, machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> None:
     """Warns where whole numbers run without vector instructions: right, but slower than fp32 may be."""
-    if not artifact.quantization.get("bits") or machine not in ("x86_64", "AMD64") or not cpuinfo.exists():
-        return
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), None)
-    if flags is not None and "avx2" not in flags:
+    flags = x86_flags(machine, cpuinfo)
+    if artifact.quantization.get("bits") and flags and "avx2" not in flags:
         log.warning(
             "this processor has no AVX2, so ONNX Runtime multiplies %s in its plain loops; compare it with"
             " precision='fp32' by `planforge bench`",
             artifact.id,
         )
+
+
+def products_saturate(machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> bool:
+    """Whether sums of uint8 * int8 products may be wrong unless `EXACT_PRODUCTS` is set.
+
+    So it is on x86 without VNNI, which adds pairs of them in 16 bits; it may be where the system doesn't say.
+    """
+    flags = x86_flags(machine, cpuinfo)
+    return flags is not None and not VNNI & flags
+
+
+def x86_flags(machine: str, cpuinfo: Path) -> frozenset[str] | None:
+    """What an x86 processor can do, as Linux names it; empty where it is not said, None of others."""
+    if machine not in ("x86_64", "AMD64"):
+        return None
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    return frozenset(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
