@@ -36,7 +36,7 @@ def bench(
         Path | None, typer.Option("--json", help='Write JSON, "-" to stdout.', show_default=False)
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it; needs planforge[plot].", show_default=False)
+        Path | None, typer.Option(help=r"Draw it; needs planforge\[plot].", show_default=False)
     ] = None,
     set_default: Annotated[
         bool, typer.Option("--set-default", help="Let load() take the fastest whose gate passed.")

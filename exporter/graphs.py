@@ -93,8 +93,8 @@ def check_precision(checkpoint: Checkpoint, recipes: Sequence[Recipe], precision
             )
             way = "export fp32"
         raise InputError(
-            f"precision {precision!r} is for the dialects {', '.join(kind.dialects)}; {why}. Leave it out, or"
-            f" {way}"
+            f"precision {precision!r} runs in graphs of {' and '.join(kind.dialects)}, and {why}."
+            f" Leave it out, or {way}"
         )
 
 

@@ -33,6 +33,9 @@ METRICS = {
     "mean_kl": "mean KL",
     "cosine_gap": "1 - cosine",
     "score_error": "score error",
+    "text_kl": "KL of text",
+    "top1_changes": "top-1 changes",
+    "perplexity_change": "perplexity change",
 }
 
 
@@ -133,7 +136,7 @@ def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
 def default_text(manifest: Manifest) -> str:
     """The precision that load() takes unless told otherwise."""
     if manifest.default_precision is not None:
-        return f"{manifest.default_precision}, measured to be the fastest"
+        return f"{manifest.default_precision}, the fastest that `planforge bench` measured"
     return f"{manifest.artifacts[0].precision}, the first" if manifest.artifacts else "no graph"
 
 

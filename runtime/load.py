@@ -198,7 +198,7 @@ def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
     if memory_limit is not None and weight_bytes >= memory_limit:
         raise MemoryLimitError(
             f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights and a"
-            f" cache; memory_limit is {memory_limit / 1e6:.1f} MB. A lower precision needs less",
+            f" cache; memory_limit is {memory_limit / 1e6:.3g} MB. A precision of fewer bits needs less",
             needed=weight_bytes + 1,
             limit=memory_limit,
         )

@@ -141,7 +141,7 @@ def check_memory(
         raise MemoryLimitError(
             f"{needed / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights and"
             f" {batch / 1e6:.1f} MB for a batch of {tokens} tokens; memory_limit is"
-            f" {memory_limit / 1e6:.1f} MB. A smaller max_length needs less",
+            f" {memory_limit / 1e6:.1f} MB. A smaller max_length, or a precision of fewer bits, needs less",
             needed=needed,
             limit=memory_limit,
         )
