@@ -286,14 +286,19 @@ HUNDRED = [f"{beginning} {name}" for beginning in BEGINNINGS for name in NAMES]
 def assert_same_but_for_ties(model: TextGenerator, prompt: str, found: Generation, plain: Generation) -> None:
     """The same tokens, up to where the plain run's two likeliest are equal to within rounding."""
     if found.token_ids != plain.token_ids:
-        pairs = zip(found.token_ids, plain.token_ids, strict=False)
-        at = next(place for place, (a, b) in enumerate(pairs) if a != b)
-        run = model.decoder.start(1, model.max_length)
-        logits = run.prefill([[*model.tokenizer.encode(prompt), *plain.token_ids[:at]]])[0]
-        second, first = np.sort(logits)[-2:]
-        assert first - second < 1e-4, (prompt, at)
+        assert margin_where_they_part(model, prompt, found, plain) < 1e-4, prompt
     else:
         assert_same(found, plain)
+
+
+def margin_where_they_part(model: TextGenerator, prompt: str, found: Generation, plain: Generation) -> float:
+    """By how much the model prefers its likeliest token to the next where two answers differ first."""
+    pairs = zip(found.token_ids, plain.token_ids, strict=False)
+    at = next(place for place, (a, b) in enumerate(pairs) if a != b)
+    run = model.decoder.start(1, model.max_length)
+    logits = run.prefill([[*model.tokenizer.encode(prompt), *plain.token_ids[:at]]])[0]
+    second, first = np.sort(logits)[-2:]
+    return float(first - second)
 
 
 def test_the_greedy_tokens_of_a_hundred_prompts_are_those_without_lookup(model: TextGenerator) -> None:
@@ -311,7 +316,7 @@ def test_the_greedy_tokens_of_a_hundred_prompts_are_those_without_lookup(model: 
     assert drafted > accepted > 200  # some were right and some were not
 
 
-@pytest.mark.parametrize(("precision", "same"), [("int8", 99), ("int4", 90)])
+@pytest.mark.parametrize(("precision", "same"), [("int8", 95), ("int4", 80)])
 def test_whole_numbers_answer_alike_with_lookup_but_for_ties(
     whole_bundle: Path, precision: str, same: int
 ) -> None:
@@ -322,9 +327,15 @@ def test_whole_numbers_answer_alike_with_lookup_but_for_ties(
     with load(whole_bundle, precision=precision, threads=1) as small:
         plain = [small.generate(prompt, max_new_tokens=24) for prompt in HUNDRED]
         found = [small.generate(prompt, max_new_tokens=24, **LOOKUP) for prompt in HUNDRED]
+        apart = [
+            margin_where_they_part(small, *both)
+            for both in zip(HUNDRED, found, plain, strict=True)
+            if both[1].token_ids != both[2].token_ids
+        ]
     assert len({answer.token_ids for answer in plain}) > 50
     assert sum(answer.accepted_tokens for answer in found) > 200
-    assert sum(one.token_ids == other.token_ids for one, other in zip(found, plain, strict=True)) >= same
+    assert len(apart) <= 100 - same
+    assert all(margin < 0.05 for margin in apart)
 
 
 def test_every_dialect_answers_alike_with_lookup_and_reuse(demo_bundle: Path, model: TextGenerator) -> None:
