@@ -184,15 +184,16 @@ def chosen_blocks(
         return QuantizedWeights(size, done)
 
     choices = [(own, size) for own in ((bits, 8) if tables and bits != 8 else (bits,)) for size in fitting]
-    chosen, best = choices[-1], FAR
+    best = FAR
     for choice in choices:  # tried without compensation, which takes long and only brings products closer
-        done = rounded(*choice, {}).done
-        found = Rounding(weights={name: blocks.dequantized() for name, blocks in done.items()})
-        if (now := closeness(gaps(found), caps)) > best:
-            chosen, best = choice, now
+        found = rounded(*choice, {})
+        tried = Rounding(weights={name: blocks.dequantized() for name, blocks in found.done.items()})
+        now = closeness(gaps(tried), caps)
+        if now > best or best == FAR:  # where none is close, the last
+            chosen, nearest, best = choice, found, now
         if best == CLOSE:
             break
-    return rounded(*chosen, rows)
+    return rounded(*chosen, rows) if rows else nearest
 
 
 def closeness(gaps: Gaps, caps: Mapping[str, float]) -> int:

@@ -28,8 +28,10 @@ from .helpers_generation import (
     LOOKUP,
     REUSE,
     assert_same,
+    assert_same_but_for_ties,
     dialects,
     generator,
+    margin_where_they_part,
     options,
     prompts,
     start,
@@ -281,24 +283,6 @@ BEGINNINGS = [
 ]
 NAMES = ["LORD", "king", "Jesus", "children of Israel", "priest", "Moses", "earth", "x", "house of", "city;"]
 HUNDRED = [f"{beginning} {name}" for beginning in BEGINNINGS for name in NAMES]
-
-
-def assert_same_but_for_ties(model: TextGenerator, prompt: str, found: Generation, plain: Generation) -> None:
-    """The same tokens, up to where the plain run's two likeliest are equal to within rounding."""
-    if found.token_ids != plain.token_ids:
-        assert margin_where_they_part(model, prompt, found, plain) < 1e-4, prompt
-    else:
-        assert_same(found, plain)
-
-
-def margin_where_they_part(model: TextGenerator, prompt: str, found: Generation, plain: Generation) -> float:
-    """By how much the model prefers its likeliest token to the next where two answers differ first."""
-    pairs = zip(found.token_ids, plain.token_ids, strict=False)
-    at = next(place for place, (a, b) in enumerate(pairs) if a != b)
-    run = model.decoder.start(1, model.max_length)
-    logits = run.prefill([[*model.tokenizer.encode(prompt), *plain.token_ids[:at]]])[0]
-    second, first = np.sort(logits)[-2:]
-    return float(first - second)
 
 
 def test_the_greedy_tokens_of_a_hundred_prompts_are_those_without_lookup(model: TextGenerator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import platform
 from pathlib import Path
@@ -57,9 +58,12 @@ def products_saturate(machine: str = platform.machine(), cpuinfo: Path = CPUINFO
     return flags is not None and not VNNI & flags
 
 
+@functools.cache  # every graph that is opened asks
 def x86_flags(machine: str, cpuinfo: Path) -> frozenset[str] | None:
     """What an x86 processor can do, as Linux names it; empty where it is not said, None of others."""
     if machine not in ("x86_64", "AMD64"):
         return None
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
-    return frozenset(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
+    if not cpuinfo.exists():
+        return frozenset()
+    with cpuinfo.open(encoding="utf-8", errors="replace") as lines:  # of the first core alone
+        return frozenset(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
