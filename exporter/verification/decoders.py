@@ -19,6 +19,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, DecoderRun
 from ...runtime.text.tokenizer import Tokenizer
 from . import passages
+from .evenly import evenly
 from .gate import CAPS, Comparison, Gaps, Logits, Measured, Metrics, judge, limits_for, measure, scale_of
 from .node_executor import NodeExecutor, NotFiniteError
 from .passages import Passage, TextMetrics, measure_text, passage_of, read_passages, windows
@@ -56,7 +57,7 @@ class Sample:
 
     def thinned(self, count: int) -> Sample:
         """Only `count` of the steps, the first and last among them."""
-        keep = np.unique(np.linspace(0, len(self.steps) - 1, count).round().astype(int))
+        keep = list(evenly(len(self.steps), count))
         return replace(self, steps=tuple(self.steps[i] for i in keep), logits=self.logits[keep])
 
 

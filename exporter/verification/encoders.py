@@ -20,6 +20,7 @@ from ...runtime.encoding.encoder import Encoder
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
+from .evenly import evenly
 from .fitted_head import LinearHead
 from .gate import Comparison, Gaps, Metrics, VectorMetrics, judge, limits_for, measure, measure_vectors
 from .node_executor import ExecutedProgram, NotFiniteError
@@ -59,7 +60,7 @@ class Sample:
     def thinned(self, per_token: Iterable[str]) -> Sample:
         """With `GOLDEN_POSITIONS` of the positions, the first and last among them."""
         count = len(self.positions)
-        keep = np.unique(np.linspace(0, count - 1, min(count, GOLDEN_POSITIONS)).round().astype(int))
+        keep = list(evenly(count, GOLDEN_POSITIONS))
         thin = {name: self.outputs[name][keep] for name in per_token}
         return Sample(self.piece, tuple(self.positions[i] for i in keep), self.outputs | thin)
 
@@ -90,8 +91,7 @@ def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
     samples = []
     encoded = [tokenizer.encode(text) for text in texts]
     for piece in pieces_from(encoded, manifest.encoder, has_segments):
-        T = len(piece)
-        positions = tuple(int(p) for p in np.unique(np.linspace(0, T - 1, min(T, POSITIONS)).round()))
+        positions = evenly(len(piece), POSITIONS)
         samples.append(Sample(piece, positions, reference(model, piece, positions, specs, head)))
     per_token = tuple(spec.name for spec in specs if is_per_token(spec))
     return Expectation(tuple(samples), per_token, tuple(pieces_behind(encoded, manifest.encoder)))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.decoding.sampling import token_logprobs
+from .evenly import evenly
 from .gate import Logits, kl_divergence, plain
 
 PASSAGE_TOKENS = 256  # at most of one, and at most the context
@@ -46,7 +47,7 @@ class Passage:
 
     def thinned(self) -> Passage:
         """With the logits of `GOLDEN_ROWS` positions."""
-        keep = spread(len(self.rows), GOLDEN_ROWS)
+        keep = list(evenly(len(self.rows), GOLDEN_ROWS))
         return Passage(self.tokens, self.likeliest, self.logprobs, self.rows[keep], self.logits[keep])
 
 
@@ -94,13 +95,8 @@ def passage_of(tokens: tuple[int, ...], logits: Logits, passages: int = 1) -> Pa
     following = np.asarray(tokens[1:])
     logprobs = token_logprobs(logits, following).astype(np.float32)
     allowed = max(1, LOGITS_BYTES // (passages * logits[0].nbytes))
-    rows = spread(len(logits), allowed)
+    rows = np.array(evenly(len(logits), allowed))
     return Passage(tokens, logits.argmax(-1), logprobs, rows, logits[rows])
-
-
-def spread(count: int, most: int) -> Integers:
-    """At most `most` of `count` indices, the first and last among them."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round()).astype(np.int64)
 
 
 def measure_text(got: Iterable[Logits], want: Sequence[Passage]) -> TextMetrics:

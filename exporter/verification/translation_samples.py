@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ...runtime.decoding.beam import Hypothesis, Search
 from ...runtime.decoding.constraints import Constraints
+from .evenly import evenly
 from .gate import Logits, VectorMetrics, measure_vectors
 
 if TYPE_CHECKING:
@@ -87,11 +88,6 @@ class Expectation:
     search: Search
     reference: Reference | None = None
     texts: tuple[tuple[int, ...], ...] = ()
-
-
-def evenly(count: int, most: int) -> tuple[int, ...]:
-    """At most `most` of `count` indices, the first and last among them."""
-    return tuple(int(i) for i in np.unique(np.linspace(0, count - 1, min(count, most)).round()))
 
 
 def measure_cross(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:

@@ -20,6 +20,7 @@ from ...runtime.decoding.constraints import Constraints
 from ...runtime.load import translation_tokenizers
 from ..errors import VerificationError
 from .decoders import follow, measure_parts
+from .evenly import evenly
 from .gate import (
     Comparison,
     Gaps,
@@ -35,7 +36,6 @@ from .translation_engine import Engine
 from .translation_samples import (
     Expectation,
     Sample,
-    evenly,
     from_arrays,
     measure_attention,
     measure_cross,

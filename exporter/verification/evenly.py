@@ -1,0 +1,10 @@
+"""Some of many, evenly spread."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def evenly(count: int, most: int) -> tuple[int, ...]:
+    """At most `most` of `count` indices, the first and last among them."""
+    return tuple(int(i) for i in np.unique(np.linspace(0, count - 1, min(count, most)).round()))
