@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .child import command_of
 from .errors import ExportError
+from .modules import keep_only_modules, note_modules
 from .recipes import FAMILIES, Choices, Recipe
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
     assert program is not None
     graph_model = program.model
     weights_become_inputs(graph_model)
+    note_modules(graph_model)
     simplify(graph_model)
     return graph_model
 
@@ -109,12 +111,11 @@ def weights_become_inputs(model: ir.Model) -> None:
 
 
 def simplify(model: ir.Model) -> None:
-    """Folds the shape arithmetic that tracing leaves behind, and drops what only debugging needs."""
-    import onnx_ir.passes.common as common
+    """Folds the shape arithmetic that tracing leaves behind, and drops what only debugging torch needs."""
     import onnxscript.optimizer
 
     onnxscript.optimizer.optimize_ir(model)
-    common.ClearMetadataAndDocStringPass()(model)
+    keep_only_modules(model)
 
 
 def main(arguments: list[str]) -> None:

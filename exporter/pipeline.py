@@ -116,7 +116,9 @@ def export(
             plans = pool.submit(build_plans, staging, manifest, targets, sms, None, progress)
             report = None
             if verify:
-                manifest, report = verified(staging, manifest, reference, expected, calibration, progress)
+                manifest, report = verified(
+                    *(staging, manifest, reference, graphs), expected, calibration, progress
+                )
         manifest = dataclasses.replace(manifest, plans=tuple(plans.result()), files=file_entries(staging))
         progress("committing the bundle")
         install(staging, manifest, output)
@@ -247,6 +249,7 @@ def verified(
     staging: Path,
     manifest: Manifest,
     model: Model,
+    graphs: Mapping[str, ir.Model],
     expected: Any,
     calibration: Calibration,
     progress: Progress,
@@ -256,10 +259,12 @@ def verified(
     Raises:
         VerificationError: a graph does not compute the model.
     """
+    from .verification.explain import explain
     from .verification.report import keep_checks
     from .verification.verify import examine
 
     bundle = Bundle(staging, manifest)
     report, golden, limits = examine(bundle, model, expected, calibration, progress)
+    report = explain(bundle, report, expected, progress, model, calibration, lambda _: graphs)
     report.raise_if_failed()
     return keep_checks(staging, manifest, report, golden, limits), report

@@ -13,16 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.decoding.decoder import Decoder, DecoderRun
+from ...runtime.decoding.decoder import Decoder, DecoderRun, pad
 from ...runtime.text.tokenizer import Tokenizer
 from . import passages
 from .evenly import evenly
 from .gate import CAPS, Comparison, Gaps, Logits, Measured, Metrics, judge, limits_for, measure, scale_of
 from .node_executor import NodeExecutor, NotFiniteError
 from .passages import Passage, TextMetrics, measure_text, passage_of, read_passages, windows
+from .trial import Step, Trial, positions_of
 
 if TYPE_CHECKING:
     from ...models import GPT2
@@ -34,6 +36,7 @@ PROMPT_TOKENS = 48  # at most; several lengths below that are used
 MAX_BATCH = 8  # of the padded cases
 PART = 7  # tokens of a step on top of a past; divides no round length
 CONTEXT_ROWS = 8  # positions compared at the end of a full context
+TRIAL_TOKENS = (24, 13)  # at most, of the two texts of a trial
 GOLDEN_STEPS = 3  # logits kept per sample: a row of GPT-2's has 200 KB
 
 
@@ -339,6 +342,35 @@ def rounded_prefill(bundle: Bundle, artifact: Artifact, sample: Sample) -> tuple
         else:
             feeds[spec.name] = by_role[spec.role]
     return executor.run(feeds)["logits"], sample.logits
+
+
+def trial(bundle: Bundle, artifact: Artifact, expected: Expectation) -> Trial:
+    """Two prompts of unequal length as a padded batch, then a token for each on top of them."""
+    del bundle
+    longest_first = sorted(expected.samples, key=lambda s: -len(s.prompt))
+    texts = [
+        [*sample.prompt, *sample.continuation][: most + 1]
+        for sample, most in zip((longest_first[0], longest_first[-1]), TRIAL_TOKENS, strict=True)
+    ]
+    prompts, last = [text[:-1] for text in texts], [text[-1] for text in texts]
+    prefill = positions_of(pad(prompts, artifact.padding_side)[1])
+    decode = np.array([[len(prompt)] for prompt in prompts])
+
+    def drive(program: Program) -> None:
+        run = Decoder(program, artifact).start(len(texts), max(map(len, texts)))
+        run.prefill(prompts)
+        run.decode(last)
+
+    def reading(text: Sequence[int]) -> Callable[[Any], object]:
+        def read(model: GPT2) -> object:
+            from .decoder_reference import Reference
+
+            return Reference(model).logits(text, slice(None))
+
+        return read
+
+    steps = (Step("prefill", prefill), Step("decode", decode))
+    return Trial(drive, steps, tuple(reading(text) for text in texts))
 
 
 def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
+from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
@@ -24,6 +26,7 @@ from .evenly import evenly
 from .fitted_head import LinearHead
 from .gate import Comparison, Gaps, Metrics, VectorMetrics, judge, limits_for, measure, measure_vectors
 from .node_executor import ExecutedProgram, NotFiniteError
+from .trial import Step, Trial, positions_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -329,10 +332,10 @@ def compare(
         encoder.close()
     if artifact.precision == "fp16":
         engine = f"node by node, rounded to {artifact.precision}"
-        batch = [*texts[:2], single]
+        batch = trial_samples(expected)
 
         def rounded_run() -> list[Outputs]:
-            program = ExecutedProgram(bundle.path(artifact.file), artifact)
+            program = ExecutedProgram(ir.load(bundle.path(artifact.file)), artifact)
             rounded_encoder = Encoder(program, artifact, encoder.pad)
             return run_batch(rounded_encoder, batch)
 
@@ -352,6 +355,29 @@ def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
         }
         for arrays, known in zip(results, positions, strict=True)
     ]
+
+
+def trial(bundle: Bundle, artifact: Artifact, expected: Expectation) -> Trial:
+    """Two texts and a single token as a padded batch."""
+    assert bundle.manifest.encoder is not None
+    padding = bundle.manifest.encoder.tokens["pad"]
+    samples = trial_samples(expected)
+
+    def drive(program: Program) -> None:
+        run_batch(Encoder(program, artifact, padding), samples)
+
+    def reading(piece: Piece) -> Callable[[Any], object]:
+        return lambda model: run_model(model, piece)
+
+    lengths = np.array([len(sample.piece) for sample in samples])
+    step = Step("batch", positions_of(np.arange(lengths.max()) < lengths[:, None]))
+    return Trial(drive, (step,), tuple(reading(sample.piece) for sample in samples))
+
+
+def trial_samples(expected: Expectation) -> list[Sample]:
+    """Two texts and a single token."""
+    *texts, single, _ = expected.samples
+    return [*texts[:2], single]
 
 
 def to_arrays(expected: Expectation) -> dict[str, Array]:

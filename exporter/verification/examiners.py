@@ -9,6 +9,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from . import decoders, encoders, translators
 from .gate import Comparison, Gaps
+from .trial import Trial
 
 if TYPE_CHECKING:
     from .rounding import Rounding
@@ -37,6 +38,8 @@ class Examiner(Protocol):
         limits: Mapping[str, float],
         progress: Progress,
     ) -> list[Comparison]: ...
+
+    def trial(self, bundle: Bundle, artifact: Artifact, expected: Any) -> Trial: ...
 
     def to_arrays(self, expected: Any) -> dict[str, Any]: ...
 

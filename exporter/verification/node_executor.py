@@ -6,9 +6,8 @@ GPU passes there. Alone in a session of its own, each node must round its result
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -16,9 +15,29 @@ import onnx_ir as ir
 from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
 from ...runtime.bundle.manifest import Artifact
 
+# Sees each result: the node, the result's name (or a part of an Attention: "y, scores"), and its numbers.
+Observer: TypeAlias = Callable[[ir.Node, str, Array], None]
+
 
 class NotFiniteError(ValueError):
-    """A node's result left the finite numbers; names the node, its type and the range it read."""
+    """A node's result left the finite numbers.
+
+    Attributes:
+        node: whose result it is.
+        result: its name.
+        array: its numbers.
+    """
+
+    def __init__(self, node: ir.Node, result: str, array: Array, read: float) -> None:
+        self.node, self.result, self.array = node, result, array
+        super().__init__(
+            f"node {node.name or result!r}, result {result!r} ({node.op_type}, {array.dtype}) gives"
+            f" {float(np.abs(array).max())}; what it read reaches {read:g}"
+        )
+
+
+def unseen(node: ir.Node, name: str, array: Array) -> None:
+    """Observes nothing."""
 
 
 class NodeExecutor:
@@ -26,10 +45,12 @@ class NodeExecutor:
 
     Args:
         model: any graph whose nodes ONNX Runtime has kernels for.
+        observe: sees each result as soon as it is there.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, observe: Observer = unseen) -> None:
         self.graph = model.graph
+        self.observe = observe
         self.opsets = dict(model.graph.opset_imports)
         self.sessions: dict[tuple[Any, ...], Any] = {}
         self.constants = {
@@ -66,7 +87,7 @@ class NodeExecutor:
             node.domain,
             node.op_type,
             tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items())),
-            tuple(None if feed is None else feed.dtype.name for feed in feeds),
+            tuple(None if feed is None else (feed.dtype.name, shape_of(node, feed)) for feed in feeds),
             len(node.outputs),
         )
         if key not in self.sessions:
@@ -92,11 +113,13 @@ class NodeExecutor:
         return (weights @ v).astype(dtype)
 
     def session_for(self, node: ir.Node, feeds: list[Array | None]) -> Any:
-        """A session of just this node, with inputs of any shape."""
+        """A session of just this node."""
         import onnxruntime as ort
 
         inputs = [
-            None if feed is None else ir.Value(name=f"in{i}", type=tensor_type(feed))
+            None
+            if feed is None
+            else ir.Value(name=f"in{i}", type=tensor_type(feed), shape=ir_shape(shape_of(node, feed)))
             for i, feed in enumerate(feeds)
         ]
         outputs = [ir.Value(name=f"out{i}", type=value.type) for i, value in enumerate(node.outputs)]
@@ -115,30 +138,30 @@ class NodeExecutor:
         return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
-        if not np.issubdtype(array.dtype, np.floating) or not array.size:
-            return
-        largest = float(np.abs(array).max())
-        if not np.isfinite(largest):
-            read = max(
-                (float(np.abs(f).max()) for f in feeds if f is not None and f.size and f.dtype.kind == "f"),
-                default=0.0,
-            )
+        """Shows a result to the observer, if it is finite."""
+        if array.size and array.dtype.kind == "f" and not np.isfinite(np.abs(array).max()):
+            floats = [f for f in feeds if f is not None and f.size and f.dtype.kind == "f"]
             raise NotFiniteError(
-                f"node {node.name or name!r}, result {name!r} ({node.op_type}, {array.dtype}) gives"
-                f" {largest}; what it read reaches {read:g}"
+                node, name, array, max((float(np.abs(f).max()) for f in floats), default=0.0)
             )
+        self.observe(node, name, array)
 
 
 class ExecutedProgram:
     """`NodeExecutor` as a Program, so that the runtime's own code feeds it.
 
     Args:
-        path: of the graph.
+        model: the graph.
         artifact: what its inputs and outputs are.
+        observe: sees each result of each run.
+
+    Attributes:
+        runs: how many have begun.
     """
 
-    def __init__(self, path: Path, artifact: Artifact) -> None:
-        self.executor = NodeExecutor(ir.load(path))
+    def __init__(self, model: ir.Model, artifact: Artifact, observe: Observer = unseen) -> None:
+        self.executor = NodeExecutor(model, observe)
+        self.runs = 0
         self.dtypes = {spec.name: spec.dtype for spec in (*artifact.inputs, *artifact.outputs)}
 
     def allocate(self, name: str, shape: Shape) -> Buffer:
@@ -147,15 +170,26 @@ class ExecutedProgram:
     def run(
         self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer], outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:
+        self.runs += 1
         arrays = {name: buffer.array for name, buffer in buffers.items() if isinstance(buffer, ArrayBuffer)}
-        typed = {name: np.asarray(array, self.dtypes[name]) for name, array in inputs.items()}
-        results = self.executor.run({**arrays, **typed})
+        # What another graph gave may be in another precision.
+        typed = {name: np.asarray(array, self.dtypes[name]) for name, array in {**arrays, **inputs}.items()}
+        results = self.executor.run(typed)
         for name in arrays.keys() & results.keys():
             arrays[name][...] = results[name]
         return {name: array for name, array in results.items() if name not in arrays}
 
     def close(self) -> None:
         del self.executor
+
+
+def shape_of(node: ir.Node, feed: Array) -> Shape | None:
+    """ONNX Runtime's own operators want to know shapes; the standard ones take any."""
+    return feed.shape if node.domain else None
+
+
+def ir_shape(shape: Shape | None) -> ir.Shape | None:
+    return None if shape is None else ir.Shape(shape)
 
 
 def tensor_type(array: Array) -> ir.TensorType:

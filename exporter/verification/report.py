@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ...runtime.bundle.manifest import Manifest
 from ..errors import VerificationError
+from .bisect import Culprit
 from .gate import Comparison
 
 
@@ -24,10 +25,12 @@ class VerificationReport:
     Attributes:
         with_pytorch: False when only golden data was at hand.
         comparisons: one per artifact, engine and case.
+        culprits: of graphs that failed, the first node that is at fault, where one was found.
     """
 
     with_pytorch: bool
     comparisons: tuple[Comparison, ...]
+    culprits: tuple[Culprit, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -39,6 +42,7 @@ class VerificationReport:
             "passed": self.passed,
             "with_pytorch": self.with_pytorch,
             "comparisons": [c.to_json() for c in self.comparisons],
+            "culprits": [c.to_json() for c in self.culprits],
         }
 
     def gates(self) -> dict[str, dict[str, Any]]:
@@ -64,6 +68,7 @@ class VerificationReport:
                 for c in self.comparisons
                 if not c.passed
             ]
+            lines += [f"  {culprit}" for culprit in self.culprits]
             raise VerificationError("\n".join(["the export does not compute the model:", *lines]))
 
 

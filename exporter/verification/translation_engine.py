@@ -32,8 +32,11 @@ class Engine:
         defaults = bundle.manifest.generation
         assert defaults is not None and defaults.decoder_start is not None
         same = [a for a in bundle.manifest.artifacts if a.precision == artifact.precision]
-        encoder = next(a for a in same if a.graph == "encoder")
-        decoder = artifact if artifact.graph == "decoder" else next(a for a in same if a.graph == "decoder")
+        same.sort(key=lambda a: a.dialect != artifact.dialect)  # its own dialect first
+        encoder, decoder = (
+            artifact if artifact.graph == graph else next(a for a in same if a.graph == graph)
+            for graph in ("encoder", "decoder")
+        )
         self.start = defaults.decoder_start
         self.encoder = SourceEncoder(opened(encoder), encoder, decoder)
         self.decoder = Decoder(opened(decoder), decoder)
@@ -50,8 +53,12 @@ class Engine:
         ]
 
     def run(self, samples: Sequence[Sample], beams: int, capacity: int) -> DecoderRun:
-        context = self.encoder.encode([s.source for s in samples])
-        return self.decoder.start(len(samples) * beams, capacity, context)
+        return self.decoding([s.source for s in samples], beams, capacity)
+
+    def decoding(self, sources: Sequence[Sequence[int]], beams: int, capacity: int) -> DecoderRun:
+        """A decoder that looks at `sources`, with so many rows of each."""
+        context = self.encoder.encode(sources)
+        return self.decoder.start(len(sources) * beams, capacity, context)
 
     def teacher_forced(self, sample: Sample) -> Logits:
         """Feeds PyTorch's tokens through the cache: at once up to the first known step, then one by one."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
@@ -41,6 +42,7 @@ from .translation_samples import (
     measure_cross,
     to_arrays,
 )
+from .translation_trial import trial
 
 if TYPE_CHECKING:
     from ...models import Transformer
@@ -193,7 +195,7 @@ def compare(
     if artifact.precision == "fp16":
         progress(f"{artifact.id}: node by node")
         name = f"node by node, rounded to {artifact.precision}"
-        engine = Engine(bundle, artifact, lambda each: ExecutedProgram(bundle.path(each.file), each))
+        engine = Engine(bundle, artifact, lambda each: ExecutedProgram(ir.load(bundle.path(each.file)), each))
         samples = [*expected.samples[:2], expected.samples[-2]]
         run = (cross_case if artifact.graph == "encoder" else at_once_case)(engine, samples, limits)
         comparisons.append(Comparison(artifact.id, name, f"{len(samples)} sources", *run()))
@@ -346,4 +348,13 @@ def beams_case(
     return run
 
 
-__all__ = ["compare", "expect", "from_arrays", "gaps", "limits", "run_texts", "to_arrays"]  # an Examiner
+__all__ = [
+    "compare",
+    "expect",
+    "from_arrays",
+    "gaps",
+    "limits",
+    "run_texts",
+    "to_arrays",
+    "trial",
+]  # an Examiner

@@ -14,6 +14,7 @@ from ..errors import CheckpointError, SourceError, VerificationError
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
 from .examiners import examiner_of
+from .explain import explain, tracer_of
 from .report import VerificationReport, read_golden
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def verify(
             raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
         arrays, limits = read_golden(golden_file(opened))
         expected = examiner_of(opened.manifest).from_arrays(arrays)
-        return compare_all(opened, expected, limits, with_pytorch=False, progress=progress)
+        report = compare_all(opened, expected, limits, with_pytorch=False, progress=progress)
+        return explain(opened, report, expected, progress)
     if source is not None and checkpoint.sha256() != opened.manifest.source.get("sha256"):
         raise VerificationError(
             f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
@@ -71,8 +73,10 @@ def verify(
     texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.folder)
     progress("asking PyTorch")
     expected = examiner_of(opened.manifest).expect(model, opened, texts)
-    report, _, _ = examine(opened, model, expected, recorded(opened, model), progress)
-    return report
+    calibration = recorded(opened, model)
+    report, _, _ = examine(opened, model, expected, calibration, progress)
+    tracer = tracer_of(opened.manifest, checkpoint, model)
+    return explain(opened, report, expected, progress, model, calibration, tracer)
 
 
 def recorded_source(bundle: Bundle) -> Source | None:

@@ -1,0 +1,237 @@
+"""Where a graph leaves the model: the first node whose result is further off than its precision explains.
+
+Two witnesses: PyTorch, for what its modules give, and for the nodes between them the same graph in fp32 and
+in its own precision, converted once more from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.backends.backend import Array
+from ...runtime.bundle.manifest import Artifact
+from ..modules import layer_of, module_of, results_of
+from .gate import CAPS, plain
+from .node_executor import ExecutedProgram, NotFiniteError
+from .trial import Key, Trial
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .rounding import Rounding
+
+PYTORCH = "PyTorch"
+# One node's largest error varies more than the logits', which are held to three times the gap. The same graph,
+# converted again, is nearer than PyTorch, which rounds in other places.
+NODE_FACTOR, MODULE_FACTOR = 5.0, 10.0
+SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest number: sums round by that
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The first node that leaves its band.
+
+    Attributes:
+        artifact: whose graph.
+        step: the run of the trial in which it does.
+        node: its name in the ONNX file.
+        op_type: its operator.
+        value: the name of its result.
+        module: the path of the PyTorch module that it computes a part of; "" outside of all.
+        layer: the module's layer, if it is in one.
+        dtype: of the result.
+        range: of the result, lowest and highest.
+        meant: the range that it should have.
+        error: the largest difference, in units of the spread of what was meant; None where not finite.
+        allowed: how large it may be.
+        witness: what it was held against.
+    """
+
+    artifact: str
+    step: str
+    node: str
+    op_type: str
+    value: str
+    module: str
+    layer: int | None
+    dtype: str
+    range: tuple[float, float]
+    meant: tuple[float, float] | None
+    error: float | None
+    allowed: float
+    witness: str
+
+    def to_json(self) -> dict[str, Any]:
+        ranges = {
+            name: None if ends is None else [plain(end) for end in ends]
+            for name, ends in (("range", self.range), ("meant", self.meant))
+        }
+        return {**vars(self), **ranges}
+
+    def __str__(self) -> str:
+        where = f" of {self.module}" if self.module else ""
+        layer = "" if self.layer is None else f", layer {self.layer}"
+        low, high = self.range
+        text = (
+            f"{self.artifact}: node {self.node!r} ({self.op_type}, {self.dtype}){where}{layer} is the first"
+            f" to leave its band, in the {self.step}: its result {self.value!r} is {low:.4g} to {high:.4g}"
+        )
+        if self.meant is None or self.error is None:
+            return f"{text}, not finite"
+        return (
+            f"{text}, meant {self.meant[0]:.4g} to {self.meant[1]:.4g}; off by {self.error:.3g} of their"
+            f" spread from {self.witness} (at most {self.allowed:.3g})"
+        )
+
+
+@dataclass(frozen=True)
+class Band:
+    """What a result should be, and how far off it may be in units of its spread."""
+
+    want: Array
+    allowed: float
+    witness: str
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """What the results of a graph are held against.
+
+    Attributes:
+        nodes: results by step and name.
+        modules: those of them that are a module's result in PyTorch.
+    """
+
+    nodes: Mapping[Key, Band] = field(default_factory=dict)
+    modules: Mapping[Key, Band] = field(default_factory=dict)
+
+
+class LeftItsBandError(Exception):
+    """Ends an execution where its fault is found."""
+
+    def __init__(self, culprit: Culprit) -> None:
+        super().__init__(str(culprit))
+        self.culprit = culprit
+
+
+def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: Witnesses) -> Culprit | None:
+    """Executes a graph until a node leaves its band; None if none does."""
+
+    def hold(node: ir.Node, name: str, array: Array) -> None:
+        step = program.runs - 1
+        got = without_padding(trial, step, array)
+        for bands in (witnesses.nodes, witnesses.modules):
+            band = bands.get((step, name))
+            if band is None or got.shape != band.want.shape:
+                continue
+            error = distance(got, band.want)
+            if not error <= band.allowed:
+                raise LeftItsBandError(
+                    culprit_of(node, name, got, trial.steps[step].name, artifact, band, error)
+                )
+
+    program = ExecutedProgram(graph, artifact, hold)
+    try:
+        trial.drive(program)
+    except LeftItsBandError as found:
+        return found.culprit
+    except NotFiniteError as error:
+        step = trial.steps[program.runs - 1].name
+        return culprit_of(error.node, error.result, error.array, step, artifact, None, math.inf)
+    return None
+
+
+def culprit_of(
+    node: ir.Node, name: str, got: Array, step: str, artifact: Artifact, band: Band | None, error: float
+) -> Culprit:
+    module = module_of(node)
+    return Culprit(
+        artifact=artifact.id,
+        step=step,
+        node=node.name or name,
+        op_type=node.op_type,
+        value=name,
+        module=module,
+        layer=layer_of(module),
+        dtype=got.dtype.name,
+        range=ends_of(got),
+        meant=None if band is None else ends_of(band.want),
+        error=error if math.isfinite(error) else None,
+        allowed=0.0 if band is None else band.allowed,
+        witness="" if band is None else band.witness,
+    )
+
+
+def without_padding(trial: Trial, step: int, array: Array) -> Array:
+    """What a graph gives at the tokens: nobody reads what it makes of padding, and rounding changes it."""
+    tokens = trial.tokens_of(step, array)
+    return array if tokens is None else tokens
+
+
+def ends_of(array: Array) -> tuple[float, float]:
+    return float(array.min()), float(array.max())
+
+
+def distance(got: Array, want: Array) -> float:
+    """The largest difference in units of the spread of `want`; of whole numbers any at all is infinite."""
+    if not want.size:
+        return 0.0
+    if want.dtype.kind != "f":
+        return 0.0 if np.array_equal(got, want) else math.inf
+    exact = want.astype(np.float64)
+    spread = max(float(exact.std()), SPREAD_OF_LARGEST * float(np.abs(exact).max()), 1e-6)
+    return float(np.abs(got - exact).max()) / spread
+
+
+def node_bands(
+    trial: Trial, artifact: Artifact, full: ir.Model, full_artifact: Artifact, own: ir.Model | None
+) -> dict[Key, Band]:
+    """Bands of a graph's nodes from a healthy graph.
+
+    Args:
+        trial: what to run.
+        artifact: the graph that is examined.
+        full: a healthy graph in fp32.
+        full_artifact: what its inputs and outputs are.
+        own: a healthy graph in the precision of `artifact`; None where there is none, or it is fp32.
+    """
+    exact = {key: without_padding(trial, key[0], a) for key, a in trial.values(full, full_artifact).items()}
+    floor = CAPS["fp32"]["max_error"]
+    if own is None:
+        allowed = CAPS[artifact.precision]["max_error"]
+        return {key: Band(array, allowed, full_artifact.id) for key, array in exact.items()}
+    witness = f"{artifact.id}, converted again"
+    if artifact.precision == "fp32":
+        return {key: Band(array, floor, witness) for key, array in exact.items()}
+    bands = {}
+    for key, array in trial.values(own, artifact).items():
+        array = without_padding(trial, key[0], array)
+        if key in exact and exact[key].shape == array.shape:
+            gap = distance(array.astype(exact[key].dtype), exact[key])
+            bands[key] = Band(array, max(floor, NODE_FACTOR * gap), witness)
+    return bands
+
+
+def module_bands(
+    trial: Trial, graph: ir.Model, model: nn.Module, rounding: Rounding | None
+) -> dict[Key, Band]:
+    """Bands of the values that are a module's result, from PyTorch."""
+    exact = trial.module_results(model)
+    rounded = exact
+    if rounding is not None:
+        with rounding.applied(model):
+            rounded = trial.module_results(model)
+    bands = {}
+    for step in range(len(trial.steps)):
+        for name, path in results_of(graph).items():
+            want, near = trial.placed(step, exact, path), trial.placed(step, rounded, path)
+            if want is not None and near is not None:
+                allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * distance(near, want))
+                bands[step, name] = Band(want, allowed, PYTORCH)
+    return bands

@@ -1,0 +1,147 @@
+"""From graphs that failed to the nodes at fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import onnx_ir as ir
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact, Manifest
+from ..calibration import Calibration
+from ..checkpoint import Checkpoint
+from ..graphs import attach_weights, converted, is_cache
+from ..source import Source
+from .bisect import Witnesses, find_culprit, module_bands, node_bands
+from .examiners import examiner_of
+from .report import VerificationReport
+from .trial import Trial
+
+if TYPE_CHECKING:
+    from ...models.checkpoint import Model
+
+Progress: TypeAlias = Callable[[str], None]
+# Gives healthy graphs with their weights, in fp32, by their recipes' ids.
+Tracer: TypeAlias = Callable[[Sequence[str]], Mapping[str, ir.Model]]
+
+
+def explain(
+    bundle: Bundle,
+    report: VerificationReport,
+    expected: Any,
+    progress: Progress,
+    model: Model | None = None,
+    calibration: Calibration | None = None,
+    traced: Tracer | None = None,
+) -> VerificationReport:
+    """The report with the first node at fault in each graph that failed.
+
+    Args:
+        bundle: whose graphs were compared.
+        report: the comparisons.
+        expected: what they were compared with.
+        progress: called with a line when a stage begins.
+        model: the model in PyTorch; without it graphs are held against the bundle's own in fp32.
+        calibration: of its whole numbers.
+        traced: traces the model's graphs.
+    """
+    failed = failed_artifacts(bundle.manifest, report)
+    if not failed:
+        return report
+    examiner = examiner_of(bundle.manifest)
+    healthy: Mapping[str, ir.Model] = {}
+    if model is not None and traced is not None:
+        recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in failed))
+        progress(f"tracing {', '.join(recipes)} again, to find the nodes at fault")
+        healthy = traced(recipes)
+    culprits = []
+    for artifact in failed:
+        progress(f"{artifact.id}: looking for the node at fault")
+        graph = ir.load(bundle.path(artifact.file))
+        trial = examiner.trial(bundle, artifact, expected)
+        if model is not None and calibration is not None and healthy:
+            witnesses = witnesses_of(artifact, trial, healthy[recipe_of(artifact)], model, calibration)
+        else:
+            other = sound_in_fp32(bundle.manifest, artifact, failed)
+            if other is None:
+                continue
+            full = ir.load(bundle.path(other.file))
+            witnesses = Witnesses(node_bands(trial, artifact, full, other, None))
+        culprit = find_culprit(graph, artifact, trial, witnesses)
+        if culprit is not None:
+            culprits.append(culprit)
+    return dataclasses.replace(report, culprits=tuple(culprits))
+
+
+def witnesses_of(
+    artifact: Artifact, trial: Trial, healthy: ir.Model, model: Model, calibration: Calibration
+) -> Witnesses:
+    """PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
+    full_artifact = in_fp32(artifact)
+    full = converted(healthy, full_artifact, calibration)
+    own = converted(healthy, artifact, calibration)
+    return Witnesses(
+        node_bands(trial, artifact, full, full_artifact, own),
+        module_bands(trial, own, model, calibration.rounding(artifact.precision)),
+    )
+
+
+def failed_artifacts(manifest: Manifest, report: VerificationReport) -> list[Artifact]:
+    """Graphs that failed, without decoders whose encoder did: what they read is wrong already."""
+    names = {comparison.artifact for comparison in report.comparisons if not comparison.passed}
+    failed = [artifact for artifact in manifest.artifacts if artifact.id in names]
+    encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
+    return [a for a in failed if a.graph != "decoder" or a.precision not in encoders]
+
+
+def recipe_of(artifact: Artifact) -> str:
+    return f"{artifact.graph}.{artifact.dialect}"
+
+
+def in_fp32(artifact: Artifact) -> Artifact:
+    """What the same graph is before any conversion."""
+    inputs, outputs = (
+        tuple(dataclasses.replace(s, dtype="float32") if is_cache(s) else s for s in specs)
+        for specs in (artifact.inputs, artifact.outputs)
+    )
+    return dataclasses.replace(artifact, precision="fp32", inputs=inputs, outputs=outputs, quantization={})
+
+
+def sound_in_fp32(manifest: Manifest, artifact: Artifact, failed: Sequence[Artifact]) -> Artifact | None:
+    """The same graph in fp32, if it is in the bundle and has not failed itself."""
+    for other in manifest.artifacts:
+        if recipe_of(other) == recipe_of(artifact) and other.precision == "fp32" and other not in failed:
+            return other
+    return None
+
+
+def tracer_of(manifest: Manifest, source: Source, model: Model) -> Tracer:
+    """Traces a bundle's graphs once more from its checkpoint."""
+
+    def traced(recipes: Sequence[str]) -> dict[str, ir.Model]:
+        from ..onnx_export import finish_trace, start_trace
+
+        checkpoint = Checkpoint(source, None, manifest.max_length, chosen_outputs(manifest))
+        with tempfile.TemporaryDirectory() as folder:
+            paths = {recipe: Path(folder) / recipe for recipe in recipes}
+            children = {
+                recipe: start_trace(source.folder, recipe, checkpoint.choices, path)
+                for recipe, path in paths.items()
+            }
+            graphs = {recipe: finish_trace(children[recipe], path) for recipe, path in paths.items()}
+        attach_weights(checkpoint, graphs, model)
+        return graphs
+
+    return traced
+
+
+def chosen_outputs(manifest: Manifest) -> tuple[str, ...]:
+    """What was asked for with `outputs` at export."""
+    names = [spec.name for artifact in manifest.artifacts for spec in artifact.outputs]
+    chosen = [n for n in names if n.startswith("hidden_states.") or n == "pooler_output"]
+    chosen += ["cross_attentions" for n in names if n.startswith("cross_attentions.")]
+    return tuple(dict.fromkeys(chosen))
