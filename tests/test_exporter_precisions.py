@@ -164,7 +164,7 @@ class Asked:
     def __call__(self, rounding: Rounding) -> Gaps:
         self.roundings.append(rounding)
         loss = self.losses.pop(0)
-        metrics = Metrics(loss.get("max_error", 0.0), loss.get("mean_kl", 0.0), 1.0, 0.0, True, 9)
+        metrics = Metrics(loss.get("max_error", 0.0), 0.0, loss.get("mean_kl", 0.0), 1.0, 1.0, 0.0, True, 9)
         text = {name: loss.get(name, 0.0) for name in TextMetrics.LIMITED}
         return {"": metrics, "text": TextMetrics(**text, finite=True, rows=9)}
 

@@ -76,7 +76,7 @@ def test_what_is_not_finite_never_passes(bad: float, side: str) -> None:
 
 
 def test_limits_are_three_times_the_gap_under_a_cap() -> None:
-    gap = Metrics(0.01, 1e-6, 1.0, 0.0, True, 9)
+    gap = Metrics(0.01, 0.001, 1e-6, 1.0, 1.0, 0.0, True, 9)
     assert limits_for("fp16", gap) == {
         "max_error": pytest.approx(0.03),
         "mean_kl": pytest.approx(9e-6),

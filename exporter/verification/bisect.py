@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .rounding import Rounding
 
 PYTORCH = "PyTorch"
-# One node's largest error varies more than the logits', which are held to three times the gap. The same graph,
-# converted again, is nearer than PyTorch, which rounds in other places.
+# One node's largest error varies more than the logits', which are held to three times the gap. The same
+# graph, converted again, is nearer than PyTorch, which rounds in other places.
 NODE_FACTOR, MODULE_FACTOR = 5.0, 10.0
 SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest number: sums round by that
 

@@ -15,7 +15,7 @@ import torch
 from ...models import GPT2, GrowingCache, KeyValue
 from ...models.attention import empty_past
 from ...runtime.decoding.decoder import pad
-from .decoders import Expectation
+from .decoder_samples import Expectation
 from .gate import Gaps, Logits, measure
 from .passages import measure_text
 from .rounding import RoundedCache, Rounding
@@ -30,7 +30,7 @@ class Reference:
         self.cache: Callable[..., GrowingCache] = GrowingCache
 
     @torch.no_grad()
-    def logits(self, tokens: Sequence[int], rows: slice) -> Logits:
+    def logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
         """Logits (N, V) of `rows` of one sequence, computed at once and without a past."""
         ids = torch.tensor([list(tokens)])
         config = self.config

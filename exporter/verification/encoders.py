@@ -24,7 +24,17 @@ from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
 from .evenly import evenly
 from .fitted_head import LinearHead
-from .gate import Comparison, Gaps, Metrics, VectorMetrics, judge, limits_for, measure, measure_vectors
+from .gate import (
+    Comparison,
+    Gaps,
+    Metrics,
+    Outcome,
+    VectorMetrics,
+    judge,
+    limits_for,
+    measure,
+    measure_vectors,
+)
 from .node_executor import ExecutedProgram, NotFiniteError
 from .trial import Step, Trial, positions_of
 
@@ -317,7 +327,8 @@ def compare(
             own = {m: limits[f"{name}.{m}"] for m in metrics.LIMITED}
             failures += [f"{name}: {failure}" for failure in judge(metrics, own)]
             found |= {f"{name}.{key}": value for key, value in metrics.to_json().items()}
-        comparisons.append(Comparison(artifact.id, engine, case, found, limits, tuple(failures)))
+        outcome = Outcome(found, limits, tuple(failures))
+        comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(outcome)))
 
     def padded(samples: Sequence[Sample]) -> Callable[[], list[Outputs]]:
         return lambda: run_batch(encoder, samples)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -19,8 +19,14 @@ Logits = npt.NDArray[np.float32]
 
 # The one table of caps. fp32 engines add in another order, nothing more. KL is in nats.
 CAPS: dict[str, dict[str, float]] = {
-    "fp32": {"max_error": 1e-4, "mean_kl": 1e-8, "cosine_gap": 1e-8, "mean_cosine_gap": 1e-8},
-    "fp16": {"max_error": 0.1, "mean_kl": 1e-3, "cosine_gap": 1e-3, "mean_cosine_gap": 1e-3},
+    "fp32": {
+        **{"max_error": 1e-4, "mean_kl": 1e-8, "cosine_gap": 1e-8, "mean_cosine_gap": 1e-8},
+        **{"text_kl": 1e-8, "top1_changes": 0.005, "perplexity_change": 1e-4},
+    },
+    "fp16": {
+        **{"max_error": 0.1, "mean_kl": 1e-3, "cosine_gap": 1e-3, "mean_cosine_gap": 1e-3},
+        **{"text_kl": 1e-3, "top1_changes": 0.02, "perplexity_change": 0.002},
+    },
     "int8": {
         **{"max_error": 1.0, "mean_kl": 0.005, "cosine_gap": 0.01, "mean_cosine_gap": 0.001},
         **{"text_kl": 0.005, "top1_changes": 0.02, "perplexity_change": 0.01},
@@ -37,6 +43,7 @@ QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
 # Shares of a text of some hundred words: one more or less says nothing of the engine, so the cap alone holds.
 COUNTED = ("top1_changes", "perplexity_change")
 MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: their mean is at most the largest
+LIKELIEST = 5  # tokens that are compared as a set
 MEAN_OF = 8  # vectors at least; the mean of fewer says no more than the worst of them
 
 
@@ -46,16 +53,20 @@ class Metrics:
 
     Attributes:
         max_error: the largest difference of two logits, in units of `scale_of` the reference.
+        mean_error: the mean one, in the same units.
         mean_kl: of the reference's distribution to the engine's, in nats, averaged over rows.
         top1_agreement: share of rows whose likeliest token is the same.
+        top5_agreement: share of the reference's five likeliest tokens that are among the engine's five.
         flip_margin: the reference's largest margin where it is not: at 0.01 a flip is rounding, at 3.0 a bug.
         finite: no NaN and no infinity on either side.
         rows: how many rows were compared.
     """
 
     max_error: float
+    mean_error: float
     mean_kl: float
     top1_agreement: float
+    top5_agreement: float
     flip_margin: float
     finite: bool
     rows: int
@@ -124,15 +135,31 @@ Gaps: TypeAlias = "dict[str, Measured]"  # by what the names of their limits beg
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Outcome:
+    """What a comparison came to.
+
+    Attributes:
+        metrics: by name; None where not finite.
+        limits: of some of them.
+        failures: what exceeds them, in words.
+        errors: `max_error` of each decode step, where there are steps.
+        divergence: where the engine, free to choose, left PyTorch's tokens, as text.
+    """
+
+    metrics: Mapping[str, Any]
+    limits: Mapping[str, float]
+    failures: tuple[str, ...] = ()
+    errors: tuple[float, ...] = ()
+    divergence: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Outcome):
     """One artifact on one engine, in one situation, against PyTorch."""
 
     artifact: str
     backend: str
     case: str
-    metrics: Mapping[str, Any]
-    limits: Mapping[str, float]
-    failures: tuple[str, ...] = field(default=())
 
     @property
     def passed(self) -> bool:
@@ -153,6 +180,8 @@ class Comparison:
             "limits": dict(self.limits),
             "passed": self.passed,
             "failures": list(self.failures),
+            **({"errors": [plain(error) for error in self.errors]} if self.errors else {}),
+            **({"divergence": dict(self.divergence)} if self.divergence is not None else {}),
         }
 
 
@@ -160,18 +189,28 @@ def measure(got: Logits, want: Logits) -> Metrics:
     """Compares logits (N, V) row by row."""
     finite = bool(np.isfinite(got).all() and np.isfinite(want).all())
     if not finite:
-        return Metrics(math.nan, math.nan, 0.0, math.inf, False, len(want))
+        return Metrics(math.nan, math.nan, math.nan, 0.0, 0.0, math.inf, False, len(want))
     best, chosen = want.argmax(-1), got.argmax(-1)
     rows = np.arange(len(want))
     margins = want[rows, best] - want[rows, chosen]
+    errors, scale = np.abs(got - want), scale_of(want)
     return Metrics(
-        max_error=float(np.abs(got - want).max()) / scale_of(want),
+        max_error=float(errors.max()) / scale,
+        mean_error=float(errors.mean()) / scale,
         mean_kl=float(kl_divergence(want, got).mean()),
         top1_agreement=float((best == chosen).mean()),
+        top5_agreement=float(shared_likeliest(got, want).mean()),
         flip_margin=float(margins.max()),
         finite=True,
         rows=len(want),
     )
+
+
+def shared_likeliest(got: Logits, want: Logits, count: int = LIKELIEST) -> npt.NDArray[np.float64]:
+    """Of each row, the share of the `count` likeliest that both sides have."""
+    count = min(count, want.shape[-1])
+    both = [np.argpartition(logits, -count, axis=-1)[:, -count:] for logits in (got, want)]
+    return np.array([len(np.intersect1d(a, b)) / count for a, b in zip(*both, strict=True)])
 
 
 def measure_vectors(
@@ -233,6 +272,25 @@ def limits_for(
         name: cap if name in COUNTED else min(cap, factors[name] * getattr(gap, MOST.get(name, name)))
         for name, cap in caps.items()
     }
+
+
+def judged(
+    metrics: Measured,
+    limits: Mapping[str, float],
+    prefix: str = "",
+    failures: Sequence[str] = (),
+    errors: Sequence[float] = (),
+) -> Outcome:
+    """The outcome of metrics whose limits' names begin with `prefix`.
+
+    Args:
+        failures: what is wrong beside them.
+        errors: of each decode step.
+    """
+    own = {name: limits[prefix + name] for name in metrics.LIMITED}
+    found = (*(f"{prefix}{failure}" for failure in judge(metrics, own)), *failures)
+    values = {f"{prefix}{name}": value for name, value in metrics.to_json().items()}
+    return Outcome(values, {f"{prefix}{name}": limit for name, limit in own.items()}, found, tuple(errors))
 
 
 def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.decoder import Decoder, DecoderRun
 from ...runtime.decoding.source import SourceEncoder
+from ...runtime.load import translation_tokenizers
 from .gate import Logits
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Engine:
             for graph in ("encoder", "decoder")
         )
         self.start = defaults.decoder_start
+        self.source_tokenizer, self.target_tokenizer = translation_tokenizers(bundle)
         self.encoder = SourceEncoder(opened(encoder), encoder, decoder)
         self.decoder = Decoder(opened(decoder), decoder)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -20,15 +20,17 @@ from ...runtime.decoding.beam import Search
 from ...runtime.decoding.constraints import Constraints
 from ...runtime.load import translation_tokenizers
 from ..errors import VerificationError
-from .decoders import follow, measure_parts
+from .decoders import errors_of_steps, measure_parts
+from .divergence import follow, with_divergence
 from .evenly import evenly
 from .gate import (
     Comparison,
     Gaps,
     Metrics,
+    Outcome,
     ScoreMetrics,
     VectorMetrics,
-    judge,
+    judged,
     limits_for,
     scale_of,
 )
@@ -189,7 +191,9 @@ def compare(
     try:
         for name, run in cases(engine, expected, limits).items():
             progress(f"{artifact.id}: {name}")
-            comparisons.append(Comparison(artifact.id, backend.name, name, *run()))
+            comparisons.append(
+                Comparison(artifact=artifact.id, backend=backend.name, case=name, **vars(run()))
+            )
     finally:
         engine.close()
     if artifact.precision == "fp16":
@@ -198,33 +202,17 @@ def compare(
         engine = Engine(bundle, artifact, lambda each: ExecutedProgram(ir.load(bundle.path(each.file)), each))
         samples = [*expected.samples[:2], expected.samples[-2]]
         run = (cross_case if artifact.graph == "encoder" else at_once_case)(engine, samples, limits)
-        comparisons.append(Comparison(artifact.id, name, f"{len(samples)} sources", *run()))
+        case = f"{len(samples)} sources"
+        comparisons.append(Comparison(artifact=artifact.id, backend=name, case=case, **vars(run())))
     return comparisons
-
-
-# What a case gives: metrics, their limits, and what exceeds them.
-Verdict: TypeAlias = tuple[dict[str, Any], dict[str, float], tuple[str, ...]]
-
-
-def judged(
-    metrics: Metrics | VectorMetrics | ScoreMetrics,
-    limits: Mapping[str, float],
-    prefix: str = "",
-    failures: Sequence[str] = (),
-) -> Verdict:
-    """A verdict on metrics whose limits' names begin with `prefix`."""
-    own = {name: limits[prefix + name] for name in metrics.LIMITED}
-    found = (*(f"{prefix}{failure}" for failure in judge(metrics, own)), *failures)
-    values = {f"{prefix}{name}": value for name, value in metrics.to_json().items()}
-    return values, {f"{prefix}{name}": limit for name, limit in own.items()}, found
 
 
 def encoder_cases(
     engine: Engine, expected: Expectation, limits: Mapping[str, float]
-) -> dict[str, Callable[[], Verdict]]:
+) -> dict[str, Callable[[], Outcome]]:
     *texts, single, full = expected.samples
 
-    def one_by_one() -> Verdict:
+    def one_by_one() -> Outcome:
         got = [engine.cross([sample])[0] for sample in texts]
         return judged(measure_cross(got, [s.cross for s in texts]), limits, "cross.")
 
@@ -239,10 +227,10 @@ def encoder_cases(
 
 def cross_case(
     engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
-) -> Callable[[], Verdict]:
+) -> Callable[[], Outcome]:
     """What the decoder reads of the sources, as one batch."""
 
-    def run() -> Verdict:
+    def run() -> Outcome:
         want = [sample.cross for sample in samples]
         try:
             return judged(measure_cross(engine.cross(samples), want), limits, "cross.")
@@ -255,21 +243,24 @@ def cross_case(
 
 def decoder_cases(
     engine: Engine, expected: Expectation, limits: Mapping[str, float]
-) -> dict[str, Callable[[], Verdict]]:
+) -> dict[str, Callable[[], Outcome]]:
     *texts, single, full = expected.samples
 
-    def forced(samples: Sequence[Sample]) -> Callable[[], Verdict]:
-        def run() -> Verdict:
-            return judged(measure_parts([(engine.teacher_forced(s), s.logits) for s in samples]), limits)
+    def forced(samples: Sequence[Sample]) -> Callable[[], Outcome]:
+        def run() -> Outcome:
+            parts = [(engine.teacher_forced(s), s.logits) for s in samples]
+            return judged(measure_parts(parts), limits, errors=errors_of_steps(parts))
 
         return run
 
     batch = [*texts[-MAX_BATCH + 1 :], single]
 
-    def greedily() -> Verdict:
+    def greedily() -> Outcome:
         run = engine.run(batch, 1, len(single.target))
-        parts, failures = follow(run, run.decode([engine.start] * len(batch)), batch, limits)
-        return judged(measure_parts(parts), limits, "", failures)
+        followed = follow(run, run.decode([engine.start] * len(batch)), batch, limits)
+        outcome = judged(measure_parts(followed.parts), limits, "", followed.failures)
+        sources = [engine.source_tokenizer.decode(sample.source) for sample in batch]
+        return with_divergence(outcome, followed, sources, batch, engine.target_tokenizer.decode)
 
     searched = [sample for sample in texts if sample.beams]
     attention = {"attention, 2 rows of a source": attention_case(engine, [*texts, single], limits)}
@@ -287,10 +278,10 @@ def decoder_cases(
 
 def attention_case(
     engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
-) -> Callable[[], Verdict]:
+) -> Callable[[], Outcome]:
     """What each target token looked at; each of two rows that share a source."""
 
-    def run() -> Verdict:
+    def run() -> Outcome:
         want = [sample.attention for sample in samples for _ in range(2)]
         got = [weights for sample in samples for weights in engine.attention(sample)]
         return judged(measure_attention(got, want), limits, "attention.")
@@ -300,10 +291,10 @@ def attention_case(
 
 def at_once_case(
     engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
-) -> Callable[[], Verdict]:
+) -> Callable[[], Outcome]:
     """All of PyTorch's tokens in one step, without a past."""
 
-    def run() -> Verdict:
+    def run() -> Outcome:
         try:
             return judged(measure_parts([(engine.at_once(s), s.logits) for s in samples]), limits)
         except NotFiniteError as error:
@@ -315,7 +306,7 @@ def at_once_case(
 
 def beams_case(
     engine: Engine, samples: Sequence[Sample], expected: Expectation, limits: Mapping[str, float]
-) -> Callable[[], Verdict]:
+) -> Callable[[], Outcome]:
     """Beam search over a padded batch: the same targets, each with the score that the model gives it.
 
     A search may prune another beam where two are as good as equal. So another target than PyTorch's is a
@@ -323,7 +314,7 @@ def beams_case(
     score is, PyTorch is asked; golden data knows those that PyTorch found.
     """
 
-    def run() -> Verdict:
+    def run() -> Outcome:
         allowed = limits["score_error"]
         errors, failures = [], []
         for sample, got in zip(samples, engine.search(samples, expected.search), strict=True):
