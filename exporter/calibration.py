@@ -12,6 +12,9 @@ import numpy.typing as npt
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact
 from .errors import ExportError
+from .graphs import in_fp32, recipe_of
+from .passes.fp16_ranges import Choice, choose
+from .passes.fp16_ranges import recorded as recorded_choices
 from .passes.int8_encoder import UNSMOOTHING
 from .passes.int8_rows import RowProduct, RowRule, nearest_product
 from .precisions import PRECISIONS
@@ -59,11 +62,13 @@ class Calibration:
         blocks: by the weights' bits.
         cache_scales: (H * D,) by the cache's input.
         products: of an encoder in int8, whose activations are rounded too; by their parameters' names.
+        fp32_nodes: of graphs in fp16, by their recipe's id: nodes that stay in fp32, or are scaled.
     """
 
     blocks: Mapping[int, QuantizedWeights] = field(default_factory=dict)
     cache_scales: Mapping[str, Array] = field(default_factory=dict)
     products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
+    fp32_nodes: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
 
     def rounding(self, precision: str) -> Rounding | None:
         """What PyTorch has to round to lose what a precision loses; None of fp32, which rounds nothing."""
@@ -135,7 +140,29 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
         weights = {name: read for name, read in everything.items() if name not in by_rows}
         rows = rows_read(model, weights, run) if b == 4 else {}  # int8 is close enough without
         blocks[b] = chosen_blocks(weights, b, rows, gaps, tables)
-    return Calibration(blocks, scales, products)
+    half = [artifact for artifact in bundle.manifest.artifacts if artifact.precision == "fp16"]
+    fp32_nodes = {
+        recipe_of(a): choose(graphs[recipe_of(a)].graph, ranges(bundle, a, graphs, expected)) for a in half
+    }
+    return Calibration(blocks, scales, products, fp32_nodes)
+
+
+def ranges(
+    bundle: Bundle, artifact: Artifact, graphs: Mapping[str, ir.Model], expected: Any
+) -> dict[str, float]:
+    """The largest magnitude of each result of a graph in fp32, node by node on real text."""
+    from .verification.node_executor import ExecutedProgram
+
+    found: dict[str, float] = {}
+
+    def widen(node: ir.Node, name: str, array: npt.NDArray[Any]) -> None:
+        if array.dtype.kind == "f" and array.size:
+            found[name] = max(found.get(name, 0.0), float(np.abs(array).max()))
+
+    full = in_fp32(artifact)
+    trial = examiner_of(bundle.manifest).trial(bundle, full, expected, whole=True)
+    trial.drive(ExecutedProgram(graphs[recipe_of(artifact)], full, widen))
+    return found
 
 
 def weights_of(graphs: Iterable[ir.Model]) -> dict[str, Callable[[], Array]]:
@@ -288,10 +315,13 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
     blocks: dict[int, QuantizedWeights] = {}
     scales: dict[str, Array] = {}
     products: dict[tuple[str, ...], RowProduct] = {}
+    fp32_nodes = {}
     for artifact in bundle.manifest.artifacts:
-        if not artifact.quantization:
+        if not artifact.quantization and artifact.precision != "fp16":
             continue
         graph = ir.load(bundle.path(artifact.file)).graph
+        if artifact.precision == "fp16":
+            fp32_nodes[recipe_of(artifact)] = recorded_choices(graph)
         if "bits" in artifact.quantization:
             bits, size = int(artifact.quantization["bits"]), int(artifact.quantization["block_size"])
             done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
@@ -307,7 +337,7 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
             scale = graph.initializers.get(f"{spec.name}.scale")
             if scale is not None and scale.const_value is not None:
                 scales[spec.name] = np.array(scale.const_value.numpy())  # torch warns of what is mapped
-    return Calibration(blocks, scales, products)
+    return Calibration(blocks, scales, products, fp32_nodes)
 
 
 def recorded_product(graph: ir.Graph, name: str, rule: RowRule, weight: Array) -> RowProduct:

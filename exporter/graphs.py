@@ -126,6 +126,20 @@ def retyped(recipe: Recipe, precision: str) -> Recipe:
     return dataclasses.replace(recipe, inputs=cast(recipe.inputs), outputs=cast(recipe.outputs))
 
 
+def recipe_of(artifact: Artifact) -> str:
+    """The id of the recipe that an artifact's graph was traced by."""
+    return f"{artifact.graph}.{artifact.dialect}"
+
+
+def in_fp32(artifact: Artifact) -> Artifact:
+    """What the same graph is before any conversion."""
+    inputs, outputs = (
+        tuple(dataclasses.replace(s, dtype="float32") if is_cache(s) else s for s in specs)
+        for specs in (artifact.inputs, artifact.outputs)
+    )
+    return dataclasses.replace(artifact, precision="fp32", inputs=inputs, outputs=outputs, quantization={})
+
+
 def is_cache(spec: TensorSpec) -> bool:
     return spec.role.startswith(("past.", "present.", "cross."))
 
@@ -167,7 +181,8 @@ def converted(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> 
     graph = graph.clone()
     try:
         if artifact.precision == "fp16":
-            ConvertToFp16([s.name for s in artifact.outputs if not is_cache(s)])(graph)
+            outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
+            ConvertToFp16(outputs, calibration.fp32_nodes.get(recipe_of(artifact)))(graph)
         if artifact.precision == "int8" and calibration.products:
             QuantizeEncoder(calibration.products)(graph)
         if precision.weight_bits:

@@ -105,7 +105,7 @@ def export(
         attach_weights(checkpoint, graphs, reference)
         manifest = first_manifest(checkpoint, artifacts, staging, output)
         expected, calibration = None, Calibration()
-        if verify or any(PRECISIONS[name].whole_numbers for name in precision):
+        if verify or any(PRECISIONS[name].calibrated for name in precision):
             progress("asking PyTorch")
             bundle = Bundle(staging, manifest)
             expected = examiner_of(manifest).expect(reference, bundle, texts)

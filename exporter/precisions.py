@@ -27,9 +27,9 @@ class Precision:
     cache_bits: int | None = None
 
     @property
-    def whole_numbers(self) -> bool:
-        """Whether anything is."""
-        return bool(self.weight_bits or self.cache_bits)
+    def calibrated(self) -> bool:
+        """Whether real text decides how numbers are kept."""
+        return self.weights != "fp32" or self.cache_bits is not None
 
 
 PRECISIONS = {

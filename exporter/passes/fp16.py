@@ -6,53 +6,62 @@ verified is what is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from .weights import lazy
+from .fp16_ranges import FP16_MAX, KEPT, Choice, choose, magnitude
+from .weights import initializer, lazy
 
 FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
-FP16_MAX = 65504.0
-
-# Sums of squares and of exponentials leave fp16's range or lose its 11 bits long before their results do.
-KEPT_IN_FP32 = frozenset({"LayerNormalization", "RMSNormalization", "Softmax", "ReduceMean", "ReduceSum"})
 
 
 class ConvertToFp16(ir.passes.InPlacePass):
-    """Computes in fp16, but for `KEPT_IN_FP32`; casts stand where the precision changes.
+    """Computes in fp16, but for chosen nodes; casts stand where the precision changes.
 
     Args:
         fp32_outputs: graph outputs that stay fp32, such as logits. Other float inputs and outputs
             (caches) become fp16.
+        choices: the nodes that stay in fp32, or are scaled, by name; without them what no fp16 can hold
+            by its constants, and sums.
 
     Raises:
-        ValueError: a value without a type, a constant beyond fp16, or an operator without a rule.
+        ValueError: a value without a type, or an operator without a rule.
     """
 
-    def __init__(self, fp32_outputs: Iterable[str]) -> None:
+    def __init__(self, fp32_outputs: Iterable[str], choices: Mapping[str, Choice] | None = None) -> None:
         super().__init__()
         self.fp32_outputs = frozenset(fp32_outputs)
+        self.choices = choices
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
         if untyped := [value.name for value in all_values(graph) if value.dtype is None]:
             raise ValueError(f"these values have no type, so no precision can be chosen: {untyped}")
+        choices = dict(choose(graph, {}) if self.choices is None else self.choices)
+        for node in list(graph):
+            choice = choices.get(str(node.name))
+            if choice is not None:
+                node.metadata_props[KEPT] = choice.to_text()
+                if choice.shift is not None:
+                    del choices[str(node.name)]
+                    multiplied = scale_product(graph, node, choice.shift)
+                    choices[str(multiplied.name)] = choice
         was_float = {value for value in all_values(graph) if value.dtype == FLOAT}
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         for value in graph.inputs:
             if value in was_float:
                 value.type = ir.TensorType(HALF)  # a new one: clones of a graph share theirs
         for node in list(graph):
-            precision = FLOAT if node.op_type in KEPT_IN_FP32 else HALF
+            precision = FLOAT if str(node.name) in choices else HALF
             for index, read in enumerate(node.inputs):
                 if read is not None and read in was_float:
                     node.replace_input_with(index, self.as_type(graph, read, precision, node))
             for output in node.outputs:
                 if output in was_float:
                     output.type = ir.TensorType(precision)
-            retype_attributes(node)
+            retype_attributes(node, precision)
         for index, value in enumerate(graph.outputs):
             wanted = FLOAT if value.name in self.fp32_outputs else HALF
             if value in was_float and value.dtype != wanted:
@@ -76,6 +85,30 @@ class ConvertToFp16(ir.passes.InPlacePass):
         return self.casts[value, dtype]
 
 
+def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
+    """Multiplies by weights of 2**-shift, and the result by 2**shift; returns the node of the latter."""
+    weight, result = product.inputs[1], product.outputs[0]
+    assert weight is not None and weight.const_value is not None and result.name is not None
+    constant = weight.const_value
+    factor = ir.tensor(np.float32(2.0**shift), name=f"{result.name}.factor")
+    scaled = lazy(
+        lambda: np.ldexp(constant.numpy(), -shift),
+        *(constant.shape.numpy(), np.dtype(np.float32), f"{weight.name}.scaled"),
+    )
+    product.replace_input_with(1, initializer(graph, f"{weight.name}.scaled", scaled))
+    multiply = ir.node(
+        "Mul", [result, initializer(graph, f"{result.name}.factor", factor)], name=f"{product.name}_times"
+    )
+    full = multiply.outputs[0]
+    full.type, full.shape = ir.TensorType(FLOAT), result.shape
+    ir.convenience.replace_all_uses_with(result, full)
+    multiply.replace_input_with(0, result)
+    full.name, result.name = result.name, f"{result.name}.scaled"
+    graph.insert_after(product, multiply)
+    multiply.metadata_props.update(product.metadata_props)
+    return multiply
+
+
 def all_values(graph: ir.Graph) -> list[ir.Value]:
     computed = [output for node in graph for output in node.outputs]
     return [*graph.inputs, *graph.initializers.values(), *computed]
@@ -97,7 +130,7 @@ def halved_constant(value: ir.Value) -> ir.Value:
     """A constant in fp16. Beyond fp16's range it is an error, never an infinity."""
     constant = value.const_value
     assert constant is not None and value.name is not None
-    largest = float(np.abs(constant.numpy()).max(initial=0.0))
+    largest = magnitude(value)
     if not largest <= FP16_MAX:  # NaN is not <= either
         raise ValueError(f"{value.name} reaches {largest:g}, which fp16 (up to {FP16_MAX:g}) cannot hold")
     name = f"{value.name}_{suffix(HALF)}"
@@ -105,10 +138,10 @@ def halved_constant(value: ir.Value) -> ir.Value:
     return ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=half)
 
 
-def retype_attributes(node: ir.Node) -> None:
+def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
     """Cast and its kind name their result's type in an attribute."""
     if node.op_type == "Cast" and node.attributes["to"].as_int() == FLOAT:
-        node.attributes["to"] = ir.AttrInt64("to", int(HALF))
+        node.attributes["to"] = ir.AttrInt64("to", int(precision))
     if node.op_type in ("ConstantOfShape", "RandomNormal", "EyeLike"):
         raise ValueError(f"the fp16 pass has no rule for {node.op_type} ({node.name}) yet")
 

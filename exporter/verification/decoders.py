@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_BATCH = 8  # of the padded cases, or the graph's largest
 PART = 7  # tokens of a step on top of a past; divides no round length
+WHOLE_TEXTS = 3  # passages of a whole trial
 TRIAL_TOKENS = (24, 13)  # at most, of the two texts of a trial
 
 
@@ -189,14 +190,17 @@ def rounded_prefill(
     return judged(measure(got, sample.logits), limits)
 
 
-def trial(bundle: Bundle, artifact: Artifact, expected: Expectation) -> Trial:
-    """Two prompts of unequal length as a padded batch, then a token for each on top of them."""
+def trial(bundle: Bundle, artifact: Artifact, expected: Expectation, whole: bool = False) -> Trial:
+    """Two texts of unequal length as a padded batch, then a token for each on top of them."""
     del bundle
-    longest_first = sorted(expected.samples, key=lambda s: -len(s.prompt))
-    texts = [
-        [*sample.prompt, *sample.continuation][: most + 1]
-        for sample, most in zip((longest_first[0], longest_first[-1]), TRIAL_TOKENS, strict=True)
-    ]
+    if whole:
+        texts = [list(passage.tokens) for passage in expected.passages[:WHOLE_TEXTS]]
+    else:
+        longest_first = sorted(expected.samples, key=lambda s: -len(s.prompt))
+        texts = [
+            [*sample.prompt, *sample.continuation][: most + 1]
+            for sample, most in zip((longest_first[0], longest_first[-1]), TRIAL_TOKENS, strict=True)
+        ]
     prompts, last = [text[:-1] for text in texts], [text[-1] for text in texts]
     prefill = positions_of(pad(prompts, artifact.padding_side)[1])
     decode = np.array([[len(prompt)] for prompt in prompts])

@@ -368,11 +368,11 @@ def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
     ]
 
 
-def trial(bundle: Bundle, artifact: Artifact, expected: Expectation) -> Trial:
-    """Two texts and a single token as a padded batch."""
+def trial(bundle: Bundle, artifact: Artifact, expected: Expectation, whole: bool = False) -> Trial:
+    """Two texts and a single token as a padded batch; of a whole trial all samples."""
     assert bundle.manifest.encoder is not None
     padding = bundle.manifest.encoder.tokens["pad"]
-    samples = trial_samples(expected)
+    samples = list(expected.samples) if whole else trial_samples(expected)
 
     def drive(program: Program) -> None:
         run_batch(Encoder(program, artifact, padding), samples)

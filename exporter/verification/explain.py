@@ -14,7 +14,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ..calibration import Calibration
 from ..checkpoint import Checkpoint
-from ..graphs import attach_weights, converted, is_cache
+from ..graphs import attach_weights, converted, in_fp32, recipe_of
 from ..source import Source
 from .bisect import Witnesses, find_culprit, module_bands, node_bands
 from .examiners import examiner_of
@@ -96,19 +96,6 @@ def failed_artifacts(manifest: Manifest, report: VerificationReport) -> list[Art
     failed = [artifact for artifact in manifest.artifacts if artifact.id in names]
     encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
     return [a for a in failed if a.graph != "decoder" or a.precision not in encoders]
-
-
-def recipe_of(artifact: Artifact) -> str:
-    return f"{artifact.graph}.{artifact.dialect}"
-
-
-def in_fp32(artifact: Artifact) -> Artifact:
-    """What the same graph is before any conversion."""
-    inputs, outputs = (
-        tuple(dataclasses.replace(s, dtype="float32") if is_cache(s) else s for s in specs)
-        for specs in (artifact.inputs, artifact.outputs)
-    )
-    return dataclasses.replace(artifact, precision="fp32", inputs=inputs, outputs=outputs, quantization={})
 
 
 def sound_in_fp32(manifest: Manifest, artifact: Artifact, failed: Sequence[Artifact]) -> Artifact | None:

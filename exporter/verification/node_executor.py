@@ -108,7 +108,7 @@ class NodeExecutor:
         q, k, v = (tensor.astype(np.float32) for tensor in (q, k, v))
         scores = rounded("scores", q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float())
         scores = rounded("masked scores", scores + mask)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))  # softmax in fp32, as KEPT_IN_FP32 has it
+        weights = np.exp(scores - scores.max(-1, keepdims=True))  # softmax in fp32, as the fp16 pass has it
         weights = rounded("weights", weights / weights.sum(-1, keepdims=True))
         return (weights @ v).astype(dtype)
 

@@ -55,7 +55,7 @@ class Rounding:
                 yield
                 return
             for parameter, original in originals:
-                parameter.data = original.to(self.dtype).float()
+                parameter.data = rounded_to(self.dtype, original)
             with RoundResults(self.dtype):
                 yield
         finally:
@@ -118,6 +118,12 @@ class RoundResults(TorchDispatchMode):
 
         def rounded(tensor: Tensor) -> Tensor:
             is_view = tensor.untyped_storage().data_ptr() in shared  # rounded already
-            return tensor if is_view or not tensor.is_floating_point() else tensor.to(self.dtype).float()
+            return tensor if is_view or not tensor.is_floating_point() else rounded_to(self.dtype, tensor)
 
         return tree_map_only(Tensor, rounded, out)
+
+
+def rounded_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """A tensor's numbers as `dtype` keeps them; those beyond its range as they are, as a graph keeps them."""
+    near = tensor.to(dtype).float()
+    return torch.where(near.isfinite(), near, tensor)

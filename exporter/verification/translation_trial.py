@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 TARGET_TOKENS = (12, 7)  # at most, of the two targets
 
 
-def trial(bundle: Bundle, artifact: Artifact, expected: Expectation) -> Trial:
+def trial(bundle: Bundle, artifact: Artifact, expected: Expectation, whole: bool = False) -> Trial:
     """Two sources of unequal length as a padded batch; of a decoder their targets, then a token for each."""
-    sources = [sample.source for sample in expected.samples[:2]]
-    targets = [s.target[:most] for s, most in zip(expected.samples, TARGET_TOKENS, strict=False)]
+    sources = [sample.source for sample in expected.samples]
+    targets = [sample.target for sample in expected.samples]
+    if not whole:
+        sources = sources[:2]
+        targets = [target[:most] for target, most in zip(targets, TARGET_TOKENS, strict=False)]
     defaults = bundle.manifest.generation
     assert defaults is not None and defaults.decoder_start is not None
     start = defaults.decoder_start

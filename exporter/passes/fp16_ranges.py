@@ -1,0 +1,121 @@
+"""Which nodes of a graph must stay in fp32, from the ranges that its numbers have on real text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .weights import constant_weight
+
+FP16_MAX = 65504.0
+HEADROOM = 2.0  # text that nobody saw may reach this much further
+KEPT = "planforge.fp32"  # of a node, in the graph: why it stays in fp32
+
+# Sums of squares and of exponentials leave fp16's range or lose its 11 bits long before their results do.
+SUMS = {
+    "LayerNormalization": "sums squares",
+    "RMSNormalization": "sums squares",
+    "Softmax": "sums exponentials",
+    "ReduceMean": "sums",
+    "ReduceSum": "sums",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a node does instead of computing in fp16.
+
+    Attributes:
+        reason: in words.
+        shift: of a product whose inputs fit: it stays in fp16 with weights of 2**-shift, and its result is
+            multiplied by 2**shift in fp32, which is exact; None of nodes that stay in fp32.
+    """
+
+    reason: str
+    shift: int | None = None
+
+    def to_text(self) -> str:
+        """For the graph's metadata."""
+        return self.reason if self.shift is None else f"{self.shift}: {self.reason}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Choice:
+        shift, colon, reason = text.partition(": ")
+        return cls(reason, int(shift)) if colon and shift.isdecimal() else cls(text)
+
+
+def choose(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
+    """The nodes of an fp32 graph that cannot just become fp16, by their names.
+
+    Args:
+        graph: with its weights.
+        ranges: the largest magnitude of results, by name; of an Attention's parts, by "name, part".
+    """
+    found: dict[str, Choice] = {}
+    for node in graph:
+        choice = choice_of(node, ranges)
+        if choice is not None:
+            found[str(node.name)] = choice
+    return found
+
+
+def choice_of(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
+    if node.op_type in SUMS:
+        return Choice(SUMS[node.op_type])
+    own = [str(output.name) for output in node.outputs]
+    reached = max((ranges.get(name, 0.0) for name in parts(own, ranges)), default=0.0)
+    too_large = [value for value in node.inputs if value is not None and not readable(value, ranges)]
+    if not fits(reached):
+        scalable = node.op_type == "MatMul" and constant_weight(node) is not None and not too_large
+        shift = math.ceil(math.log2(reached * HEADROOM / FP16_MAX)) if scalable else None
+        return Choice(f"reaches {reached:.3g}", shift)
+    return Choice(f"reads {too_large[0].name}, which fp16 cannot hold") if too_large else None
+
+
+def readable(value: ir.Value, ranges: Mapping[str, float]) -> bool:
+    """Whether fp16 holds what a node reads."""
+    if value.dtype != ir.DataType.FLOAT:
+        return True
+    return (
+        magnitude(value) <= FP16_MAX
+        if value.const_value is not None
+        else fits(ranges.get(str(value.name), 0.0))
+    )
+
+
+def fits(largest: float) -> bool:
+    """Whether fp16 holds it, and what may come; never NaN."""
+    return largest * HEADROOM <= FP16_MAX
+
+
+def parts(names: list[str], ranges: Mapping[str, float]) -> list[str]:
+    """The results, and the parts of an Attention that gives one of them."""
+    return [*names, *(name for name in ranges if name.partition(", ")[0] in names and ", " in name)]
+
+
+def magnitude(value: ir.Value) -> float:
+    assert value.const_value is not None
+    return float(np.abs(value.const_value.numpy()).max(initial=0.0))
+
+
+def recorded(graph: ir.Graph) -> dict[str, Choice]:
+    """What `choose` found for a graph that is in fp16 now."""
+    return {
+        str(node.name): Choice.from_text(node.metadata_props[KEPT])
+        for node in graph
+        if KEPT in node.metadata_props
+    }
+
+
+def fp32_share(graph: ir.Graph) -> float:
+    """The share of the products' weights, in bytes, that are multiplied in fp32."""
+    bytes_of = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 0}
+    for node in graph:
+        weight = node.inputs[1] if constant_weight(node) is not None else None
+        if weight is not None and weight.const_value is not None and weight.dtype in bytes_of:
+            bytes_of[weight.dtype] += weight.const_value.nbytes
+    return bytes_of[ir.DataType.FLOAT] / max(1, sum(bytes_of.values()))

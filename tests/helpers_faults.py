@@ -1,0 +1,149 @@
+"""Faults to plant in exported graphs: what real exporters, passes and people get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from planforge.exporter.modules import module_of
+
+Plant = Callable[[ir.Model], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and where the search must find it.
+
+    Attributes:
+        name: in words.
+        plant: puts it into a graph.
+        module: the path of the PyTorch module that must be named; "" for nodes outside of all.
+        op_types: one of them must be named.
+    """
+
+    name: str
+    plant: Plant
+    module: str
+    op_types: tuple[str, ...]
+
+
+def node_of(model: ir.Model, module: str, *op_types: str) -> ir.Node:
+    """The first node of a module with one of these operators."""
+    return next(n for n in model.graph if module_of(n) == module and n.op_type in op_types)
+
+
+def weight_of(model: ir.Model, module: str) -> ir.Value:
+    """The matrix that a module's product reads."""
+    matrices = (v for v in node_of(model, module, "MatMul", "Gemm").inputs if v is not None)
+    return next(v for v in matrices if v.is_initializer())
+
+
+def change_weight(value: ir.Value, change: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]) -> None:
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    value.const_value = ir.tensor(change(array.astype(np.float64)).astype(array.dtype), name=value.name)
+
+
+def constant(model: ir.Model, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def transposed(module: str) -> Plant:
+    """A square weight the wrong way round."""
+    return lambda model: change_weight(weight_of(model, module), np.transpose)
+
+
+def perturbed(*modules: str) -> Plant:
+    """Weights that are 1 % off, each in its own direction."""
+
+    def plant(model: ir.Model) -> None:
+        random = np.random.default_rng(0)
+        for module in modules:
+            change_weight(weight_of(model, module), lambda w: w * (1 + 0.01 * random.choice([-1, 1], w.shape)))
+
+    return plant
+
+
+def epsilon(module: str) -> Plant:
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, module, "LayerNormalization")
+        node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
+
+    return plant
+
+
+def swapped(module: str, *op_types: str, index: int) -> Plant:
+    """What two like nodes in a row read, keys and values, the wrong way round."""
+
+    def plant(model: ir.Model) -> None:
+        first, second = [n for n in model.graph if module_of(n) == module and n.op_type in op_types][:2]
+        one, other = first.inputs[index], second.inputs[index]
+        first.replace_input_with(index, other)
+        second.replace_input_with(index, one)
+
+    return plant
+
+
+def no_mask(model: ir.Model) -> None:
+    """Everybody sees everything."""
+    where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
+    where.replace_input_with(2, where.inputs[1])
+
+
+def late_positions(module: str) -> Plant:
+    """Each token has the place of the one before it."""
+
+    def plant(model: ir.Model) -> None:
+        gather = node_of(model, module, "Gather")
+        one, zero = (constant(model, name, np.array(n)) for name, n in (("one", 1), ("zero", 0)))
+        late = ir.node("Sub", [gather.inputs[1], one])
+        floor = ir.node("Max", [late.outputs[0], zero])
+        for node in (late, floor):
+            node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+        model.graph.insert_before(gather, [late, floor])
+        gather.replace_input_with(1, floor.outputs[0])
+
+    return plant
+
+
+def scale_attribute(module: str, op_type: str) -> Plant:
+    """Scores a tenth larger."""
+
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, module, op_type)
+        scale = node.attributes["scale"].as_float()
+        node.attributes["scale"] = ir.AttrFloat32("scale", 1.1 * scale)
+
+    return plant
+
+
+def scale_factor(module: str) -> Plant:
+    """Scores a tenth larger, where the scale is a constant."""
+
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, module, "Mul")
+        scale = node.inputs[1]
+        assert scale is not None and scale.const_value is not None
+        array = scale.const_value.numpy()
+        wrong = constant(model, "wrong_scale", (1.1 * array).astype(array.dtype))
+        node.replace_input_with(1, wrong)
+
+    return plant
+
+
+def low_mask(model: ir.Model) -> None:
+    """A mask of -65504, added to scores that reach -648: -inf in fp16, while ONNX Runtime computes in fp32."""
+    where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
+    where.replace_input_with(2, constant(model, "low", np.array(-65504, np.float16)))
+    add = next(node for node, _ in where.outputs[0].uses())
+    lower = ir.node("Add", [add.inputs[0], constant(model, "shift", np.array(-648, np.float16))])
+    lower.outputs[0].type = ir.TensorType(ir.DataType.FLOAT16)
+    model.graph.insert_before(add, lower)
+    add.replace_input_with(0, lower.outputs[0])
