@@ -350,7 +350,7 @@ def verified(opened: Bundle, staging: Path, manifest: Manifest, progress: Progre
     examiner = examiner_of(manifest)
     bundle = Bundle(staging, manifest)
     expected, limits = with_head(opened, bundle, examiner.from_arrays(arrays), limits)
-    report = compare_all(bundle, expected, limits, with_pytorch=False, progress=progress)
+    report = compare_all(bundle, expected, limits, progress)
     report.raise_if_failed()
     return keep_checks(staging, manifest, report, examiner.to_arrays(expected), limits)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ...runtime.bundle.manifest import Manifest
 from ..errors import VerificationError
 from .bisect import Culprit
+from .fp32_nodes import Fp32Node
 from .gate import Comparison
 
 
@@ -26,11 +27,13 @@ class VerificationReport:
         with_pytorch: False when only golden data was at hand.
         comparisons: one per artifact, engine and case.
         culprits: of graphs that failed, the first node that is at fault, where one was found.
+        fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
     """
 
     with_pytorch: bool
     comparisons: tuple[Comparison, ...]
     culprits: tuple[Culprit, ...] = ()
+    fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -43,6 +46,7 @@ class VerificationReport:
             "with_pytorch": self.with_pytorch,
             "comparisons": [c.to_json() for c in self.comparisons],
             "culprits": [c.to_json() for c in self.culprits],
+            "fp32_nodes": {name: [n.to_json() for n in nodes] for name, nodes in self.fp32_nodes.items()},
         }
 
     def gates(self) -> dict[str, dict[str, Any]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
@@ -15,14 +19,20 @@ from ..prompts import read_prompts
 from ..source import Source, resolve_source
 from .examiners import examiner_of
 from .explain import explain, tracer_of
+from .fp32_nodes import fp32_nodes
+from .gate import Comparison
 from .report import VerificationReport, read_golden
+from .structure import CASE, compare_structure
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ...models.checkpoint import Model
 
 log = logging.getLogger("planforge")
 
 Progress = Callable[[str], None]
+NOT_ERRORS = {"top1_agreement", "top5_agreement", "common_prefix", "common_prefix_of", "rows", "weights"}
 
 
 def verify(
@@ -31,6 +41,8 @@ def verify(
     source: str | Path | None = None,
     backend: str = "ort-cpu",
     prompts: str | Path | None = None,
+    limits: Mapping[str, float] | None = None,
+    only: Sequence[str] = (),
     progress: Progress = lambda _: None,
 ) -> VerificationReport:
     """Compares every ONNX graph of a bundle with the model it was exported from.
@@ -41,6 +53,9 @@ def verify(
             the bundle is compared with its golden data, and the report says so.
         backend: the engine to run the graphs on; "ort-cpu".
         prompts: a file with a prompt a line, instead of the built-in ones; needs the checkpoint.
+        limits: of metrics, such as {"max_error": 1e-3}, where a user wants less than the usual; a larger
+            one changes nothing.
+        only: ids of the graphs to compare, such as "decoder.ort.int8"; all when empty.
         progress: called with a line when a stage begins.
 
     Raises:
@@ -52,14 +67,15 @@ def verify(
     opened = Bundle.open(bundle)
     progress("checking files")
     opened.verify_files()
+    opened = restricted(opened, only)
     checkpoint = resolve_source(source) if source is not None else recorded_source(opened)
     if checkpoint is None:
         if prompts is not None:
             raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
-        arrays, limits = read_golden(golden_file(opened))
+        arrays, usual = read_golden(golden_file(opened))
         expected = examiner_of(opened.manifest).from_arrays(arrays)
-        report = compare_all(opened, expected, limits, with_pytorch=False, progress=progress)
-        return explain(opened, report, expected, progress)
+        report = compare_all(opened, expected, usual, progress)
+        return explain(opened, tightened(report, limits or {}), expected, progress)
     if source is not None and checkpoint.sha256() != opened.manifest.source.get("sha256"):
         raise VerificationError(
             f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
@@ -76,7 +92,64 @@ def verify(
     calibration = recorded(opened, model)
     report, _, _ = examine(opened, model, expected, calibration, progress)
     tracer = tracer_of(opened.manifest, checkpoint, model)
+    report = tightened(report, limits or {})
     return explain(opened, report, expected, progress, model, calibration, tracer)
+
+
+def restricted(bundle: Bundle, only: Sequence[str]) -> Bundle:
+    """A bundle as if it had these graphs alone, with those that they run with.
+
+    Raises:
+        InputError: it has no such graph; lists what it has.
+    """
+    artifacts = {artifact.id: artifact for artifact in bundle.manifest.artifacts}
+    if unknown := [name for name in only if name not in artifacts]:
+        raise InputError(f"{bundle.folder} has no graph {unknown[0]!r}; it has {', '.join(artifacts)}")
+    if not only:
+        return bundle
+    graphs = {artifacts[name].graph for name in only}
+    precisions = {artifacts[name].precision for name in only}
+    chosen = [
+        a
+        for a in artifacts.values()
+        if a.id in only or (a.graph not in graphs and a.precision in precisions)  # an encoder's decoder
+    ]
+    return Bundle(bundle.folder, dataclasses.replace(bundle.manifest, artifacts=tuple(chosen)))
+
+
+def tightened(report: VerificationReport, limits: Mapping[str, float]) -> VerificationReport:
+    """A report that holds metrics to a user's limits too.
+
+    Raises:
+        InputError: a metric that nothing was measured by, or of which more is better.
+    """
+    measured = {
+        name.rpartition(".")[2]
+        for comparison in report.comparisons
+        for name, value in comparison.metrics.items()
+        if name.rpartition(".")[2] not in NOT_ERRORS and not isinstance(value, bool)
+    }
+    if unknown := set(limits) - measured:
+        raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(measured))}")
+    return dataclasses.replace(
+        report, comparisons=tuple(with_limits(comparison, limits) for comparison in report.comparisons)
+    )
+
+
+def with_limits(comparison: Comparison, limits: Mapping[str, float]) -> Comparison:
+    own = {
+        name: min(limits[metric], comparison.limits.get(name, math.inf))
+        for name in comparison.metrics
+        if (metric := name.rpartition(".")[2]) in limits
+    }
+    found = list(comparison.failures)
+    for name, limit in own.items():
+        value = comparison.metrics[name]
+        if limit < comparison.limits.get(name, math.inf) and value is not None and not value <= limit:
+            found.append(f"{name} is {value:.3g}, at most {limit:.3g} is wanted")
+    return dataclasses.replace(
+        comparison, limits={**comparison.limits, **own}, failures=tuple(dict.fromkeys(found))
+    )
 
 
 def recorded_source(bundle: Bundle) -> Source | None:
@@ -135,7 +208,7 @@ def examine(
             limits[precision] = examiner.limits(bundle, expected, precision, gaps)
     except ValueError as error:
         raise VerificationError(str(error)) from error
-    report = compare_all(bundle, expected, limits, with_pytorch=True, progress=progress)
+    report = compare_all(bundle, expected, limits, progress, model)
     return report, examiner.to_arrays(expected), limits
 
 
@@ -143,15 +216,22 @@ def compare_all(
     bundle: Bundle,
     expected: Any,
     limits: Mapping[str, Mapping[str, float]],
-    *,
-    with_pytorch: bool,
     progress: Progress,
+    model: Model | None = None,
 ) -> VerificationReport:
-    """Every artifact, every case."""
+    """Every artifact, every case; with PyTorch's model the weights too."""
     examiner = examiner_of(bundle.manifest)
-    comparisons = [
-        comparison
-        for artifact in bundle.manifest.artifacts
-        for comparison in examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
-    ]
-    return VerificationReport(with_pytorch, tuple(comparisons))
+    tensors: dict[str, Tensor] | None = None
+    if model is not None:
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        tensors |= model.named_buffers(remove_duplicate=False)
+    comparisons: list[Comparison] = []
+    kept = {}
+    for artifact in bundle.manifest.artifacts:
+        progress(f"{artifact.id}: {CASE}")
+        comparisons.append(compare_structure(bundle, artifact, tensors))
+        comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
+        if artifact.precision == "fp16":
+            graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
+            kept[artifact.id] = fp32_nodes(graph, artifact, trial)
+    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)

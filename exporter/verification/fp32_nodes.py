@@ -1,0 +1,60 @@
+"""What an fp16 graph still computes in fp32, why, and how large its numbers are."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ...runtime.backends.backend import Array
+from ...runtime.bundle.manifest import Artifact
+from ..modules import module_of
+from ..passes.fp16_ranges import KEPT, Choice
+from .gate import plain
+from .node_executor import ExecutedProgram, NotFiniteError
+from .trial import Trial
+
+
+@dataclass(frozen=True)
+class Fp32Node:
+    """A node whose results stay in fp32, or whose weights are scaled.
+
+    Attributes:
+        node: its name in the ONNX file.
+        op_type: its operator.
+        module: the path of the PyTorch module that it computes a part of.
+        reason: why it does not just become fp16.
+        low, high: the range of its results on a little real text.
+    """
+
+    node: str
+    op_type: str
+    module: str
+    reason: str
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: plain(value) for name, value in vars(self).items()}
+
+
+def fp32_nodes(graph: ir.Model, artifact: Artifact, trial: Trial) -> tuple[Fp32Node, ...]:
+    """Those of one graph, in its order; as far as its numbers are finite."""
+    found: dict[str, Fp32Node] = {}
+
+    def see(node: ir.Node, name: str, array: Array) -> None:
+        if KEPT not in node.metadata_props or array.dtype.kind != "f" or not array.size:
+            return
+        old, key = found.get(str(node.name)), str(node.name)
+        low, high = float(array.min()), float(array.max())
+        if old is not None:
+            low, high = min(low, old.low), max(high, old.high)
+        choice = Choice.from_text(node.metadata_props[KEPT])
+        reason = choice.reason if choice.shift is None else f"{choice.reason}, so scaled by 2^-{choice.shift}"
+        found[key] = Fp32Node(key, node.op_type, module_of(node), reason, low, high)
+
+    with contextlib.suppress(NotFiniteError):  # a comparison says so
+        trial.drive(ExecutedProgram(graph, artifact, see))
+    return tuple(found.values())
