@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .fitting import FitResult, fit_head
+    from .linting import LintReport, lint
     from .pipeline import ExportResult, export
     from .plans import BuildResult, build
     from .verification.report import VerificationReport
@@ -17,10 +18,12 @@ __all__ = [
     "BuildResult",
     "ExportResult",
     "FitResult",
+    "LintReport",
     "VerificationReport",
     "build",
     "export",
     "fit_head",
+    "lint",
     "verify",
 ]
 
@@ -29,6 +32,8 @@ _HOME = {
     "ExportResult": ".pipeline",
     "FitResult": ".fitting",
     "fit_head": ".fitting",
+    "LintReport": ".linting",
+    "lint": ".linting",
     "build": ".plans",
     "BuildResult": ".plans",
     "verify": ".verification.verify",

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..runtime.errors import InputError
 from .bench_command import bench
 from .console import Settings, errors, print_tables, running
+from .lint_command import lint
 from .run_command import run
 from .run_options import BundleArgument, JsonOption
+
+if TYPE_CHECKING:
+    from .verification.report import VerificationReport
 
 app = typer.Typer(
     help="Takes a transformer from PyTorch to the edge: export, build, verify, run, bench.",
@@ -153,19 +158,41 @@ def verify(
     prompts: Annotated[
         Path | None, typer.Option(help="A prompt a line.", show_default="built-in texts")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page for a browser.", show_default=False)
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML, for CI.", show_default=False)] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option("--limit", help="METRIC=VALUE, below the usual limit.", show_default=False),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A graph's id, such as decoder.ort.int8.", show_default="all")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare every graph with PyTorch, or golden data where it is absent; exit 1 if one differs."""
     with running() as progress:
-        from .inspection import verification_table
+        from .verification.tables import verification_table
         from .verification.verify import verify as verify_bundle
 
-        report = verify_bundle(bundle, source=source, backend=backend, prompts=prompts, progress=progress)
+        wanted = dict(metric_limit(text) for text in limits or [])
+        check_files(report, junit)
+        result = verify_bundle(
+            bundle,
+            source=source,
+            backend=backend,
+            prompts=prompts,
+            limits=wanted,
+            only=only or (),
+            progress=progress,
+        )
+        write_files(result, bundle, report, junit)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), allow_nan=False))
+        typer.echo(json.dumps(result.to_json(), allow_nan=False))
     else:
-        print_tables(verification_table(report))
-    if not report.passed:
+        print_tables(verification_table(result))
+    if not result.passed:
         raise typer.Exit(1)
 
 
@@ -220,6 +247,7 @@ def inspect(
 
 app.command()(run)
 app.command()(bench)
+app.command()(lint)
 
 
 def names(text: str) -> list[str]:
@@ -233,6 +261,46 @@ def limit(text: str) -> tuple[str, int]:
     if not number.isdecimal():
         raise InputError(f"--max {text!r} must be batch=N or length=N")
     return name, int(number)
+
+
+def metric_limit(text: str) -> tuple[str, float]:
+    """METRIC=VALUE."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not name or not 0 <= number < math.inf:
+        raise InputError(f"--limit {text!r} must be METRIC=VALUE, as in max_error=0.001")
+    return name, number
+
+
+def check_files(report: Path | None, junit: Path | None) -> None:
+    """What would fail after the verification fails before it."""
+    from .verification.output import check_writable
+
+    if report is not None:
+        from .verification import html_report  # noqa: F401  (needs jinja2)
+
+        check_writable(report)
+    if junit is not None:
+        check_writable(junit)
+    if report is not None and junit is not None and report.resolve() == junit.resolve():
+        raise InputError(f"--report and --junit are both {report}; give each its own file")
+
+
+def write_files(result: VerificationReport, bundle: Path, report: Path | None, junit: Path | None) -> None:
+    """Writes the page and the XML, where they are wanted."""
+    from .verification.output import write_whole
+
+    if report is not None:
+        from .verification.html_report import Subject, html_report
+
+        write_whole(report, html_report(result, Subject.of(bundle, result)))
+    if junit is not None:
+        from .verification.junit import junit_xml
+
+        write_whole(junit, junit_xml(result, bundle.resolve().name))
 
 
 def show(result: Any, as_json: bool) -> None:

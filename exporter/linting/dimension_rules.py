@@ -1,0 +1,191 @@
+"""Rules about axes that have one name and cannot be equal.
+
+An axis is a sum: its names and how often, and a number. "past" + "tokens" + 1 is {"past": 1, "tokens": 1,
+"": 1}. What is not known is a name of its own, so that nothing is concluded of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from .model import LintModel, attribute, dims_of, is_standard
+from .rule import Hit, Rule, everywhere
+from .targets import LintTarget
+
+Axis = Counter[str]
+Shape = list[Axis]
+
+# Operators whose output has the shape of their first input.
+KEEPING = frozenset(
+    {
+        *("Cast", "Dropout", "Erf", "Exp", "Gelu", "Identity", "LayerNormalization", "Neg", "Relu"),
+        *("RMSNormalization", "Sigmoid", "Softmax", "Sqrt", "Tanh", "DequantizeLinear", "QuantizeLinear"),
+    }
+)
+BROADCASTING = frozenset(
+    {"Add", "And", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mul", "Or", "Pow", "Sub", "Where"}
+)
+MEASURED = "measured with tensorrt_rtx 1.7.1.116 and onnxruntime 1.31.1"
+
+
+class Shapes:
+    """The shapes of a graph's values, with sums for the axes that Concat makes."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Shape | None] = {}
+
+    def of(self, value: ir.Value | None) -> Shape | None:
+        """A value's shape; None if not even its rank is known."""
+        if value is None:
+            return None
+        if id(value) not in self.known:
+            self.known[id(value)] = self.declared(value)
+        return self.known[id(value)]
+
+    def declared(self, value: ir.Value) -> Shape | None:
+        """As the file, or onnx's inference, says it."""
+        dims = dims_of(value)
+        if dims is None:
+            return None
+        # A name of an output is what the exporter believed; one of an input is what a caller must heed.
+        believed = value.producer() is not None
+        return [
+            Counter({"": dim})
+            if isinstance(dim, int)
+            else unknown(value, i)
+            if believed or not dim
+            else name(dim)
+            for i, dim in enumerate(dims)
+        ]
+
+    def visit(self, node: ir.Node) -> None:
+        """Notes what a node makes of its inputs' shapes."""
+        if not is_standard(node) or not node.outputs:
+            return
+        made = self.made(node)
+        if made is not None:
+            self.known[id(node.outputs[0])] = made
+
+    def made(self, node: ir.Node) -> Shape | None:
+        shapes = [self.of(value) for value in node.inputs]
+        known = [shape for shape in shapes if shape is not None]
+        first = shapes[0] if shapes else None
+        if not known or len(known) < len(shapes) or first is None:
+            return None
+        if node.op_type in KEEPING:
+            return first
+        if node.op_type == "Concat":
+            return joined(known, attribute(node, "axis"))
+        if node.op_type == "Transpose":
+            order = attribute(node, "perm", list(reversed(range(len(first)))))
+            return [first[i] for i in order] if isinstance(order, list | tuple) else None
+        if node.op_type in BROADCASTING:
+            return broadcast(known)
+        if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
+            batch = broadcast([known[0][:-2], known[1][:-2]])
+            return [*batch, known[0][-2], known[1][-1]]
+        return None
+
+
+def name(text: str) -> Axis:
+    return Counter({text: 1})
+
+
+def unknown(value: ir.Value, index: int) -> Axis:
+    return Counter({f"?{id(value)}.{index}": 1})
+
+
+def joined(shapes: Sequence[Shape], axis: object) -> Shape | None:
+    ranks = {len(shape) for shape in shapes}
+    if not isinstance(axis, int) or len(ranks) != 1 or axis not in range(-max(ranks), max(ranks)):
+        return None
+    result = list(shapes[0])
+    total: Axis = Counter()
+    for shape in shapes:
+        total.update(shape[axis])
+    result[axis] = total
+    return result
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    rank = max(len(shape) for shape in shapes)
+    result = []
+    for place in range(-rank, 0):
+        axes = [shape[place] for shape in shapes if len(shape) >= -place]
+        axes = [axis for axis in axes if axis != Counter({"": 1})] or axes
+        # A sum says more than a name that it must equal; what nothing is known of says least.
+        result.append(max(axes, key=lambda axis: (not is_unknown(axis), len(axis))))
+    return result
+
+
+def is_unknown(axis: Axis) -> bool:
+    return len(axis) == 1 and next(iter(axis)).startswith("?")
+
+
+def never_equal(a: Axis, b: Axis) -> bool:
+    """Whether one is the other and something more: equal only if that is nothing."""
+    rest = Counter(a)
+    rest.subtract(b)
+    signs = {count > 0 for count in rest.values() if count}
+    named = any(text and not text.startswith("?") for text in a.keys() & b.keys())
+    return len(signs) == 1 and named
+
+
+def clashes(node: ir.Node, shapes: Sequence[Shape | None]) -> Iterator[tuple[Axis, Axis]]:
+    """Pairs of axes that a node needs to be equal and that never are."""
+    known = [shape for shape in shapes if shape is not None]
+    pairs: list[tuple[Axis, Axis]] = []
+    if len(known) < len(shapes) or len(known) < 2:
+        return
+    if node.op_type in BROADCASTING:
+        for other in known[1:]:
+            pairs += zip(reversed(known[0]), reversed(other), strict=False)
+    elif node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
+        pairs.append((known[0][-1], known[1][-2]))
+    elif node.op_type == "Concat":
+        axis = attribute(node, "axis")
+        if isinstance(axis, int) and len({len(shape) for shape in known}) == 1:
+            joint = axis % len(known[0])
+            for other in known[1:]:
+                pairs += [pair for i, pair in enumerate(zip(known[0], other, strict=True)) if i != joint]
+    elif node.op_type == "Attention" and [len(shape) for shape in known[:3]] == [4, 4, 4]:
+        pairs.append((known[1][2], known[2][2]))
+        if len(known) == 4 and known[3]:
+            pairs.append((known[1][2], known[3][-1]))
+    yield from ((a, b) for a, b in pairs if never_equal(a, b))
+
+
+def text_of(axis: Axis) -> str:
+    names = [
+        text if count == 1 else f"{count} {text}" for text, count in axis.items() if text and text[0] != "?"
+    ]
+    others = ["something"] if any(text.startswith("?") for text in axis) else []
+    return " + ".join([*names, *others, *([str(axis[""])] if axis[""] else [])])
+
+
+def one_name(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+    shapes = Shapes()
+    for node in model.model.graph:
+        for a, b in clashes(node, [shapes.of(v) for v in node.inputs if v is not None and v.name]):
+            what = f"needs {text_of(a)} and {text_of(b)} to be equal, and they never are"
+            # ONNX Runtime looks at the lengths, not at their names.
+            yield Hit(what, node, severity=None if target.plans else "warning")
+            break
+        shapes.visit(node)
+
+
+RULES = (
+    Rule(
+        "dimension-name",
+        "error",
+        "axes of inputs that have one name and cannot be equal",
+        "give each length of its own a name of its own, as past, tokens and total",
+        MEASURED,
+        everywhere,
+        one_name,
+        alike=True,
+    ),
+)

@@ -1,0 +1,99 @@
+"""Rules about the graph as such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx.defs import OpSchema
+
+from .model import LintModel, has_input, is_standard, schema_of
+from .rule import Hit, Rule, everywhere, for_plans
+from .targets import RTX_MEASURED, LintTarget
+
+
+def undefined(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+    for node in model.nodes:
+        for value in node.inputs:
+            if value is not None and value.name and not value.is_graph_input():
+                known = value.producer() is not None or value.is_initializer()
+                if not known and value.graph is None:
+                    yield Hit(f"reads {value.name!r}, which nothing computes", node)
+
+
+def cycles(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+    """Takes away node after node that waits for none: what is left waits for itself."""
+    waiting = {node: {v.producer() for v in node.inputs if v is not None} - {None} for node in model.nodes}
+    readers: dict[ir.Node, list[ir.Node]] = {}
+    for node, producers in waiting.items():
+        for producer in producers:
+            if producer is not None:
+                readers.setdefault(producer, []).append(node)
+    ready = [node for node, producers in waiting.items() if not producers]
+    while ready:
+        done = ready.pop()
+        del waiting[done]
+        for node in readers.get(done, ()):
+            waiting[node].discard(done)
+            if not waiting[node]:
+                ready.append(node)
+    for node in waiting:
+        yield Hit("waits for itself: the graph has a cycle", node)
+
+
+def left_out(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+    for node in model.nodes:
+        schema = schema_of(node.op_type, model.opsets[node]) if is_standard(node) else None
+        for index, formal in enumerate(schema.inputs if schema is not None else ()):
+            if formal.option == OpSchema.FormalParameterOption.Single and not has_input(node, index):
+                yield Hit(f"its input {formal.name} is left out, and must be there", node)
+
+
+def unused(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+    for value in model.model.graph.inputs:
+        if not value.uses() and not value.is_graph_output() and not value.is_initializer():
+            yield Hit("nothing reads this input", tensor=str(value.name))
+
+
+RULES = (
+    Rule(
+        "tensor-undefined",
+        "error",
+        "a node that reads what nothing computes",
+        "export again: the graph is damaged",
+        RTX_MEASURED,
+        everywhere,
+        undefined,
+        alike=True,
+    ),
+    Rule(
+        "cycle",
+        "error",
+        "nodes that wait for each other",
+        "export again: the graph is damaged",
+        RTX_MEASURED,
+        everywhere,
+        cycles,
+        alike=True,
+    ),
+    Rule(
+        "input-left-out",
+        "error",
+        "a node without an input that it must have",
+        "export again: the graph is damaged",
+        RTX_MEASURED,
+        everywhere,
+        left_out,
+        alike=True,
+    ),
+    Rule(
+        "input-unused",
+        "warning",
+        "an input that nothing reads",
+        "remove it; a caller that feeds it expects an effect",
+        RTX_MEASURED,
+        for_plans,
+        unused,
+        alike=True,
+    ),
+)

@@ -1,0 +1,92 @@
+"""`lint`: every rule over every graph, for every target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.errors import InputError
+from .model import LintModel
+from .report import Finding, LintReport, in_order
+from .rule import Hit, Rule
+from .rules import RULES
+from .targets import LintTarget, lint_targets
+
+Found: TypeAlias = dict[tuple[str, object], tuple[Hit, ...]]
+
+
+def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
+    """Says before a long build what will fail or be wrong, and how to fix it. Reads no weights.
+
+    Args:
+        path: an .onnx file, or a bundle's folder, of which all graphs are read.
+        targets: of `TARGETS`; all of them unless given.
+
+    Raises:
+        InputError: there is no such file or target, or it is no ONNX.
+        BundleError: the folder is no bundle.
+    """
+    path = Path(path)
+    wanted = lint_targets(targets)
+    names = graphs_of(path)
+    findings: list[Finding] = []
+    for name in names:
+        model = LintModel.load(path / name if path.is_dir() else path)
+        found: Found = {}
+        for target in wanted:
+            findings += in_order(check(model, name, target, found))
+    return LintReport(path, names, tuple(target.name for target in wanted), tuple(findings))
+
+
+def graphs_of(path: Path) -> tuple[str, ...]:
+    """The name of a file, or those of a bundle's graphs."""
+    if path.is_dir():
+        names = dict.fromkeys(artifact.file for artifact in Bundle.open(path).manifest.artifacts)
+        if not names:
+            raise InputError(f"{path} is a bundle without a graph")
+        return tuple(names)
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+    return (path.name,)
+
+
+def check(model: LintModel, name: str, target: LintTarget, found: Found) -> list[Finding]:
+    """What one graph breaks of one target's rules: the same fault of many nodes is one finding.
+
+    Args:
+        found: the hits of rules that find the same for other targets; this adds to it.
+    """
+    groups: dict[tuple[Rule, str, Hit], list[Hit]] = {}
+    for rule in RULES:
+        if rule.holds(target):
+            key = (rule.id, target.plans if rule.alike else target.name)
+            if key not in found:
+                found[key] = tuple(rule.check(model, target))
+            for hit in found[key]:
+                operator = "" if hit.node is None else hit.node.op_type
+                same = Hit(hit.what, severity=hit.severity, fix=hit.fix, source=hit.source)
+                groups.setdefault((rule, operator, same), []).append(hit)
+    return [
+        Finding(
+            graph=name,
+            target=target.name,
+            severity=same.severity or rule.severity,
+            rule=rule.id,
+            operator=operator,
+            nodes=tuple(dict.fromkeys(node_name(hit) for hit in hits if hit.node is not None)),
+            tensors=tuple(dict.fromkeys(hit.tensor for hit in hits if hit.tensor)),
+            what=same.what,
+            fix=same.fix or rule.fix,
+            source=same.source or rule.source,
+        )
+        for (rule, operator, same), hits in groups.items()
+    ]
+
+
+def node_name(hit: Hit) -> str:
+    """A node's name, or what it computes if it has none."""
+    assert hit.node is not None
+    outputs = [str(value.name) for value in hit.node.outputs if value.name]
+    return str(hit.node.name or "") or f"-> {', '.join(outputs[:2])}"

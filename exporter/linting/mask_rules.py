@@ -1,0 +1,112 @@
+"""Rules about attention masks whose numbers fp16 doesn't hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .model import FORMS, LintModel, input_at, is_standard, numbers, type_of
+from .rule import Hit, Rule, for_plans
+from .targets import LintTarget
+
+HALF_MAX = float(np.finfo(np.float16).max)  # 65504
+ROOM = 4096.0  # what a score may add to a mask before their sum is beyond fp16
+DEPTH = 16  # nodes between a mask's number and the softmax
+# What a mask is made with. A MatMul makes scores, and ends the way back.
+MADE_WITH = frozenset({*FORMS, "Add", "Concat", "ConstantOfShape", "Gather", "Mul", "Slice", "Sub", "Where"})
+IEEE = "https://docs.nvidia.com/cuda/floating-point/index.html and computed in fp16"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A value on the way from a softmax to a mask's number.
+
+    Attributes:
+        value: on the way.
+        half: whether it, or what is computed of it on the way, is in fp16.
+        added: whether it is added to in fp16.
+        depth: nodes to the softmax.
+    """
+
+    value: ir.Value
+    half: bool
+    added: bool
+    depth: int
+
+
+def masks(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+    for node in model.nodes:
+        if node.op_type == "Softmax" and is_standard(node):
+            start, added = input_at(node, 0), False
+        elif node.op_type == "Attention" and is_standard(node):
+            start, added = input_at(node, 3), is_half(input_at(node, 0))
+        else:
+            continue
+        if start is not None:
+            yield from judged(node, start, added, target)
+
+
+def judged(node: ir.Node, start: ir.Value, added: bool, target: LintTarget) -> Iterator[Hit]:
+    for step, number in constants(start, added):
+        if number == -math.inf:
+            if not guarded(node):
+                what = "a mask of -inf: a row that sees nothing becomes NaN"
+                yield Hit(what, node, severity="warning")
+        elif step.half and number < -HALF_MAX:
+            what = f"a mask of {number:.6g} is -inf in fp16: a row that sees nothing becomes NaN"
+            yield Hit(what, node)
+        elif step.half and step.added and number < ROOM - HALF_MAX:
+            what = f"a mask of {number:.6g} is added to scores in fp16, which ends at -65504: -inf, then NaN"
+            yield Hit(what, node)
+        elif not step.half and number < -HALF_MAX and target.half_by_flag:
+            what = f"a mask of {number:.6g} is -inf if the builder's FP16 flag is set: NaN"
+            yield Hit(what, node, severity="warning")
+
+
+def constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]:
+    """The lowest number of each constant that goes into a softmax's input."""
+    waiting, seen = [Step(start, is_half(start), added, 0)], set()
+    while waiting:
+        step = waiting.pop()
+        if id(step.value) in seen:
+            continue
+        seen.add(id(step.value))
+        found = numbers(step.value)
+        if found is not None and found.size and found.dtype.kind in "fV":
+            yield step, float(np.asarray(found, np.float64).min())
+            continue
+        node = step.value.producer()
+        if node is None or node.op_type not in MADE_WITH or step.depth == DEPTH:
+            continue
+        sums = node.op_type in ("Add", "Sub") and is_half(step.value)
+        inputs = node.inputs[:1] if node.op_type in FORMS else node.inputs
+        for value in inputs:
+            if value is not None and type_of(value) != ir.DataType.BOOL:
+                half = step.half or is_half(value)
+                waiting.append(Step(value, half, step.added or sums, step.depth + 1))
+
+
+def is_half(value: ir.Value | None) -> bool:
+    return type_of(value) == ir.DataType.FLOAT16
+
+
+def guarded(node: ir.Node) -> bool:
+    """Whether NaN behind a softmax is looked for, and replaced."""
+    return any(user.op_type == "IsNaN" for value in node.outputs for user, _ in value.uses())
+
+
+RULES = (
+    Rule(
+        "mask-outside-fp16",
+        "wrong",
+        "a mask's number that is -inf in fp16, or becomes so when it is added to a score",
+        "mask with -30000: small enough for any softmax, and far from the end of fp16",
+        IEEE,
+        for_plans,
+        masks,
+    ),
+)

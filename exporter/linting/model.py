@@ -1,0 +1,242 @@
+"""An ONNX file as the rules read it: types and shapes inferred, weights left where they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.defs
+import onnx.shape_inference
+import onnx_ir as ir
+
+from ...runtime.errors import InputError
+
+SMALL = 4096  # bytes: what is larger is a weight, and isn't read
+# What passes its first input's numbers on, in another form.
+FORMS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+
+Numbers = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class LintModel:
+    """A graph and its file.
+
+    Attributes:
+        path: of the .onnx file.
+        model: types and shapes inferred as far as onnx can. Large weights have no data.
+        inside: the bytes of large weights that lie in the file itself, by name.
+        opsets: the version of ONNX's own operators by node; a function has its own.
+    """
+
+    path: Path
+    model: ir.Model
+    inside: Mapping[str, bytes]
+    opsets: Mapping[ir.Node, int]
+
+    @property
+    def nodes(self) -> Iterable[ir.Node]:
+        """Every node, those of branches and functions too."""
+        return self.opsets.keys()
+
+    @classmethod
+    def load(cls, path: Path) -> LintModel:
+        """Reads a file without its external data.
+
+        Raises:
+            InputError: no file, or no ONNX; the reason in one line.
+        """
+        try:
+            proto = onnx.load(path, format="protobuf", load_external_data=False)
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+        except Exception as error:  # protobuf's own
+            raise InputError(f"{path} is not an ONNX file: {one_line(error)}") from error
+        if not proto.graph.node and not proto.graph.output:
+            raise InputError(f"{path} is not an ONNX file, or is an empty one: it has no graph")
+        inside = taken_out(proto)
+        with suppress(Exception):  # some faults of a graph stop onnx; the rules see the rest
+            proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        try:
+            with quiet():
+                model = ir.from_proto(proto)
+        except Exception as error:  # onnx_ir has no one base of its errors
+            raise InputError(f"{path} has a graph that cannot be read: {one_line(error)}") from error
+        graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+        opsets = {node: opset_of(g) for g in graphs for node in ir.traversal.RecursiveGraphIterator(g)}
+        if not all(isinstance(name, str) for node in opsets for name in names_of(node)):
+            raise InputError(f"{path} has a graph that cannot be read: a name in it is not UTF-8")
+        return cls(path, model, inside, opsets)
+
+    @property
+    def opset(self) -> int:
+        """Of ONNX's own operators."""
+        return opset_of(self.model.graph)
+
+    def weights(self) -> list[ir.Value]:
+        """Every initializer whose type is known, those of branches too."""
+        graphs = [self.model.graph, *(g for node in self.nodes for g in node_graphs(node))]
+        values = [value for graph in graphs for value in graph.initializers.values()]
+        return [v for v in values if type_of(v.const_value) is not None]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps onnx_ir from telling on stderr what a finding tells."""
+    log = logging.getLogger("onnx_ir")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def taken_out(proto: onnx.ModelProto) -> dict[str, bytes]:
+    """Takes large weights out of a graph, so that inference doesn't copy them; their bytes by name."""
+    inside = {}
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.HasField("raw_data"):
+            data = tensor.raw_data
+            if len(data) > SMALL:
+                inside[tensor.name] = data
+                tensor.ClearField("raw_data")
+    return inside
+
+
+def names_of(node: ir.Node) -> list[object]:
+    """What a damaged file can have as bytes."""
+    values = [value.name for value in (*node.inputs, *node.outputs) if value is not None]
+    names = [node.op_type, node.domain, node.name, *values, *node.attributes]
+    return [name for name in names if name is not None]
+
+
+def node_graphs(node: ir.Node) -> list[ir.Graph]:
+    """A node's branches, or its body."""
+    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+
+
+def opset_of(graph: ir.Graph | ir.Function) -> int:
+    """The version of ONNX's own operators, 1 where none is named."""
+    imports = graph.opset_imports
+    return imports.get("", imports.get("ai.onnx", 1))
+
+
+def is_standard(node: ir.Node) -> bool:
+    return node.domain in ("", "ai.onnx")
+
+
+@cache
+def schema_of(operator: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
+    """What ONNX says of an operator in a version; None if it isn't there."""
+    try:
+        return onnx.defs.get_schema(operator, min(opset, onnx.defs.onnx_opset_version()), domain)
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: a version that is no small number
+        return None
+
+
+def input_at(node: ir.Node, index: int) -> ir.Value | None:
+    """An input, or None where it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def output_at(node: ir.Node, index: int) -> ir.Value | None:
+    """An output, or None where a damaged node has none."""
+    return node.outputs[index] if index < len(node.outputs) else None
+
+
+def has_input(node: ir.Node, index: int) -> bool:
+    value = input_at(node, index)
+    return value is not None and bool(value.name)
+
+
+def used_outputs(node: ir.Node) -> int:
+    """How many outputs a node has, without the empty ones at the end."""
+    named = [i for i, value in enumerate(node.outputs) if value.name]
+    return named[-1] + 1 if named else 0
+
+
+def attribute(node: ir.Node, name: str, default: object = None) -> object:
+    """An attribute's value; a string as str."""
+    found = node.attributes.get(name)
+    return default if found is None else found.value
+
+
+def dims_of(value: ir.Value | None) -> list[int | str | None] | None:
+    """A shape with numbers, names and None; None if its rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+
+
+def type_of(value: ir.Value | ir.TensorProtocol | None) -> ir.DataType | None:
+    """An element type; None if it is unknown."""
+    dtype = None if value is None else value.dtype
+    return None if dtype == ir.DataType.UNDEFINED else dtype
+
+
+def type_name(dtype: ir.DataType) -> str:
+    return dtype.name.lower()
+
+
+def numbers(value: ir.Value | None) -> Numbers | None:
+    """The numbers of a constant that is no weight, as they are written."""
+    if value is None:
+        return None
+    node, tensor = value.producer(), value.const_value
+    if node is not None and node.op_type == "Constant":
+        return constant_numbers(node)
+    if node is not None and node.op_type == "ConstantOfShape":
+        found = node.attributes.get("value")
+        tensor = found.as_tensor() if found is not None else None
+    return small(tensor)
+
+
+def small(tensor: ir.TensorProtocol | None) -> Numbers | None:
+    """The numbers of a tensor, unless it is large, lies in a file of its own, or is damaged."""
+    if tensor is None or isinstance(tensor, ir.ExternalTensor):
+        return None
+    try:
+        return tensor.numpy() if tensor.nbytes <= SMALL else None
+    except Exception:  # a damaged tensor: the parser will say so
+        return None
+
+
+def constant_numbers(node: ir.Node) -> Numbers | None:
+    for attr in node.attributes.values():
+        if attr.name == "value":
+            return small(attr.as_tensor())
+        if attr.name in ("value_float", "value_floats", "value_int", "value_ints"):
+            return np.asarray(attr.value, np.float32 if "float" in attr.name else np.int64)
+    return None
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether a value depends on no input: a weight, or computed of weights and of known shapes."""
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        if value is None or value.is_initializer() or id(value) in seen:
+            continue
+        seen.add(id(value))
+        node = value.producer()
+        if node is None or node_graphs(node):
+            return False
+        if node.op_type in ("Shape", "Size"):
+            dims = dims_of(input_at(node, 0))
+            if dims is None or not all(isinstance(dim, int) for dim in dims):
+                return False
+            continue
+        waiting.extend(node.inputs)
+    return True

@@ -1,0 +1,165 @@
+"""What lint found, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .rule import SEVERITIES, Severity
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SHOWN = 3  # names of a group that a table shows
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault, wherever it is in a graph.
+
+    Attributes:
+        graph: the file's name.
+        target: of the command line.
+        severity: "error" fails there, "wrong" builds and computes something else or NaN, "warning" is
+            slow, large, or only sometimes wrong.
+        rule: its id.
+        operator: of the nodes; "" if it is about tensors or the whole graph.
+        nodes: the names of all nodes with this fault; one without a name is called by its output.
+        tensors: the names of inputs, outputs or weights with this fault.
+        what: is wrong, with its numbers.
+        fix: the way out.
+        source: where that is known from.
+    """
+
+    graph: str
+    target: str
+    severity: Severity
+    rule: str
+    operator: str
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    what: str
+    fix: str
+    source: str
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the graph is of no use there as it is."""
+        return self.severity != "warning"
+
+    @property
+    def where(self) -> str:
+        """The nodes or tensors, as in '12 nodes: /h.0/ln, /h.1/ln, /h.2/ln, ...'."""
+        names, kind = (self.nodes, "node") if self.nodes else (self.tensors, "tensor")
+        if not names:
+            return "the graph"
+        shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+        return f"{len(names)} {kind}s: {shown}" if len(names) > 1 else shown
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, with all names."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**values, "nodes": list(self.nodes), "tensors": list(self.tensors)}
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """What was found.
+
+    Attributes:
+        path: a graph, or a bundle's folder.
+        graphs: the names of the files that were read.
+        targets: of the command line.
+        findings: graph by graph, target by target, errors first.
+    """
+
+    path: Path
+    graphs: tuple[str, ...]
+    targets: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every target has a graph to take, of a bundle one of each kind, with nothing but warnings."""
+        return all(self.fitting(graph, target) for target in self.targets for graph in self.graphs)
+
+    def fitting(self, graph: str, target: str) -> list[str]:
+        """The graphs of the same kind, as a bundle has several of, that have no errors for a target."""
+        bad = {finding.graph for finding in self.findings if finding.target == target and finding.is_error}
+        return [other for other in self.graphs if kind_of(other) == kind_of(graph) and other not in bad]
+
+    def matters(self, finding: Finding) -> bool:
+        """Whether a target has to take the graph of a finding: not where another one fits."""
+        fitting = self.fitting(finding.graph, finding.target)
+        return not fitting or finding.graph in fitting
+
+    def of(self, graph: str, target: str) -> list[Finding]:
+        """What was found of one graph for one target."""
+        return [f for f in self.findings if (f.graph, f.target) == (graph, target)]
+
+    def counts(self, graph: str, target: str) -> dict[Severity, int]:
+        """How many findings there are of each severity."""
+        found = [finding.severity for finding in self.of(graph, target)]
+        return {severity: found.count(severity) for severity in SEVERITIES}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        verdicts = [
+            {"graph": graph, "target": target, **self.counts(graph, target)}
+            for graph in self.graphs
+            for target in self.targets
+        ]
+        return {
+            "path": str(self.path),
+            "passed": self.passed,
+            "verdicts": verdicts,
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+    def tables(self) -> list[RenderableType]:
+        """A row for each graph and target, and a row for each finding that matters."""
+        from ..inspection import table
+
+        rows = [
+            (graph, target, verdict_text(self.counts(graph, target)))
+            for graph in self.graphs
+            for target in self.targets
+        ]
+        tables: list[RenderableType] = [table(str(self.path), ("graph", "target", "verdict"), rows)]
+        # A fault that several targets share is told once.
+        shared: dict[Finding, list[str]] = {}
+        for finding in filter(self.matters, self.findings):
+            same = Finding(**{**vars(finding), "target": "", "source": ""})
+            shared.setdefault(same, []).append(finding.target)
+        columns = ("severity", "rule", "targets", "where", "what is wrong", "way out")
+        found = [
+            (f.severity, f.rule, " ".join(targets), place_text(f, len(self.graphs) > 1), f.what, f.fix)
+            for f, targets in shared.items()
+        ]
+        if found:
+            tables.append(table("", columns, found))
+        return tables
+
+
+def kind_of(graph: str) -> str:
+    """Of a bundle's graph what it is for, such as "decoder"."""
+    return Path(graph).name.partition(".")[0]
+
+
+def place_text(finding: Finding, with_graph: bool) -> str:
+    operator = f"{finding.operator}: " if finding.operator else ""
+    return (f"{finding.graph}: " if with_graph else "") + operator + finding.where
+
+
+def verdict_text(counts: dict[Severity, int]) -> str:
+    """As in '2 errors, 1 warning'."""
+    words = {"error": "error", "wrong": "wrong result", "warning": "warning"}
+    told = [f"{n} {words[kind]}{'s' * (n > 1)}" for kind, n in counts.items() if n]
+    return ", ".join(told) or "nothing found"
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """Errors first; otherwise as the rules stand."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -1,0 +1,81 @@
+"""What a rule is, and what it says of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from .model import LintModel
+    from .targets import LintTarget
+
+    Check: TypeAlias = Callable[[LintModel, LintTarget], Iterable["Hit"]]
+
+# "error": fails there. "wrong": builds, and computes something else or NaN. "warning": slow, large, or
+# only sometimes wrong.
+Severity = Literal["error", "wrong", "warning"]
+SEVERITIES: tuple[Severity, ...] = ("error", "wrong", "warning")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One place where a rule is broken.
+
+    Attributes:
+        what: what is wrong, with its numbers; the same words wherever it is the same fault.
+        node: where, unless it is about a tensor or the whole graph.
+        tensor: the name of an input, output or weight.
+        severity: where it differs from the rule's.
+        fix: where it differs from the rule's.
+        source: where it differs from the rule's.
+    """
+
+    what: str
+    node: ir.Node | None = None
+    tensor: str = ""
+    severity: Severity | None = None
+    fix: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a target refuses or gets wrong.
+
+    Attributes:
+        id: its name in reports.
+        severity: of its findings.
+        about: what it finds, in a line.
+        fix: the way out.
+        source: an address, or with what it was measured.
+        holds: for which targets.
+        check: where a graph breaks it.
+        alike: whether it finds the same for all targets that build plans.
+    """
+
+    id: str
+    severity: Severity
+    about: str
+    fix: str
+    source: str
+    holds: Callable[[LintTarget], bool]
+    check: Check
+    alike: bool = False
+
+
+def everywhere(target: LintTarget) -> bool:
+    """A rule of every target."""
+    return True
+
+
+def for_plans(target: LintTarget) -> bool:
+    """A rule of TensorRT and TensorRT-RTX."""
+    return target.plans
+
+
+def for_cpu(target: LintTarget) -> bool:
+    """A rule of ONNX Runtime."""
+    return not target.plans
