@@ -160,7 +160,11 @@ def ranges(
             found[name] = max(found.get(name, 0.0), float(np.abs(array).max()))
 
     full = in_fp32(artifact)
-    trial = examiner_of(bundle.manifest).trial(bundle, full, expected, whole=True)
+
+    def opened(other: Artifact) -> ExecutedProgram:
+        return ExecutedProgram(graphs[recipe_of(other)], in_fp32(other))
+
+    trial = examiner_of(bundle.manifest).trial(bundle, full, expected, whole=True, opened=opened)
     trial.drive(ExecutedProgram(graphs[recipe_of(artifact)], full, widen))
     return found
 

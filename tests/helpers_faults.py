@@ -23,12 +23,14 @@ class Fault:
         plant: puts it into a graph.
         module: the path of the PyTorch module that must be named; "" for nodes outside of all.
         op_types: one of them must be named.
+        hidden: whether its numbers disappear behind the graph's rounding, so that only reading it shows it.
     """
 
     name: str
     plant: Plant
     module: str
     op_types: tuple[str, ...]
+    hidden: bool = False
 
 
 def node_of(model: ir.Model, module: str, *op_types: str) -> ir.Node:
@@ -42,7 +44,9 @@ def weight_of(model: ir.Model, module: str) -> ir.Value:
     return next(v for v in matrices if v.is_initializer())
 
 
-def change_weight(value: ir.Value, change: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]) -> None:
+def change_weight(
+    value: ir.Value, change: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+) -> None:
     assert value.const_value is not None
     array = value.const_value.numpy()
     value.const_value = ir.tensor(change(array.astype(np.float64)).astype(array.dtype), name=value.name)
@@ -50,7 +54,9 @@ def change_weight(value: ir.Value, change: Callable[[npt.NDArray[np.float64]], n
 
 def constant(model: ir.Model, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
     tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(
+        name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
     model.graph.register_initializer(value)
     return value
 
@@ -66,15 +72,19 @@ def perturbed(*modules: str) -> Plant:
     def plant(model: ir.Model) -> None:
         random = np.random.default_rng(0)
         for module in modules:
-            change_weight(weight_of(model, module), lambda w: w * (1 + 0.01 * random.choice([-1, 1], w.shape)))
+            change_weight(
+                weight_of(model, module), lambda w: w * (1 + 0.01 * random.choice([-1, 1], w.shape))
+            )
 
     return plant
 
 
-def epsilon(module: str) -> Plant:
+def epsilon(module: str, value: float) -> Plant:
+    """Another number under the root of a normalisation."""
+
     def plant(model: ir.Model) -> None:
         node = node_of(model, module, "LayerNormalization")
-        node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
+        node.attributes["epsilon"] = ir.AttrFloat32("epsilon", value)
 
     return plant
 
@@ -91,17 +101,21 @@ def swapped(module: str, *op_types: str, index: int) -> Plant:
     return plant
 
 
-def no_mask(model: ir.Model) -> None:
-    """Everybody sees everything."""
-    where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
-    where.replace_input_with(2, where.inputs[1])
+def no_mask(number: int = 0) -> Plant:
+    """Everybody sees everything: padding, the future, or both."""
+
+    def plant(model: ir.Model) -> None:
+        where = [n for n in model.graph if n.op_type == "Where" and module_of(n) == ""][number]
+        where.replace_input_with(2, where.inputs[1])
+
+    return plant
 
 
 def late_positions(module: str) -> Plant:
     """Each token has the place of the one before it."""
 
     def plant(model: ir.Model) -> None:
-        gather = node_of(model, module, "Gather")
+        gather = node_of(model, module, "Gather", "GatherND")
         one, zero = (constant(model, name, np.array(n)) for name, n in (("one", 1), ("zero", 0)))
         late = ir.node("Sub", [gather.inputs[1], one])
         floor = ir.node("Max", [late.outputs[0], zero])
@@ -139,7 +153,7 @@ def scale_factor(module: str) -> Plant:
 
 
 def low_mask(model: ir.Model) -> None:
-    """A mask of -65504, added to scores that reach -648: -inf in fp16, while ONNX Runtime computes in fp32."""
+    """A mask of -65504 and scores that reach -648: -inf in fp16, while ONNX Runtime computes in fp32."""
     where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
     where.replace_input_with(2, constant(model, "low", np.array(-65504, np.float16)))
     add = next(node for node, _ in where.outputs[0].uses())

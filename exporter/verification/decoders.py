@@ -190,9 +190,15 @@ def rounded_prefill(
     return judged(measure(got, sample.logits), limits)
 
 
-def trial(bundle: Bundle, artifact: Artifact, expected: Expectation, whole: bool = False) -> Trial:
+def trial(
+    bundle: Bundle,
+    artifact: Artifact,
+    expected: Expectation,
+    whole: bool = False,
+    opened: Callable[[Artifact], Program] | None = None,
+) -> Trial:
     """Two texts of unequal length as a padded batch, then a token for each on top of them."""
-    del bundle
+    del bundle, opened
     if whole:
         texts = [list(passage.tokens) for passage in expected.passages[:WHOLE_TEXTS]]
     else:

@@ -368,8 +368,15 @@ def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
     ]
 
 
-def trial(bundle: Bundle, artifact: Artifact, expected: Expectation, whole: bool = False) -> Trial:
+def trial(
+    bundle: Bundle,
+    artifact: Artifact,
+    expected: Expectation,
+    whole: bool = False,
+    opened: Callable[[Artifact], Program] | None = None,
+) -> Trial:
     """Two texts and a single token as a padded batch; of a whole trial all samples."""
+    del opened
     assert bundle.manifest.encoder is not None
     padding = bundle.manifest.encoder.tokens["pad"]
     samples = list(expected.samples) if whole else trial_samples(expected)

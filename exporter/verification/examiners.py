@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...runtime.backends.backend import Program
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from . import decoders, encoders, translators
@@ -39,8 +40,20 @@ class Examiner(Protocol):
         progress: Progress,
     ) -> list[Comparison]: ...
 
-    def trial(self, bundle: Bundle, artifact: Artifact, expected: Any, whole: bool = False) -> Trial:
-        """A little real text for a graph, or with `whole` as much as ranges need."""
+    def trial(
+        self,
+        bundle: Bundle,
+        artifact: Artifact,
+        expected: Any,
+        whole: bool = False,
+        opened: Callable[[Artifact], Program] | None = None,
+    ) -> Trial:
+        """A little real text for a graph.
+
+        Args:
+            whole: as much as ranges need.
+            opened: opens the graphs that this one runs with, instead of the bundle's files.
+        """
         ...
 
     def to_arrays(self, expected: Any) -> dict[str, Any]: ...

@@ -32,10 +32,14 @@ class Engine:
     def __init__(self, bundle: Bundle, artifact: Artifact, opened: Callable[[Artifact], Program]) -> None:
         defaults = bundle.manifest.generation
         assert defaults is not None and defaults.decoder_start is not None
-        same = [a for a in bundle.manifest.artifacts if a.precision == artifact.precision]
-        same.sort(key=lambda a: a.dialect != artifact.dialect)  # its own dialect first
+
+        def fit(other: Artifact) -> tuple[bool, bool]:
+            return other.precision == artifact.precision, other.dialect == artifact.dialect
+
         encoder, decoder = (
-            artifact if artifact.graph == graph else next(a for a in same if a.graph == graph)
+            artifact
+            if artifact.graph == graph
+            else max((a for a in bundle.manifest.artifacts if a.graph == graph), key=fit)
             for graph in ("encoder", "decoder")
         )
         self.start = defaults.decoder_start

@@ -22,10 +22,18 @@ if TYPE_CHECKING:
 TARGET_TOKENS = (12, 7)  # at most, of the two targets
 
 
-def trial(bundle: Bundle, artifact: Artifact, expected: Expectation, whole: bool = False) -> Trial:
+def trial(
+    bundle: Bundle,
+    artifact: Artifact,
+    expected: Expectation,
+    whole: bool = False,
+    opened: Callable[[Artifact], Program] | None = None,
+) -> Trial:
     """Two sources of unequal length as a padded batch; of a decoder their targets, then a token for each."""
     sources = [sample.source for sample in expected.samples]
-    targets = [sample.target for sample in expected.samples]
+    targets = [
+        sample.target[:-1] for sample in expected.samples
+    ]  # with the start token no longer than a full one
     if not whole:
         sources = sources[:2]
         targets = [target[:most] for target, most in zip(targets, TARGET_TOKENS, strict=False)]
@@ -33,10 +41,12 @@ def trial(bundle: Bundle, artifact: Artifact, expected: Expectation, whole: bool
     assert defaults is not None and defaults.decoder_start is not None
     start = defaults.decoder_start
     prompts = [[start, *target[:-1]] for target in targets]
-    backend = OrtCpuBackend()
 
     def engine(program: Program) -> Engine:
-        return Engine(bundle, artifact, lambda a: program if a == artifact else backend.open(bundle, a))
+        def partner(other: Artifact) -> Program:
+            return OrtCpuBackend().open(bundle, other) if opened is None else opened(other)
+
+        return Engine(bundle, artifact, lambda a: program if a == artifact else partner(a))
 
     def encode(program: Program) -> None:
         engine(program).encoder.encode(sources)
