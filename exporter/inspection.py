@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +21,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from .fitting import FitResult
-    from .verification.report import VerificationReport
 
 
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
-
-
-METRICS = {
-    "max_error": "max error",
-    "mean_kl": "mean KL",
-    "cosine_gap": "1 - cosine",
-    "score_error": "score error",
-    "text_kl": "KL of text",
-    "top1_changes": "top-1 changes",
-    "perplexity_change": "perplexity change",
-}
 
 
 # Tensors that each layer has two of, by what their roles begin with.
@@ -303,25 +290,6 @@ def passport_text(passport: Mapping[str, Any]) -> str:
     return f"{passport['engine']} {passport['version']} from {passport['built_from']} for {sms}"
 
 
-def verification_table(report: VerificationReport) -> list[RenderableType]:
-    """A verdict and a row per comparison."""
-    metrics = [m for m in METRICS if any(c.worst(m) is not None for c in report.comparisons)]
-    rows = [
-        (
-            c.artifact,
-            c.backend,
-            c.case,
-            *(number(c.worst(metric)) for metric in metrics),
-            "passed" if c.passed else "; ".join(c.failures),
-        )
-        for c in report.comparisons
-    ]
-    against = "PyTorch" if report.with_pytorch else "golden data, without PyTorch"
-    verdict = "passed" if report.passed else "FAILED"
-    columns = ("artifact", "engine", "case", *(METRICS[m] for m in metrics), "verdict")
-    return [table(f"{verdict}: {len(rows)} comparisons with {against}", columns, rows)]
-
-
 def fit_tables(result: FitResult) -> list[RenderableType]:
     """A classifier's accuracy and confusion matrix."""
     held_out = sum(map(sum, result.confusion))
@@ -335,10 +303,6 @@ def fit_tables(result: FitResult) -> list[RenderableType]:
         table(str(result.bundle), ("", ""), head),
         table("held-out texts", ("true \\ predicted", *result.labels), rows),
     ]
-
-
-def number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}" if math.isfinite(value) else "not finite"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

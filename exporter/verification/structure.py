@@ -98,6 +98,9 @@ def checked_weights(graph: ir.Graph, tensors: Mapping[str, Tensor]) -> Iterator[
         meant = tensors[path].detach().numpy()
         meant = meant.T if TRANSPOSED in name else meant
         got = constant.numpy()
+        if isinstance(constant, ir.ExternalTensor):
+            got = got.copy()
+            constant.release()  # what is mapped counts as this process's memory
         if got.shape != meant.shape:
             yield f"weight {name} is {got.shape}, the checkpoint's is {meant.shape}"
         elif np.array_equal(got, meant.astype(got.dtype)):

@@ -15,6 +15,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ..calibration import Calibration, recorded
 from ..errors import CheckpointError, SourceError, VerificationError
+from ..memory import give_back_memory
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
 from .examiners import examiner_of
@@ -89,6 +90,7 @@ def verify(
     texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.folder)
     progress("asking PyTorch")
     expected = examiner_of(opened.manifest).expect(model, opened, texts)
+    give_back_memory()
     calibration = recorded(opened, model)
     report, _, _ = examine(opened, model, expected, calibration, progress)
     tracer = tracer_of(opened.manifest, checkpoint, model)
@@ -199,15 +201,18 @@ def examine(
         VerificationError: rounded to a precision, the model itself is not finite.
     """
     examiner = examiner_of(bundle.manifest)
-    limits: dict[str, dict[str, float]] = {}
+
+    def limits_of(precision: str) -> dict[str, float]:
+        progress(f"asking PyTorch what {precision} may lose")
+        rounding = calibration.rounding(precision)
+        gaps = {} if rounding is None else examiner.gaps(model, bundle, expected, rounding)
+        return examiner.limits(bundle, expected, precision, gaps)
+
     try:
-        for precision in sorted({a.precision for a in bundle.manifest.artifacts}):
-            progress(f"asking PyTorch what {precision} may lose")
-            rounding = calibration.rounding(precision)
-            gaps = {} if rounding is None else examiner.gaps(model, bundle, expected, rounding)
-            limits[precision] = examiner.limits(bundle, expected, precision, gaps)
+        limits = {name: limits_of(name) for name in sorted({a.precision for a in bundle.manifest.artifacts})}
     except ValueError as error:
         raise VerificationError(str(error)) from error
+    give_back_memory()
     report = compare_all(bundle, expected, limits, progress, model)
     return report, examiner.to_arrays(expected), limits
 
@@ -234,4 +239,5 @@ def compare_all(
         if artifact.precision == "fp16":
             graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
             kept[artifact.id] = fp32_nodes(graph, artifact, trial)
+        give_back_memory()
     return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)
