@@ -28,12 +28,14 @@ class VerificationReport:
         comparisons: one per artifact, engine and case.
         culprits: of graphs that failed, the first node that is at fault, where one was found.
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
+        witness: what the graphs were compared with.
     """
 
     with_pytorch: bool
     comparisons: tuple[Comparison, ...]
     culprits: tuple[Culprit, ...] = ()
     fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
+    witness: str = "golden data, without PyTorch"
 
     @property
     def passed(self) -> bool:
@@ -44,6 +46,7 @@ class VerificationReport:
         return {
             "passed": self.passed,
             "with_pytorch": self.with_pytorch,
+            "witness": self.witness,
             "comparisons": [c.to_json() for c in self.comparisons],
             "culprits": [c.to_json() for c in self.culprits],
             "fp32_nodes": {name: [n.to_json() for n in nodes] for name, nodes in self.fp32_nodes.items()},

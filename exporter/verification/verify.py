@@ -18,8 +18,10 @@ from ..errors import CheckpointError, SourceError, VerificationError
 from ..memory import give_back_memory
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
+from .bisect import PYTORCH
 from .examiners import examiner_of
 from .explain import explain, tracer_of
+from .files import verify_file
 from .fp32_nodes import fp32_nodes
 from .gate import Comparison
 from .report import VerificationReport, read_golden
@@ -44,12 +46,16 @@ def verify(
     prompts: str | Path | None = None,
     limits: Mapping[str, float] | None = None,
     only: Sequence[str] = (),
+    against: str | Path | None = None,
+    inputs: str | Path | None = None,
     progress: Progress = lambda _: None,
 ) -> VerificationReport:
     """Compares every ONNX graph of a bundle with the model it was exported from.
 
+    Of a single .onnx file, of whatever model, compares ONNX Runtime with the same graph node by node.
+
     Args:
-        bundle: the folder.
+        bundle: the folder, or an .onnx file.
         source: the checkpoint; by default the recorded one, if it is still the same. Without it
             the bundle is compared with its golden data, and the report says so.
         backend: the engine to run the graphs on; "ort-cpu".
@@ -57,6 +63,8 @@ def verify(
         limits: of metrics, such as {"max_error": 1e-3}, where a user wants less than the usual; a larger
             one changes nothing.
         only: ids of the graphs to compare, such as "decoder.ort.int8"; all when empty.
+        against: of an .onnx file, another one with the same inputs and outputs to compare it with.
+        inputs: of an .onnx file, a .npz with an array for each input; made up unless given.
         progress: called with a line when a stage begins.
 
     Raises:
@@ -65,6 +73,11 @@ def verify(
     """
     if backend not in ("auto", "ort-cpu"):
         raise InputError(f"backend={backend!r}: this version verifies on 'ort-cpu' only")
+    if Path(bundle).suffix == ".onnx" and Path(bundle).is_file():
+        other, arrays_file = (None if path is None else Path(path) for path in (against, inputs))
+        return tightened(verify_file(Path(bundle), other, arrays_file, progress), limits or {})
+    if against is not None or inputs is not None:
+        raise InputError("against and inputs are for an .onnx file; a bundle has its own")
     opened = Bundle.open(bundle)
     progress("checking files")
     opened.verify_files()
@@ -240,4 +253,5 @@ def compare_all(
             graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
             kept[artifact.id] = fp32_nodes(graph, artifact, trial)
         give_back_memory()
-    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)
+    report = VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)
+    return report if model is None else dataclasses.replace(report, witness=PYTORCH)

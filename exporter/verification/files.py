@@ -1,0 +1,224 @@
+"""Any ONNX file, of whatever model: against the same graph node by node, and against another file."""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.backends.backend import Array, Program
+from ...runtime.backends.ort_backend import OrtProgram
+from ...runtime.backends.threads import choose_threads
+from ...runtime.bundle.manifest import Artifact, TensorSpec
+from ...runtime.errors import BackendError, InputError
+from ..errors import VerificationError, first_line
+from .bisect import Band, Culprit, Witnesses, distance, find_culprit
+from .gate import CAPS, Comparison, Outcome, VectorMetrics, judge, limits_for, measure_vectors
+from .node_executor import ExecutedProgram, NotFiniteError
+from .report import VerificationReport
+from .trial import Step, Trial
+
+TYPES = {  # that show a graph's precision, lowest first
+    "int4": {ir.DataType.INT4, ir.DataType.UINT4},
+    "int8": {ir.DataType.INT8, ir.DataType.UINT8},
+    "fp16": {ir.DataType.FLOAT16},
+}
+LENGTHS = (2, 8)  # of made-up inputs: the first named axis, and every other
+NODE_BY_NODE = "node by node"
+
+
+@dataclasses.dataclass(frozen=True)
+class OnnxFile:
+    """A file that is no bundle's.
+
+    Attributes:
+        path: of the graph.
+        model: the graph.
+        artifact: the types of its inputs and outputs, and the lowest precision of anything in it.
+    """
+
+    path: Path
+    model: ir.Model
+    artifact: Artifact
+
+    @classmethod
+    def load(cls, path: Path) -> OnnxFile:
+        """Reads a graph; its weights stay mapped.
+
+        Raises:
+            VerificationError: no ONNX file; the reason in one line.
+        """
+        try:
+            model = ir.load(path)
+        except Exception as error:  # protobuf's own
+            raise VerificationError(f"{path} is not an ONNX file: {first_line(error)}") from error
+        graph = model.graph
+        values = [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]
+        found = {value.dtype for value in values}
+        inputs, outputs = (
+            tuple(TensorSpec(str(v.name), "data", dtype_of(v, path), ()) for v in side)
+            for side in (graph.inputs, graph.outputs)
+        )
+        precision = next((name for name, kinds in TYPES.items() if kinds & found), "fp32")
+        opset = graph.opset_imports.get("", 0)
+        return cls(
+            path, model, Artifact(path.name, "file", precision, opset, path.name, (), "", inputs, outputs)
+        )
+
+    def executed(self) -> ExecutedProgram:
+        return ExecutedProgram(self.model, self.artifact)
+
+
+def dtype_of(value: ir.Value, path: Path) -> str:
+    if value.dtype is None:
+        raise VerificationError(f"{path}: {value.name!r} has no type")
+    return str(value.dtype.numpy().name)
+
+
+def verify_file(
+    path: Path, against: Path | None, inputs: Path | None, progress: Callable[[str], None]
+) -> VerificationReport:
+    """Compares ONNX Runtime, as it would run a file, with the same graph node by node; and with another file.
+
+    Node by node every result is rounded to its type, and has to be finite.
+
+    Args:
+        path: the file.
+        against: another one with the same inputs and outputs, such as the one in fp32.
+        inputs: a .npz with an array for each input; made up unless given.
+        progress: called with a line when a stage begins.
+
+    Raises:
+        VerificationError: a file cannot be read or run, or the inputs do not fit.
+    """
+    file = OnnxFile.load(path)
+    feeds = read_inputs(inputs, file) if inputs is not None else made_up(file)
+    progress(f"{path.name}: {NODE_BY_NODE}")
+    nodes = run(file, file.executed(), feeds)
+    progress(f"{path.name}: ort-cpu")
+    engine = run(file, OrtProgram(path, choose_threads(None).count), feeds)
+    comparisons = [compared(file, engine, nodes, file.artifact.precision, f"against {NODE_BY_NODE}")]
+    culprits: tuple[Culprit, ...] = ()
+    if against is not None:
+        progress(f"{against.name}: {NODE_BY_NODE}")
+        other = OnnxFile.load(against)
+        both = (file.artifact.precision, other.artifact.precision)
+        precision = next((name for name in TYPES if name in both), "fp32")
+        want = run(other, other.executed(), feeds)
+        comparisons.append(compared(file, nodes, want, precision, f"{NODE_BY_NODE}, against {against.name}"))
+        if not comparisons[-1].passed and not isinstance(want, NotFiniteError):
+            culprits = node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
+    witness = f"itself {NODE_BY_NODE}" + (f" and {against.name}" if against is not None else "")
+    return VerificationReport(False, tuple(comparisons), culprits, witness=witness)
+
+
+def run(file: OnnxFile, program: Program, feeds: Mapping[str, Array]) -> dict[str, Array] | NotFiniteError:
+    """The results of a file, or the node whose result is not finite.
+
+    Raises:
+        VerificationError: it does not run with these inputs.
+    """
+    typed = {spec.name: np.asarray(feeds[spec.name], spec.dtype) for spec in file.artifact.inputs}
+    try:
+        return program.run(typed, {})
+    except NotFiniteError as error:
+        return error
+    except BackendError:
+        raise
+    except Exception as error:  # ONNX Runtime's own, of a session for a single node
+        raise VerificationError(
+            f"{file.path} does not run with these inputs: {first_line(error)}; give its inputs with"
+            " --inputs FILE.npz"
+        ) from error
+
+
+def compared(
+    file: OnnxFile,
+    got: Mapping[str, Array] | NotFiniteError,
+    want: Mapping[str, Array] | NotFiniteError,
+    precision: str,
+    case: str,
+) -> Comparison:
+    """All outputs, each as one vector per row."""
+    broken = [side for side in (got, want) if isinstance(side, NotFiniteError)]
+    if isinstance(got, NotFiniteError) or isinstance(want, NotFiniteError):
+        outcome = Outcome({"finite": False}, {}, tuple(str(error) for error in broken[:1]))
+    else:
+        outcome = outcome_of(got, want, precision)
+    return Comparison(artifact=file.path.name, backend="ort-cpu", case=case, **vars(outcome))
+
+
+def outcome_of(got: Mapping[str, Array], want: Mapping[str, Array], precision: str) -> Outcome:
+    names = ("max_error", "cosine_gap")
+    usual = limits_for(precision, None, names)
+    metrics: dict[str, float | bool | int | None] = {}
+    limits: dict[str, float] = {}
+    failures: list[str] = []
+    for name, array in want.items():
+        if name not in got or got[name].shape != array.shape:
+            failures.append(f"{name}: has another shape, or is missing")
+        elif array.dtype.kind != "f":
+            failures += [] if distance(got[name], array) == 0 else [f"{name}: whole numbers differ"]
+        elif array.size:
+            width = array.shape[-1] if array.ndim else 1
+            a, b = (x.reshape(-1, width).astype(np.float32) for x in (got[name], array))
+            found: VectorMetrics = measure_vectors(a, b)
+            failures += [f"{name}: {failure}" for failure in judge(found, usual)]
+            metrics |= {f"{name}.{key}": value for key, value in found.to_json().items()}
+            limits |= {f"{name}.{key}": value for key, value in usual.items()}
+    return Outcome(metrics, limits, tuple(failures))
+
+
+def node_at_fault(
+    file: OnnxFile, other: OnnxFile, feeds: Mapping[str, Array], allowed: float
+) -> tuple[Culprit, ...]:
+    """The first node of a file that is further from the node of that name in the other than allowed."""
+
+    def drive(program: Program) -> None:
+        program.run({name: array for name, array in feeds.items()}, {})
+
+    trial = Trial(drive, (Step("run", np.zeros((0, 0), np.int64)),), ())
+    values = trial.values(other.model, other.artifact)
+    bands = {key: Band(array, allowed, other.path.name) for key, array in values.items()}
+    culprit = find_culprit(file.model, file.artifact, trial, Witnesses(bands))
+    return () if culprit is None else (dataclasses.replace(culprit, artifact=file.path.name),)
+
+
+def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:
+    """Arrays by the names of the graph's inputs."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise InputError(f"the inputs {path} cannot be read as .npz: {first_line(error)}") from error
+    missing = [spec.name for spec in file.artifact.inputs if spec.name not in arrays]
+    if missing:
+        raise InputError(f"{path} has no array {missing[0]!r}; it has {', '.join(arrays) or 'none'}")
+    return arrays
+
+
+def made_up(file: OnnxFile) -> dict[str, Array]:
+    """Small numbers that most models take: 0 and 1 for ids, ones for masks, normally distributed floats."""
+    random = np.random.default_rng(0)
+    lengths: dict[str, int] = {}
+
+    def length(dim: int | ir.SymbolicDim) -> int:
+        if isinstance(dim, int):
+            return dim
+        return lengths.setdefault(str(dim.value), LENGTHS[bool(lengths)])
+
+    feeds = {}
+    for value in file.model.graph.inputs:
+        shape = [length(dim) for dim in value.shape or ()]
+        name, dtype = str(value.name), np.dtype(dtype_of(value, file.path))
+        if dtype.kind == "f":
+            feeds[name] = random.standard_normal(shape).astype(dtype)
+        elif dtype.kind == "b" or "mask" in name:
+            feeds[name] = np.ones(shape, dtype)
+        else:
+            feeds[name] = random.integers(0, 2, shape).astype(dtype)
+    return feeds
