@@ -82,7 +82,7 @@ class LintReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every target has a graph to take, of a bundle one of each kind, with nothing but warnings."""
+        """Whether every target has a graph to take, of a bundle one of each kind, without an error."""
         return all(self.fitting(graph, target) for target in self.targets for graph in self.graphs)
 
     def fitting(self, graph: str, target: str) -> list[str]:

@@ -228,13 +228,5 @@ def trial(
     return Trial(drive, steps, tuple(reading(text) for text in texts))
 
 
-__all__ = [
-    "compare",
-    "expect",
-    "from_arrays",
-    "gaps",
-    "limits",
-    "run_texts",
-    "to_arrays",
-    "trial",
-]  # an Examiner
+# An Examiner:
+__all__ = ["compare", "expect", "from_arrays", "gaps", "limits", "run_texts", "to_arrays", "trial"]

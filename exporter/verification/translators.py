@@ -339,13 +339,5 @@ def beams_case(
     return run
 
 
-__all__ = [
-    "compare",
-    "expect",
-    "from_arrays",
-    "gaps",
-    "limits",
-    "run_texts",
-    "to_arrays",
-    "trial",
-]  # an Examiner
+# An Examiner:
+__all__ = ["compare", "expect", "from_arrays", "gaps", "limits", "run_texts", "to_arrays", "trial"]

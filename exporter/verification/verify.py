@@ -83,14 +83,23 @@ def verify(
     opened.verify_files()
     opened = restricted(opened, only)
     checkpoint = resolve_source(source) if source is not None else recorded_source(opened)
-    if checkpoint is None:
-        if prompts is not None:
-            raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
-        arrays, usual = read_golden(golden_file(opened))
-        expected = examiner_of(opened.manifest).from_arrays(arrays)
-        report = compare_all(opened, expected, usual, progress)
-        return explain(opened, tightened(report, limits or {}), expected, progress)
-    if source is not None and checkpoint.sha256() != opened.manifest.source.get("sha256"):
+    if checkpoint is not None:
+        return with_pytorch(
+            opened, checkpoint, None if prompts is None else Path(prompts), limits or {}, progress
+        )
+    if prompts is not None:
+        raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
+    arrays, usual = read_golden(golden_file(opened))
+    expected = examiner_of(opened.manifest).from_arrays(arrays)
+    report = compare_all(opened, expected, usual, progress)
+    return explain(opened, tightened(report, limits or {}), expected, progress)
+
+
+def with_pytorch(
+    opened: Bundle, checkpoint: Source, prompts: Path | None, limits: Mapping[str, float], progress: Progress
+) -> VerificationReport:
+    """`verify` where the checkpoint is at hand."""
+    if checkpoint.sha256() != opened.manifest.source.get("sha256"):
         raise VerificationError(
             f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
         )
@@ -100,14 +109,14 @@ def verify(
         model = load_model(checkpoint.folder)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.folder)
+    texts = read_prompts(prompts, checkpoint.folder)
     progress("asking PyTorch")
     expected = examiner_of(opened.manifest).expect(model, opened, texts)
     give_back_memory()
     calibration = recorded(opened, model)
     report, _, _ = examine(opened, model, expected, calibration, progress)
     tracer = tracer_of(opened.manifest, checkpoint, model)
-    report = tightened(report, limits or {})
+    report = tightened(report, limits)
     return explain(opened, report, expected, progress, model, calibration, tracer)
 
 
