@@ -46,8 +46,8 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, a
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
 
-test: .venv/.ready-dev ## the whole suite
-	$(BIN)/pytest
+test: .venv/.ready-dev ## the whole suite, two files at a time
+	$(BIN)/pytest -n 2 --dist loadfile
 
 .PHONY: bench
 bench: .venv/.ready-dev build/bench-venv/.ready ## PlanForge beside its peers, half an hour: tables, plot, README

@@ -169,9 +169,20 @@ def verify(
     only: Annotated[
         list[str] | None, typer.Option(help="A graph's id, such as decoder.ort.int8.", show_default="all")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Of an .onnx file: another one to compare it with.", show_default=False),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="Of an .onnx file: a .npz with an array per input.", show_default="made up"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare every graph with PyTorch, or golden data where it is absent; exit 1 if one differs."""
+    """Compare every graph with PyTorch, or golden data where it is absent; exit 1 if one differs.
+
+    BUNDLE may also be an .onnx file of any model: ONNX Runtime is compared with the same graph node by node.
+    """
     with running() as progress:
         from .verification.tables import verification_table
         from .verification.verify import verify as verify_bundle
@@ -185,6 +196,8 @@ def verify(
             prompts=prompts,
             limits=wanted,
             only=only or (),
+            against=against,
+            inputs=inputs,
             progress=progress,
         )
         write_files(result, bundle, report, junit)

@@ -18,7 +18,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 # Modules that an extra brings, and the extra's name.
 EXTRAS = {
     **dict.fromkeys(("huggingface_hub", "onnx", "onnxscript", "safetensors", "torch"), "export"),
-    "onnx_ir": "verify",
+    **dict.fromkeys(("jinja2", "onnx_ir"), "verify"),
     **dict.fromkeys(("matplotlib", "sklearn"), "fit"),
 }
 

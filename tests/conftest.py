@@ -6,9 +6,14 @@ import functools
 import os
 import shutil
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+from filelock import FileLock
+
+Once: TypeAlias = AbstractContextManager[tuple[Path, bool]]
 
 # Set before any test module imports the libraries that read them.
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would download fails at once
@@ -28,8 +33,11 @@ def pytest_runtest_makereport(
     report = yield
     if not hasattr(report, "wasxfail"):  # pytest reports an expected failure as skipped
         fail_skipped(report)
-    seconds["slow" if item.get_closest_marker("slow") else "other"] += report.duration
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    seconds["slow" if "slow" in report.keywords else "other"] += report.duration
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -60,32 +68,52 @@ DIALECTS = ("cpu", "portable", "rtx")  # a target of each
 
 
 @pytest.fixture(scope="session")
-def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str], Once]:
+    """`with once("x") as folder`: a folder of all workers, and whether this one has to fill it."""
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent
+
+    @contextmanager
+    def shared(name: str) -> Generator[tuple[Path, bool], None, None]:
+        with FileLock(base / f"{name}.lock"):
+            yield base / name, not (base / f"{name}.done").exists()
+            (base / f"{name}.done").touch()
+
+    return shared
+
+
+@pytest.fixture(scope="session")
+def demo_bundle(once: Callable[[str], Once]) -> Path:
     """gpt2-demo in every dialect, fp32, and fp16 where there is one, plan, verified. Don't change it."""
     from planforge.exporter import export
 
-    folder = tmp_path_factory.mktemp("bundles") / "gpt2-demo"
-    return export("gpt2-demo", folder, target=DIALECTS).bundle
+    with once("gpt2-demo") as (folder, first):
+        if first:
+            export("gpt2-demo", folder, target=DIALECTS)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def whole_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_bundle(once: Callable[[str], Once]) -> Path:
     """gpt2-demo in int8 and int4, not verified. Don't change it."""
     from planforge.exporter import export
 
-    folder = tmp_path_factory.mktemp("bundles") / "gpt2-whole"
-    return export("gpt2-demo", folder, precision=["int8", "int4"], target=["cpu"], verify=False).bundle
+    with once("gpt2-whole") as (folder, first):
+        if first:
+            export("gpt2-demo", folder, precision=["int8", "int4"], target=["cpu"], verify=False)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def minilm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def minilm_bundle(once: Callable[[str], Once]) -> Path:
     """bert-demo, which is all-MiniLM-L6-v2, with the hidden states of all layers. Don't change it."""
     from planforge.exporter import export
 
-    folder = tmp_path_factory.mktemp("bundles") / "minilm"
-    return export(
-        "bert-demo", folder, precision=["fp32"], target=["cpu"], outputs=["hidden_states"], verify=False
-    ).bundle
+    with once("minilm") as (folder, first):
+        if first:
+            outputs = ["hidden_states"]
+            export("bert-demo", folder, precision=["fp32"], target=["cpu"], outputs=outputs, verify=False)
+    return folder
 
 
 # Names of tiny bundles, each with its architecture and number of classes.
@@ -100,26 +128,27 @@ HEADS = {
 
 
 @pytest.fixture(scope="session")
-def head_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def head_bundle(once: Callable[[str], Once]) -> Callable[[str], Path]:
     """The bundle of one of `HEADS` by its name: random, fp32 and fp16, verified. Don't change it."""
     from planforge.exporter import export
 
     from .helpers_models import tiny_bert, write_wordpiece
 
-    folder = tmp_path_factory.mktemp("heads")
-
     @functools.cache
     def bundle(name: str) -> Path:
         architecture, labels = HEADS[name]
-        tiny_bert(folder / name, architecture, num_labels=labels)
-        write_wordpiece(folder / name)
-        return export(folder / name, folder / f"{name}-bundle", target=["cpu", "portable"]).bundle
+        with once(f"heads-{name}") as (folder, first):
+            if first:
+                tiny_bert(folder / name, architecture, num_labels=labels)
+                write_wordpiece(folder / name)
+                export(folder / name, folder / f"{name}-bundle", target=["cpu", "portable"])
+        return folder / f"{name}-bundle"
 
     return bundle
 
 
 @pytest.fixture(scope="session")
-def marian_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def marian_bundle(once: Callable[[str], Once]) -> Path:
     """A random MarianMT with real tokenizers in every dialect, fp32, and fp16 where there is one, plans.
 
     Its checkpoint lies beside it, as "marian". Don't change them.
@@ -128,19 +157,23 @@ def marian_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from .helpers_translation import write_varied_marian
 
-    folder = tmp_path_factory.mktemp("translators")
-    checkpoint = write_varied_marian(folder / "marian")
-    return export(checkpoint, folder / "bundle", target=DIALECTS).bundle
+    with once("translators") as (folder, first):
+        if first:
+            checkpoint = write_varied_marian(folder / "marian")
+            export(checkpoint, folder / "bundle", target=DIALECTS)
+    return folder / "bundle"
 
 
 @pytest.fixture(scope="session")
-def dates_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dates_bundle(once: Callable[[str], Once]) -> Path:
     """transformer-demo with its attention, for ONNX Runtime: fp32 and fp16. Don't change it."""
     from planforge.exporter import export
 
-    folder = tmp_path_factory.mktemp("bundles") / "transformer-demo"
-    target = ["cpu", "portable"]
-    return export("transformer-demo", folder, target=target, outputs=["cross_attentions"]).bundle
+    with once("transformer-demo") as (folder, first):
+        if first:
+            target = ["cpu", "portable"]
+            export("transformer-demo", folder, target=target, outputs=["cross_attentions"])
+    return folder
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_without_pytorch_the_fp32_graph_is_the_witness(
     replace_graph(own_bundle, "decoder.portable.fp16", transposed("h.1.attn.c_proj"))
     report = verify(own_bundle)
     assert not report.with_pytorch
-    assert "without PyTorch" in report.witness
+    assert "without PyTorch" in report.against
     (culprit,) = report.culprits
     assert culprit.module == "h.1.attn.c_proj"
     assert culprit.witness == "decoder.portable.fp32"
@@ -141,7 +141,7 @@ def test_an_onnx_file_of_any_model_is_held_against_itself_and_another(
     sound = bundle.path(bundle.manifest.artifacts[0].file)
     report = verify(sound)
     assert report.passed
-    assert report.witness == "itself node by node"
+    assert report.against == "itself node by node"
     own = Path(shutil.copytree(minilm_bundle, tmp_path / "own"))
     replace_graph(own, bundle.manifest.artifacts[0].id, perturbed("layers.2.attention.output"))
     damaged = own / bundle.manifest.artifacts[0].file

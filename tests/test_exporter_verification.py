@@ -280,9 +280,12 @@ def test_every_case_of_the_issue_is_compared(demo_bundle: Path) -> None:
             }
             assert found == {
                 "prefill and decode, batch 1",
-                "greedy, batch 7, padded",
+                "greedy, batch 2, padded",
+                "greedy, batch 8, padded",
                 "parts of 7 tokens, batch 1 and 7",
+                "prompts of 128, 129 tokens",
                 "full context",
+                "real text, every token",
             }
         assert (
             dialect == "ort"

@@ -28,14 +28,19 @@ class VerificationReport:
         comparisons: one per artifact, engine and case.
         culprits: of graphs that failed, the first node that is at fault, where one was found.
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
-        witness: what the graphs were compared with.
+        witness: what a graph was compared with, where it is neither of the usual two.
     """
 
     with_pytorch: bool
     comparisons: tuple[Comparison, ...]
     culprits: tuple[Culprit, ...] = ()
     fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
-    witness: str = "golden data, without PyTorch"
+    witness: str = ""
+
+    @property
+    def against(self) -> str:
+        """What the graphs were compared with, in words."""
+        return self.witness or ("PyTorch" if self.with_pytorch else "golden data, without PyTorch")
 
     @property
     def passed(self) -> bool:
@@ -46,7 +51,7 @@ class VerificationReport:
         return {
             "passed": self.passed,
             "with_pytorch": self.with_pytorch,
-            "witness": self.witness,
+            "against": self.against,
             "comparisons": [c.to_json() for c in self.comparisons],
             "culprits": [c.to_json() for c in self.culprits],
             "fp32_nodes": {name: [n.to_json() for n in nodes] for name, nodes in self.fp32_nodes.items()},

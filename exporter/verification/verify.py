@@ -18,12 +18,12 @@ from ..errors import CheckpointError, SourceError, VerificationError
 from ..memory import give_back_memory
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
-from .bisect import PYTORCH
 from .examiners import examiner_of
 from .explain import explain, tracer_of
 from .files import verify_file
 from .fp32_nodes import fp32_nodes
-from .gate import Comparison
+from .gate import Comparison, Metrics, ScoreMetrics, VectorMetrics
+from .passages import TextMetrics
 from .report import VerificationReport, read_golden
 from .structure import CASE, compare_structure
 
@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("planforge")
 
 Progress = Callable[[str], None]
-NOT_ERRORS = {"top1_agreement", "top5_agreement", "common_prefix", "common_prefix_of", "rows", "weights"}
+# Metrics that a user can limit: of the others more is better, or they count.
+ERRORS = {
+    field.name
+    for kind in (Metrics, VectorMetrics, ScoreMetrics, TextMetrics)
+    for field in dataclasses.fields(kind)
+} - {"top1_agreement", "top5_agreement", "finite", "rows"}
 
 
 def verify(
@@ -71,6 +76,8 @@ def verify(
         BundleError: a file is missing or has changed.
         VerificationError: nothing to compare with, or prompts that cannot be used.
     """
+    if unknown := set(limits or {}) - ERRORS:
+        raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(ERRORS))}")
     if backend not in ("auto", "ort-cpu"):
         raise InputError(f"backend={backend!r}: this version verifies on 'ort-cpu' only")
     if Path(bundle).suffix == ".onnx" and Path(bundle).is_file():
@@ -145,16 +152,14 @@ def tightened(report: VerificationReport, limits: Mapping[str, float]) -> Verifi
     """A report that holds metrics to a user's limits too.
 
     Raises:
-        InputError: a metric that nothing was measured by, or of which more is better.
+        InputError: a metric that nothing was measured by.
     """
-    measured = {
-        name.rpartition(".")[2]
-        for comparison in report.comparisons
-        for name, value in comparison.metrics.items()
-        if name.rpartition(".")[2] not in NOT_ERRORS and not isinstance(value, bool)
-    }
+    measured = {name.rpartition(".")[2] for comparison in report.comparisons for name in comparison.metrics}
     if unknown := set(limits) - measured:
-        raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(measured))}")
+        raise InputError(
+            f"limit of {min(unknown)!r}: nothing here is measured by it, only by"
+            f" {', '.join(sorted(measured & ERRORS))}"
+        )
     return dataclasses.replace(
         report, comparisons=tuple(with_limits(comparison, limits) for comparison in report.comparisons)
     )
@@ -262,5 +267,4 @@ def compare_all(
             graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
             kept[artifact.id] = fp32_nodes(graph, artifact, trial)
         give_back_memory()
-    report = VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)
-    return report if model is None else dataclasses.replace(report, witness=PYTORCH)
+    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)

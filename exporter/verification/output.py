@@ -1,0 +1,64 @@
+"""Text from outside made fit to print, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ..errors import OutputError
+
+# Control characters, which also steer a terminal; halves of surrogate pairs, which no file can hold; marks
+# that turn the reading direction of what follows; and the two code points that XML has no place for.
+UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""The text with what cannot be shown as an escape, such as \x1b."""
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a file that could not be written later.
+
+    Raises:
+        OutputError: it is a folder or a device, or its folder is not there or not writable.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise OutputError(f"{path} cannot be written: it is not a file")
+        temporary = beside(path)
+        temporary.touch()
+        temporary.unlink()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise OutputError(f"{path} cannot be written: {reason_of(error)}") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes UTF-8 beside `path` and renames it into its place.
+
+    Raises:
+        OutputError: it cannot be written; what was there before still is.
+    """
+    temporary = beside(path)
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path.resolve())
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OutputError(f"{path} cannot be written: {reason_of(error)}") from error
+
+
+def beside(path: Path) -> Path:
+    """A name in the same folder; beside the file itself where `path` is a link to it."""
+    path = path.resolve()
+    return path.with_name(f".{path.name}.partial-{os.getpid()}")
+
+
+def reason_of(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
