@@ -151,7 +151,7 @@ def ranges(
     bundle: Bundle, artifact: Artifact, graphs: Mapping[str, ir.Model], expected: Any
 ) -> dict[str, float]:
     """The largest magnitude of each result of a graph in fp32, node by node on real text."""
-    from .verification.node_executor import ExecutedProgram
+    from .verification.node_executor import ExecutedProgram, NotFiniteError
 
     found: dict[str, float] = {}
 
@@ -165,7 +165,10 @@ def ranges(
         return ExecutedProgram(graphs[recipe_of(other)], in_fp32(other))
 
     trial = examiner_of(bundle.manifest).trial(bundle, full, expected, whole=True, opened=opened)
-    trial.drive(ExecutedProgram(graphs[recipe_of(artifact)], full, widen))
+    try:
+        trial.drive(ExecutedProgram(graphs[recipe_of(artifact)], full, widen))
+    except NotFiniteError as error:
+        raise ExportError(f"the model is not finite in fp32 already: {error}") from error
     return found
 
 

@@ -137,7 +137,9 @@ def test_planted_faults_are_caught(own: Path, fault: Callable[[ir.Model], None])
     if fault is drop_the_mask:  # only padding shows it
         assert all("padded" in c.case for c in failed)
     if fault is shift_the_bias_of_a_head:
-        assert all(f.startswith("seq_relationship_logits") for c in failed for f in c.failures)
+        ran = [c for c in failed if c.backend != "reading the graph"]
+        assert ran
+        assert all(f.startswith("seq_relationship_logits") for c in ran for f in c.failures)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

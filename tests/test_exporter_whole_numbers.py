@@ -216,7 +216,7 @@ def test_verification_passes_with_pytorch(exported: Exported) -> None:
     report = verify(exported.folder, prompts=exported.prompts)
     assert report.with_pytorch and report.passed
     assert {c.artifact for c in report.comparisons if c.case == "real text, every token"} == {
-        f"decoder.ort.{p}" for p in ("int8", "int4", "fp32-kv8", "int8-kv8")
+        f"decoder.ort.{p}" for p in ("fp32", "int8", "int4", "fp32-kv8", "int8-kv8")
     }
 
 

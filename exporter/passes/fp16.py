@@ -39,6 +39,8 @@ class ConvertToFp16(ir.passes.InPlacePass):
         graph = model.graph
         if untyped := [value.name for value in all_values(graph) if value.dtype is None]:
             raise ValueError(f"these values have no type, so no precision can be chosen: {untyped}")
+        for number, node in enumerate(graph):
+            node.name = node.name or f"{node.op_type}_{number}"
         choices = dict(choose(graph, {}) if self.choices is None else self.choices)
         for node in list(graph):
             choice = choices.get(str(node.name))
@@ -89,23 +91,25 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     """Multiplies by weights of 2**-shift, and the result by 2**shift; returns the node of the latter."""
     weight, result = product.inputs[1], product.outputs[0]
     assert weight is not None and weight.const_value is not None and result.name is not None
-    constant = weight.const_value
+    constant, name = weight.const_value, f"{weight.name}.times2^-{shift}"  # graphs may share it, and differ
     factor = ir.tensor(np.float32(2.0**shift), name=f"{result.name}.factor")
     scaled = lazy(
         lambda: np.ldexp(constant.numpy(), -shift),
-        *(constant.shape.numpy(), np.dtype(np.float32), f"{weight.name}.scaled"),
+        *(constant.shape.numpy(), np.dtype(np.float32), name),
     )
-    product.replace_input_with(1, initializer(graph, f"{weight.name}.scaled", scaled))
+    product.replace_input_with(1, initializer(graph, name, scaled))
     multiply = ir.node(
         "Mul", [result, initializer(graph, f"{result.name}.factor", factor)], name=f"{product.name}_times"
     )
     full = multiply.outputs[0]
     full.type, full.shape = ir.TensorType(FLOAT), result.shape
-    ir.convenience.replace_all_uses_with(result, full)
+    ir.convenience.replace_all_uses_with(result, full, replace_graph_outputs=True)
     multiply.replace_input_with(0, result)
     full.name, result.name = result.name, f"{result.name}.scaled"
     graph.insert_after(product, multiply)
-    multiply.metadata_props.update(product.metadata_props)
+    multiply.metadata_props.update(
+        {name: text for name, text in product.metadata_props.items() if name != KEPT}
+    )
     return multiply
 
 

@@ -56,6 +56,9 @@ def choose(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
         ranges: the largest magnitude of results, by name; of an Attention's parts, by "name, part".
     """
     found: dict[str, Choice] = {}
+    names = [node.name for node in graph]
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError("nodes without a name of their own cannot be chosen by it")
     for node in graph:
         choice = choice_of(node, ranges)
         if choice is not None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.decoding.decoder import PREFILL_CHUNK
 from ...runtime.text.tokenizer import Tokenizer
+from ..errors import VerificationError
 from . import passages
 from .evenly import evenly
 from .gate import Gaps, Logits, limits_for
@@ -138,6 +139,8 @@ def expectation_of(
     samples = []
     for prompt, continuation in zip(chosen, reference.greedy(chosen, steps), strict=True):
         logits = reference.logits([*prompt, *continuation[:-1]], slice(len(prompt) - 1, None))
+        if not np.isfinite(logits).all():
+            raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
         best = np.sort(logits, axis=-1)[:, -2:]
         margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
         steps_known = tuple(range(steps))

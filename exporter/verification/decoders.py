@@ -199,7 +199,7 @@ def trial(
 ) -> Trial:
     """Two texts of unequal length as a padded batch, then a token for each on top of them."""
     del bundle, opened
-    if whole:
+    if whole and expected.passages:
         texts = [list(passage.tokens) for passage in expected.passages[:WHOLE_TEXTS]]
     else:
         longest_first = sorted(expected.samples, key=lambda s: -len(s.prompt))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -38,10 +38,6 @@ from .gate import (
 )
 from .node_executor import ExecutedProgram, NotFiniteError
 from .trial import Step, Trial, positions_of
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_BATCH = 8  # of the padded case
 

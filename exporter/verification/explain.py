@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,17 +13,21 @@ import onnx_ir as ir
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
+from ...runtime.errors import PlanForgeError
 from ..calibration import Calibration
 from ..checkpoint import Checkpoint
+from ..errors import VerificationError
 from ..graphs import attach_weights, converted, in_fp32, recipe_of
 from ..source import Source
-from .bisect import Witnesses, find_culprit, module_bands, node_bands
+from .bisect import Culprit, Witnesses, find_culprit, module_bands, node_bands
 from .examiners import examiner_of
 from .report import VerificationReport
 from .trial import Trial
 
 if TYPE_CHECKING:
     from ...models.checkpoint import Model
+
+log = logging.getLogger("planforge")
 
 Progress: TypeAlias = Callable[[str], None]
 # Gives healthy graphs with their weights, in fp32, by their recipes' ids.
@@ -53,25 +58,34 @@ def explain(
     if not failed:
         return report
     examiner = examiner_of(bundle.manifest)
+    full_manifest = Bundle.open(bundle.folder).manifest  # also of graphs that were not asked for
     healthy: Mapping[str, ir.Model] = {}
     if model is not None and traced is not None:
         recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in failed))
         progress(f"tracing {', '.join(recipes)} again, to find the nodes at fault")
         healthy = traced(recipes)
-    culprits = []
-    for artifact in failed:
-        progress(f"{artifact.id}: looking for the node at fault")
+
+    def culprit_of(artifact: Artifact) -> Culprit | None:
         graph = ir.load(bundle.path(artifact.file))
         trial = examiner.trial(bundle, artifact, expected)
         if model is not None and calibration is not None and healthy:
             witnesses = witnesses_of(artifact, trial, healthy[recipe_of(artifact)], model, calibration)
         else:
-            other = sound_in_fp32(bundle.manifest, artifact, failed)
+            other = sound_in_fp32(full_manifest, artifact, failed)
             if other is None:
-                continue
+                raise VerificationError("no graph in fp32 is there that it could be held against")
             full = ir.load(bundle.path(other.file))
             witnesses = Witnesses(node_bands(trial, artifact, full, other, None))
-        culprit = find_culprit(graph, artifact, trial, witnesses)
+        return find_culprit(graph, artifact, trial, witnesses)
+
+    culprits = []
+    for artifact in failed:
+        progress(f"{artifact.id}: looking for the node at fault")
+        try:
+            culprit = culprit_of(artifact)
+        except (PlanForgeError, ValueError) as error:  # the verdict stands without
+            log.warning("%s: no node can be named: %s", artifact.id, error)
+            continue
         if culprit is not None:
             culprits.append(culprit)
     return dataclasses.replace(report, culprits=tuple(culprits))

@@ -81,7 +81,7 @@ class NodeExecutor:
         return {str(value.name): values[value] for value in self.graph.outputs}
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
-        if node.op_type == "Attention" and [feed is None for feed in feeds] == [False] * 4:
+        if in_parts(node, feeds):
             return [self.attention(node, *(feed for feed in feeds if feed is not None))]
         key = (
             node.domain,
@@ -181,6 +181,20 @@ class ExecutedProgram:
 
     def close(self) -> None:
         del self.executor
+
+
+def in_parts(node: ir.Node, feeds: Sequence[Array | None]) -> bool:
+    """Whether a node is an Attention as PlanForge writes it: q, k, v (B, H, T, D), a mask to add, a scale."""
+    present = [feed for feed in feeds if feed is not None]
+    return (
+        node.op_type == "Attention"
+        and len(present) == len(feeds) == 4
+        and all(feed.ndim == 4 and feed.dtype.kind == "f" for feed in present)
+        and present[0].shape[1] == present[1].shape[1]
+        and len(node.outputs) == 1
+        and "scale" in node.attributes
+        and not any(a.value for name, a in node.attributes.items() if name != "scale")
+    )
 
 
 def shape_of(node: ir.Node, feed: Array) -> Shape | None:

@@ -81,6 +81,8 @@ def verify(
     if backend not in ("auto", "ort-cpu"):
         raise InputError(f"backend={backend!r}: this version verifies on 'ort-cpu' only")
     if Path(bundle).suffix == ".onnx" and Path(bundle).is_file():
+        if source is not None or prompts is not None or only:
+            raise InputError("source, prompts and only are for a bundle, not for an .onnx file")
         other, arrays_file = (None if path is None else Path(path) for path in (against, inputs))
         return tightened(verify_file(Path(bundle), other, arrays_file, progress), limits or {})
     if against is not None or inputs is not None:
