@@ -161,3 +161,21 @@ def low_mask(model: ir.Model) -> None:
     lower.outputs[0].type = ir.TensorType(ir.DataType.FLOAT16)
     model.graph.insert_before(add, lower)
     add.replace_input_with(0, lower.outputs[0])
+
+
+def low_padding(model: ir.Model) -> None:
+    """-65504 twice on padding: -inf in fp16, but only where a batch has padding."""
+    half, bools = ir.TensorType(ir.DataType.FLOAT16), ir.TensorType(ir.DataType.BOOL)
+    where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
+    mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
+    cast = ir.node("Cast", [mask], {"to": int(ir.DataType.BOOL)})
+    wide = ir.node("Unsqueeze", [cast.outputs[0], constant(model, "both", np.array([1, 2]))])
+    zero, low = (constant(model, name, np.array(x, np.float16)) for name, x in (("none", 0), ("low", -65504)))
+    lower = ir.node("Where", [wide.outputs[0], zero, low])
+    total = ir.node("Add", [lower.outputs[0], lower.outputs[0]], name="twice")
+    added = ir.node("Add", [where.outputs[0], total.outputs[0]])
+    for node, kind in ((cast, bools), (wide, bools), (lower, half), (total, half), (added, half)):
+        node.outputs[0].type = kind
+    ir.convenience.replace_all_uses_with(where.outputs[0], added.outputs[0])
+    added.replace_input_with(0, where.outputs[0])
+    model.graph.insert_after(where, [cast, wide, lower, total, added])

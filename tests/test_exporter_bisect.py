@@ -18,7 +18,7 @@ from planforge.exporter.verification.bisect import distance
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, PlanForgeError
 
-from .helpers_faults import perturbed, swapped, transposed
+from .helpers_faults import low_padding, perturbed, swapped, transposed
 from .helpers_graphs import replace_graph
 
 
@@ -37,6 +37,15 @@ def test_a_fault_is_named_in_the_users_words(own_bundle: Path) -> None:
     ):
         report.raise_if_failed()
     assert json.loads(json.dumps(report.to_json()))["culprits"][0]["module"] == "h.2.attn"
+
+
+def test_an_overflow_of_padding_alone_is_found_by_rounding_a_padded_batch(own_bundle: Path) -> None:
+    replace_graph(own_bundle, "decoder.portable.fp16", low_padding)
+    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp16"])
+    failed = [c for c in report.comparisons if not c.passed and c.case.startswith("every result")]
+    assert len(failed) == 1
+    assert failed[0].backend == "node by node, rounded to fp16"
+    assert "gives inf" in failed[0].failures[0]
 
 
 def graph_of(bundle: Path, artifact: str) -> ir.Graph:

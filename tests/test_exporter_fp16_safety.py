@@ -20,6 +20,7 @@ from planforge.exporter.passes.fp16 import ConvertToFp16
 from planforge.exporter.passes.fp16_ranges import (
     FP16_MAX,
     HEADROOM,
+    SMALLEST_SPREAD,
     Choice,
     choose,
     fp32_share,
@@ -188,7 +189,11 @@ def test_what_is_scaled_fits_and_no_more(reached: float) -> None:
     if choice is None:
         assert reached * HEADROOM <= FP16_MAX
         return
-    assert choice.shift is not None
+    spread = 500.0  # of the weights: 4 of 16 are 1000
+    if choice.shift is None:
+        assert spread * FP16_MAX / (reached * HEADROOM) < SMALLEST_SPREAD
+        return
+    assert spread * 2.0**-choice.shift >= SMALLEST_SPREAD
     scaled = reached * 2.0**-choice.shift
     assert scaled * HEADROOM <= FP16_MAX < 2 * scaled * HEADROOM
     assert Choice.from_text(choice.to_text()) == choice

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from .weights import constant_weight
 
 FP16_MAX = 65504.0
+SMALLEST_SPREAD = 2.0**-13  # half of 2**-24 is to it what half of fp16's last bit is to 1
 HEADROOM = 2.0  # text that nobody saw may reach this much further
 KEPT = "planforge.fp32"  # of a node, in the graph: why it stays in fp32
 
@@ -73,10 +74,19 @@ def choice_of(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
     reached = max((ranges.get(name, 0.0) for name in parts(own, ranges)), default=0.0)
     too_large = [value for value in node.inputs if value is not None and not readable(value, ranges)]
     if not fits(reached):
-        scalable = node.op_type == "MatMul" and constant_weight(node) is not None and not too_large
-        shift = math.ceil(math.log2(reached * HEADROOM / FP16_MAX)) if scalable else None
-        return Choice(f"reaches {reached:.3g}", shift)
+        shift = math.ceil(math.log2(reached * HEADROOM / FP16_MAX)) if math.isfinite(reached) else 0
+        scalable = node.op_type == "MatMul" and not too_large and stays_normal(node, shift)
+        return Choice(f"reaches {reached:.3g}", shift if scalable else None)
     return Choice(f"reads {too_large[0].name}, which fp16 cannot hold") if too_large else None
+
+
+def stays_normal(product: ir.Node, shift: int) -> bool:
+    """Whether weights of 2**-shift lose no more in fp16 than weights do: its smallest step is 2**-24."""
+    weight = constant_weight(product)
+    if weight is None:
+        return False
+    spread = math.sqrt(float(np.square(weight.array(), dtype=np.float64).mean()))
+    return spread * 2.0**-shift >= SMALLEST_SPREAD
 
 
 def readable(value: ir.Value, ranges: Mapping[str, float]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +39,10 @@ class Fp32Node:
         return {name: plain(value) for name, value in vars(self).items()}
 
 
-def fp32_nodes(graph: ir.Model, artifact: Artifact, trial: Trial) -> tuple[Fp32Node, ...]:
-    """Those of one graph, in its order; as far as its numbers are finite."""
+def fp32_nodes(
+    graph: ir.Model, artifact: Artifact, trial: Trial
+) -> tuple[tuple[Fp32Node, ...], NotFiniteError | None]:
+    """Those of one graph, in its order; up to the node whose result is not finite, if there is one."""
     found: dict[str, Fp32Node] = {}
 
     def see(node: ir.Node, name: str, array: Array) -> None:
@@ -55,6 +56,9 @@ def fp32_nodes(graph: ir.Model, artifact: Artifact, trial: Trial) -> tuple[Fp32N
         reason = choice.reason if choice.shift is None else f"{choice.reason}, so scaled by 2^-{choice.shift}"
         found[key] = Fp32Node(key, node.op_type, module_of(node), reason, low, high)
 
-    with contextlib.suppress(NotFiniteError):  # a comparison says so
+    broken = None
+    try:
         trial.drive(ExecutedProgram(graph, artifact, see))
-    return tuple(found.values())
+    except NotFiniteError as error:
+        broken = error
+    return tuple(found.values()), broken

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import InputError
 from ..calibration import Calibration, recorded
 from ..errors import CheckpointError, SourceError, VerificationError
@@ -20,12 +21,14 @@ from ..prompts import read_prompts
 from ..source import Source, resolve_source
 from .examiners import examiner_of
 from .explain import explain, tracer_of
-from .files import verify_file
+from .files import NODE_BY_NODE, verify_file
 from .fp32_nodes import fp32_nodes
 from .gate import Comparison, Metrics, ScoreMetrics, VectorMetrics
+from .node_executor import NotFiniteError
 from .passages import TextMetrics
 from .report import VerificationReport, read_golden
 from .structure import CASE, compare_structure
+from .trial import Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,6 +170,18 @@ def tightened(report: VerificationReport, limits: Mapping[str, float]) -> Verifi
     )
 
 
+def finite_comparison(artifact: Artifact, trial: Trial, broken: NotFiniteError | None) -> Comparison:
+    """Whether every result of a trial, each rounded, was finite: of padding, and on top of a past."""
+    return Comparison(
+        artifact=artifact.id,
+        backend=f"{NODE_BY_NODE}, rounded to {artifact.precision}",
+        case=f"every result of {' and '.join(step.name for step in trial.steps)}, padded, is finite",
+        metrics={"finite": broken is None},
+        limits={},
+        failures=() if broken is None else (str(broken),),
+    )
+
+
 def with_limits(comparison: Comparison, limits: Mapping[str, float]) -> Comparison:
     own = {
         name: min(limits[metric], comparison.limits.get(name, math.inf))
@@ -267,6 +282,7 @@ def compare_all(
         comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
         if artifact.precision == "fp16":
             graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
-            kept[artifact.id] = fp32_nodes(graph, artifact, trial)
+            kept[artifact.id], broken = fp32_nodes(graph, artifact, trial)
+            comparisons.append(finite_comparison(artifact, trial, broken))
         give_back_memory()
     return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)
