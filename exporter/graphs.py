@@ -28,8 +28,7 @@ def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model
     from .passes.fusions import FuseForOnnxRuntime
     from .passes.weights import AttachWeights
 
-    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    tensors |= model.named_buffers(remove_duplicate=False)
+    tensors = tensors_of(model)
     for recipe_id, graph in graphs.items():
         recipe = checkpoint.recipes[recipe_id]
         AttachWeights(tensors)(graph)
@@ -37,6 +36,13 @@ def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model
             FuseForOnnxRuntime()(graph)
         name_axes(graph, recipe.constraints)
         check_graph(graph, recipe.inputs, recipe.outputs)
+
+
+def tensors_of(model: Model) -> dict[str, Tensor]:
+    """Parameters and buffers, by all of their names."""
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= model.named_buffers(remove_duplicate=False)
+    return tensors
 
 
 def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence[str]) -> list[Artifact]:
@@ -162,8 +168,7 @@ def write_graphs(
     for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
         sharing = {a.file: a for a in artifacts if data in a.data}
         models = {
-            Path(file).name: converted(graphs[f"{a.graph}.{a.dialect}"], a, calibration)
-            for file, a in sharing.items()
+            Path(file).name: converted(graphs[recipe_of(a)], a, calibration) for file, a in sharing.items()
         }
         save_with_shared_weights(models, folder / "onnx", Path(data).name)
 

@@ -20,7 +20,7 @@ from .bundle_writer import check_output, file_entries, install, staging_folder, 
 from .calibration import Calibration, calibrate
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
-from .graphs import attach_weights, planned, write_graphs
+from .graphs import attach_weights, planned, recipe_of, write_graphs
 from .plans import Progress, build_plans, default_targets, silent
 from .precisions import PRECISIONS, checked_precisions
 from .prompts import read_prompts
@@ -191,7 +191,7 @@ def trace(
     from ..models import load_model
     from .onnx_export import finish_trace, start_trace
 
-    recipes = list(dict.fromkeys(f"{artifact.graph}.{artifact.dialect}" for artifact in artifacts))
+    recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in artifacts))
     progress(f"tracing {', '.join(recipes)}")
     paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
     with contextlib.ExitStack() as stack:

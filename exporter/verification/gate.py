@@ -165,12 +165,6 @@ class Comparison(Outcome):
     def passed(self) -> bool:
         return not self.failures
 
-    def worst(self, metric: str) -> float | None:
-        """The largest value of a metric over all outputs; NaN if one is not finite, None if none has it."""
-        names = [name for name in self.metrics if name.rpartition(".")[2] == metric]
-        values = [math.nan if self.metrics[name] is None else float(self.metrics[name]) for name in names]
-        return math.nan if any(map(math.isnan, values)) else max(values, default=None)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "artifact": self.artifact,

@@ -16,6 +16,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import InputError
 from ..calibration import Calibration, recorded
 from ..errors import CheckpointError, SourceError, VerificationError
+from ..graphs import tensors_of
 from ..memory import give_back_memory
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
@@ -31,8 +32,6 @@ from .structure import CASE, compare_structure
 from .trial import Trial
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ...models.checkpoint import Model
 
 log = logging.getLogger("planforge")
@@ -270,10 +269,7 @@ def compare_all(
 ) -> VerificationReport:
     """Every artifact, every case; with PyTorch's model the weights too."""
     examiner = examiner_of(bundle.manifest)
-    tensors: dict[str, Tensor] | None = None
-    if model is not None:
-        tensors = dict(model.named_parameters(remove_duplicate=False))
-        tensors |= model.named_buffers(remove_duplicate=False)
+    tensors = None if model is None else tensors_of(model)
     comparisons: list[Comparison] = []
     kept = {}
     for artifact in bundle.manifest.artifacts:
