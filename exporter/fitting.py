@@ -31,6 +31,7 @@ from .bundle_writer import check_output, file_entries, install, staging_folder, 
 from .errors import ExportError
 from .plans import Progress, silent
 from .table import Table, read_table
+from .verification.fitted_head import HEAD
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -41,7 +42,6 @@ Array: TypeAlias = npt.NDArray[Any]
 EMBEDDING = "embedding"
 FOLDS = 5
 STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)  # C: larger is less regularized
-HEAD = "sequence_classification"
 TIE = 1e-4  # logits that are closer may change places by rounding alone
 
 

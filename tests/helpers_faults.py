@@ -79,6 +79,17 @@ def perturbed(*modules: str) -> Plant:
     return plant
 
 
+def coarse(module: str, factor: float = 1.1) -> Plant:
+    """The scales of a product in whole numbers too large."""
+
+    def plant(model: ir.Model) -> None:
+        scales = node_of(model, module, "MatMulNBits").inputs[2]
+        assert scales is not None
+        change_weight(scales, lambda scale: factor * scale)
+
+    return plant
+
+
 def epsilon(module: str, value: float) -> Plant:
     """Another number under the root of a normalisation."""
 
@@ -138,15 +149,15 @@ def scale_attribute(module: str, op_type: str) -> Plant:
     return plant
 
 
-def scale_factor(module: str) -> Plant:
-    """Scores a tenth larger, where the scale is a constant."""
+def scale_factor(module: str, factor: float = 1.1) -> Plant:
+    """Scores some times larger, where the scale is a constant."""
 
     def plant(model: ir.Model) -> None:
         node = node_of(model, module, "Mul")
         scale = node.inputs[1]
         assert scale is not None and scale.const_value is not None
         array = scale.const_value.numpy()
-        wrong = constant(model, "wrong_scale", (1.1 * array).astype(array.dtype))
+        wrong = constant(model, "wrong_scale", (factor * array).astype(array.dtype))
         node.replace_input_with(1, wrong)
 
     return plant

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from planforge.exporter.errors import VerificationError
 from planforge.exporter.modules import RESULTS, layer_of, module_of, results_of
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.bisect import distance
+from planforge.exporter.verification.html_report import Subject, html_report
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import InputError, PlanForgeError
+from planforge.runtime.errors import InputError
 
-from .helpers_faults import low_padding, perturbed, swapped, transposed
+from .helpers_faults import Plant, coarse, low_padding, perturbed, swapped, transposed
 from .helpers_graphs import replace_graph
 
 
@@ -37,6 +39,57 @@ def test_a_fault_is_named_in_the_users_words(own_bundle: Path) -> None:
     ):
         report.raise_if_failed()
     assert json.loads(json.dumps(report.to_json()))["culprits"][0]["module"] == "h.2.attn"
+
+
+@pytest.mark.parametrize(
+    ("family", "artifact", "plant", "module"),
+    [
+        (
+            "BERT",
+            "encoder.portable.fp16",
+            transposed("layers.1.attention.output"),
+            "layers.1.attention.output",
+        ),
+        ("BERT", "encoder.ort.fp32", perturbed("layers.0.output"), "layers.0.output"),
+        (
+            "translation",
+            "decoder.inplace.fp16",
+            transposed("decoder.layers.1.attention.output"),
+            "decoder.layers.1.attention.output",
+        ),
+        (
+            "translation",
+            "encoder.ort.fp32",
+            perturbed("encoder.layers.1.feed_forward.inner"),
+            "encoder.layers.1.feed_forward.inner",
+        ),
+        ("int8", "decoder.ort.int8", coarse("h.2.mlp.c_fc"), "h.2.mlp.c_fc"),
+        ("int8", "decoder.ort.int4", coarse("h.1.attn.c_proj", 2.0), "h.1.attn.c_proj"),
+    ],
+)
+def test_verify_names_the_module_in_every_family(
+    family: str,
+    artifact: str,
+    plant: Plant,
+    module: str,
+    head_bundle: Callable[[str], Path],
+    marian_bundle: Path,
+    whole_bundle: Path,
+    tmp_path: Path,
+) -> None:
+    folder = {
+        "BERT": lambda: head_bundle("classifier"),
+        "translation": lambda: marian_bundle,
+        "int8": lambda: whole_bundle,
+    }[family]()
+    checkpoint = Bundle.open(folder).manifest.source
+    damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
+    source = "gpt2-demo" if family == "int8" else (folder / str(checkpoint["argument"])).resolve()
+    replace_graph(damaged, artifact, plant)
+    report = verify(damaged, source=source, only=[artifact])
+    assert artifact in {c.artifact for c in report.comparisons if not c.passed}
+    (culprit,) = report.culprits
+    assert (culprit.artifact, culprit.module) == (artifact, module)
 
 
 def test_an_overflow_of_padding_alone_is_found_by_rounding_a_padded_batch(own_bundle: Path) -> None:
@@ -106,9 +159,13 @@ def test_a_graph_that_onnx_runtime_cannot_load_is_said_in_one_line(own_bundle: P
         next(node for node in model.graph if node.op_type == "MatMul").op_type = "MatMull"
 
     replace_graph(own_bundle, "decoder.portable.fp32", break_it)
-    with pytest.raises(PlanForgeError, match="MatMull") as caught:
-        verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp32"])
-    assert "\n" not in str(caught.value)
+    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp32", "decoder.portable.fp16"])
+    (failed,) = [c for c in report.comparisons if not c.passed]
+    assert (failed.artifact, failed.case) == ("decoder.portable.fp32", "running it at all")
+    assert "MatMull" in failed.failures[0]
+    assert "\n" not in failed.failures[0]
+    assert "cannot be run alone" in report.unexplained["decoder.portable.fp32"]
+    assert html_report(report, Subject.of(own_bundle, report)).count("MatMull") >= 2
 
 
 def test_prompts_longer_than_the_context_are_cut(demo_bundle: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import sentence_transformers
 from sklearn.linear_model import LogisticRegression
@@ -20,10 +21,13 @@ from planforge.exporter.fitting import FOLDS, STRENGTHS
 from planforge.exporter.source import resolve_source
 from planforge.exporter.table import read_table
 from planforge.exporter.verification import verify as verify_module
+from planforge.exporter.verification.structure import READING
 from planforge.runtime import load
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
+from .helpers_faults import change_weight, perturbed
+from .helpers_graphs import replace_graph
 from .helpers_models import tiny_bert, write_wordpiece
 
 WORDS = ["cat", "dog", "sun", "rain", "tree", "bread", "stone", "river"]
@@ -121,6 +125,24 @@ def test_the_head_is_one_gemm_in_every_graph_and_all_of_it_is_verified(
     assert next((fitted / "checks").glob("confusion-*.png")).read_bytes().startswith(b"\x89PNG")
 
 
+def test_faults_in_and_below_a_head_are_named(encoder_bundle: Path, tmp_path: Path) -> None:
+    table = write_rows(tmp_path / "table.tsv", sentences(160, 2))
+    bundle = fit_head(encoder_bundle, table, tmp_path / "fitted", features="sum_all").bundle
+    artifact = Bundle.open(bundle).manifest.artifacts[0].id
+    assert verify(bundle, only=[artifact]).passed
+    replace_graph(bundle, artifact, perturbed("layers.1.intermediate"))
+    (culprit,) = verify(bundle, only=[artifact]).culprits
+    assert culprit.module == "layers.1.intermediate"
+    bundle = fit_head(encoder_bundle, table, tmp_path / "again", features="sum_all").bundle
+    replace_graph(bundle, artifact, head_off)
+    (failed,) = [c for c in verify(bundle, only=[artifact]).comparisons if c.backend == READING]
+    assert "weight 'head.weight' of node 'head_gemm" in failed.failures[0]
+
+
+def head_off(model: ir.Model) -> None:
+    change_weight(model.graph.initializers["head.weight"], lambda weight: weight * 1.001)
+
+
 def test_a_head_that_is_not_scikit_learns_is_noticed(encoder_bundle: Path, tmp_path: Path) -> None:
     table = write_rows(tmp_path / "table.tsv", sentences(120, 2))
     fitted = fit_head(encoder_bundle, table, tmp_path / "fitted").bundle
@@ -136,7 +158,7 @@ def test_a_head_that_is_not_scikit_learns_is_noticed(encoder_bundle: Path, tmp_p
     (fitted / "manifest.json").write_text(json.dumps(manifest))
     report = verify(fitted, source=encoder_bundle.parent / "checkpoint")
     assert not report.passed
-    assert all(f.startswith("logits") for c in report.comparisons for f in c.failures)
+    assert all(f.startswith(("logits", "weight 'head.weight'")) for c in report.comparisons for f in c.failures)
 
 
 @pytest.mark.parametrize(

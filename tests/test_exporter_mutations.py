@@ -29,8 +29,8 @@ from planforge.exporter.verification.bisect import (
 )
 from planforge.exporter.verification.examiners import examiner_of
 from planforge.exporter.verification.gate import Comparison
-from planforge.exporter.verification.structure import compare_structure
-from planforge.exporter.verification.verify import recorded_source
+from planforge.exporter.verification.structure import READING, compare_structure
+from planforge.exporter.verification.verify import checked_tensors, recorded_source
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
@@ -67,7 +67,7 @@ class Ground:
         self.examiner = examiner_of(self.bundle.manifest)
         self.expected = self.examiner.expect(self.model, self.bundle, read_prompts(None, source.folder))
         self.calibration = recorded(self.bundle, self.model)
-        self.tensors: dict[str, Any] = dict(self.model.named_parameters(remove_duplicate=False))
+        self.tensors = checked_tensors(self.bundle, self.model)
         self.limits = functools.cache(self._limits)
         self.witnesses = functools.cache(self._witnesses)
 
@@ -248,6 +248,8 @@ def row_of(
 ) -> tuple[str, str, str, str]:
     first = max(failed, key=lambda comparison: comparison.backend == "ort-cpu")
     named = "none" if culprit is None else f"{culprit.op_type} of {culprit.module or 'no module'}"
+    if culprit is None and first.backend == READING:
+        named = "the one that was read"
     return f"{family} {artifact}", fault, f"{first.case}: {first.failures[0]}".replace("|", "/"), named
 
 
@@ -265,7 +267,7 @@ def test_a_planted_fault_is_caught_and_its_node_named(
     assert failed
     table.append(row_of(family, artifact, fault.name, failed, culprit))
     if fault.hidden:
-        reading = next(c for c in failed if c.backend == "reading the graph")
+        reading = next(c for c in failed if c.backend == READING)
         assert fault.module in reading.failures[0]
         return
     assert culprit is not None

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .fp16_ranges import FP16_MAX, KEPT, Choice, choose, magnitude
-from .weights import initializer, lazy
+from .weights import HALVED, SCALED, initializer, lazy
 
 FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 
@@ -91,7 +91,7 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     """Multiplies by weights of 2**-shift, and the result by 2**shift; returns the node of the latter."""
     weight, result = product.inputs[1], product.outputs[0]
     assert weight is not None and weight.const_value is not None and result.name is not None
-    constant, name = weight.const_value, f"{weight.name}.times2^-{shift}"  # graphs may share it, and differ
+    constant, name = weight.const_value, f"{weight.name}{SCALED}{shift}"  # graphs may share it, and differ
     factor = ir.tensor(np.float32(2.0**shift), name=f"{result.name}.factor")
     scaled = lazy(
         lambda: np.ldexp(constant.numpy(), -shift),
@@ -137,7 +137,7 @@ def halved_constant(value: ir.Value) -> ir.Value:
     largest = magnitude(value)
     if not largest <= FP16_MAX:  # NaN is not <= either
         raise ValueError(f"{value.name} reaches {largest:g}, which fp16 (up to {FP16_MAX:g}) cannot hold")
-    name = f"{value.name}_{suffix(HALF)}"
+    name = f"{value.name}{HALVED}"
     half = lazy(constant.numpy, constant.shape.numpy(), np.dtype(np.float16), name)
     return ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=half)
 

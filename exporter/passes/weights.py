@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 TRANSPOSED = ".transposed"  # ends the name of a parameter that is stored so
+SCALED = ".times2^-"  # and a number: of one that is stored times that power of two
+HALVED = "_fp16"  # of one that is stored in fp16
+STORED = re.compile(rf"(.+?)({re.escape(TRANSPOSED)})?(?:{re.escape(SCALED)}(\d+))?(?:{HALVED})?")
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
 
 
@@ -57,6 +61,25 @@ class AttachWeights(ir.passes.InPlacePass):
             value.const_value = lazy(lambda array=array: array, array.shape, array.dtype, value.name)  # type: ignore[misc]
             graph.register_initializer(value)
         return ir.passes.PassResult(model, modified=bool(weights))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a graph stores a parameter, by the name of its initializer."""
+
+    parameter: str
+    transposed: bool
+    shift: int
+
+    @classmethod
+    def by_name(cls, name: str) -> Stored:
+        match = STORED.fullmatch(name)
+        return cls(match[1], bool(match[2]), int(match[3] or 0)) if match else cls(name, False, 0)
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """What is stored of a parameter, before its type is."""
+        array = array.T if self.transposed else array
+        return np.ldexp(array, -self.shift) if self.shift else array
 
 
 def is_matrix_transpose(node: ir.Node) -> bool:

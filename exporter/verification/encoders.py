@@ -29,7 +29,7 @@ from .encoder_samples import (
     run_texts,
     to_arrays,
 )
-from .fitted_head import LinearHead
+from .fitted_head import HEAD, LinearHead
 from .gate import (
     Comparison,
     Outcome,
@@ -51,7 +51,7 @@ def with_head(
     """
     head = LinearHead.of(new)
     assert head is not None and old.manifest.encoder is not None
-    artifact, spec = old.manifest.artifacts[0], new.manifest.artifacts[0].output("sequence_classification")
+    artifact, spec = old.manifest.artifacts[0], new.manifest.artifacts[0].output(HEAD)
     encoder = Encoder(OrtCpuBackend().open(old, artifact), artifact, old.manifest.encoder.tokens["pad"])
     roles = [s.role for s in artifact.outputs if s.role.startswith("hidden.")]
     layers = sorted(roles, key=lambda role: int(role.removeprefix("hidden.")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +20,18 @@ from ..graphs import attach_weights, converted, in_fp32, recipe_of
 from ..source import Source
 from .bisect import Culprit, Witnesses, find_culprit, module_bands, node_bands
 from .examiners import examiner_of
+from .fitted_head import HEAD
 from .report import VerificationReport
+from .structure import READING
 from .trial import Trial
 
 if TYPE_CHECKING:
     from ...models.checkpoint import Model
 
-log = logging.getLogger("planforge")
+INSIDE = (
+    "every node of it is inside its band: look at what feeds it (the cache, the padding, the tokenizer), or"
+    " at small errors that add up"
+)
 
 Progress: TypeAlias = Callable[[str], None]
 # Gives healthy graphs with their weights, in fp32, by their recipes' ids.
@@ -66,7 +70,7 @@ def explain(
         healthy = traced(recipes)
 
     def culprit_of(artifact: Artifact) -> Culprit | None:
-        graph = ir.load(bundle.path(artifact.file))
+        graph, artifact = ir.load(bundle.path(artifact.file)), as_traced(artifact, full_manifest)
         trial = examiner.trial(bundle, artifact, expected)
         if model is not None and calibration is not None and healthy:
             witnesses = witnesses_of(artifact, trial, healthy[recipe_of(artifact)], model, calibration)
@@ -78,17 +82,28 @@ def explain(
             witnesses = Witnesses(node_bands(trial, artifact, full, other, None))
         return find_culprit(graph, artifact, trial, witnesses)
 
-    culprits = []
+    culprits: list[Culprit] = []
+    unexplained: dict[str, str] = {}
+    read = {c.artifact for c in report.comparisons if c.backend == READING and not c.passed}
     for artifact in failed:
         progress(f"{artifact.id}: looking for the node at fault")
         try:
             culprit = culprit_of(artifact)
         except (PlanForgeError, ValueError) as error:  # the verdict stands without
-            log.warning("%s: no node can be named: %s", artifact.id, error)
+            unexplained[artifact.id] = f"no node can be named: {error}"
             continue
         if culprit is not None:
             culprits.append(culprit)
-    return dataclasses.replace(report, culprits=tuple(culprits))
+        elif artifact.id not in read:  # what was read there names its node
+            unexplained[artifact.id] = INSIDE
+    return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained)
+
+
+def as_traced(artifact: Artifact, manifest: Manifest) -> Artifact:
+    """A graph without the classifier that was fitted to it afterwards."""
+    if manifest.encoder is None or manifest.encoder.fitted is None:
+        return artifact
+    return dataclasses.replace(artifact, outputs=tuple(s for s in artifact.outputs if s.role != HEAD))
 
 
 def witnesses_of(

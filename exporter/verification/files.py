@@ -6,6 +6,7 @@ import dataclasses
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +30,7 @@ TYPES = {  # that show a graph's precision, lowest first
 }
 LENGTHS = (2, 8)  # of made-up inputs: the first named axis, and every other
 NODE_BY_NODE = "node by node"
+Results: TypeAlias = "dict[str, Array] | NotFiniteError | BackendError"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +41,13 @@ class OnnxFile:
         path: of the graph.
         model: the graph.
         artifact: the types of its inputs and outputs, and the lowest precision of anything in it.
+        branches: the first node that holds graphs of its own, so that it cannot be run alone; or "".
     """
 
     path: Path
     model: ir.Model
     artifact: Artifact
+    branches: str
 
     @classmethod
     def load(cls, path: Path) -> OnnxFile:
@@ -59,20 +63,21 @@ class OnnxFile:
         graph = model.graph
         found = {value.dtype for value in graph.initializers.values()}
         found |= {v.dtype for n in graph for v in n.outputs if v.dtype == ir.DataType.FLOAT16}
-        if inner := next((node for node in graph if node.op_type in ("If", "Loop", "Scan")), None):
-            raise VerificationError(f"{path}: {inner.op_type} ({inner.name!r}) cannot be run node by node")
         inputs, outputs = (
             tuple(TensorSpec(str(v.name), "data", dtype_of(v, path), ()) for v in side)
             for side in (graph.inputs, graph.outputs)
         )
         precision = next((name for name, kinds in TYPES.items() if kinds & found), "fp32")
         opset = graph.opset_imports.get("", 0)
-        return cls(
-            path, model, Artifact(path.name, "file", precision, opset, path.name, (), "", inputs, outputs)
-        )
+        artifact = Artifact(path.name, "file", precision, opset, path.name, (), "", inputs, outputs)
+        nested = (f"{n.op_type} ({n.name!r})" for n in graph if n.op_type in ("If", "Loop", "Scan"))
+        return cls(path, model, artifact, next(nested, ""))
 
     def executed(self) -> ExecutedProgram:
         return ExecutedProgram(self.model, self.artifact)
+
+    def on_engine(self) -> OrtProgram:
+        return OrtProgram(self.path, choose_threads(None).count)
 
 
 def dtype_of(value: ir.Value, path: Path) -> str:
@@ -86,7 +91,8 @@ def verify_file(
 ) -> VerificationReport:
     """Compares ONNX Runtime, as it would run a file, with the same graph node by node; and with another file.
 
-    Node by node every result is rounded to its type, and has to be finite.
+    Node by node every result is rounded to its type, and none may leave the finite numbers. Files with nodes
+    that hold graphs, such as If, run on ONNX Runtime alone.
 
     Args:
         path: the file.
@@ -97,60 +103,64 @@ def verify_file(
     Raises:
         VerificationError: a file cannot be read or run, or the inputs do not fit.
     """
-    file = OnnxFile.load(path)
+    file, other = OnnxFile.load(path), None if against is None else OnnxFile.load(against)
+    nested = file.branches or (other.branches if other is not None else "")
+    if nested and other is None:
+        raise VerificationError(
+            f"{path}: {nested} cannot be run node by node; hold the file against another: --against FILE"
+        )
     feeds = read_inputs(inputs, file) if inputs is not None else made_up(file)
-    progress(f"{path.name}: {NODE_BY_NODE}")
-    nodes = run(file, file.executed(), feeds)
     progress(f"{path.name}: ort-cpu")
-    engine = run(file, OrtProgram(path, choose_threads(None).count), feeds)
-    # The same numbers on both sides, so whole numbers explain no difference.
-    own = "fp16" if file.artifact.precision == "fp16" else "fp32"
-    comparisons = [compared(file, engine, nodes, own, f"against {NODE_BY_NODE}")]
+    engine = run(file, OnnxFile.on_engine, feeds)
+    comparisons = []
     culprits: tuple[Culprit, ...] = ()
-    if against is not None:
-        progress(f"{against.name}: {NODE_BY_NODE}")
-        other = OnnxFile.load(against)
+    got, case = engine, ""
+    if not nested:
+        progress(f"{path.name}: {NODE_BY_NODE}")
+        got, case = run(file, OnnxFile.executed, feeds), f"{NODE_BY_NODE}, "
+        # The same numbers on both sides, so whole numbers explain no difference.
+        own = "fp16" if file.artifact.precision == "fp16" else "fp32"
+        comparisons.append(compared(file, engine, got, own, f"against {NODE_BY_NODE}"))
+    if other is not None:
+        progress(f"{other.path.name}: {case or 'ort-cpu'}")
         both = (file.artifact.precision, other.artifact.precision)
         precision = next((name for name in TYPES if name in both), "fp32")
-        want = run(other, other.executed(), feeds)
-        comparisons.append(compared(file, nodes, want, precision, f"{NODE_BY_NODE}, against {against.name}"))
-        if not comparisons[-1].passed and not isinstance(want, NotFiniteError):
+        want = run(other, OnnxFile.on_engine if nested else OnnxFile.executed, feeds)
+        comparisons.append(compared(file, got, want, precision, f"{case}against {other.path.name}"))
+        if not comparisons[-1].passed and not nested and not isinstance(want, Exception):
             culprits = node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
-    witness = f"itself {NODE_BY_NODE}" + (f" and {against.name}" if against is not None else "")
+    witness = " and ".join(
+        [*([] if nested else [f"itself {NODE_BY_NODE}"]), *([] if other is None else [other.path.name])]
+    )
     return VerificationReport(False, tuple(comparisons), culprits, witness=witness)
 
 
-def run(file: OnnxFile, program: Program, feeds: Mapping[str, Array]) -> dict[str, Array] | NotFiniteError:
-    """The results of a file, or the node whose result is not finite.
+def run(file: OnnxFile, start: Callable[[OnnxFile], Program], feeds: Mapping[str, Array]) -> Results:
+    """The results of a file; or why there are none: an engine cannot load it, or a result is not finite.
 
     Raises:
         VerificationError: it does not run with these inputs.
     """
     typed = {spec.name: np.asarray(feeds[spec.name], spec.dtype) for spec in file.artifact.inputs}
     try:
+        program = start(file)
+    except BackendError as error:
+        return error
+    try:
         return program.run(typed, {})
     except NotFiniteError as error:
         return error
-    except BackendError:
-        raise
-    except Exception as error:  # ONNX Runtime's own, of a session for a single node
+    except BackendError as error:
         raise VerificationError(
-            f"{file.path} does not run with these inputs: {first_line(error)}; give its inputs with"
-            " --inputs FILE.npz"
+            f"{file.path} does not run with these inputs: {error}; give its inputs with --inputs FILE.npz"
         ) from error
 
 
-def compared(
-    file: OnnxFile,
-    got: Mapping[str, Array] | NotFiniteError,
-    want: Mapping[str, Array] | NotFiniteError,
-    precision: str,
-    case: str,
-) -> Comparison:
+def compared(file: OnnxFile, got: Results, want: Results, precision: str, case: str) -> Comparison:
     """All outputs, each as one vector per row."""
-    broken = [side for side in (got, want) if isinstance(side, NotFiniteError)]
-    if isinstance(got, NotFiniteError) or isinstance(want, NotFiniteError):
-        outcome = Outcome({"finite": False}, {}, tuple(str(error) for error in broken[:1]))
+    broken = [str(side) for side in (got, want) if isinstance(side, Exception)]
+    if isinstance(got, Exception) or isinstance(want, Exception):
+        outcome = Outcome({"finite": False}, {}, tuple(broken[:1]))
     else:
         outcome = outcome_of(got, want, precision)
     return Comparison(artifact=file.path.name, backend="ort-cpu", case=case, **vars(outcome))

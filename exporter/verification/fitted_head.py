@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.tasks.pooling import LAYERS, combined, normalized, pooled
 
+HEAD = "sequence_classification"  # the role of its logits among a graph's outputs
 Array: TypeAlias = npt.NDArray[Any]
 
 

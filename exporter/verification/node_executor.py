@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
+from ...runtime.backends.ort_backend import mapped_errors
 from ...runtime.bundle.manifest import Artifact
 
 # Sees each result: the node, the result's name (or a part of an Attention: "y, scores"), and its numbers.
@@ -63,7 +64,8 @@ class NodeExecutor:
         """All graph outputs by name.
 
         Raises:
-            NotFiniteError: at the first node with a NaN or an infinity.
+            NotFiniteError: at the first node that makes a NaN, or an infinity of finite numbers.
+            BackendError: ONNX Runtime cannot run a node alone.
         """
         values: dict[ir.Value, Array] = dict(self.constants)
         for value in self.graph.inputs:
@@ -93,7 +95,8 @@ class NodeExecutor:
         if key not in self.sessions:
             self.sessions[key] = self.session_for(node, feeds)
         bound = {f"in{i}": feed for i, feed in enumerate(feeds) if feed is not None}
-        return self.sessions[key].run(None, bound)  # type: ignore[no-any-return]
+        with mapped_errors(f"node {node.name!r} ({node.op_type}) fails"):
+            return self.sessions[key].run(None, bound)  # type: ignore[no-any-return]
 
     def attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
         """Attention as its parts, each rounded: as one node its scores would be neither rounded nor seen."""
@@ -135,15 +138,18 @@ class NodeExecutor:
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4  # it is raised, not printed
-        return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        with mapped_errors(f"node {node.name!r} ({node.op_type}) cannot be run alone"):
+            return ort.InferenceSession(
+                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
 
     def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
-        """Shows a result to the observer, if it is finite."""
-        if array.size and array.dtype.kind == "f" and not np.isfinite(np.abs(array).max()):
+        """Shows a result to the observer, unless the node made a NaN or an infinity."""
+        if array.size and array.dtype.kind == "f" and not np.isfinite(largest := np.abs(array).max()):
             floats = [f for f in feeds if f is not None and f.size and f.dtype.kind == "f"]
-            raise NotFiniteError(
-                node, name, array, max((float(np.abs(f).max()) for f in floats), default=0.0)
-            )
+            read = max((float(np.abs(f).max()) for f in floats), default=0.0)
+            if np.isnan(largest) or read != np.inf:  # a mask may be -inf
+                raise NotFiniteError(node, name, array, read)
         self.observe(node, name, array)
 
 

@@ -29,6 +29,7 @@ class VerificationReport:
         culprits: of graphs that failed, the first node that is at fault, where one was found.
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
         witness: what a graph was compared with, where it is neither of the usual two.
+        unexplained: of graphs that failed and have no culprit, by artifact: why.
     """
 
     with_pytorch: bool
@@ -36,6 +37,7 @@ class VerificationReport:
     culprits: tuple[Culprit, ...] = ()
     fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
     witness: str = ""
+    unexplained: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def against(self) -> str:
@@ -46,6 +48,11 @@ class VerificationReport:
     def passed(self) -> bool:
         return bool(self.comparisons) and all(c.passed for c in self.comparisons)
 
+    def where(self) -> list[str]:
+        """What is known of each graph that failed."""
+        found = [str(culprit) for culprit in self.culprits]
+        return found + [f"{artifact}: {why}" for artifact, why in self.unexplained.items()]
+
     def to_json(self) -> dict[str, Any]:
         """The fields of `planforge verify --json`."""
         return {
@@ -54,6 +61,7 @@ class VerificationReport:
             "against": self.against,
             "comparisons": [c.to_json() for c in self.comparisons],
             "culprits": [c.to_json() for c in self.culprits],
+            "unexplained": dict(self.unexplained),
             "fp32_nodes": {name: [n.to_json() for n in nodes] for name, nodes in self.fp32_nodes.items()},
         }
 
@@ -80,7 +88,7 @@ class VerificationReport:
                 for c in self.comparisons
                 if not c.passed
             ]
-            lines += [f"  {culprit}" for culprit in self.culprits]
+            lines += [f"  {line}" for line in self.where()]
             raise VerificationError("\n".join(["the export does not compute the model:", *lines]))
 
 

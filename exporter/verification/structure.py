@@ -7,29 +7,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ..modules import module_of
-from ..passes.weights import TRANSPOSED
+from ..passes.weights import Stored
 from .gate import Comparison
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
 MOST = 3  # faults of a kind that are told
 NORMS = ("LayerNormalization", "RMSNormalization")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-SINGLE = 1e-6  # relative: attributes are written in single precision
+PRODUCTS = ("MatMul", "Gemm")
+# Relative: attributes are written in single precision, constants may be in half.
+SINGLE, HALF = 1e-6, 2.0**-11
 
 
 def compare_structure(
-    bundle: Bundle, artifact: Artifact, tensors: Mapping[str, Tensor] | None = None
+    bundle: Bundle, artifact: Artifact, tensors: Mapping[str, Array] | None = None
 ) -> Comparison:
     """Reads a graph without running it.
 
@@ -39,7 +40,7 @@ def compare_structure(
         tensors: the checkpoint's, by name; without them only attributes are read.
     """
     graph = ir.load(bundle.path(artifact.file)).graph
-    weights = list(checked_weights(graph, tensors or {}))
+    weights = [] if tensors is None else list(checked_weights(graph, tensors))
     failures = []
     for faults in (
         list(wrong_epsilons(graph, bundle.manifest.config)),
@@ -51,7 +52,7 @@ def compare_structure(
             failures.append(f"and {len(faults) - MOST} more like it")
     return Comparison(
         artifact=artifact.id,
-        backend="reading the graph",
+        backend=READING,
         case=CASE if tensors is not None else "attributes",
         metrics={"weights": len(weights)},
         limits={},
@@ -70,44 +71,63 @@ def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wrong_scales(graph: ir.Graph) -> Iterator[str]:
-    """Attention nodes whose scale is not 1 / sqrt(head size)."""
+    """Attention whose scores are not scaled by 1 / sqrt(head size)."""
     for node in graph:
-        size = head_size(node)
-        if size is None or "scale" not in node.attributes:
+        size, scale = head_size(node), scale_of(node)
+        if size is None or scale is None:
             continue
-        scale, meant = node.attributes["scale"].as_float(), size**-0.5
-        if not math.isclose(scale, meant, rel_tol=SINGLE):
+        meant = size**-0.5
+        if not math.isclose(scale, meant, rel_tol=SINGLE if "scale" in node.attributes else HALF):
             yield f"{told(node)} has scale {scale:g}, heads of {size} need {meant:g}"
 
 
 def head_size(node: ir.Node) -> int | None:
-    """Of an attention node; None of others, and where the graph does not say."""
+    """Of a node that scales what attention compares; None of others, and where the graph does not say."""
     index = {"Attention": 0, "GroupQueryAttention": 3}.get(node.op_type)
     value = None if index is None else node.inputs[index]
+    if node.op_type == "Mul" and node.outputs[0].shape is not None and len(node.outputs[0].shape) == 4:
+        value = node.outputs[0]  # (B, H, T, D)
     last = None if value is None or value.shape is None else value.shape[-1]
     return last if isinstance(last, int) else None
 
 
-def checked_weights(graph: ir.Graph, tensors: Mapping[str, Tensor]) -> Iterator[str | None]:
+def scale_of(node: ir.Node) -> float | None:
+    """The attribute, or the one number that heads are multiplied by."""
+    if node.op_type != "Mul":
+        return node.attributes["scale"].as_float() if "scale" in node.attributes else None
+    factor = node.inputs[1].const_value if node.inputs[1] is not None else None
+    return float(factor.numpy().item()) if factor is not None and factor.size == 1 else None
+
+
+def checked_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str | None]:
     """What is wrong with each weight that is kept as floats, or None."""
     for value in graph.initializers.values():
-        name, constant = str(value.name), value.const_value
-        path = name.removesuffix("_fp16").removesuffix(TRANSPOSED)
-        if constant is None or path not in tensors or constant.dtype not in FLOATS:
+        constant, uses = value.const_value, list(value.uses())
+        if constant is None or constant.dtype not in FLOATS or not uses:
             continue
-        meant = tensors[path].detach().numpy()
-        meant = meant.T if TRANSPOSED in name else meant
-        got = constant.numpy()
-        if isinstance(constant, ir.ExternalTensor):
-            got = got.copy()
-            constant.release()  # what is mapped counts as this process's memory
-        if got.shape != meant.shape:
-            yield f"weight {name} is {got.shape}, the checkpoint's is {meant.shape}"
-        elif np.array_equal(got, meant.astype(got.dtype)):
-            yield None
-        else:
-            off, largest = np.abs(got.astype(np.float64) - meant).max(), np.abs(meant).max()
-            yield f"weight {name} is not the checkpoint's: off by up to {off:.3g} of {largest:.3g}"
+        stored, told_weight = (
+            Stored.by_name(str(value.name)),
+            f"weight {value.name!r} of {told(uses[0].node)}",
+        )
+        if stored.parameter in tensors:
+            fault = difference(constant, stored.of(tensors[stored.parameter]))
+            yield f"{told_weight} {fault}" if fault else None
+        elif len(constant.shape) == 2 and any(use.node.op_type in PRODUCTS for use in uses):
+            yield f"{told_weight} is no tensor of the checkpoint"
+
+
+def difference(constant: ir.TensorProtocol, meant: Array) -> str:
+    """Of what a graph stores from the checkpoint's, rounded to the same type, in words; "" if none."""
+    got = constant.numpy()
+    if isinstance(constant, ir.ExternalTensor):
+        got = got.copy()
+        constant.release()  # what is mapped counts as this process's memory
+    if got.shape != meant.shape:
+        return f"is {got.shape}, the checkpoint's is {meant.shape}"
+    if np.array_equal(got, meant.astype(got.dtype)):
+        return ""
+    off, largest = np.abs(got.astype(np.float64) - meant).max(), np.abs(meant).max()
+    return f"is not the checkpoint's: off by up to {off:.3g} of {largest:.3g}"
 
 
 def told(node: ir.Node) -> str:

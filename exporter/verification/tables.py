@@ -307,7 +307,7 @@ def told(report: VerificationReport) -> dict[str, list[str]]:
     kept = [kept_line(artifact, nodes) for artifact, nodes in report.fp32_nodes.items() if nodes]
     return {
         "what failed": failures,
-        "where": [str(culprit) for culprit in report.culprits],
+        "where": report.where(),
         "what stays in fp32": kept,
     }
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.errors import InputError
+from ...runtime.errors import BackendError, InputError
 from ..calibration import Calibration, recorded
 from ..errors import CheckpointError, SourceError, VerificationError
 from ..graphs import tensors_of
@@ -23,6 +24,7 @@ from ..source import Source, resolve_source
 from .examiners import examiner_of
 from .explain import explain, tracer_of
 from .files import NODE_BY_NODE, verify_file
+from .fitted_head import LinearHead
 from .fp32_nodes import fp32_nodes
 from .gate import Comparison, Metrics, ScoreMetrics, VectorMetrics
 from .node_executor import NotFiniteError
@@ -260,6 +262,13 @@ def examine(
     return report, examiner.to_arrays(expected), limits
 
 
+def checked_tensors(bundle: Bundle, model: Model) -> dict[str, Array]:
+    """What weights are held against: the checkpoint's tensors, and scikit-learn's of a fitted head."""
+    tensors = {name: tensor.detach().numpy() for name, tensor in tensors_of(model).items()}
+    head = LinearHead.of(bundle)
+    return tensors if head is None else {**tensors, "head.weight": head.weight, "head.bias": head.bias}
+
+
 def compare_all(
     bundle: Bundle,
     expected: Any,
@@ -269,13 +278,26 @@ def compare_all(
 ) -> VerificationReport:
     """Every artifact, every case; with PyTorch's model the weights too."""
     examiner = examiner_of(bundle.manifest)
-    tensors = None if model is None else tensors_of(model)
+    tensors = None if model is None else checked_tensors(bundle, model)
     comparisons: list[Comparison] = []
     kept = {}
     for artifact in bundle.manifest.artifacts:
         progress(f"{artifact.id}: {CASE}")
         comparisons.append(compare_structure(bundle, artifact, tensors))
-        comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
+        try:
+            comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
+        except BackendError as error:  # of this graph; the others are still judged
+            comparisons.append(
+                Comparison(
+                    artifact=artifact.id,
+                    backend="ort-cpu",
+                    case="running it at all",
+                    metrics={},
+                    limits={},
+                    failures=(str(error),),
+                )
+            )
+            continue
         if artifact.precision == "fp16":
             graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
             kept[artifact.id], broken = fp32_nodes(graph, artifact, trial)
