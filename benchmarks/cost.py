@@ -1,4 +1,4 @@
-"""What export and import cost: seconds and memory.
+"""What export, verification, lint and import cost: seconds and memory.
 
 python -m benchmarks.cost [--work FOLDER]
 """
@@ -32,6 +32,19 @@ def export_cost(work: Path) -> dict[str, Any]:
     return {**cost, "bytes": sizes}
 
 
+def checking_cost(work: Path) -> dict[str, Any]:
+    """`planforge verify` of GPT-2 124M in fp32, fp16 and int8, and `planforge lint` of its 500 MB in fp32."""
+    checkpoint, bundle = gpt2(work / "gpt2-124m-sure", sure=True), work / "checked"
+    planforge = Path(sys.executable).with_name("planforge")
+    choices = ["--target", "cpu,portable", "--precision", "fp32,fp16,int8", "--force", "--no-verify"]
+    subprocess.run([str(planforge), "export", str(checkpoint), "-o", str(bundle), *choices], check=True)
+    (graph,) = (bundle / "onnx").glob("decoder.portable.fp32*.onnx")
+    return {
+        "verify_gpt2_124m": measured([planforge, "verify", bundle]),
+        "lint_500mb": measured([planforge, "lint", graph], may_object=True),
+    }
+
+
 def import_cost(runs: int = 9) -> dict[str, Any]:
     """`import planforge.runtime` in fresh processes, files in the page cache."""
     samples = []
@@ -46,12 +59,15 @@ def import_cost(runs: int = 9) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures both and writes results/cost.json."""
+    """Measures all and writes results/cost.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     work = parser.parse_args().work
     work.mkdir(parents=True, exist_ok=True)
-    write_result("cost", {"import_runtime": import_cost(), "export_gpt2_124m": export_cost(work)})
+    write_result(
+        "cost",
+        {"import_runtime": import_cost(), "export_gpt2_124m": export_cost(work), **checking_cost(work)},
+    )
 
 
 if __name__ == "__main__":

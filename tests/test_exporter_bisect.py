@@ -198,39 +198,3 @@ def test_distance_is_in_units_of_spread() -> None:
     assert distance(np.array([1, 2]), np.array([1, 2])) == 0
     assert distance(np.array([1, 3]), np.array([1, 2])) == np.inf
     assert np.isnan(distance(np.array([np.nan, 0]), want))
-
-
-def test_an_onnx_file_of_any_model_is_held_against_itself_and_another(
-    minilm_bundle: Path, tmp_path: Path
-) -> None:
-    bundle = Bundle.open(minilm_bundle)
-    sound = bundle.path(bundle.manifest.artifacts[0].file)
-    report = verify(sound)
-    assert report.passed
-    assert report.against == "itself node by node"
-    own = Path(shutil.copytree(minilm_bundle, tmp_path / "own"))
-    replace_graph(own, bundle.manifest.artifacts[0].id, perturbed("layers.2.attention.output"))
-    damaged = own / bundle.manifest.artifacts[0].file
-    report = verify(damaged, against=sound)
-    assert not report.passed
-    (culprit,) = report.culprits
-    assert (culprit.module, culprit.layer) == ("layers.2.attention.output", 2)
-    assert culprit.artifact == damaged.name
-
-
-def test_what_an_onnx_file_cannot_be_run_with_is_said(demo_bundle: Path, tmp_path: Path) -> None:
-    bundle = Bundle.open(demo_bundle)
-    decoder = bundle.path(bundle.manifest.artifact("decoder.portable.fp32").file)
-    with pytest.raises(VerificationError, match=r"--inputs FILE\.npz"):
-        verify(decoder)  # its axes depend on each other, which its shapes do not say
-    np.savez(tmp_path / "some.npz", input_ids=np.ones((1, 2), np.int64))
-    with pytest.raises(InputError, match="no array 'attention_mask'"):
-        verify(decoder, inputs=tmp_path / "some.npz")
-    (tmp_path / "none.npz").write_text("no archive")
-    with pytest.raises(InputError, match=r"cannot be read as \.npz"):
-        verify(decoder, inputs=tmp_path / "none.npz")
-    (tmp_path / "text.onnx").write_text("no graph")
-    with pytest.raises(VerificationError, match="is not an ONNX file"):
-        verify(tmp_path / "text.onnx")
-    with pytest.raises(InputError, match=r"\.onnx file"):
-        verify(demo_bundle, inputs=tmp_path / "some.npz")

@@ -158,7 +158,9 @@ def test_a_head_that_is_not_scikit_learns_is_noticed(encoder_bundle: Path, tmp_p
     (fitted / "manifest.json").write_text(json.dumps(manifest))
     report = verify(fitted, source=encoder_bundle.parent / "checkpoint")
     assert not report.passed
-    assert all(f.startswith(("logits", "weight 'head.weight'")) for c in report.comparisons for f in c.failures)
+    assert all(
+        f.startswith(("logits", "weight 'head.weight'")) for c in report.comparisons for f in c.failures
+    )
 
 
 @pytest.mark.parametrize(

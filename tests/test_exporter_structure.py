@@ -7,6 +7,8 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
+from planforge.exporter import export
+from planforge.exporter.passes import tables
 from planforge.exporter.passes.fp16 import ConvertToFp16
 from planforge.exporter.passes.fp16_ranges import Choice
 from planforge.exporter.passes.weights import Stored
@@ -15,7 +17,7 @@ from planforge.exporter.verification.verify import checked_tensors, recorded_sou
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 
-from .helpers_faults import node_of, perturbed, scale_factor, weight_of
+from .helpers_faults import change_weight, node_of, perturbed, scale_factor, weight_of
 from .helpers_graphs import replace_graph
 
 
@@ -30,11 +32,12 @@ def faults_read(bundle: Path, artifact: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("name", "stored"),
     [
-        ("h.0.c_fc.weight", Stored("h.0.c_fc.weight", False, 0)),
-        ("wte.weight.transposed", Stored("wte.weight", True, 0)),
-        ("wte.weight.transposed_fp16", Stored("wte.weight", True, 0)),
-        ("a.weight.transposed.times2^-13_fp16", Stored("a.weight", True, 13)),
-        ("a.weight.times2^-1", Stored("a.weight", False, 1)),
+        ("h.0.c_fc.weight", Stored("h.0.c_fc.weight")),
+        ("wte.weight.transposed", Stored("wte.weight", transposed=True)),
+        ("wte.weight.transposed_fp16", Stored("wte.weight", transposed=True)),
+        ("a.weight.transposed.times2^-13_fp16", Stored("a.weight", transposed=True, shift=13)),
+        ("a.weight.times2^-1", Stored("a.weight", shift=1)),
+        ("wte.weight.rows.6283", Stored("wte.weight", first=6283)),
     ],
 )
 def test_a_name_says_how_a_parameter_is_stored(name: str, stored: Stored) -> None:
@@ -64,6 +67,22 @@ def test_weights_of_scaled_products_are_read(own_bundle: Path) -> None:
     (fault,) = faults_read(own_bundle, "decoder.portable.fp16")
     assert "times2^-3" in fault
     assert "of h.1.mlp.c_proj is not the checkpoint's" in fault
+
+
+def test_parts_of_a_large_table_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 1000)
+    bundle = export("gpt2-demo", tmp_path / "bundle", target=["cpu"], max_length=64, verify=False).bundle
+    assert faults_read(bundle, "decoder.ort.fp32") == ()
+    parts: list[str] = []
+
+    def change(model: ir.Model) -> None:
+        parts.extend(name for name in model.graph.initializers if ".rows." in name)
+        change_weight(model.graph.initializers[parts[-1]], lambda weight: weight * 1.01)
+
+    replace_graph(bundle, "decoder.ort.fp32", change)
+    assert len(parts) == tables.PARTS
+    (fault,) = faults_read(bundle, "decoder.ort.fp32")
+    assert f"{parts[-1]!r} of node" in fault
 
 
 def test_a_matrix_that_the_checkpoint_does_not_have_is_told(own_bundle: Path) -> None:

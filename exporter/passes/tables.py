@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from .weights import Weight, constant_weight, initializer, view_of
+from .weights import ROWS, Weight, constant_weight, initializer, view_of
 
 # ONNX Runtime packs a MatMul's weight into memory of its own while it opens a graph, and lets go of the
 # original after that. In pieces, only one of them is there twice at a time.
@@ -30,7 +30,7 @@ class SplitSharedTable(ir.passes.InPlacePass):
             parts = []
             for first, count in parts_of(weight.rows):
                 view = view_of(weight.tensor, first, (count, *weight.tensor.shape.numpy()[1:]))
-                piece = initializer(graph, f"{weight.name}.rows.{first}", view)
+                piece = initializer(graph, f"{weight.name}{ROWS}{first}", view)
                 bias = part_of_bias(graph, weight, first, count)
                 parts.append(ir.node("Gemm", [node.inputs[0], piece, bias], {"transB": 1}))
             replace_by_parts(graph, node, parts)
@@ -45,7 +45,7 @@ def part_of_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.
     if bias is None or count == weight.rows:
         return bias
     assert bias.const_value is not None
-    return initializer(graph, f"{bias.name}.{first}", view_of(bias.const_value, first, (count,)))
+    return initializer(graph, f"{bias.name}{ROWS}{first}", view_of(bias.const_value, first, (count,)))
 
 
 def parts_of(rows: int) -> list[tuple[int, int]]:

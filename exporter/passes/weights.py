@@ -18,7 +18,10 @@ MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 TRANSPOSED = ".transposed"  # ends the name of a parameter that is stored so
 SCALED = ".times2^-"  # and a number: of one that is stored times that power of two
 HALVED = "_fp16"  # of one that is stored in fp16
-STORED = re.compile(rf"(.+?)({re.escape(TRANSPOSED)})?(?:{re.escape(SCALED)}(\d+))?(?:{HALVED})?")
+ROWS = ".rows."  # and a number: of a part, from that row on
+STORED = re.compile(
+    rf"(.+?)({re.escape(TRANSPOSED)})?(?:{re.escape(SCALED)}(\d+))?(?:{HALVED})?(?:{re.escape(ROWS)}(\d+))?"
+)
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
 
 
@@ -68,18 +71,22 @@ class Stored:
     """How a graph stores a parameter, by the name of its initializer."""
 
     parameter: str
-    transposed: bool
-    shift: int
+    transposed: bool = False
+    shift: int = 0
+    first: int | None = None
 
     @classmethod
     def by_name(cls, name: str) -> Stored:
         match = STORED.fullmatch(name)
-        return cls(match[1], bool(match[2]), int(match[3] or 0)) if match else cls(name, False, 0)
+        if match is None:
+            return cls(name)
+        return cls(match[1], bool(match[2]), int(match[3] or 0), None if match[4] is None else int(match[4]))
 
-    def of(self, array: np.ndarray) -> np.ndarray:
-        """What is stored of a parameter, before its type is."""
+    def of(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """What is stored of a parameter in a tensor of this shape, before it gets the tensor's type."""
         array = array.T if self.transposed else array
-        return np.ldexp(array, -self.shift) if self.shift else array
+        array = np.ldexp(array, -self.shift) if self.shift else array
+        return array if self.first is None else array[self.first : self.first + shape[0]]
 
 
 def is_matrix_transpose(node: ir.Node) -> bool:

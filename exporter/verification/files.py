@@ -112,9 +112,13 @@ def verify_file(
     feeds = read_inputs(inputs, file) if inputs is not None else made_up(file)
     progress(f"{path.name}: ort-cpu")
     engine = run(file, OnnxFile.on_engine, feeds)
+    if isinstance(engine, BackendError):
+        unloadable = compared(file, engine, engine, "fp32", "running it at all")
+        return VerificationReport(False, (unloadable,), witness=f"itself {NODE_BY_NODE}")
     comparisons = []
     culprits: tuple[Culprit, ...] = ()
-    got, case = engine, ""
+    got: Results = engine
+    case = ""
     if not nested:
         progress(f"{path.name}: {NODE_BY_NODE}")
         got, case = run(file, OnnxFile.executed, feeds), f"{NODE_BY_NODE}, "
@@ -212,7 +216,7 @@ def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:
     missing = [spec.name for spec in file.artifact.inputs if spec.name not in arrays]
     if missing:
         raise InputError(f"{path} has no array {missing[0]!r}; it has {', '.join(arrays) or 'none'}")
-    return arrays
+    return {spec.name: arrays[spec.name] for spec in file.artifact.inputs}
 
 
 def made_up(file: OnnxFile) -> dict[str, Array]:

@@ -110,7 +110,7 @@ def checked_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[s
             f"weight {value.name!r} of {told(uses[0].node)}",
         )
         if stored.parameter in tensors:
-            fault = difference(constant, stored.of(tensors[stored.parameter]))
+            fault = difference(constant, stored.of(tensors[stored.parameter], constant.shape.numpy()))
             yield f"{told_weight} {fault}" if fault else None
         elif len(constant.shape) == 2 and any(use.node.op_type in PRODUCTS for use in uses):
             yield f"{told_weight} is no tensor of the checkpoint"
