@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,9 +160,11 @@ def ranges(
             found[name] = max(found.get(name, 0.0), float(np.abs(array).max()))
 
     full = in_fp32(artifact)
+    others = tuple(in_fp32(other) for other in bundle.manifest.artifacts)  # a decoder reads its encoder
+    bundle = Bundle(bundle.folder, replace(bundle.manifest, artifacts=others))
 
     def opened(other: Artifact) -> ExecutedProgram:
-        return ExecutedProgram(graphs[recipe_of(other)], in_fp32(other))
+        return ExecutedProgram(graphs[recipe_of(other)], other)
 
     trial = examiner_of(bundle.manifest).trial(bundle, full, expected, whole=True, opened=opened)
     try:

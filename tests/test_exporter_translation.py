@@ -197,6 +197,14 @@ def test_pytorch_catches_a_cache_whose_rows_stay_where_they_are(
     assert any("score_error" in failure for failure in failed[0].failures)
 
 
+def test_fp16_alone_and_the_smallest_sizes(tmp_path: Path) -> None:
+    options = {"precision": ["fp16"], "target": ["portable"], "max_batch": 1, "max_length": 8}
+    bundle = export("transformer-demo", tmp_path / "bundle", **options).bundle  # type: ignore[arg-type]
+    artifacts = Bundle.open(bundle).manifest.artifacts
+    assert [artifact.id for artifact in artifacts] == ["encoder.portable.fp16", "decoder.portable.fp16"]
+    assert all(artifact.gate["passed"] for artifact in artifacts)
+
+
 def test_generation_settings_are_kept(marian: Path) -> None:
     generation: dict[str, Any] = {
         **{"num_beams": 6, "length_penalty": 0.8, "early_stopping": True, "no_repeat_ngram_size": 3},

@@ -20,7 +20,7 @@ from ...runtime.text.tokenizer import Tokenizer
 from .decoder_samples import Expectation, Sample, expect, from_arrays, gaps, limits, run_texts, to_arrays
 from .divergence import follow, with_divergence
 from .gate import Comparison, Logits, Metrics, Outcome, judged, measure
-from .node_executor import ExecutedProgram, NotFiniteError
+from .node_executor import ExecutedProgram, NotFiniteError, rounded_to
 from .passages import measure_text, read_passages
 from .trial import Step, Trial, positions_of
 
@@ -60,7 +60,7 @@ def compare(
     if artifact.precision == "fp16":
         progress(f"{artifact.id}: node by node")
         outcome = rounded_prefill(bundle, artifact, expected.samples[0], limits)
-        engine, case = f"node by node, rounded to {artifact.precision}", "prefill of every position"
+        engine, case = rounded_to(artifact.precision), "prefill of every position"
         comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(outcome)))
     return comparisons
 

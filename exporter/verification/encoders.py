@@ -36,7 +36,7 @@ from .gate import (
     judge,
     limits_for,
 )
-from .node_executor import ExecutedProgram, NotFiniteError
+from .node_executor import ExecutedProgram, NotFiniteError, rounded_to
 from .trial import Step, Trial, positions_of
 
 MAX_BATCH = 8  # of the padded case
@@ -119,7 +119,7 @@ def compare(
     finally:
         encoder.close()
     if artifact.precision == "fp16":
-        engine = f"node by node, rounded to {artifact.precision}"
+        engine = rounded_to(artifact.precision)
         batch = trial_samples(expected)
 
         def rounded_run() -> list[Outputs]:

@@ -19,7 +19,7 @@ from ...runtime.errors import BackendError, InputError
 from ..errors import VerificationError, first_line
 from .bisect import Band, Culprit, Witnesses, distance, find_culprit
 from .gate import CAPS, Comparison, Outcome, VectorMetrics, judge, limits_for, measure_vectors
-from .node_executor import ExecutedProgram, NotFiniteError
+from .node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError
 from .report import VerificationReport
 from .trial import Step, Trial
 
@@ -29,7 +29,6 @@ TYPES = {  # that show a graph's precision, lowest first
     "fp16": {ir.DataType.FLOAT16},
 }
 LENGTHS = (2, 8)  # of made-up inputs: the first named axis, and every other
-NODE_BY_NODE = "node by node"
 Results: TypeAlias = "dict[str, Array] | NotFiniteError | BackendError"
 
 

@@ -16,6 +16,8 @@ from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
 from ...runtime.backends.ort_backend import mapped_errors
 from ...runtime.bundle.manifest import Artifact
 
+NODE_BY_NODE = "node by node"
+
 # Sees each result: the node, the result's name (or a part of an Attention: "y, scores"), and its numbers.
 Observer: TypeAlias = Callable[[ir.Node, str, Array], None]
 
@@ -187,6 +189,11 @@ class ExecutedProgram:
 
     def close(self) -> None:
         del self.executor
+
+
+def rounded_to(precision: str) -> str:
+    """What stands in the place of an engine's name where a graph was executed node by node."""
+    return f"{NODE_BY_NODE}, rounded to {precision}"
 
 
 def in_parts(node: ir.Node, feeds: Sequence[Array | None]) -> bool:

@@ -34,7 +34,7 @@ from .gate import (
     limits_for,
     scale_of,
 )
-from .node_executor import ExecutedProgram, NotFiniteError
+from .node_executor import ExecutedProgram, NotFiniteError, rounded_to
 from .translation_engine import Engine
 from .translation_samples import (
     Expectation,
@@ -198,7 +198,7 @@ def compare(
         engine.close()
     if artifact.precision == "fp16":
         progress(f"{artifact.id}: node by node")
-        name = f"node by node, rounded to {artifact.precision}"
+        name = rounded_to(artifact.precision)
         engine = Engine(bundle, artifact, lambda each: ExecutedProgram(ir.load(bundle.path(each.file)), each))
         samples = [*expected.samples[:2], expected.samples[-2]]
         run = (cross_case if artifact.graph == "encoder" else at_once_case)(engine, samples, limits)

@@ -23,11 +23,11 @@ from ..prompts import read_prompts
 from ..source import Source, resolve_source
 from .examiners import examiner_of
 from .explain import explain, tracer_of
-from .files import NODE_BY_NODE, verify_file
+from .files import verify_file
 from .fitted_head import LinearHead
 from .fp32_nodes import fp32_nodes
 from .gate import Comparison, Metrics, ScoreMetrics, VectorMetrics
-from .node_executor import NotFiniteError
+from .node_executor import NotFiniteError, rounded_to
 from .passages import TextMetrics
 from .report import VerificationReport, read_golden
 from .structure import CASE, compare_structure
@@ -105,7 +105,7 @@ def verify(
     arrays, usual = read_golden(golden_file(opened))
     expected = examiner_of(opened.manifest).from_arrays(arrays)
     report = compare_all(opened, expected, usual, progress)
-    return explain(opened, tightened(report, limits or {}), expected, progress)
+    return tightened(explain(opened, report, expected, progress), limits or {})
 
 
 def with_pytorch(
@@ -129,8 +129,7 @@ def with_pytorch(
     calibration = recorded(opened, model)
     report, _, _ = examine(opened, model, expected, calibration, progress)
     tracer = tracer_of(opened.manifest, checkpoint, model)
-    report = tightened(report, limits)
-    return explain(opened, report, expected, progress, model, calibration, tracer)
+    return tightened(explain(opened, report, expected, progress, model, calibration, tracer), limits)
 
 
 def restricted(bundle: Bundle, only: Sequence[str]) -> Bundle:
@@ -175,7 +174,7 @@ def finite_comparison(artifact: Artifact, trial: Trial, broken: NotFiniteError |
     """Whether every result of a trial, each rounded, was finite: of padding, and on top of a past."""
     return Comparison(
         artifact=artifact.id,
-        backend=f"{NODE_BY_NODE}, rounded to {artifact.precision}",
+        backend=rounded_to(artifact.precision),
         case=f"every result of {' and '.join(step.name for step in trial.steps)}, padded, is finite",
         metrics={"finite": broken is None},
         limits={},
