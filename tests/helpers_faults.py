@@ -122,6 +122,19 @@ def no_mask(number: int = 0) -> Plant:
     return plant
 
 
+def future_after_a_past(model: ir.Model) -> None:
+    """Drops the causal mask of every step that has a past: a fault that no single prefill shows."""
+    order = next(node for node in model.graph if node.op_type == "LessOrEqual")
+    users = list(order.outputs[0].uses())
+    past = next(v for v in model.graph.inputs if v.name == "past_key_values.0.key")
+    length = ir.node("Shape", [past], {"start": 2, "end": 3})
+    some = ir.node("Greater", [length.outputs[0], constant(model, "none", np.array(0))])
+    both = ir.node("Or", [order.outputs[0], some.outputs[0]])
+    model.graph.insert_after(order, [length, some, both])
+    for user, index in users:
+        user.replace_input_with(index, both.outputs[0])
+
+
 def late_positions(module: str) -> Plant:
     """Each token has the place of the one before it."""
 
@@ -172,6 +185,31 @@ def low_mask(model: ir.Model) -> None:
     lower.outputs[0].type = ir.TensorType(ir.DataType.FLOAT16)
     model.graph.insert_before(add, lower)
     add.replace_input_with(0, lower.outputs[0])
+
+
+def low_at_late_positions(first: int) -> Plant:
+    """-65504 twice from a position on, where a mask hides it: -inf in fp16."""
+
+    def plant(model: ir.Model) -> None:
+        half = ir.TensorType(ir.DataType.FLOAT16)
+        where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
+        positions = next(value for value in model.graph.inputs if value.name == "position_ids")
+        late = ir.node("Greater", [positions, constant(model, "first", np.array(first))])
+        wide = ir.node("Unsqueeze", [late.outputs[0], constant(model, "both", np.array([1, 3]))])
+        zero, low = (constant(model, n, np.array(x, np.float16)) for n, x in (("none", 0), ("low", -65504)))
+        lower = ir.node("Where", [wide.outputs[0], low, zero])
+        twice = ir.node("Add", [lower.outputs[0], lower.outputs[0]], name="twice")
+        nothing = ir.node("Max", [twice.outputs[0], constant(model, "least", np.array(0, np.float16))])
+        added = ir.node("Add", [where.outputs[0], nothing.outputs[0]])
+        for node in (lower, twice, nothing, added):
+            node.outputs[0].type = half
+        for node in (late, wide):
+            node.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
+        ir.convenience.replace_all_uses_with(where.outputs[0], added.outputs[0])
+        added.replace_input_with(0, where.outputs[0])
+        model.graph.insert_after(where, [late, wide, lower, twice, nothing, added])
+
+    return plant
 
 
 def low_padding(model: ir.Model) -> None:

@@ -20,7 +20,7 @@ from planforge.exporter.verification.html_report import Subject, html_report
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
-from .helpers_faults import Plant, coarse, low_padding, perturbed, swapped, transposed
+from .helpers_faults import Plant, coarse, low_at_late_positions, low_padding, perturbed, swapped, transposed
 from .helpers_graphs import replace_graph
 
 
@@ -99,6 +99,14 @@ def test_an_overflow_of_padding_alone_is_found_by_rounding_a_padded_batch(own_bu
     assert len(failed) == 1
     assert failed[0].backend == "node by node, rounded to fp16"
     assert "gives inf" in failed[0].failures[0]
+
+
+def test_an_overflow_at_late_positions_alone_is_found(own_bundle: Path) -> None:
+    replace_graph(own_bundle, "decoder.portable.fp16", low_at_late_positions(200))
+    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp16"])
+    (failed,) = [c for c in report.comparisons if not c.passed]
+    assert (failed.backend, failed.case) == ("node by node, rounded to fp16", "full context")
+    assert any("gives inf" in failure for failure in failed.failures)
 
 
 def graph_of(bundle: Path, artifact: str) -> ir.Graph:

@@ -15,7 +15,7 @@ import pytest
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import InputError
+from planforge.runtime.errors import InputError, PlanForgeError
 
 from .helpers_cli import planforge
 from .helpers_faults import perturbed
@@ -83,12 +83,114 @@ def test_nodes_that_hold_graphs_run_on_onnx_runtime_alone(tmp_path: Path, inputs
         write_file(tmp_path / f"{name}.onnx", CHOICE, factor=factor)
         for name, factor in (("one", "2"), ("same", "2"), ("other", "3"))
     )
-    with pytest.raises(VerificationError, match=r"If .* cannot be run node by node.*--against"):
+    with pytest.raises(VerificationError, match=r"cannot be run node by node.*\(If\) holds.*--against"):
         verify(one, inputs=inputs)
     report = verify(one, inputs=inputs, against=same)
     assert report.passed
     assert report.against == "same.onnx"
     assert not verify(one, inputs=inputs, against=other).passed
+
+
+HEAD = '<ir_version: 10, opset_import: ["" : 20]>'
+
+
+def of_text(path: Path, text: str) -> Path:
+    onnx.save(onnx.parser.parse_model(text), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mask", "overflows"),
+    [([10000, -np.inf, 0, 0], True), ([0, -np.inf, 0, 0], False), ([10000, 0, 0, 0], True)],
+)
+def test_an_infinity_beside_a_mask_is_still_one(tmp_path: Path, mask: list[float], overflows: bool) -> None:
+    text = f"{HEAD} g (float16[1, 4] x, float16[4] m) => (float16[1, 4] y) {{ a = Add (x, m) y = Tanh (a) }}"
+    np.savez(tmp_path / "in.npz", x=np.full((1, 4), 60000, np.float16), m=np.array(mask, np.float16))
+    report = verify(of_text(tmp_path / "a.onnx", text), inputs=tmp_path / "in.npz")
+    assert report.passed == (not overflows)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "g (float[2, 4] x) => (float[2, 4] y) <float far = {100}> { a = Sub (x, far) y = Relu (a) }",
+        "g (float[1, 1] x) => (float[1, 1] y) <float one = {1}> { y = Add (x, one) }",
+        "g (float[2, 4] x) => (float[2, 4] y) <float[1] w = {2}> { y = Mul (x, w) }",
+    ],
+)
+def test_zeros_and_single_numbers_are_no_fault(tmp_path: Path, body: str) -> None:
+    assert verify(of_text(tmp_path / "a.onnx", f"{HEAD} {body}")).passed
+
+
+def test_a_single_number_in_fp16_is_held_to_its_own_size(tmp_path: Path) -> None:
+    full, half = (
+        of_text(
+            tmp_path / f"{kind}.onnx",
+            f"{HEAD} g ({kind}[1, 1] x) => ({kind}[1, 1] y) {{ y = Sigmoid (x) }}",
+        )
+        for kind in ("float", "float16")
+    )
+    assert verify(half, against=full).passed
+
+
+def test_masked_outputs_may_be_minus_infinity(tmp_path: Path, inputs: Path) -> None:
+    text = MASKED.replace("Softmax <axis = -1>", "Identity")
+    assert verify(write_file(tmp_path / "a.onnx", text, low="-inf"), inputs=inputs).passed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("g (float[2, 5] x) => (float[2, 5] y) { y = Tanh (x) }", r"'x' is .*\(2, 4\)"),
+        ("g (float[2, 4] xx) => (float[2, 4] y) { y = Tanh (xx) }", "has inputs xx"),
+        ("g (string[2] x) => (string[2] y) { y = Identity (x) }", "x"),
+    ],
+)
+def test_files_that_do_not_take_the_same_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    one = of_text(tmp_path / "one.onnx", f"{HEAD} g (float[2, 4] x) => (float[2, 4] y) {{ y = Tanh (x) }}")
+    with pytest.raises(PlanForgeError, match=words):
+        verify(one, against=of_text(tmp_path / "other.onnx", f"{HEAD} {text}"))
+    with pytest.raises(VerificationError, match="is not there"):
+        verify(one, against=tmp_path / "none.onnx")
+
+
+def test_an_output_of_one_file_only_fails(tmp_path: Path) -> None:
+    one, two = (
+        of_text(
+            tmp_path / f"{n}.onnx", f"{HEAD} g (float[2, 4] x) => ({outputs}) {{ y = Tanh (x) z = Relu (x) }}"
+        )
+        for n, outputs in ((1, "float[2, 4] y"), (2, "float[2, 4] y, float[2, 4] z"))
+    )
+    for pair in ((one, two), (two, one)):
+        failures = [f for c in verify(pair[0], against=pair[1]).comparisons for f in c.failures]
+        assert failures == ["z: is an output of one file only"]
+
+
+SEQUENCE = f"""{HEAD} g (float[4, 2] x) => (float[4, 2] y) {{
+  s = SplitToSequence <axis = 0> (x)
+  y = ConcatFromSequence <axis = 0> (s)
+}}"""
+FUNCTION = """<ir_version: 10, opset_import: ["" : 20, "my" : 1]>
+g (float[2, 4] x) => (float[2, 4] y) { y = my.twice (x) }
+<domain: "my", opset_import: ["" : 20]>
+twice (a) => (b) { b = Add (a, a) }"""
+
+
+def test_what_cannot_run_alone_is_compared_on_onnx_runtime(tmp_path: Path) -> None:
+    sequence = of_text(tmp_path / "sequence.onnx", SEQUENCE)
+    with pytest.raises(VerificationError, match=r"SplitToSequence\) gives a sequence.*--against"):
+        verify(sequence)
+    assert verify(sequence, against=sequence).passed
+    assert verify(of_text(tmp_path / "function.onnx", FUNCTION)).passed  # which is inlined
+
+
+def test_weights_may_be_listed_among_the_inputs(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        f"{HEAD} g (float[2, 4] x, float[4] w) => (float[2, 4] y) {{ y = Mul (x, w) }}"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    onnx.save(model, tmp_path / "old.onnx")
+    assert verify(tmp_path / "old.onnx").passed
 
 
 def test_a_file_that_onnx_runtime_cannot_load_fails_and_is_reported(tmp_path: Path, inputs: Path) -> None:

@@ -122,11 +122,14 @@ def test_lengths_of_one_name_are_only_a_warning_as_onnx_runtime_looks_at_numbers
 
 SCORES = -648.0  # of a row in which nothing is seen
 ADDED = "y = Softmax(a) a = Add(x, m) m = Where(c, o, n)"
+SUBTRACTED = "y = Softmax(a) a = Sub(x, m) m = Where(c, o, n)"
 SELECTED = "y = Softmax(a) a = Where(c, x, n)"
 MASKS = [  # how, the mask's number, whether the graph is fp16, and whether lint calls it wrong
     (ADDED, -65504.0, True, True),
     (ADDED, -30000.0, True, False),
     (ADDED, -60000.0, True, False),
+    (SUBTRACTED, 65504.0, True, True),
+    (SUBTRACTED, 30000.0, True, False),
     (SELECTED, -65504.0, True, False),
     (ADDED, -65504.0, False, False),
     (ADDED, float(np.finfo(np.float32).min), False, False),
@@ -158,6 +161,33 @@ def test_a_mask_is_called_wrong_where_a_row_that_sees_nothing_becomes_nan(
     with np.errstate(over="ignore", invalid="ignore"):
         (weights,) = ReferenceEvaluator(model).run(None, {"x": scores, "c": np.zeros((1, 4), bool)})
     assert bool(np.isnan(weights).any()) == wrong
+
+
+@pytest.mark.parametrize(
+    ("mask", "used", "last"),
+    [
+        ("Sub(one, c)", "Sub(x, h)", "Softmax"),  # GPT-2's own: w * b - 1e9 * (1 - b)
+        ("Sub(c, one)", "Add(x, h)", "Softmax"),
+        ("Sub(c, one)", "Add(x, h)", "LogSoftmax"),
+    ],
+)
+def test_a_mask_that_is_multiplied_is_wrong_whatever_its_sign(
+    mask: str, used: str, last: str, tmp_path: Path
+) -> None:
+    body = "(float16[1,4] x, float[1,4] c) => (float16[1,4] y)" + (
+        f"{{ m = {mask} b = Mul(m, n) h = Cast <to = 10>(b) a = {used} y = {last}(a) }}"
+    )
+    model = model_of(Case("mask", "", body))
+    for name, value in (("n", 1e9), ("one", 1.0)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value, np.float32), name))
+    path = tmp_path / "mask.onnx"
+    path.write_bytes(model.SerializeToString())
+    findings = {(finding.rule, finding.severity) for finding in lint(path, ["rtx"]).findings}
+    assert ("mask-outside-fp16", "wrong") in findings
+    feeds = {"x": np.full((1, 4), SCORES, np.float16), "c": np.zeros((1, 4), np.float32)}
+    with np.errstate(over="ignore", invalid="ignore"):
+        (weights,) = ReferenceEvaluator(model).run(None, feeds)
+    assert np.isnan(weights).all()
 
 
 def test_a_float_mask_that_is_cast_to_half_is_wrong(tmp_path: Path) -> None:

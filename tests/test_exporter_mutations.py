@@ -21,6 +21,7 @@ from planforge.exporter.calibration import recorded
 from planforge.exporter.graphs import in_fp32, recipe_of
 from planforge.exporter.prompts import read_prompts
 from planforge.exporter.verification.bisect import (
+    PYTORCH,
     Culprit,
     Witnesses,
     find_culprit,
@@ -39,6 +40,7 @@ from planforge.runtime.decoding import cache
 from .helpers_faults import (
     Fault,
     epsilon,
+    future_after_a_past,
     late_positions,
     low_mask,
     no_mask,
@@ -69,7 +71,9 @@ class Ground:
         self.calibration = recorded(self.bundle, self.model)
         self.tensors = checked_tensors(self.bundle, self.model)
         self.limits = functools.cache(self._limits)
-        self.witnesses = functools.cache(self._witnesses)
+        self.sound_witnesses = functools.cache(
+            lambda name: self.witnesses(self.bundle.manifest.artifact(name))
+        )
 
     def _limits(self, precision: str) -> dict[str, float]:
         rounding = self.calibration.rounding(precision)
@@ -78,13 +82,13 @@ class Ground:
         )
         return self.examiner.limits(self.bundle, self.expected, precision, gaps)
 
-    def _witnesses(self, artifact_id: str) -> Witnesses:
-        artifact = self.bundle.manifest.artifact(artifact_id)
+    def witnesses(self, artifact: Artifact) -> Witnesses:
+        """What a graph's nodes are held against, run as the runtime runs them now."""
         trial = self.examiner.trial(self.bundle, artifact, self.expected)
         full_id = f"{recipe_of(artifact)}.fp32"
         own, full = (
             ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
-            for name in (artifact_id, full_id)
+            for name in (artifact.id, full_id)
         )
         rounding = self.calibration.rounding(artifact.precision)
         return Witnesses(
@@ -104,7 +108,9 @@ class Ground:
             for path, content in zip(files, sound, strict=True):
                 path.write_bytes(content)
 
-    def examined(self, bundle: Bundle, artifact: Artifact) -> tuple[list[Comparison], Culprit | None]:
+    def examined(
+        self, bundle: Bundle, artifact: Artifact, witnesses: Witnesses | None = None
+    ) -> tuple[list[Comparison], Culprit | None]:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
         comparisons = [
             compare_structure(bundle, artifact, self.tensors),
@@ -114,7 +120,7 @@ class Ground:
         ]
         trial = self.examiner.trial(bundle, artifact, self.expected)
         graph = ir.load(bundle.path(artifact.file))
-        culprit = find_culprit(graph, artifact, trial, self.witnesses(artifact.id))
+        culprit = find_culprit(graph, artifact, trial, witnesses or self.sound_witnesses(artifact.id))
         return [comparison for comparison in comparisons if not comparison.passed], culprit
 
 
@@ -323,12 +329,13 @@ def test_a_stale_cache_is_caught(
     name: str,
     break_cache: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    own = ground("GPT-2")
-    own.witnesses(artifact)  # while the cache is honest
+    own, graph = ground("GPT-2"), ground("GPT-2").bundle.manifest.artifact(artifact)
     break_cache(monkeypatch)
-    failed, culprit = own.examined(own.bundle, own.bundle.manifest.artifact(artifact))
+    failed, culprit = own.examined(own.bundle, graph, own.witnesses(graph))
     assert failed
     assert culprit is not None
+    # The graph is sound, and so the same as the witness: PyTorch alone, which has no cache, contradicts.
+    assert culprit.witness == PYTORCH
     assert culprit.step == "decode"  # nothing is stale in a prefill
     table.append(row_of("GPT-2", artifact, f"in the decoder: {name}", failed, culprit))
 
@@ -347,16 +354,28 @@ def test_beams_whose_cache_rows_are_not_copied_are_caught(
     table.append(row_of("translation", artifact.id, "in the decoder: beams keep their rows", failed, culprit))
 
 
+def test_a_fault_of_steps_of_several_tokens_is_caught(
+    ground: Callable[[str], Ground], table: list[tuple[str, str, str, str]]
+) -> None:
+    own, artifact = ground("GPT-2"), "decoder.portable.fp32"
+    fault = Fault("the future is seen after a past", future_after_a_past, "", ())
+    with own.damaged(artifact, fault) as bundle:
+        failed, culprit = own.examined(bundle, bundle.manifest.artifact(artifact))
+    assert {comparison.case.split(",")[0] for comparison in failed} >= {"parts of 7 tokens"}
+    assert culprit is None  # it is searched with steps of a single token, which has no future
+    table.append(row_of("GPT-2", artifact, fault.name, failed, culprit))
+
+
 def test_padding_on_the_wrong_side_is_caught(
     ground: Callable[[str], Ground], table: list[tuple[str, str, str, str]]
 ) -> None:
     own = ground("GPT-2")
     artifact = own.bundle.manifest.artifact("decoder.inplace.fp32")
     assert artifact.padding_side == "right"
-    own.witnesses(artifact.id)
     wrong = dataclasses.replace(artifact, padding_side="left")
-    failed, culprit = own.examined(own.bundle, wrong)
+    failed, culprit = own.examined(own.bundle, wrong, own.witnesses(wrong))
     assert failed
     assert culprit is not None
+    assert culprit.witness == PYTORCH
     assert culprit.step == "prefill"
     table.append(row_of("GPT-2", artifact.id, "in the decoder: padding on the left", failed, culprit))

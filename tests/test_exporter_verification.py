@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.gate import Metrics, judge, limits_for, measure
 from planforge.exporter.verification.node_executor import NodeExecutor, NotFiniteError
 
+from .helpers_faults import epsilon
 from .helpers_graphs import nodes, replace_graph
 
 # A score of -648 on top of the mask that people take from finfo(float16).min is -inf in fp16, and a
@@ -140,67 +140,6 @@ def test_the_executor_rounds_after_every_node() -> None:
     assert (executed["weights"] != scores).any()
 
 
-def swap_key_and_value(model: ir.Model) -> None:
-    key, value = nodes(model, "Concat")[-2:]
-    new_key, new_value = key.inputs[1], value.inputs[1]
-    key.replace_input_with(1, new_value)
-    value.replace_input_with(1, new_key)
-
-
-def drop_the_mask(model: ir.Model) -> None:
-    (node,) = nodes(model, "Where")
-    node.replace_input_with(0, node.inputs[0])
-    node.replace_input_with(2, node.inputs[1])
-
-
-def shift_positions(model: ir.Model) -> None:
-    position_ids = next(v for v in model.graph.inputs if v.name == "position_ids")
-    (gather,) = [node for node, _ in position_ids.uses()]
-    one = ir.Value(name="one", const_value=ir.tensor(np.int64(1)), type=ir.TensorType(ir.DataType.INT64))
-    model.graph.register_initializer(one)
-    late = ir.node("Sub", [position_ids, one])
-    floor = ir.node("Max", [late.outputs[0], zero_of(model)])
-    model.graph.insert_before(gather, [late, floor])
-    gather.replace_input_with(1, floor.outputs[0])
-
-
-def zero_of(model: ir.Model) -> ir.Value:
-    zero = ir.Value(name="zero", const_value=ir.tensor(np.int64(0)), type=ir.TensorType(ir.DataType.INT64))
-    model.graph.register_initializer(zero)
-    return zero
-
-
-def see_the_future_after_a_past(model: ir.Model) -> None:
-    """Drops the causal mask of every step that has a past: a fault that no single prefill shows."""
-    (order,) = nodes(model, "LessOrEqual")
-    users = list(order.outputs[0].uses())
-    past = next(v for v in model.graph.inputs if v.name == "past_key_values.0.key")
-    length = ir.node("Shape", [past], {"start": 2, "end": 3})
-    some = ir.node("Greater", [length.outputs[0], zero_of(model)])
-    both = ir.node("Or", [order.outputs[0], some.outputs[0]])
-    model.graph.insert_after(order, [length, some, both])
-    for user, index in users:
-        user.replace_input_with(index, both.outputs[0])
-
-
-def change_epsilon(model: ir.Model) -> None:
-    nodes(model, "LayerNormalization")[0].attributes["epsilon"] = ir.AttrFloat32("epsilon", 1e-2)
-
-
-FAULTS = [swap_key_and_value, drop_the_mask, shift_positions, see_the_future_after_a_past, change_epsilon]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_caught(own_bundle: Path, fault: Callable[[ir.Model], None]) -> None:
-    replace_graph(own_bundle, "decoder.portable.fp32", fault)
-    report = verify(own_bundle, source="gpt2-demo")
-    assert not report.passed
-    failed = {c.artifact for c in report.comparisons if not c.passed}
-    assert failed == {"decoder.portable.fp32"}
-    with pytest.raises(VerificationError, match=r"max_error is .* at most 0.0001 is allowed"):
-        report.raise_if_failed()
-
-
 def test_a_mask_beyond_fp16_is_found_by_the_executor_alone(own_bundle: Path) -> None:
     def widen(model: ir.Model) -> None:
         (where,) = nodes(model, "Where")
@@ -222,7 +161,8 @@ def test_a_mask_beyond_fp16_is_found_by_the_executor_alone(own_bundle: Path) -> 
         add.replace_input_with(0, lower.outputs[0])
 
     replace_graph(own_bundle, "decoder.portable.fp16", widen)
-    failed = [c for c in verify(own_bundle, source="gpt2-demo").comparisons if not c.passed]
+    report = verify(own_bundle, source="gpt2-demo", only=["decoder.portable.fp16"])
+    failed = [c for c in report.comparisons if not c.passed]
     assert {(c.artifact, c.backend) for c in failed} == {
         ("decoder.portable.fp16", "node by node, rounded to fp16")
     }
@@ -234,7 +174,7 @@ def test_without_the_checkpoint_golden_data_judges(own_bundle: Path, monkeypatch
     report = verify(own_bundle)
     assert report.passed
     assert not report.with_pytorch
-    replace_graph(own_bundle, "decoder.inplace.fp32", change_epsilon)
+    replace_graph(own_bundle, "decoder.inplace.fp32", epsilon("h.0.ln_1", 1e-2))
     assert not verify(own_bundle).passed
     with pytest.raises(VerificationError, match="--source"):
         verify(own_bundle, prompts="prompts.txt")

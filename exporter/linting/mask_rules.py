@@ -30,17 +30,20 @@ class Step:
         half: whether it, or what is computed of it on the way, is in fp16.
         added: whether it is added to in fp16.
         depth: nodes to the softmax.
+        sign: 1, -1 where it is subtracted, 0 where it is multiplied by what nobody knows: a huge factor
+            makes a mask of minus itself, else it masks nothing.
     """
 
     value: ir.Value
     half: bool
     added: bool
     depth: int
+    sign: int = 1
 
 
 def masks(model: LintModel, target: LintTarget) -> Iterator[Hit]:
     for node in model.nodes:
-        if node.op_type == "Softmax" and is_standard(node):
+        if node.op_type in ("Softmax", "LogSoftmax") and is_standard(node):
             start, added = input_at(node, 0), False
         elif node.op_type == "Attention" and is_standard(node):
             start, added = input_at(node, 3), is_half(input_at(node, 0))
@@ -68,7 +71,7 @@ def judged(node: ir.Node, start: ir.Value, added: bool, target: LintTarget) -> I
 
 
 def constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]:
-    """The lowest number of each constant that goes into a softmax's input."""
+    """The lowest number that each constant brings into a softmax's input."""
     waiting, seen = [Step(start, is_half(start), added, 0)], set()
     while waiting:
         step = waiting.pop()
@@ -77,17 +80,24 @@ def constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]:
         seen.add(id(step.value))
         found = numbers(step.value)
         if found is not None and found.size and found.dtype.kind in "fV":
-            yield step, float(np.asarray(found, np.float64).min())
+            yield step, lowest(np.asarray(found, np.float64), step.sign)
             continue
         node = step.value.producer()
         if node is None or node.op_type not in MADE_WITH or step.depth == DEPTH:
             continue
         sums = node.op_type in ("Add", "Sub") and is_half(step.value)
         inputs = node.inputs[:1] if node.op_type in FORMS else node.inputs
-        for value in inputs:
+        for index, value in enumerate(inputs):
             if value is not None and type_of(value) != ir.DataType.BOOL:
                 half = step.half or is_half(value)
-                waiting.append(Step(value, half, step.added or sums, step.depth + 1))
+                sign = 0 if node.op_type == "Mul" else step.sign
+                sign = -sign if node.op_type == "Sub" and index == 1 else sign
+                waiting.append(Step(value, half, step.added or sums, step.depth + 1, sign))
+
+
+def lowest(array: np.ndarray, sign: int) -> float:
+    """Of a constant that counts with a sign; of an unknown one the worst."""
+    return float(array.min() if sign > 0 else -array.max() if sign < 0 else -np.abs(array).max())
 
 
 def is_half(value: ir.Value | None) -> bool:

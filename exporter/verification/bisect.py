@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
 from ..modules import layer_of, module_of, results_of
-from .gate import CAPS, plain
+from .gate import CAPS, plain, spread_of
 from .node_executor import ExecutedProgram, NotFiniteError
 from .trial import Key, Trial
 
@@ -30,7 +30,6 @@ PYTORCH = "PyTorch"
 # One node's largest error varies more than the logits', which are held to three times the gap. The same
 # graph, converted again, is nearer than PyTorch, which rounds in other places.
 NODE_FACTOR, MODULE_FACTOR = 5.0, 10.0
-SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest number: sums round by that
 
 
 @dataclass(frozen=True)
@@ -191,8 +190,7 @@ def distance(got: Array, want: Array) -> float:
         got, exact = got[finite], exact[finite]
         if not exact.size:
             return 0.0
-    spread = max(float(exact.std()), SPREAD_OF_LARGEST * float(np.abs(exact).max()), 1e-6)
-    return float(np.abs(got - exact).max()) / spread
+    return float(np.abs(got - exact).max()) / max(spread_of(exact), 1e-6)
 
 
 def node_bands(

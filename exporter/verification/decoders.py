@@ -20,7 +20,7 @@ from ...runtime.text.tokenizer import Tokenizer
 from .decoder_samples import Expectation, Sample, expect, from_arrays, gaps, limits, run_texts, to_arrays
 from .divergence import follow, with_divergence
 from .gate import Comparison, Logits, Metrics, Outcome, judged, measure
-from .node_executor import ExecutedProgram, NotFiniteError, rounded_to
+from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from .passages import measure_text, read_passages
 from .trial import Step, Trial, positions_of
 
@@ -58,10 +58,10 @@ def compare(
     finally:
         decoder.close()
     if artifact.precision == "fp16":
-        progress(f"{artifact.id}: node by node")
-        outcome = rounded_prefill(bundle, artifact, expected.samples[0], limits)
-        engine, case = rounded_to(artifact.precision), "prefill of every position"
-        comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(outcome)))
+        engine = rounded_engine(artifact.precision)
+        for case, run in rounded_cases(bundle, artifact, expected, limits).items():
+            progress(f"{artifact.id}: {case}, {engine}")
+            comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(run())))
     return comparisons
 
 
@@ -173,21 +173,31 @@ def full_context(decoder: Decoder, expected: Expectation) -> tuple[Logits, Logit
     return np.concatenate(out), expected.context_logits
 
 
-def rounded_prefill(
-    bundle: Bundle, artifact: Artifact, sample: Sample, limits: Mapping[str, float]
-) -> Outcome:
-    """Prompt and continuation through `NodeExecutor`: what an engine that computes in fp16 would do."""
-    tokens = [*sample.prompt, *sample.continuation[:-1]]
-    program = ExecutedProgram(ir.load(bundle.path(artifact.file)), artifact)
-    run = Decoder(program, artifact).start(1, len(tokens))
-    ids = np.array([tokens])
-    try:
+def rounded_cases(
+    bundle: Bundle, artifact: Artifact, expected: Expectation, limits: Mapping[str, float]
+) -> dict[str, Case]:
+    """What is compared through `NodeExecutor`: what an engine that computes in fp16 would do."""
+    graph, sample = ir.load(bundle.path(artifact.file)), expected.samples[0]
+
+    def every_position(decoder: Decoder) -> Logits:
+        ids = np.array([[*sample.prompt, *sample.continuation[:-1]]])
         rows = [len(sample.prompt) - 1 + step for step in sample.steps]
-        got = run.step(ids, np.ones_like(ids, bool), rows)
-    except NotFiniteError as error:
-        nothing = measure(np.full_like(sample.logits, np.nan), sample.logits)
-        return judged(nothing, limits, failures=[str(error)])
-    return judged(measure(got, sample.logits), limits)
+        return decoder.start(1, ids.size).step(ids, np.ones_like(ids, bool), rows)
+
+    def case(run: Callable[[Decoder], Logits], want: Logits) -> Case:
+        def outcome() -> Outcome:
+            try:
+                got = run(Decoder(ExecutedProgram(graph, artifact), artifact))
+            except NotFiniteError as error:
+                return judged(measure(np.full_like(want, np.nan), want), limits, failures=[str(error)])
+            return judged(measure(got, want), limits)
+
+        return outcome
+
+    return {
+        "prefill of every position": case(every_position, sample.logits),
+        "full context": case(lambda decoder: full_context(decoder, expected)[0], expected.context_logits),
+    }
 
 
 def trial(

@@ -36,7 +36,7 @@ from .gate import (
     judge,
     limits_for,
 )
-from .node_executor import ExecutedProgram, NotFiniteError, rounded_to
+from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from .trial import Step, Trial, positions_of
 
 MAX_BATCH = 8  # of the padded case
@@ -119,15 +119,11 @@ def compare(
     finally:
         encoder.close()
     if artifact.precision == "fp16":
-        engine = rounded_to(artifact.precision)
-        batch = trial_samples(expected)
-
-        def rounded_run() -> list[Outputs]:
-            program = ExecutedProgram(ir.load(bundle.path(artifact.file)), artifact)
-            rounded_encoder = Encoder(program, artifact, encoder.pad)
-            return run_batch(rounded_encoder, batch)
-
-        add(f"batch of {len(batch)}, padded", engine, batch, rounded_run)
+        engine = rounded_engine(artifact.precision)
+        program = ExecutedProgram(ir.load(bundle.path(artifact.file)), artifact)
+        encoder, batch = Encoder(program, artifact, encoder.pad), trial_samples(expected)
+        add(f"batch of {len(batch)}, padded", engine, batch, padded(batch))
+        add(f"{len(full.piece)} tokens", engine, [full], padded([full]))
     return comparisons
 
 

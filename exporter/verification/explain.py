@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from ...models.checkpoint import Model
 
 INSIDE = (
-    "every node of it is inside its band: look at what feeds it (the cache, the padding, the tokenizer), or"
-    " at small errors that add up"
+    "every node of it is inside its band, in a short padded batch and a step of one token: look at what"
+    " feeds it (the cache, the padding), at longer texts, at several tokens on a past, or at small errors"
+    " that add up"
 )
 
 Progress: TypeAlias = Callable[[str], None]
@@ -67,7 +68,11 @@ def explain(
     if model is not None and traced is not None:
         recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in failed))
         progress(f"tracing {', '.join(recipes)} again, to find the nodes at fault")
-        healthy = traced(recipes)
+        try:
+            healthy = traced(recipes)
+        except PlanForgeError as error:  # the verdict stands without
+            why = f"no node can be named: {error}"
+            return dataclasses.replace(report, unexplained={artifact.id: why for artifact in failed})
 
     def culprit_of(artifact: Artifact) -> Culprit | None:
         graph, artifact = ir.load(bundle.path(artifact.file)), as_traced(artifact, full_manifest)
@@ -89,7 +94,7 @@ def explain(
         progress(f"{artifact.id}: looking for the node at fault")
         try:
             culprit = culprit_of(artifact)
-        except (PlanForgeError, ValueError) as error:  # the verdict stands without
+        except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
         if culprit is not None:

@@ -10,16 +10,17 @@ from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from ...runtime.backends.backend import Array, Program
 from ...runtime.backends.ort_backend import OrtProgram
 from ...runtime.backends.threads import choose_threads
 from ...runtime.bundle.manifest import Artifact, TensorSpec
-from ...runtime.errors import BackendError, InputError
+from ...runtime.errors import BackendError, InputError, ManifestError
 from ..errors import VerificationError, first_line
 from .bisect import Band, Culprit, Witnesses, distance, find_culprit
 from .gate import CAPS, Comparison, Outcome, VectorMetrics, judge, limits_for, measure_vectors
-from .node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError
+from .node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, inputs_of
 from .report import VerificationReport
 from .trial import Step, Trial
 
@@ -40,43 +41,41 @@ class OnnxFile:
         path: of the graph.
         model: the graph.
         artifact: the types of its inputs and outputs, and the lowest precision of anything in it.
-        branches: the first node that holds graphs of its own, so that it cannot be run alone; or "".
     """
 
     path: Path
     model: ir.Model
     artifact: Artifact
-    branches: str
 
     @classmethod
     def load(cls, path: Path) -> OnnxFile:
         """Reads a graph; its weights stay mapped.
 
         Raises:
-            VerificationError: no ONNX file; the reason in one line.
+            VerificationError: no file, no ONNX, or inputs that numpy has no type for; in one line.
         """
+        if not path.is_file():
+            raise VerificationError(f"{path} is not there")
         try:
             model = ir.load(path)
+            if model.functions:
+                InlinePass()(model)
         except Exception as error:  # protobuf's own
             raise VerificationError(f"{path} is not an ONNX file: {first_line(error)}") from error
         graph = model.graph
         found = {value.dtype for value in graph.initializers.values()}
         found |= {v.dtype for n in graph for v in n.outputs if v.dtype == ir.DataType.FLOAT16}
-        inputs, outputs = (
-            tuple(TensorSpec(str(v.name), "data", dtype_of(v, path), ()) for v in side)
-            for side in (graph.inputs, graph.outputs)
-        )
         precision = next((name for name, kinds in TYPES.items() if kinds & found), "fp32")
+        try:
+            inputs, outputs = (
+                tuple(TensorSpec(str(v.name), "data", dtype_of(v, path), ()) for v in side)
+                for side in (inputs_of(graph), graph.outputs)
+            )
+        except ManifestError as error:
+            raise VerificationError(f"{path}: {error}") from error
         opset = graph.opset_imports.get("", 0)
         artifact = Artifact(path.name, "file", precision, opset, path.name, (), "", inputs, outputs)
-        nested = (f"{n.op_type} ({n.name!r})" for n in graph if n.op_type in ("If", "Loop", "Scan"))
-        return cls(path, model, artifact, next(nested, ""))
-
-    def executed(self) -> ExecutedProgram:
-        return ExecutedProgram(self.model, self.artifact)
-
-    def on_engine(self) -> OrtProgram:
-        return OrtProgram(self.path, choose_threads(None).count)
+        return cls(path, model, artifact)
 
 
 def dtype_of(value: ir.Value, path: Path) -> str:
@@ -90,8 +89,8 @@ def verify_file(
 ) -> VerificationReport:
     """Compares ONNX Runtime, as it would run a file, with the same graph node by node; and with another file.
 
-    Node by node every result is rounded to its type, and none may leave the finite numbers. Files with nodes
-    that hold graphs, such as If, run on ONNX Runtime alone.
+    Node by node every result is rounded to its type, and none may leave the finite numbers. Where a node
+    cannot run alone, such as an If, two files are compared on ONNX Runtime.
 
     Args:
         path: the file.
@@ -103,60 +102,92 @@ def verify_file(
         VerificationError: a file cannot be read or run, or the inputs do not fit.
     """
     file, other = OnnxFile.load(path), None if against is None else OnnxFile.load(against)
-    nested = file.branches or (other.branches if other is not None else "")
-    if nested and other is None:
-        raise VerificationError(
-            f"{path}: {nested} cannot be run node by node; hold the file against another: --against FILE"
-        )
     feeds = read_inputs(inputs, file) if inputs is not None else made_up(file)
+    for each in (file, other):
+        if each is not None:
+            check_feeds(each, feeds)
     progress(f"{path.name}: ort-cpu")
-    engine = run(file, OnnxFile.on_engine, feeds)
+    engine = on_engine(file, feeds)
     if isinstance(engine, BackendError):
         unloadable = compared(file, engine, engine, "fp32", "running it at all")
         return VerificationReport(False, (unloadable,), witness=f"itself {NODE_BY_NODE}")
-    comparisons = []
+    progress(f"{path.name}: {NODE_BY_NODE}")
+    nodes = executed(file, feeds)
+    alone = not isinstance(nodes, BackendError)
+    if not alone and other is None:
+        raise VerificationError(
+            f"{path} cannot be run {NODE_BY_NODE}: {nodes}; hold it against another file: --against FILE"
+        )
+    # The same numbers on both sides, so whole numbers explain no difference.
+    own = "fp16" if file.artifact.precision == "fp16" else "fp32"
+    itself = [compared(file, engine, nodes, own, f"against {NODE_BY_NODE}")] if alone else []
+    if other is None:
+        return VerificationReport(False, tuple(itself), witness=f"itself {NODE_BY_NODE}")
+    progress(f"{other.path.name}")
+    precision = next((n for n in TYPES if n in (file.artifact.precision, other.artifact.precision)), "fp32")
+    want, case = executed(other, feeds), f"{NODE_BY_NODE}, against {other.path.name}"
+    if not alone or isinstance(want, BackendError):
+        nodes, want, case = engine, on_engine(other, feeds), f"against {other.path.name}"
+        if isinstance(want, BackendError):
+            raise VerificationError(f"{other.path} cannot be compared with: {want}")
+    both = compared(file, nodes, want, precision, case)
     culprits: tuple[Culprit, ...] = ()
-    got: Results = engine
-    case = ""
-    if not nested:
-        progress(f"{path.name}: {NODE_BY_NODE}")
-        got, case = run(file, OnnxFile.executed, feeds), f"{NODE_BY_NODE}, "
-        # The same numbers on both sides, so whole numbers explain no difference.
-        own = "fp16" if file.artifact.precision == "fp16" else "fp32"
-        comparisons.append(compared(file, engine, got, own, f"against {NODE_BY_NODE}"))
-    if other is not None:
-        progress(f"{other.path.name}: {case or 'ort-cpu'}")
-        both = (file.artifact.precision, other.artifact.precision)
-        precision = next((name for name in TYPES if name in both), "fp32")
-        want = run(other, OnnxFile.on_engine if nested else OnnxFile.executed, feeds)
-        comparisons.append(compared(file, got, want, precision, f"{case}against {other.path.name}"))
-        if not comparisons[-1].passed and not nested and not isinstance(want, Exception):
-            culprits = node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
-    witness = " and ".join(
-        [*([] if nested else [f"itself {NODE_BY_NODE}"]), *([] if other is None else [other.path.name])]
-    )
-    return VerificationReport(False, tuple(comparisons), culprits, witness=witness)
+    if not both.passed and nodes is not engine and not isinstance(want, Exception):
+        culprits = node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
+    witness = " and ".join([*([f"itself {NODE_BY_NODE}"] if alone else []), other.path.name])
+    return VerificationReport(False, (*itself, both), culprits, witness=witness)
 
 
-def run(file: OnnxFile, start: Callable[[OnnxFile], Program], feeds: Mapping[str, Array]) -> Results:
-    """The results of a file; or why there are none: an engine cannot load it, or a result is not finite.
+def check_feeds(file: OnnxFile, feeds: Mapping[str, Array]) -> None:
+    """Refuses arrays that a file has no input for, lacks one for, or whose shape another is meant.
+
+    Raises:
+        InputError: names the input.
+    """
+    wanted = {str(value.name): value.shape for value in inputs_of(file.model.graph)}
+    if set(wanted) != set(feeds):
+        odd = sorted(set(wanted) ^ set(feeds))
+        raise InputError(f"{file.path} has inputs {', '.join(wanted)}; given are others: {', '.join(odd)}")
+    for name, shape in wanted.items():
+        got = feeds[name].shape
+        fits = shape is None or (
+            len(shape) == len(got)
+            and all(not isinstance(n, int) or n == g for n, g in zip(shape, got, strict=True))
+        )
+        if not fits:
+            raise InputError(f"{file.path}: input {name!r} is {shape}, given is an array of {got}")
+
+
+def typed(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    return {spec.name: np.asarray(feeds[spec.name], spec.dtype) for spec in file.artifact.inputs}
+
+
+def on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array] | BackendError:
+    """The results of ONNX Runtime; or why it cannot load the file.
 
     Raises:
         VerificationError: it does not run with these inputs.
     """
-    typed = {spec.name: np.asarray(feeds[spec.name], spec.dtype) for spec in file.artifact.inputs}
     try:
-        program = start(file)
+        program = OrtProgram(file.path, choose_threads(None).count)
     except BackendError as error:
         return error
     try:
-        return program.run(typed, {})
-    except NotFiniteError as error:
-        return error
+        return program.run(typed(file, feeds), {})
     except BackendError as error:
         raise VerificationError(
             f"{file.path} does not run with these inputs: {error}; give its inputs with --inputs FILE.npz"
         ) from error
+
+
+def executed(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
+    """The results node by node; or which left the finite numbers, or which cannot run alone."""
+    try:
+        return ExecutedProgram(file.model, file.artifact).run(typed(file, feeds), {})
+    except (NotFiniteError, BackendError) as error:
+        return error
+    except TypeError as error:  # a type that numpy does not have
+        return BackendError(first_line(error))
 
 
 def compared(file: OnnxFile, got: Results, want: Results, precision: str, case: str) -> Comparison:
@@ -175,14 +206,18 @@ def outcome_of(got: Mapping[str, Array], want: Mapping[str, Array], precision: s
     metrics: dict[str, float | bool | int | None] = {}
     limits: dict[str, float] = {}
     failures: list[str] = []
-    for name, array in want.items():
-        if name not in got or got[name].shape != array.shape:
-            failures.append(f"{name}: has another shape, or is missing")
+    failures += [f"{name}: is an output of one file only" for name in sorted(got.keys() ^ want.keys())]
+    for name in got.keys() & want.keys():
+        array = want[name]
+        if got[name].shape != array.shape:
+            failures.append(f"{name}: is {got[name].shape} instead of {array.shape}")
         elif array.dtype.kind != "f":
             failures += [] if distance(got[name], array) == 0 else [f"{name}: whole numbers differ"]
         elif array.size:
             width = array.shape[-1] if array.ndim else 1
             a, b = (x.reshape(-1, width).astype(np.float32) for x in (got[name], array))
+            same = np.isinf(b) & (a == b)  # what is masked
+            a[same] = b[same] = 0.0
             found: VectorMetrics = measure_vectors(a, b)
             failures += [f"{name}: {failure}" for failure in judge(found, usual)]
             metrics |= {f"{name}.{key}": value for key, value in found.to_json().items()}
@@ -229,7 +264,7 @@ def made_up(file: OnnxFile) -> dict[str, Array]:
         return lengths.setdefault(str(dim.value), LENGTHS[bool(lengths)])
 
     feeds = {}
-    for value in file.model.graph.inputs:
+    for value in inputs_of(file.model.graph):
         shape = [length(dim) for dim in value.shape or ()]
         name, dtype = str(value.name), np.dtype(dtype_of(value, file.path))
         if dtype.kind == "f":

@@ -44,6 +44,7 @@ QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
 COUNTED = ("top1_changes", "perplexity_change")
 MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: their mean is at most the largest
 LIKELIEST = 5  # tokens that are compared as a set
+SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest number: sums round by that
 MEAN_OF = 8  # vectors at least; the mean of fewer says no more than the worst of them
 
 
@@ -221,13 +222,19 @@ def measure_vectors(
     a, b = got.astype(np.float64), want.astype(np.float64)
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    cosines[~a.any(-1) & ~b.any(-1)] = 1.0  # both are zero
     return VectorMetrics(
-        max_error=float(np.abs(got - want).max()) / max(float(want.std()), least_scale),
+        max_error=float(np.abs(a - b).max()) / max(spread_of(b), least_scale),
         cosine_gap=max(0.0, 1.0 - float(cosines.min())),
         mean_cosine_gap=max(0.0, 1.0 - float(cosines.mean())) if of_texts and len(want) >= MEAN_OF else 0.0,
         finite=True,
         rows=len(want),
     )
+
+
+def spread_of(array: npt.NDArray[np.float64]) -> float:
+    """What differences of a tensor's numbers are measured in."""
+    return max(float(array.std()), SPREAD_OF_LARGEST * float(np.abs(array).max()))
 
 
 def scale_of(logits: Logits) -> float:

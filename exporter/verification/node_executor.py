@@ -15,8 +15,27 @@ import onnx_ir as ir
 from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
 from ...runtime.backends.ort_backend import mapped_errors
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.errors import BackendError
 
 NODE_BY_NODE = "node by node"
+
+GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+# Operators whose results are numbers that they read, in other places.
+MOVES = {
+    *(
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Pad",
+        "Reshape",
+        "ScatterElements",
+    ),
+    *("ScatterND", "Slice", "Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Unsqueeze"),
+    *("MaxPool", "ReduceMax", "ReduceMin", "TopK"),
+}
 
 # Sees each result: the node, the result's name (or a part of an Attention: "y, scores"), and its numbers.
 Observer: TypeAlias = Callable[[ir.Node, str, Array], None]
@@ -70,8 +89,7 @@ class NodeExecutor:
             BackendError: ONNX Runtime cannot run a node alone.
         """
         values: dict[ir.Value, Array] = dict(self.constants)
-        for value in self.graph.inputs:
-            values[value] = inputs[str(value.name)]
+        values |= {value: inputs[str(value.name)] for value in inputs_of(self.graph)}
         last_use = {value: node for node in self.graph for value in node.inputs if value is not None}
         keep = set(self.graph.outputs) | set(self.constants)
         for node in self.graph:
@@ -98,28 +116,34 @@ class NodeExecutor:
             self.sessions[key] = self.session_for(node, feeds)
         bound = {f"in{i}": feed for i, feed in enumerate(feeds) if feed is not None}
         with mapped_errors(f"node {node.name!r} ({node.op_type}) fails"):
-            return self.sessions[key].run(None, bound)  # type: ignore[no-any-return]
+            results: list[Array] = self.sessions[key].run(None, bound)
+        if any(not isinstance(result, np.ndarray) for result in results):
+            raise BackendError(f"node {node.name!r} ({node.op_type}) gives a sequence, not a tensor")
+        return results
 
     def attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
         """Attention as its parts, each rounded: as one node its scores would be neither rounded nor seen."""
-        inputs, dtype = (q, k, v, mask), q.dtype
+        dtype = q.dtype
 
-        def rounded(part: str, result: Array) -> Array:
+        def rounded(part: str, result: Array, *inputs: Array) -> Array:
             with np.errstate(over="ignore"):
                 result = result.astype(dtype)
             self.check(node, f"{node.outputs[0].name}, {part}", result, inputs)
             return result.astype(np.float32)
 
         q, k, v = (tensor.astype(np.float32) for tensor in (q, k, v))
-        scores = rounded("scores", q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float())
-        scores = rounded("masked scores", scores + mask)
+        scores = rounded("scores", q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float(), q, k)
+        scores = rounded("masked scores", scores + mask, scores, mask)
         weights = np.exp(scores - scores.max(-1, keepdims=True))  # softmax in fp32, as the fp16 pass has it
-        weights = rounded("weights", weights / weights.sum(-1, keepdims=True))
+        weights = rounded("weights", weights / weights.sum(-1, keepdims=True), scores)
         return (weights @ v).astype(dtype)
 
     def session_for(self, node: ir.Node, feeds: list[Array | None]) -> Any:
         """A session of just this node."""
         import onnxruntime as ort
+
+        if any(attribute.type in GRAPHS for attribute in node.attributes.values()):
+            raise BackendError(f"node {node.name!r} ({node.op_type}) holds graphs of its own")
 
         inputs = [
             None
@@ -147,11 +171,11 @@ class NodeExecutor:
 
     def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
         """Shows a result to the observer, unless the node made a NaN or an infinity."""
-        if array.size and array.dtype.kind == "f" and not np.isfinite(largest := np.abs(array).max()):
+        if array.size and array.dtype.kind == "f" and not np.isfinite(np.abs(array).max()):
             floats = [f for f in feeds if f is not None and f.size and f.dtype.kind == "f"]
-            read = max((float(np.abs(f).max()) for f in floats), default=0.0)
-            if np.isnan(largest) or read != np.inf:  # a mask may be -inf
-                raise NotFiniteError(node, name, array, read)
+            if not inherited(node, array, floats):  # a mask may be -inf
+                finite = (np.abs(f[np.isfinite(f)]).max(initial=0.0) for f in floats)
+                raise NotFiniteError(node, name, array, max(map(float, finite), default=0.0))
         self.observe(node, name, array)
 
 
@@ -191,9 +215,28 @@ class ExecutedProgram:
         del self.executor
 
 
-def rounded_to(precision: str) -> str:
+def inherited(node: ir.Node, result: Array, read: Sequence[Array]) -> bool:
+    """Whether a result has no NaN, and infinities only where the node has read one."""
+    if np.isnan(result).any():
+        return False
+    infinite = [np.isinf(array) for array in read]
+    if node.op_type in MOVES:
+        return any(array.any() for array in infinite)
+    try:
+        places = np.broadcast_arrays(np.isinf(result), *infinite)
+    except ValueError:  # not computed number by number
+        return False
+    return places[0].shape == result.shape and bool((~places[0] | np.any(places[1:], axis=0)).all())
+
+
+def rounded_engine(precision: str) -> str:
     """What stands in the place of an engine's name where a graph was executed node by node."""
     return f"{NODE_BY_NODE}, rounded to {precision}"
+
+
+def inputs_of(graph: ir.Graph) -> list[ir.Value]:
+    """What a graph has to be given: old files list their weights among its inputs."""
+    return [value for value in graph.inputs if str(value.name) not in graph.initializers]
 
 
 def in_parts(node: ir.Node, feeds: Sequence[Array | None]) -> bool:

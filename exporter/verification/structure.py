@@ -73,7 +73,7 @@ def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
 def wrong_scales(graph: ir.Graph) -> Iterator[str]:
     """Attention whose scores are not scaled by 1 / sqrt(head size)."""
     for node in graph:
-        size, scale = head_size(node), scale_of(node)
+        size, scale = head_size(node), attention_scale(node)
         if size is None or scale is None:
             continue
         meant = size**-0.5
@@ -91,7 +91,7 @@ def head_size(node: ir.Node) -> int | None:
     return last if isinstance(last, int) else None
 
 
-def scale_of(node: ir.Node) -> float | None:
+def attention_scale(node: ir.Node) -> float | None:
     """The attribute, or the one number that heads are multiplied by."""
     if node.op_type != "Mul":
         return node.attributes["scale"].as_float() if "scale" in node.attributes else None

@@ -34,7 +34,7 @@ from .gate import (
     limits_for,
     scale_of,
 )
-from .node_executor import ExecutedProgram, NotFiniteError, rounded_to
+from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from .translation_engine import Engine
 from .translation_samples import (
     Expectation,
@@ -198,9 +198,9 @@ def compare(
         engine.close()
     if artifact.precision == "fp16":
         progress(f"{artifact.id}: node by node")
-        name = rounded_to(artifact.precision)
+        name = rounded_engine(artifact.precision)
         engine = Engine(bundle, artifact, lambda each: ExecutedProgram(ir.load(bundle.path(each.file)), each))
-        samples = [*expected.samples[:2], expected.samples[-2]]
+        samples = [*expected.samples[:2], *expected.samples[-2:]]  # two texts, one token, the most
         run = (cross_case if artifact.graph == "encoder" else at_once_case)(engine, samples, limits)
         case = f"{len(samples)} sources"
         comparisons.append(Comparison(artifact=artifact.id, backend=name, case=case, **vars(run())))

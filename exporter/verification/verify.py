@@ -27,7 +27,7 @@ from .files import verify_file
 from .fitted_head import LinearHead
 from .fp32_nodes import fp32_nodes
 from .gate import Comparison, Metrics, ScoreMetrics, VectorMetrics
-from .node_executor import NotFiniteError, rounded_to
+from .node_executor import NotFiniteError, rounded_engine
 from .passages import TextMetrics
 from .report import VerificationReport, read_golden
 from .structure import CASE, compare_structure
@@ -80,6 +80,8 @@ def verify(
         BundleError: a file is missing or has changed.
         VerificationError: nothing to compare with, or prompts that cannot be used.
     """
+    if bad := [name for name, limit in (limits or {}).items() if not limit >= 0]:  # NaN is not
+        raise InputError(f"limit of {bad[0]!r} must be 0 or more")
     if unknown := set(limits or {}) - ERRORS:
         raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(ERRORS))}")
     if backend not in ("auto", "ort-cpu"):
@@ -103,7 +105,13 @@ def verify(
     if prompts is not None:
         raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
     arrays, usual = read_golden(golden_file(opened))
-    expected = examiner_of(opened.manifest).from_arrays(arrays)
+    try:
+        expected = examiner_of(opened.manifest).from_arrays(arrays)
+    except KeyError as error:
+        raise VerificationError(
+            f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass --source"
+            " MODEL, or export again"
+        ) from error
     report = compare_all(opened, expected, usual, progress)
     return tightened(explain(opened, report, expected, progress), limits or {})
 
@@ -174,7 +182,7 @@ def finite_comparison(artifact: Artifact, trial: Trial, broken: NotFiniteError |
     """Whether every result of a trial, each rounded, was finite: of padding, and on top of a past."""
     return Comparison(
         artifact=artifact.id,
-        backend=rounded_to(artifact.precision),
+        backend=rounded_engine(artifact.precision),
         case=f"every result of {' and '.join(step.name for step in trial.steps)}, padded, is finite",
         metrics={"finite": broken is None},
         limits={},
