@@ -147,7 +147,9 @@ def test_a_changed_checkpoint_is_said_and_golden_data_judges(
     del demo_bundle
 
 
-def test_limits_can_be_tightened_and_not_loosened(demo_bundle: Path) -> None:
+def test_limits_can_be_tightened_and_not_loosened(
+    demo_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     only = ["decoder.portable.fp16"]
     usual = verify(demo_bundle, only=only)
     assert usual.passed
@@ -157,6 +159,7 @@ def test_limits_can_be_tightened_and_not_loosened(demo_bundle: Path) -> None:
     assert not strict.where()  # nothing is at fault, the user wants more than fp16 can give
     loose = verify(demo_bundle, only=only, limits={"max_error": 1e9})
     assert [c.limits for c in loose.comparisons] == [c.limits for c in usual.comparisons]
+    assert "--limit max_error=1e+09 changes nothing" in caplog.text
     with pytest.raises(InputError, match=r"'accuracy'.*max_error"):
         verify(demo_bundle, only=only, limits={"accuracy": 1.0})
     with pytest.raises(InputError, match=r"no graph 'decoder\.fp64'.*decoder\.ort\.fp32"):

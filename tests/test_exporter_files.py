@@ -14,11 +14,12 @@ import pytest
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
+from planforge.exporter.verification.structure import READING
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, PlanForgeError
 
 from .helpers_cli import planforge
-from .helpers_faults import perturbed
+from .helpers_faults import epsilon, perturbed
 from .helpers_graphs import replace_graph
 
 MASKED = """
@@ -142,7 +143,7 @@ def test_masked_outputs_may_be_minus_infinity(tmp_path: Path, inputs: Path) -> N
     ("text", "words"),
     [
         ("g (float[2, 5] x) => (float[2, 5] y) { y = Tanh (x) }", r"'x' is .*\(2, 4\)"),
-        ("g (float[2, 4] xx) => (float[2, 4] y) { y = Tanh (xx) }", "has inputs xx"),
+        ("g (float[2, 4] xx) => (float[2, 4] y) { y = Tanh (xx) }", "has xx: they cannot"),
         ("g (string[2] x) => (string[2] y) { y = Identity (x) }", "x"),
     ],
 )
@@ -191,6 +192,59 @@ def test_weights_may_be_listed_among_the_inputs(tmp_path: Path) -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
     onnx.save(model, tmp_path / "old.onnx")
     assert verify(tmp_path / "old.onnx").passed
+
+
+def test_a_coarser_fp16_file_is_not_excused_by_a_cap(demo_bundle: Path, tmp_path: Path, feeds: Path) -> None:
+    """Limits come from what rounding does to the other file, and both are read."""
+    bundle = Bundle.open(demo_bundle)
+    full, half = (
+        bundle.path(bundle.manifest.artifact(f"decoder.portable.{p}").file) for p in ("fp32", "fp16")
+    )
+    report = verify(half, against=full, inputs=feeds)
+    assert report.passed
+    assert all(
+        limit < 0.02 for c in report.comparisons for name, limit in c.limits.items() if "logits" in name
+    )
+    own = Path(shutil.copytree(demo_bundle, tmp_path / "own"))
+    replace_graph(own, "decoder.portable.fp16", perturbed("h.3.attn.c_attn"))
+    damaged = own / bundle.manifest.artifact("decoder.portable.fp16").file
+    for other in (full, half):
+        failures = [f for c in verify(damaged, against=other, inputs=feeds).comparisons for f in c.failures]
+        assert any(f.startswith("logits: max_error") for f in failures), failures
+        assert any("of h.3.attn.c_attn is not that of" in f for f in failures), failures
+    replace_graph(own, "decoder.portable.fp16", epsilon("h.1.ln_1", 1e-2))
+    read = [c for c in verify(damaged, against=full, inputs=feeds).comparisons if c.backend == READING]
+    assert any("of h.1.ln_1 has epsilon 0.01, in" in failure for c in read for failure in c.failures)
+
+
+@pytest.fixture
+def feeds(demo_bundle: Path, tmp_path: Path) -> Path:
+    """A prefill of the demo's portable graph."""
+    artifact = Bundle.open(demo_bundle).manifest.artifact("decoder.portable.fp32")
+    arrays = {
+        "input_ids": np.arange(5, 21)[None],
+        "attention_mask": np.ones((1, 16), np.int64),
+        "position_ids": np.arange(16)[None],
+        "logit_rows": np.arange(16),
+    }
+    for spec in artifact.inputs:
+        if spec.role.startswith("past."):
+            _, heads, _, size = spec.axis_names()
+            arrays[spec.name] = np.zeros((1, int(heads), 0, int(size)), np.float32)
+    np.savez(tmp_path / "feeds.npz", **arrays)  # type: ignore[arg-type]
+    return tmp_path / "feeds.npz"
+
+
+def test_what_could_not_be_verified_leaves_no_green_file(own_bundle: Path, tmp_path: Path) -> None:
+    junit, page = tmp_path / "junit.xml", tmp_path / "page.html"
+    junit.write_text("<testsuites/>")
+    (own_bundle / Bundle.open(own_bundle).manifest.artifacts[0].file).write_bytes(b"damaged")
+    done = planforge("verify", own_bundle, "--junit", junit, "--report", page)
+    assert done.returncode == 1
+    failure = ElementTree.parse(junit).getroot().find(".//failure")
+    assert failure is not None
+    assert "has changed" in str(failure.get("message")) or "bytes" in str(failure.get("message"))
+    assert "FAILED" in page.read_text(encoding="utf-8").upper()
 
 
 def test_a_file_that_onnx_runtime_cannot_load_fails_and_is_reported(tmp_path: Path, inputs: Path) -> None:

@@ -95,6 +95,11 @@ class LintReport:
         fitting = self.fitting(finding.graph, finding.target)
         return not fitting or finding.graph in fitting
 
+    def instead(self, graph: str, target: str) -> str:
+        """Of a graph with errors, which other one of a bundle the target takes."""
+        fitting = self.fitting(graph, target)
+        return "" if not fitting or graph in fitting else f"; use {Path(fitting[0]).name}"
+
     def of(self, graph: str, target: str) -> list[Finding]:
         """What was found of one graph for one target."""
         return [f for f in self.findings if (f.graph, f.target) == (graph, target)]
@@ -123,7 +128,7 @@ class LintReport:
         from ..inspection import table
 
         rows = [
-            (graph, target, verdict_text(self.counts(graph, target)))
+            (graph, target, verdict_text(self.counts(graph, target)) + self.instead(graph, target))
             for graph in self.graphs
             for target in self.targets
         ]

@@ -20,8 +20,9 @@ from ...runtime.errors import BackendError, InputError, ManifestError
 from ..errors import VerificationError, first_line
 from .bisect import Band, Culprit, Witnesses, distance, find_culprit
 from .gate import CAPS, Comparison, Outcome, VectorMetrics, judge, limits_for, measure_vectors
-from .node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, inputs_of
+from .node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, inputs_of
 from .report import VerificationReport
+from .structure import compare_files
 from .trial import Step, Trial
 
 TYPES = {  # that show a graph's precision, lowest first
@@ -29,8 +30,10 @@ TYPES = {  # that show a graph's precision, lowest first
     "int8": {ir.DataType.INT8, ir.DataType.UINT8},
     "fp16": {ir.DataType.FLOAT16},
 }
+MOST_INPUTS = 8  # that a message lists
 LENGTHS = (2, 8)  # of made-up inputs: the first named axis, and every other
 Results: TypeAlias = "dict[str, Array] | NotFiniteError | BackendError"
+Gap: TypeAlias = "tuple[dict[str, Array], dict[str, Array]] | None"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +106,10 @@ def verify_file(
     """
     file, other = OnnxFile.load(path), None if against is None else OnnxFile.load(against)
     feeds = read_inputs(inputs, file) if inputs is not None else made_up(file)
-    for each in (file, other):
-        if each is not None:
-            check_feeds(each, feeds)
+    check_feeds(file, feeds)
+    if other is not None:
+        same_inputs(file, other)
+        check_feeds(other, feeds)
     progress(f"{path.name}: ort-cpu")
     engine = on_engine(file, feeds)
     if isinstance(engine, BackendError):
@@ -120,7 +124,8 @@ def verify_file(
         )
     # The same numbers on both sides, so whole numbers explain no difference.
     own = "fp16" if file.artifact.precision == "fp16" else "fp32"
-    itself = [compared(file, engine, nodes, own, f"against {NODE_BY_NODE}")] if alone else []
+    lost = rounding_gap(file, feeds) if own == "fp16" and isinstance(nodes, dict) else None
+    itself = [compared(file, engine, nodes, own, f"against {NODE_BY_NODE}", lost)] if alone else []
     if other is None:
         return VerificationReport(False, tuple(itself), witness=f"itself {NODE_BY_NODE}")
     progress(f"{other.path.name}")
@@ -130,25 +135,37 @@ def verify_file(
         nodes, want, case = engine, on_engine(other, feeds), f"against {other.path.name}"
         if isinstance(want, BackendError):
             raise VerificationError(f"{other.path} cannot be compared with: {want}")
-    both = compared(file, nodes, want, precision, case)
+    lost = rounding_gap(other, feeds) if precision == "fp16" and isinstance(want, dict) else None
+    both = compared(file, nodes, want, precision, case, lost)
     culprits: tuple[Culprit, ...] = ()
     if not both.passed and nodes is not engine and not isinstance(want, Exception):
         culprits = node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
     witness = " and ".join([*([f"itself {NODE_BY_NODE}"] if alone else []), other.path.name])
-    return VerificationReport(False, (*itself, both), culprits, witness=witness)
+    read = compare_files(path.name, file.model, other.model, other.path.name)
+    return VerificationReport(False, (*itself, both, read), culprits, witness=witness)
+
+
+def same_inputs(file: OnnxFile, other: OnnxFile) -> None:
+    """Refuses to compare files whose inputs have different names.
+
+    Raises:
+        InputError: lists both.
+    """
+    one, two = ([spec.name for spec in each.artifact.inputs] for each in (file, other))
+    if set(one) != set(two):
+        raise InputError(
+            f"{file.path} has the inputs {', '.join(one)}, {other.path} has {', '.join(two)}: they cannot be"
+            " fed the same"
+        )
 
 
 def check_feeds(file: OnnxFile, feeds: Mapping[str, Array]) -> None:
-    """Refuses arrays that a file has no input for, lacks one for, or whose shape another is meant.
+    """Refuses arrays of another shape than a file takes.
 
     Raises:
         InputError: names the input.
     """
-    wanted = {str(value.name): value.shape for value in inputs_of(file.model.graph)}
-    if set(wanted) != set(feeds):
-        odd = sorted(set(wanted) ^ set(feeds))
-        raise InputError(f"{file.path} has inputs {', '.join(wanted)}; given are others: {', '.join(odd)}")
-    for name, shape in wanted.items():
+    for name, shape in ((str(value.name), value.shape) for value in inputs_of(file.model.graph)):
         got = feeds[name].shape
         fits = shape is None or (
             len(shape) == len(got)
@@ -176,8 +193,18 @@ def on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array] | 
         return program.run(typed(file, feeds), {})
     except BackendError as error:
         raise VerificationError(
-            f"{file.path} does not run with these inputs: {error}; give its inputs with --inputs FILE.npz"
+            f"{file.path} does not run with these inputs: {error}; give an array for each of its inputs with"
+            f" --inputs FILE.npz: {inputs_text(file)}"
         ) from error
+
+
+def inputs_text(file: OnnxFile) -> str:
+    """As in "x float32 [batch,4]"; of many the first ones."""
+    found = [
+        f"{spec.name} {spec.dtype} {value.shape}"
+        for spec, value in zip(file.artifact.inputs, inputs_of(file.model.graph), strict=True)
+    ]
+    return "; ".join(found[:MOST_INPUTS]) + ("" if len(found) <= MOST_INPUTS else "; ...")
 
 
 def executed(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
@@ -190,39 +217,69 @@ def executed(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
         return BackendError(first_line(error))
 
 
-def compared(file: OnnxFile, got: Results, want: Results, precision: str, case: str) -> Comparison:
-    """All outputs, each as one vector per row."""
+def rounding_gap(file: OnnxFile, feeds: Mapping[str, Array]) -> Gap:
+    """A file's results in fp32, and with everything rounded to fp16; None where it cannot be run so."""
+    try:
+        exact, rounded = (WideExecutor(file.model, how).run(typed(file, feeds)) for how in (False, True))
+    except (NotFiniteError, BackendError, TypeError):
+        return None
+    return exact, rounded
+
+
+def compared(
+    file: OnnxFile, got: Results, want: Results, precision: str, case: str, gap: Gap = None
+) -> Comparison:
+    """All outputs, each as one vector per row.
+
+    Args:
+        gap: the same results without and with rounding, whose difference limits that of `got` and `want`.
+    """
     broken = [str(side) for side in (got, want) if isinstance(side, Exception)]
     if isinstance(got, Exception) or isinstance(want, Exception):
         outcome = Outcome({"finite": False}, {}, tuple(broken[:1]))
     else:
-        outcome = outcome_of(got, want, precision)
+        outcome = outcome_of(got, want, precision, gap)
     return Comparison(artifact=file.path.name, backend="ort-cpu", case=case, **vars(outcome))
 
 
-def outcome_of(got: Mapping[str, Array], want: Mapping[str, Array], precision: str) -> Outcome:
+def outcome_of(
+    got: Mapping[str, Array],
+    want: Mapping[str, Array],
+    precision: str,
+    gap: Gap,
+) -> Outcome:
     names = ("max_error", "cosine_gap")
-    usual = limits_for(precision, None, names)
+    least = limits_for("fp32", None, names)  # engines add in another order
     metrics: dict[str, float | bool | int | None] = {}
     limits: dict[str, float] = {}
     failures: list[str] = []
     failures += [f"{name}: is an output of one file only" for name in sorted(got.keys() ^ want.keys())]
-    for name in got.keys() & want.keys():
+    for name in (name for name in want if name in got):
         array = want[name]
         if got[name].shape != array.shape:
             failures.append(f"{name}: is {got[name].shape} instead of {array.shape}")
         elif array.dtype.kind != "f":
             failures += [] if distance(got[name], array) == 0 else [f"{name}: whole numbers differ"]
         elif array.size:
-            width = array.shape[-1] if array.ndim else 1
-            a, b = (x.reshape(-1, width).astype(np.float32) for x in (got[name], array))
-            same = np.isinf(b) & (a == b)  # what is masked
-            a[same] = b[same] = 0.0
-            found: VectorMetrics = measure_vectors(a, b)
+            found = measured_rows(got[name], array)
+            lost = None if gap is None else measured_rows(gap[1][name], gap[0][name])
+            usual = limits_for(precision, lost if lost is not None and lost.finite else None, names)
+            usual = {key: max(limit, least[key]) for key, limit in usual.items()}
             failures += [f"{name}: {failure}" for failure in judge(found, usual)]
-            metrics |= {f"{name}.{key}": value for key, value in found.to_json().items()}
+            values = {**found.to_json()}
+            del values["mean_cosine_gap"]  # nobody knows whether a row is a text
+            metrics |= {f"{name}.{key}": value for key, value in values.items()}
             limits |= {f"{name}.{key}": value for key, value in usual.items()}
     return Outcome(metrics, limits, tuple(failures))
+
+
+def measured_rows(got: Array, want: Array) -> VectorMetrics:
+    """Each row of the last axis as a vector."""
+    width = want.shape[-1] if want.ndim else 1
+    a, b = (array.reshape(-1, width).astype(np.float32) for array in (got, want))
+    same = np.isinf(b) & (a == b)  # what is masked
+    a[same] = b[same] = 0.0
+    return measure_vectors(a, b)
 
 
 def node_at_fault(
@@ -245,8 +302,12 @@ def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise InputError(f"the inputs {path} cannot be read as .npz: {first_line(error)}") from error
+    except OSError as error:
+        raise InputError(
+            f"the inputs {path} cannot be read: {error.strerror or first_line(error)}"
+        ) from error
+    except (ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise InputError(f"the inputs {path} cannot be read as .npz: np.savez writes such files") from error
     missing = [spec.name for spec in file.artifact.inputs if spec.name not in arrays]
     if missing:
         raise InputError(f"{path} has no array {missing[0]!r}; it has {', '.join(arrays) or 'none'}")

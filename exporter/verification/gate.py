@@ -281,14 +281,16 @@ def judged(
     prefix: str = "",
     failures: Sequence[str] = (),
     errors: Sequence[float] = (),
+    names: Sequence[str] | None = None,
 ) -> Outcome:
     """The outcome of metrics whose limits' names begin with `prefix`.
 
     Args:
+        names: of the metrics to judge; by default all that have a limit.
         failures: what is wrong beside them.
         errors: of each decode step.
     """
-    own = {name: limits[prefix + name] for name in metrics.LIMITED}
+    own = {name: limits[prefix + name] for name in (metrics.LIMITED if names is None else names)}
     found = (*(f"{prefix}{failure}" for failure in judge(metrics, own)), *failures)
     values = {f"{prefix}{name}": value for name, value in metrics.to_json().items()}
     return Outcome(values, {f"{prefix}{name}": limit for name, limit in own.items()}, found, tuple(errors))

@@ -18,6 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.errors import PlanForgeError
 from .charts import Histogram, histogram, line_charts
 from .gate import Comparison
 from .output import printable
@@ -62,7 +63,10 @@ class Subject:
         if folder.is_file():
             used = {name: version_of(name) for name in ("planforge", "onnxruntime")}
             return cls(folder.name, {"verified with": versions(used), "date": f"{now:%Y-%m-%d %H:%M} UTC"})
-        manifest = Bundle.open(folder).manifest
+        try:
+            manifest = Bundle.open(folder).manifest
+        except PlanForgeError:  # which is what the report says
+            return cls(folder.resolve().name, {"date": f"{now:%Y-%m-%d %H:%M} UTC"})
         names = ["planforge", "onnxruntime", *(["torch"] if report.with_pytorch else [])]
         used = {name: version_of(name) for name in names}
         facts = {

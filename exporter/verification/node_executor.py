@@ -151,7 +151,9 @@ class NodeExecutor:
             else ir.Value(name=f"in{i}", type=tensor_type(feed), shape=ir_shape(shape_of(node, feed)))
             for i, feed in enumerate(feeds)
         ]
-        outputs = [ir.Value(name=f"out{i}", type=value.type) for i, value in enumerate(node.outputs)]
+        outputs = [
+            ir.Value(name=f"out{i}", type=self.type_of(node, value)) for i, value in enumerate(node.outputs)
+        ]
         alone = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), outputs=outputs)
         graph = ir.Graph(
             [value for value in inputs if value is not None],
@@ -169,6 +171,9 @@ class NodeExecutor:
                 proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
 
+    def type_of(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
+        return result.type
+
     def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
         """Shows a result to the observer, unless the node made a NaN or an infinity."""
         if array.size and array.dtype.kind == "f" and not np.isfinite(np.abs(array).max()):
@@ -177,6 +182,36 @@ class NodeExecutor:
                 finite = (np.abs(f[np.isfinite(f)]).max(initial=0.0) for f in floats)
                 raise NotFiniteError(node, name, array, max(map(float, finite), default=0.0))
         self.observe(node, name, array)
+
+
+class WideExecutor(NodeExecutor):
+    """Computes everything that is fp16 or fp32 in fp32.
+
+    Args:
+        model: the graph.
+        rounded: whether weights and results are rounded to fp16 all the same.
+    """
+
+    def __init__(self, model: ir.Model, rounded: bool) -> None:
+        super().__init__(model)
+        self.rounded = rounded
+        self.constants = {value: self.widened(array) for value, array in self.constants.items()}
+
+    def widened(self, array: Array) -> Array:
+        if array.dtype not in (np.float16, np.float32):
+            return array
+        with np.errstate(over="ignore"):
+            return (array.astype(np.float16) if self.rounded else array).astype(np.float32)
+
+    def type_of(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
+        wide = result.dtype == ir.DataType.FLOAT16 and node.op_type != "Cast"
+        return ir.TensorType(ir.DataType.FLOAT) if wide else result.type
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return super().run({name: self.widened(array) for name, array in inputs.items()})
+
+    def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
+        return [self.widened(result) for result in super().run_node(node, feeds)]
 
 
 class ExecutedProgram:

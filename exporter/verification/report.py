@@ -39,6 +39,19 @@ class VerificationReport:
     witness: str = ""
     unexplained: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_error(cls, path: Path, error: Exception) -> VerificationReport:
+        """Of a verification that could not be done: failed, and why."""
+        failed = Comparison(
+            artifact=path.resolve().name,
+            backend="nothing",
+            case="verifying it at all",
+            metrics={},
+            limits={},
+            failures=(str(error),),
+        )
+        return cls(False, (failed,), witness="nothing")
+
     @property
     def against(self) -> str:
         """What the graphs were compared with, in words."""

@@ -60,6 +60,51 @@ def compare_structure(
     )
 
 
+def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> Comparison:
+    """Reads two graphs: attributes of nodes of one name, and weights of one name."""
+    theirs = {(str(node.name), node.op_type): node for node in other.graph if node.name}
+    failures = [
+        f"{told(node)} has {key} {one:g}, in {against} it is {two:g}"
+        for node in model.graph
+        if (twin := theirs.get((str(node.name), node.op_type))) is not None
+        for key, one, two in float_attributes(node, twin)
+    ]
+    tensors = {
+        Stored.by_name(str(value.name)).parameter: value.const_value
+        for value in other.graph.initializers.values()
+        if value.const_value is not None and value.const_value.dtype in FLOATS
+    }
+    compared = 0
+    for value in model.graph.initializers.values():
+        constant, uses = value.const_value, list(value.uses())
+        meant = tensors.get(Stored.by_name(str(value.name)).parameter)
+        if constant is None or meant is None or constant.dtype not in FLOATS or not uses:
+            continue
+        if constant.shape == meant.shape and constant.size > 1:  # a mask's number may be another
+            compared += 1
+            if fault := difference(constant.numpy(), meant.numpy(), f"that of {against}"):
+                failures.append(f"weight {value.name!r} of {told(uses[0].node)} {fault}")
+    more = [f"and {len(failures) - MOST} more like it"] if len(failures) > MOST else []
+    return Comparison(
+        artifact=name,
+        backend=READING,
+        case=f"{CASE}, against {against}",
+        metrics={"weights": compared},
+        limits={},
+        failures=(*failures[:MOST], *more),
+    )
+
+
+def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float, float]]:
+    """Numbers that both nodes name, and that differ."""
+    for key, attribute in node.attributes.items():
+        twin = other.attributes.get(key)
+        if twin is not None and attribute.type == twin.type == ir.AttributeType.FLOAT:
+            one, two = attribute.as_float(), twin.as_float()
+            if not math.isclose(one, two, rel_tol=SINGLE):
+                yield key, one, two
+
+
 def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
     """Normalisations whose epsilon is not the config's."""
     meant = next((float(value) for name, value in config.items() if name.startswith("layer_norm_eps")), None)
@@ -110,24 +155,30 @@ def checked_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[s
             f"weight {value.name!r} of {told(uses[0].node)}",
         )
         if stored.parameter in tensors:
-            fault = difference(constant, stored.of(tensors[stored.parameter], constant.shape.numpy()))
+            fault = difference(read(constant), stored.of(tensors[stored.parameter], constant.shape.numpy()))
             yield f"{told_weight} {fault}" if fault else None
         elif len(constant.shape) == 2 and any(use.node.op_type in PRODUCTS for use in uses):
             yield f"{told_weight} is no tensor of the checkpoint"
 
 
-def difference(constant: ir.TensorProtocol, meant: Array) -> str:
-    """Of what a graph stores from the checkpoint's, rounded to the same type, in words; "" if none."""
-    got = constant.numpy()
-    if isinstance(constant, ir.ExternalTensor):
-        got = got.copy()
-        constant.release()  # what is mapped counts as this process's memory
+def read(constant: ir.TensorProtocol) -> Array:
+    """The numbers of a tensor that nobody else reads."""
+    if not isinstance(constant, ir.ExternalTensor):
+        return constant.numpy()
+    array: Array = constant.numpy().copy()
+    constant.release()  # what is mapped counts as this process's memory
+    return array
+
+
+def difference(got: Array, meant: Array, whose: str = "the checkpoint's") -> str:
+    """Of what a graph stores from what is meant, in the coarser of both types, in words; "" if none."""
     if got.shape != meant.shape:
-        return f"is {got.shape}, the checkpoint's is {meant.shape}"
-    if np.array_equal(got, meant.astype(got.dtype)):
+        return f"is {got.shape}, {whose} is {meant.shape}"
+    coarser = min(got.dtype, meant.dtype, key=lambda dtype: dtype.itemsize)
+    if np.array_equal(got.astype(coarser), meant.astype(coarser)):
         return ""
     off, largest = np.abs(got.astype(np.float64) - meant).max(), np.abs(meant).max()
-    return f"is not the checkpoint's: off by up to {off:.3g} of {largest:.3g}"
+    return f"is not {whose}: off by up to {off:.3g} of {largest:.3g}"
 
 
 def told(node: ir.Node) -> str:

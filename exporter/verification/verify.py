@@ -86,7 +86,7 @@ def verify(
         raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(ERRORS))}")
     if backend not in ("auto", "ort-cpu"):
         raise InputError(f"backend={backend!r}: this version verifies on 'ort-cpu' only")
-    if Path(bundle).suffix == ".onnx" and Path(bundle).is_file():
+    if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
         if source is not None or prompts is not None or only:
             raise InputError("source, prompts and only are for a bundle, not for an .onnx file")
         other, arrays_file = (None if path is None else Path(path) for path in (against, inputs))
@@ -173,6 +173,10 @@ def tightened(report: VerificationReport, limits: Mapping[str, float]) -> Verifi
             f"limit of {min(unknown)!r}: nothing here is measured by it, only by"
             f" {', '.join(sorted(measured & ERRORS))}"
         )
+    for name, limit in limits.items():
+        usual = [c.limits[n] for c in report.comparisons for n in c.limits if n.rpartition(".")[2] == name]
+        if usual and limit >= max(usual):
+            log.warning("--limit %s=%g changes nothing: the usual one is %.3g", name, limit, max(usual))
     return dataclasses.replace(
         report, comparisons=tuple(with_limits(comparison, limits) for comparison in report.comparisons)
     )
@@ -223,7 +227,7 @@ def recorded_source(bundle: Bundle) -> Source | None:
         why = "has changed"
     except (SourceError, OSError):
         why = "is not there"
-    log.warning("the checkpoint %s %s; comparing with golden data instead", recorded.get("argument"), why)
+    log.warning("the checkpoint %s %s; comparing with golden data instead", argument, why)
     return None
 
 
