@@ -210,7 +210,7 @@ def test_a_coarser_fp16_file_is_not_excused_by_a_cap(demo_bundle: Path, tmp_path
     damaged = own / bundle.manifest.artifact("decoder.portable.fp16").file
     for other in (full, half):
         failures = [f for c in verify(damaged, against=other, inputs=feeds).comparisons for f in c.failures]
-        assert any(f.startswith("logits: max_error") for f in failures), failures
+        assert any(": max_error is" in f for f in failures), failures
         assert any("of h.3.attn.c_attn is not that of" in f for f in failures), failures
     replace_graph(own, "decoder.portable.fp16", epsilon("h.1.ln_1", 1e-2))
     read = [c for c in verify(damaged, against=full, inputs=feeds).comparisons if c.backend == READING]

@@ -123,7 +123,8 @@ def test_the_terminals_table_fits_100_columns(demo_bundle: Path) -> None:
         assert "…" not in text
     assert printed(reports[0]).startswith(f"passed: {len(reports[0].comparisons)} comparisons with PyTorch")
     lines = printed(reports[0]).splitlines()
-    assert sum("full context" in line and line.rstrip().endswith("passed") for line in lines) == 5
+    told = sum("full context" in line and line.rstrip().endswith("passed") for line in lines)
+    assert told == sum(c.case == "full context" for c in reports[0].comparisons) >= 5
     assert any("decoder.portable.fp16: 9 LayerNormalization (sums squares)" in line for line in lines)
 
 
