@@ -72,6 +72,15 @@ def test_a_mask_may_be_minus_infinity(tmp_path: Path, inputs: Path) -> None:
     assert verify(sound, inputs=inputs, against=write_file(tmp_path / "c.onnx", MASKED)).passed
 
 
+def test_a_constant_node_may_be_minus_infinity(tmp_path: Path, inputs: Path) -> None:
+    model = onnx.load(write_file(tmp_path / "a.onnx", MASKED, low="-inf"))
+    (low,) = [tensor for tensor in model.graph.initializer if tensor.name == "low"]
+    model.graph.initializer.remove(low)
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["low"], value=low))
+    onnx.save(model, tmp_path / "b.onnx")
+    assert verify(tmp_path / "b.onnx", inputs=inputs).passed
+
+
 def test_what_a_mask_of_minus_infinity_makes_nan_is_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "none.npz", x=np.ones((2, 4), np.float32), keep=np.zeros((2, 4), bool))
     report = verify(write_file(tmp_path / "a.onnx", MASKED, low="-inf"), inputs=tmp_path / "none.npz")

@@ -30,6 +30,7 @@ TYPES = {  # that show a graph's precision, lowest first
     "int8": {ir.DataType.INT8, ir.DataType.UINT8},
     "fp16": {ir.DataType.FLOAT16},
 }
+RUNNING = "running it at all"
 MOST_INPUTS = 8  # that a message lists
 LENGTHS = (2, 8)  # of made-up inputs: the first named axis, and every other
 Results: TypeAlias = "dict[str, Array] | NotFiniteError | BackendError"
@@ -113,7 +114,7 @@ def verify_file(
     progress(f"{path.name}: ort-cpu")
     engine = on_engine(file, feeds)
     if isinstance(engine, BackendError):
-        unloadable = compared(file, engine, engine, "fp32", "running it at all")
+        unloadable = Comparison.failed(path.name, "ort-cpu", RUNNING, engine)
         return VerificationReport(False, (unloadable,), witness=f"itself {NODE_BY_NODE}")
     progress(f"{path.name}: {NODE_BY_NODE}")
     nodes = executed(file, feeds)

@@ -162,6 +162,11 @@ class Comparison(Outcome):
     backend: str
     case: str
 
+    @classmethod
+    def failed(cls, artifact: str, backend: str, case: str, why: Exception) -> Comparison:
+        """Of what could not be measured."""
+        return cls(artifact=artifact, backend=backend, case=case, metrics={}, limits={}, failures=(str(why),))
+
     @property
     def passed(self) -> bool:
         return not self.failures

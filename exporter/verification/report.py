@@ -42,14 +42,7 @@ class VerificationReport:
     @classmethod
     def of_error(cls, path: Path, error: Exception) -> VerificationReport:
         """Of a verification that could not be done: failed, and why."""
-        failed = Comparison(
-            artifact=path.resolve().name,
-            backend="nothing",
-            case="verifying it at all",
-            metrics={},
-            limits={},
-            failures=(str(error),),
-        )
+        failed = Comparison.failed(path.resolve().name, "nothing", "verifying it at all", error)
         return cls(False, (failed,), witness="nothing")
 
     @property

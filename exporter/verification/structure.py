@@ -122,7 +122,7 @@ def wrong_scales(graph: ir.Graph) -> Iterator[str]:
         if size is None or scale is None:
             continue
         meant = size**-0.5
-        if not math.isclose(scale, meant, rel_tol=SINGLE if "scale" in node.attributes else HALF):
+        if not math.isclose(scale, meant, rel_tol=HALF if isinstance(scale, np.float16) else SINGLE):
             yield f"{told(node)} has scale {scale:g}, heads of {size} need {meant:g}"
 
 
@@ -136,12 +136,15 @@ def head_size(node: ir.Node) -> int | None:
     return last if isinstance(last, int) else None
 
 
-def attention_scale(node: ir.Node) -> float | None:
+def attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
     """The attribute, or the one number that heads are multiplied by."""
     if node.op_type != "Mul":
         return node.attributes["scale"].as_float() if "scale" in node.attributes else None
     factor = node.inputs[1].const_value if node.inputs[1] is not None else None
-    return float(factor.numpy().item()) if factor is not None and factor.size == 1 else None
+    if factor is None or factor.size != 1:
+        return None
+    number: np.floating[Any] = factor.numpy().flat[0]
+    return number
 
 
 def checked_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str | None]:

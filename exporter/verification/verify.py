@@ -23,7 +23,7 @@ from ..prompts import read_prompts
 from ..source import Source, resolve_source
 from .examiners import examiner_of
 from .explain import explain, tracer_of
-from .files import verify_file
+from .files import RUNNING, verify_file
 from .fitted_head import LinearHead
 from .fp32_nodes import fp32_nodes
 from .gate import Comparison, Metrics, ScoreMetrics, VectorMetrics
@@ -104,6 +104,11 @@ def verify(
         )
     if prompts is not None:
         raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
+    return with_golden_data(opened, limits or {}, progress)
+
+
+def with_golden_data(opened: Bundle, limits: Mapping[str, float], progress: Progress) -> VerificationReport:
+    """`verify` without the checkpoint."""
     arrays, usual = read_golden(golden_file(opened))
     try:
         expected = examiner_of(opened.manifest).from_arrays(arrays)
@@ -113,7 +118,7 @@ def verify(
             " MODEL, or export again"
         ) from error
     report = compare_all(opened, expected, usual, progress)
-    return tightened(explain(opened, report, expected, progress), limits or {})
+    return tightened(explain(opened, report, expected, progress), limits)
 
 
 def with_pytorch(
@@ -298,16 +303,7 @@ def compare_all(
         try:
             comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
         except BackendError as error:  # of this graph; the others are still judged
-            comparisons.append(
-                Comparison(
-                    artifact=artifact.id,
-                    backend="ort-cpu",
-                    case="running it at all",
-                    metrics={},
-                    limits={},
-                    failures=(str(error),),
-                )
-            )
+            comparisons.append(Comparison.failed(artifact.id, "ort-cpu", RUNNING, error))
             continue
         if artifact.precision == "fp16":
             graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
