@@ -14,6 +14,7 @@ import typer
 from ..runtime.errors import InputError, PlanForgeError
 from .bench_command import bench
 from .console import Settings, errors, print_tables, running
+from .doctor_command import doctor
 from .lint_command import lint
 from .run_command import run
 from .run_options import BundleArgument, JsonOption
@@ -267,6 +268,7 @@ def inspect(
 app.command()(run)
 app.command()(bench)
 app.command()(lint)
+app.command()(doctor)
 
 
 def names(text: str) -> list[str]:

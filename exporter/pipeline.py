@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.backends.ort_backend import import_onnxruntime
 from ..runtime.backends.requirements import check_version
+from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest
 from ..runtime.errors import InputError
@@ -25,8 +26,8 @@ from .plans import Progress, build_plans, default_targets, silent
 from .precisions import PRECISIONS, checked_precisions
 from .prompts import read_prompts
 from .source import resolve_source
-from .targets import engine_installed, target_named
-from .tensorrt.build import ENGINES, checked_target
+from .targets import target_named
+from .tensorrt.build import checked_target
 from .verification.examiners import examiner_of
 
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ def check_choices(
         engine = target_named(name).engine
         if engine is None:
             continue
-        if engine_installed(engine) or targets != default_targets():
-            checked_target(engine, sms or ENGINES[engine].sms)
+        if is_installed(engine) or targets != default_targets():
+            checked_target(engine, sms or LIBRARIES[engine].sms)
         if "fp16" not in precision:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
     if max_batch is not None and max_batch < 1:

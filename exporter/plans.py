@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import InputError
 from .bundle_writer import file_entries, install, staging_folder
-from .targets import TARGETS, engine_installed, target_named
-from .tensorrt.build import ENGINES, build_plan
+from .targets import TARGETS, target_named
+from .tensorrt.build import build_plan
 from .tensorrt.profiles import profiles_for
 
 log = logging.getLogger("planforge")
@@ -109,7 +110,7 @@ def build_plans(
         engine = target_named(name).engine
         if engine is None:
             continue
-        if not engine_installed(engine) and list(targets) == default_targets():
+        if not is_installed(engine) and list(targets) == default_targets():
             log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
             continue
         plans += build_plans_for(bundle, name, sms, limits, staging, progress)
@@ -130,7 +131,7 @@ def build_plans_for(
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
-    architectures = tuple(sms or ENGINES[target.engine].sms)
+    architectures = tuple(sms or LIBRARIES[target.engine].sms)
     plans = []
     for artifact in fp16_graphs(bundle.manifest, target.dialect):
         where = ", ".join(architectures) or "this GPU"
@@ -163,7 +164,9 @@ def plan_of(
         profiles=profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length")),
         out=folder / name,
     )
-    return report.passport(artifact.id, name)
+    files = bundle.manifest.files
+    sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data)}
+    return dataclasses.replace(report.passport(artifact.id, name), sources=sources)
 
 
 def fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:

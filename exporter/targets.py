@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 from ..runtime.errors import InputError
-from .tensorrt.build import ENGINES
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,3 @@ def target_named(name: str) -> Target:
     if name not in TARGETS:
         raise InputError(f"target {name!r} is not one of {', '.join(TARGETS)}")
     return TARGETS[name]
-
-
-def engine_installed(engine: str) -> bool:
-    """Whether the engine's Python module is there, without loading it."""
-    return importlib.util.find_spec(ENGINES[engine].module) is not None

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends.ladder import choose_artifact
+from .backends.dialects import choose_artifact
 from .backends.threads import Threads, choose_threads
 from .bench_work import Work
 from .bundle.bundle import Bundle

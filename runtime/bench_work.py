@@ -253,7 +253,7 @@ def serve(work: Work) -> None:
         subject.round(0)
         answer(
             {
-                "backend": choose_backend(work.backend, opened, work.threads, False).name,
+                "backend": choose_backend(work.backend, opened, work.precision, work.threads).name,
                 "artifacts": [artifact.id for artifact in subject.artifacts],
                 "prompt": subject.prompt,
                 "new_tokens": subject.new_tokens,

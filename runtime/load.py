@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .backends.backend import Backend, Program
-from .backends.ladder import choose_artifact, choose_backend
+from .backends.ladder import choose_backend
 from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
@@ -34,27 +34,32 @@ def load(
     max_length: int | None = None,
     memory_limit: int | None = None,
     verify: bool = False,
+    device: int = 0,
 ) -> Any:  # so that `model: TextEncoder = load(...)` needs no cast; which one, the bundle decides
     """Opens a bundle and makes it ready to run.
 
     Args:
         bundle: the folder that `planforge export` wrote.
-        backend: "auto" takes the best engine that works here; "ort-cpu" is ONNX Runtime on the CPU.
-        precision: of the graph to run; by default what `planforge bench --set-default` recorded, else the
-            first that was given at export.
+        backend: "tensorrt-rtx" and "tensorrt" run the bundle's plan on an NVIDIA GPU, "ort-cpu" its graph in
+            ONNX Runtime on the CPU; "auto" takes the first of these that works here, and a log line says why
+            not a better one.
+        precision: of the graph to run; by default what `planforge bench --set-default` recorded, else of a
+            plan its own (fp16), of ONNX Runtime the first that was given at export.
         threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
             cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
         memory_limit: bytes for weights and cache, or weights and a batch, of one call; more is refused
             beforehand. Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
+        device: the GPU's number.
 
     Returns:
         A `TextGenerator`, `TextEncoder` or `Translator`, by the bundle's task; a context manager.
 
     Raises:
         BundleError: the folder is no bundle, or a file is missing or has changed.
-        BackendUnavailableError: the engine is not installed; names the extra.
+        BackendUnavailableError: the engine is not installed, no GPU is here, or no plan fits it; says what to
+            install or to run.
         InputError: an argument out of range.
         MemoryLimitError: the weights alone, or with an encoder's batch, need more than memory_limit.
 
@@ -69,21 +74,23 @@ def load(
     least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
     check_whole("max_length", max_length, least, context, "the model's context")
     check_whole("memory_limit", memory_limit, 1, memory_of_machine(), "bytes of this machine's memory")
+    check_whole("device", device, 0, 1023, "the GPU's number")
     if manifest.task not in OPENERS:
         raise ManifestError(f"{opened.folder} is for {manifest.task!r}, which this version does not run")
-    engine = choose_backend(backend, opened, threads, verify)
-    return OPENERS[manifest.task](opened, engine, precision, max_length or context, memory_limit)
+    engine = choose_backend(backend, opened, precision, threads, verify, device)
+    return OPENERS[manifest.task](opened, engine, precision, max_length, memory_limit)
 
 
 def open_generator(
-    bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
+    bundle: Bundle, engine: Backend, precision: str | None, max_length: int | None, memory_limit: int | None
 ) -> TextGenerator:
     from .decoding.decoder import Decoder
     from .tasks.text_generator import TextGenerator
 
     manifest = bundle.manifest
     assert manifest.generation is not None  # the manifest of what is no encoder has it
-    artifact = choose_artifact(bundle, "decoder", precision)
+    artifact = engine.artifact(bundle, "decoder", precision)
+    max_length = length_of(bundle, max_length, artifact)
     check_weights(bytes_of(manifest, artifact), memory_limit)
     with opening(engine, bundle, artifact) as programs:
         tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
@@ -98,7 +105,7 @@ def open_generator(
 
 
 def open_encoder(
-    bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
+    bundle: Bundle, engine: Backend, precision: str | None, max_length: int | None, memory_limit: int | None
 ) -> TextEncoder:
     from .encoding.encoder import Encoder, check_manifest, check_memory
     from .tasks.text_encoder import TextEncoder
@@ -106,7 +113,8 @@ def open_encoder(
     manifest = bundle.manifest
     if manifest.encoder is None:
         raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
-    artifact = choose_artifact(bundle, "encoder", precision)
+    artifact = engine.artifact(bundle, "encoder", precision)
+    max_length = length_of(bundle, max_length, artifact)
     defaults = replace(manifest.encoder, max_length=max_length)
     check_manifest(artifact, defaults, manifest.config)
     check_memory(bytes_of(manifest, artifact), manifest.config, max_length, memory_limit)
@@ -116,7 +124,7 @@ def open_encoder(
 
 
 def open_translator(
-    bundle: Bundle, engine: Backend, precision: str | None, max_length: int, memory_limit: int | None
+    bundle: Bundle, engine: Backend, precision: str | None, max_length: int | None, memory_limit: int | None
 ) -> Translator:
     from .decoding.decoder import Decoder
     from .decoding.source import SourceEncoder, cross_pairs
@@ -126,8 +134,9 @@ def open_translator(
     defaults = manifest.generation
     if defaults is None or None in (defaults.decoder_start, defaults.source_eos):
         raise ManifestError(f"{bundle.folder}: a translation's generation needs decoder_start and source_eos")
-    decoder = choose_artifact(bundle, "decoder", precision)
-    encoder = choose_artifact(bundle, "encoder", decoder.precision)
+    decoder = engine.artifact(bundle, "decoder", precision)
+    encoder = engine.artifact(bundle, "encoder", decoder.precision)
+    max_length = length_of(bundle, max_length, decoder, encoder)
     if encoder.data != decoder.data:
         raise ManifestError(
             f"{bundle.folder}: {encoder.id} and {decoder.id} come from different exports: their weights are"
@@ -173,11 +182,26 @@ def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[l
         programs += [one.result() for one in opened]
 
 
-OPENERS: dict[str, Callable[[Bundle, Backend, str | None, int, int | None], Any]] = {
+OPENERS: dict[str, Callable[[Bundle, Backend, str | None, int | None, int | None], Any]] = {
     "text-generation": open_generator,
     "text-encoding": open_encoder,
     "translation": open_translator,
 }
+
+
+def length_of(bundle: Bundle, asked: int | None, *artifacts: Artifact) -> int:
+    """The context in tokens: what was asked for, else all that the model and these graphs take.
+
+    Raises:
+        InputError: a plan takes less than was asked for.
+    """
+    most = min(bundle.manifest.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
+    if asked is not None and asked > most:
+        raise InputError(
+            f"max_length={asked} is more than the {most} that the plan was built for; leave it out, or build"
+            " the plan again with a larger --max length=N"
+        )
+    return asked or most
 
 
 def tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:

@@ -228,7 +228,7 @@ def test_what_to_install_is_told_to_the_letter(own_bundle: Path) -> None:
         (["--temperature", "nan"], "temperature is nan"),
         (["--temperature=-1"], "temperature is -1"),
         (["--top-k", "0"], "None disables it"),
-        (["--backend", "tensorrt-rtx"], "on the CPU only"),
+        (["--backend", "tensorrt-rtx"], "cannot run on tensorrt-rtx: no NVIDIA driver was found"),
         (["--precision", "int8"], "int8.*fp32"),
         (["--max-new-tokens", "0"], "max_new_tokens=0"),
     ],

@@ -22,6 +22,7 @@ from planforge.exporter.tensorrt.profiles import (
     Profile,
     profiles_for,
 )
+from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 from planforge.runtime.errors import BackendUnavailableError
@@ -304,8 +305,8 @@ def test_an_unknown_target(engine: str, sms: tuple[str, ...], message: str, tmp_
 def test_an_engine_that_is_not_installed_names_the_extra_and_the_package(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = build.ENGINES[engine]
-    monkeypatch.setitem(build.ENGINES, engine, replace(installed, module="not_installed_here"))
+    installed = LIBRARIES[engine]
+    monkeypatch.setitem(LIBRARIES, engine, replace(installed, module="not_installed_here"))
     with pytest.raises(BackendUnavailableError) as caught:
         build_relu(tmp_path / "g.onnx", tmp_path / "g.plan", engine, installed.sms)
     assert f"pip install 'planforge[{engine}]'" in str(caught.value)

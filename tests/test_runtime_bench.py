@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from planforge.runtime import bench as bench_module
 from planforge.runtime import bench_work, load
-from planforge.runtime.backends.ladder import choose_artifact
+from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.bench import BenchResult, Case, Process, bench, read_bandwidth
 from planforge.runtime.bench_work import Embedding, Generating, TimedDecoder, Translating, Work, passage
 from planforge.runtime.bundle.bundle import Bundle

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planforge.runtime import load
-from planforge.runtime.backends.ladder import choose_artifact
+from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.bundle import bundle as bundle_module
 from planforge.runtime.bundle.bundle import Bundle

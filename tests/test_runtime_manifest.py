@@ -247,11 +247,16 @@ def manifests(draw: st.DrawFn) -> Manifest:
         constraints=st.lists(st.text(), max_size=2).map(tuple),
         gate=json_objects,
     )
+    graphs = draw(st.lists(artifacts, min_size=1, max_size=2).map(tuple))
     plans = st.builds(
         Plan,
+        built_from=st.sampled_from([artifact.id for artifact in graphs]),
         file=file,
-        sms=st.lists(st.text(), max_size=3).map(tuple),
+        sms=st.lists(st.sampled_from(["sm75", "sm80+", "sm120"]), max_size=3).map(tuple),
         profiles=st.lists(json_objects, max_size=2).map(tuple),
+        cuda=st.none() | st.sampled_from(["12.6", "13.0"]),
+        stripped=st.booleans(),
+        sources=st.dictionaries(st.text(), st.text(), max_size=2),
     )
     built = st.builds(
         Manifest,
@@ -265,7 +270,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         ),
         tokenizer=st.fixed_dictionaries({"files": st.lists(file, min_size=1)}, optional={"x": json_values}),
         files=st.just(files),
-        artifacts=st.lists(artifacts, max_size=2).map(tuple),
+        artifacts=st.just(graphs),
         plans=st.lists(plans, max_size=2).map(tuple),
         source=json_objects,
         tools=st.dictionaries(st.text(), st.text(), max_size=2),
@@ -277,6 +282,20 @@ def manifests(draw: st.DrawFn) -> Manifest:
 @given(manifest=manifests())
 def test_every_manifest_survives_writing_and_reading(manifest: Manifest) -> None:
     assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("sms", ["86"], r"'86' does not look like 'sm"),
+        ("cuda", "13", r"'13' does not look like"),
+        ("built_from", "decoder.x.fp16", r"no artifact 'decoder\.x\.fp16'"),
+        ("stripped", "yes", r"stripped must be true or false"),
+    ],
+)
+def test_a_passport_that_says_nonsense_is_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        Manifest.from_json(changed("plans", 0, field, to=value))
 
 
 BAD_PATHS = r"/etc/passwd //host/x .. ../x a/../../x a/.. a\b ..\x C:/x C:x \\host\x . ./ x:stream"

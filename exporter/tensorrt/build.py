@@ -7,8 +7,6 @@ here, and its memory goes with it. Neither process loads torch.
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -22,33 +20,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ...runtime.backends.tensorrt_library import (
+    LIBRARIES,
+    import_library,
+    is_installed,
+    make_logger,
+    not_installed,
+)
 from ...runtime.bundle.bundle import sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan
 from ...runtime.errors import BackendUnavailableError, PlanForgeError
 from ..child import command_of
 from ..errors import BuildError, OutputError
-from .log import FATAL_WARNING, build_errors, check_network, in_words, make_logger, parse_errors
+from .log import FATAL_WARNING, build_errors, check_network, in_words, parse_errors
 from .profiles import SLOTS, Profile, add_profile, check_profile, slots_of
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Engine:
-    """A TensorRT: its Python module, and NVIDIA's package that has it."""
-
-    module: str
-    package: str
-    sms: tuple[str, ...] = ()  # what it builds for without a GPU
-
-
-# An engine's name is also the name of the extra that installs it.
-ENGINES = {
-    "tensorrt-rtx": Engine(
-        "tensorrt_rtx", "tensorrt-rtx-cu13", ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
-    ),
-    "tensorrt": Engine("tensorrt", "tensorrt"),
-}
 CHILD = tuple(command_of(f"{__package__}.build"))
 ERRORS = {kind.__name__: kind for kind in (BuildError, OutputError, BackendUnavailableError)}
 
@@ -78,7 +67,8 @@ class PlanReport:
             file: where the plan lies in the bundle.
         """
         profiles = tuple(profile.to_json() for profile in self.profiles)
-        return Plan(built_from, file, self.engine, self.version, self.sms, profiles)
+        cuda = LIBRARIES[self.engine].cuda
+        return Plan(built_from, file, self.engine, self.version, self.sms, profiles, cuda)
 
 
 def build_plan(
@@ -145,10 +135,10 @@ def build_plan(
 
 def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
     """The wanted compute capabilities, each once, if the engine is here and can build for them."""
-    if engine not in ENGINES:
-        raise BuildError(f"engine {engine!r} is not one of {sorted(ENGINES)}")
+    if engine not in LIBRARIES:
+        raise BuildError(f"engine {engine!r} is not one of {sorted(LIBRARIES)}")
     wanted = list(dict.fromkeys(sm.lower() for sm in sms))
-    allowed = ENGINES[engine].sms
+    allowed = LIBRARIES[engine].sms
     unknown = [sm for sm in wanted if allowed and sm not in allowed]
     if unknown:
         raise BuildError(
@@ -157,17 +147,9 @@ def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
         )
     if allowed and not wanted:
         raise BuildError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")
-    if importlib.util.find_spec(ENGINES[engine].module) is None:
+    if not is_installed(engine):
         raise not_installed(engine)
     return wanted
-
-
-def not_installed(engine: str) -> BackendUnavailableError:
-    """The error that names NVIDIA's package and the extra that installs it."""
-    return BackendUnavailableError(
-        f"engine {engine!r} needs NVIDIA's package {ENGINES[engine].package}:"
-        f" pip install 'planforge[{engine}]'"
-    )
 
 
 def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +201,7 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     profiles = [Profile.from_json(value) for value in request["profiles"]]
     slots = slots_of(profiles)
     log = make_logger(trt)
-    sms = request["sms"] if ENGINES[request["engine"]].sms else [present_sm(request["sms"])]
+    sms = request["sms"] if LIBRARIES[request["engine"]].sms else [present_sm(request["sms"])]
 
     builder = trt.Builder(log)
     strongly_typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
@@ -236,7 +218,7 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
         if not add_profile(builder, config, profile, artifact):
             why = build_errors(log.errors)
             raise BuildError(f"TensorRT refuses profile {profile.name!r} of {profile.axes}: {why}")
-    if ENGINES[request["engine"]].sms:
+    if LIBRARIES[request["engine"]].sms:
         set_compute_capabilities(trt, config, sms)
     write_plan(trt, builder, network, config, Path(request["out"]), log)
     warnings = dict.fromkeys(in_words(warning) for warning in log.warnings)
@@ -245,10 +227,7 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def engine_module(engine: str) -> Any:
     """The engine's Python module, if it is there and new enough."""
-    try:
-        trt = importlib.import_module(ENGINES[engine].module)
-    except ImportError as error:  # the module, or a library below it
-        raise not_installed(engine) from error
+    trt = import_library(engine)
     if engine == "tensorrt" and int(trt.__version__.split(".")[0]) < 10:
         raise BackendUnavailableError(
             f"tensorrt {trt.__version__} ignores the precisions that a graph names;"

@@ -9,12 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...runtime.backends.tensorrt_library import NOISE, NUMPY_TYPES
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ..errors import BuildError
 from .profiles import SLOTS, Shape
-
-# Said of every int64 input, and of every error on a machine without a driver.
-NOISE = re.compile(r"has Int64 binding|cudaError 35\b")
 
 # A profile that contradicts the graph is only a warning, and a plan that fails while running.
 FATAL_WARNING = re.compile(r"not self-consistent")
@@ -24,16 +22,6 @@ WRAPPED = re.compile(r"^.*?Error Code \d+: [^(]*\((?P<text>.*)\)$")
 POSITION = re.compile(r"\s*In \S+ at \S+?:\d+(?=$|\s)")
 CONDITION = re.compile(r'^.*&& "(?P<text>.*)"$')  # the condition that failed, and what it means
 ASSERTION = re.compile(r"Assertion failed: \S.*?: (?=\S)")
-
-DTYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "INT64": "int64",
-    "INT32": "int32",
-    "INT8": "int8",
-    "UINT8": "uint8",
-    "BOOL": "bool",
-}
 
 TYPES = r"Half|Float|BFloat16|Int\d+|Bool"
 
@@ -63,28 +51,6 @@ TRANSLATIONS = (
         "the {end} shapes of a profile contradict each other at ONNX node {node!r}: {why}",
     ),
 )
-
-
-def make_logger(trt: Any) -> Any:
-    """An `ILogger` of the module `trt` that collects messages.
-
-    Returns:
-        the logger; its `errors` and `warnings` are lists of what TensorRT said.
-    """
-
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.errors: list[str] = []
-            self.warnings: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if NOISE.search(message) or severity > trt.ILogger.Severity.WARNING:
-                return
-            is_error = severity < trt.ILogger.Severity.WARNING
-            (self.errors if is_error else self.warnings).append(message)
-
-    return Logger()
 
 
 def parse_errors(parser: Any, messages: Iterable[str]) -> str:
@@ -166,7 +132,7 @@ def differences(
     side: str, tensors: Sequence[Any], specs: Sequence[TensorSpec], slots: int | None
 ) -> list[str]:
     """How a network's inputs or outputs differ from the artifact's."""
-    found = {t.name: (DTYPES.get(t.dtype.name, t.dtype.name), tuple(t.shape)) for t in tensors}
+    found = {t.name: (str(NUMPY_TYPES.get(t.dtype.name, t.dtype.name)), tuple(t.shape)) for t in tensors}
     meant = {spec.name: (spec.dtype, network_shape(spec, slots)) for spec in specs}
     problems = [f"{side} {name!r} is missing" for name in meant if name not in found]
     problems += [f"{side} {name!r} is unknown" for name in found if name not in meant]

@@ -225,6 +225,9 @@ class ExecutedProgram:
     def allocate(self, name: str, shape: Shape) -> Buffer:
         return ArrayBuffer(np.zeros(shape, self.dtypes[name]))
 
+    def free_memory(self) -> int | None:
+        return None
+
     def run(
         self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer], outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:

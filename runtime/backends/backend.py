@@ -48,6 +48,10 @@ class Program(Protocol):
         """A zeroed buffer of the type that tensor `name` has."""
         ...
 
+    def free_memory(self) -> int | None:
+        """Bytes that `allocate` still has; None where that is the host's memory."""
+        ...
+
     def run(
         self,
         inputs: Mapping[str, Array],
@@ -71,9 +75,17 @@ class Program(Protocol):
 
 
 class Backend(Protocol):
-    """Opens graphs with one engine."""
+    """Opens graphs with one engine. As a str it says where they run."""
 
     name: str
+
+    def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
+        """What this engine would open of a graph: of `precision`, or of the bundle's usual one.
+
+        Raises:
+            InputError: the bundle has no such precision.
+        """
+        ...
 
     def open(self, bundle: Bundle, artifact: Artifact) -> Program: ...
 
@@ -121,6 +133,9 @@ class FakeProgram:
 
     def allocate(self, name: str, shape: Shape) -> Buffer:
         return ArrayBuffer(np.zeros(shape, self.dtype))
+
+    def free_memory(self) -> int | None:
+        return None
 
     def run(
         self,

@@ -5,60 +5,57 @@ from __future__ import annotations
 import logging
 
 from ..bundle.bundle import Bundle
-from ..bundle.manifest import Artifact
-from ..errors import BackendUnavailableError, BundleError, InputError, ManifestError
+from ..errors import BackendUnavailableError, InputError
 from .backend import Backend
-from .ort_backend import OrtCpuBackend
 
 log = logging.getLogger("planforge")
 
-BACKENDS = ("auto", "ort-cpu")
-CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
+RUNGS = ("tensorrt-rtx", "tensorrt", "ort-cpu")  # the best first
+BACKENDS = ("auto", *RUNGS)
 
 
-def choose_backend(name: str, bundle: Bundle, threads: int | None, verify: bool) -> Backend:
-    """The named engine, or with "auto" the best one that works here; one log line says why, and its threads.
+def choose_backend(
+    name: str,
+    bundle: Bundle,
+    precision: str | None = None,
+    threads: int | None = None,
+    verify: bool = False,
+    device: int = 0,
+) -> Backend:
+    """The named engine, or with "auto" the best one that works here; one log line says which, and why.
 
     Raises:
-        InputError: no such backend.
-        BackendUnavailableError: names what to install.
+        InputError: no such backend, or no such GPU.
+        BackendUnavailableError: says what is missing, and what to install or to run.
     """
     if name not in BACKENDS:
-        if name in ("tensorrt", "tensorrt-rtx", "ort-cuda"):
-            raise BackendUnavailableError(
-                f"backend={name!r}: this version builds and checks plans but runs bundles on the CPU only;"
-                " use backend='ort-cpu'"
-            )
         raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}")
-    backend = OrtCpuBackend(threads, verify)
-    skipped = "".join(
-        f"; its {plan.engine} plan is skipped, as this version does not run plans"
-        for plan in bundle.manifest.plans[:1]
-        if name == "auto"
-    )
-    log.info("%s runs on ort-cpu, %s%s", bundle.folder.name, backend.threads, skipped)
+    reasons = []
+    for rung in RUNGS if name == "auto" else (name,):
+        try:
+            backend = open_rung(rung, bundle, precision, threads, verify, device)
+        except BackendUnavailableError as error:
+            if rung == name:
+                raise BackendUnavailableError(
+                    f"{bundle.folder.name} cannot run on {rung}: {error}"
+                ) from error
+            reasons.append(f"{rung} was skipped, as {error}")
+        else:
+            break
+    else:
+        raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {'; '.join(reasons)}")
+    log.info("%s runs on %s, %s", bundle.folder.name, backend.name, "; ".join([str(backend), *reasons]))
     return backend
 
 
-def choose_artifact(bundle: Bundle, graph: str, precision: str | None) -> Artifact:
-    """The graph to run on a CPU: of `precision`, or the manifest's default, or the first given at export.
+def open_rung(
+    name: str, bundle: Bundle, precision: str | None, threads: int | None, verify: bool, device: int
+) -> Backend:
+    """One engine for a bundle. What an engine needs is imported when it is tried."""
+    if name == "ort-cpu":
+        from .ort_backend import OrtCpuBackend
 
-    Raises:
-        InputError: the bundle has no such precision.
-        ManifestError: the default's gate has not passed.
-    """
-    found = [a for a in bundle.manifest.artifacts if a.graph == graph and a.dialect in CPU_DIALECTS]
-    if not found:
-        raise BundleError(f"{bundle.folder} has no {graph} graph that ONNX Runtime can run")
-    precisions = list(dict.fromkeys(a.precision for a in found))
-    default = bundle.manifest.default_precision
-    wanted = (default or precisions[0]) if precision is None else precision
-    if wanted not in precisions:
-        raise InputError(f"precision={wanted!r} is not in this bundle, which has {precisions}")
-    chosen = min((a for a in found if a.precision == wanted), key=lambda a: CPU_DIALECTS.index(a.dialect))
-    if precision is None and default is not None and not chosen.passed:
-        raise ManifestError(
-            f"{bundle.folder}: the gate of its default, {chosen.id}, has not passed; name a precision of"
-            f" {precisions}, or let `planforge bench {bundle.folder} --set-default` choose one"
-        )
-    return chosen
+        return OrtCpuBackend(threads, verify)
+    from .tensorrt_backend import TensorRtBackend
+
+    return TensorRtBackend(name, bundle, precision, device)

@@ -15,6 +15,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError
 from .backend import Array, ArrayBuffer, Buffer, Shape
+from .dialects import CPU_DIALECTS, choose_artifact
 from .requirements import EXACT_PRODUCTS, check_version, products_saturate, say_if_slow
 from .threads import choose_threads
 
@@ -76,6 +77,9 @@ class OrtProgram:
     def allocate(self, name: str, shape: Shape) -> OrtBuffer:
         return OrtBuffer(np.zeros(shape, self.dtype_of(name)))  # untouched pages take no memory
 
+    def free_memory(self) -> int | None:
+        return None
+
     def dtype_of(self, name: str) -> np.dtype[Any]:
         if name not in self.dtypes:
             raise BackendError(f"the graph has no tensor {name!r}; it has {', '.join(self.dtypes)}")
@@ -119,6 +123,12 @@ class OrtCpuBackend:
         import_onnxruntime()
         self.threads = choose_threads(threads)
         self.verify = verify
+
+    def __str__(self) -> str:
+        return str(self.threads)
+
+    def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
+        return choose_artifact(bundle, graph, precision, CPU_DIALECTS)
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtProgram:
         check_version(artifact, import_onnxruntime().__version__)

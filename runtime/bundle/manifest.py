@@ -6,8 +6,9 @@ Every field is checked while reading: a manifest is data from elsewhere.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ManifestError
@@ -16,6 +17,7 @@ from .json_reader import FILE_NAME, Reader, file_name
 
 FORMAT = 1
 MAX_BYTES = 16 * 2**20
+SLOTS = "slots"  # the axis of a cache's capacity, which a plan has as a number
 DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
 
 
@@ -153,7 +155,18 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Plan:
-    """A TensorRT plan and its passport: what made it, and where it runs."""
+    """A TensorRT plan and its passport: what made it, and where it runs.
+
+    Attributes:
+        built_from: the id of an artifact.
+        engine: "tensorrt-rtx" or "tensorrt".
+        version: of that library; another one does not read the plan.
+        sms: the GPUs' compute capabilities, such as "sm86"; "sm80+" stands for it and all later ones.
+        profiles: the lengths of every axis that it takes.
+        cuda: the oldest version of CUDA whose driver runs it; None where that is not known.
+        stripped: whether its weights are left out, and are filled in from the bundle's when it is loaded.
+        sources: the sha256 of each file that it was built from.
+    """
 
     built_from: str
     file: str
@@ -161,6 +174,37 @@ class Plan:
     version: str
     sms: tuple[str, ...]
     profiles: tuple[Mapping[str, Any], ...]
+    cuda: str | None = None
+    stripped: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for text, meant in ((self.cuda or "0.0", r"\d+\.\d+"), *((sm, r"sm\d+\+?") for sm in self.sms)):
+            if not re.fullmatch(meant, text):
+                raise ManifestError(f"plan {self.file!r}: {text!r} does not look like {meant!r}")
+
+    def narrowed(self, artifact: Artifact) -> Artifact:
+        """The artifact it was built from, with the lengths that its profiles take; cache slots are fixed.
+
+        Raises:
+            ManifestError: the profiles are not those of this artifact.
+        """
+        profiles = [Reader(Reader(p, "profile").object("axes"), "axes") for p in self.profiles]
+
+        def axis_of(axis: Axis | int) -> Axis | int:
+            if isinstance(axis, int):
+                return axis
+            ranges = [Axis(axis.name, *lengths.list_of(axis.name, int)) for lengths in profiles]
+            low, high = min(r.min for r in ranges), max(r.max for r in ranges)
+            return high if axis.name == SLOTS else Axis(axis.name, low, max(low, min(axis.opt, high)), high)
+
+        inputs = tuple(replace(s, axes=tuple(map(axis_of, s.axes))) for s in artifact.inputs)
+        known = {a.name: axis_of(a) for s in artifact.inputs for a in s.axes if isinstance(a, Axis)}
+        outputs = tuple(
+            replace(s, axes=tuple(known.get(a.name, a) if isinstance(a, Axis) else a for a in s.axes))
+            for s in artifact.outputs
+        )
+        return replace(artifact, inputs=inputs, outputs=outputs)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -170,6 +214,9 @@ class Plan:
             "version": self.version,
             "sms": list(self.sms),
             "profiles": [dict(p) for p in self.profiles],
+            **({"cuda": self.cuda} if self.cuda else {}),
+            **({"stripped": True} if self.stripped else {}),
+            **({"sources": dict(self.sources)} if self.sources else {}),
         }
 
     @staticmethod
@@ -182,6 +229,9 @@ class Plan:
             version=r.get("version", str),
             sms=r.list_of("sms", str),
             profiles=r.list_of("profiles", dict),
+            cuda=r.get("cuda", str, None),
+            stripped=r.flag("stripped", False),
+            sources=r.texts("sources"),
         )
 
 
@@ -275,6 +325,8 @@ class Manifest:
             tools=r.texts("tools"),
         )
         manifest.check_files_are_listed()
+        for plan in manifest.plans:
+            manifest.artifact(plan.built_from)
         precisions = list(dict.fromkeys(a.precision for a in manifest.artifacts))
         if manifest.default_precision not in (None, *precisions):
             raise ManifestError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends.backend import Array, Buffer, Program
 from ..bundle.manifest import Artifact, TensorSpec
-from ..errors import ContextLengthError, InputError, ManifestError
+from ..errors import ContextLengthError, InputError, ManifestError, MemoryLimitError
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,27 @@ def new_cache(
         raise ManifestError(
             f"artifact {artifact.id} has dialect {artifact.dialect!r}, known are {list(LAYOUTS)}"
         )
+    check_memory(program, artifact, batch, capacity)
     return LAYOUTS[artifact.dialect](program, artifact, batch, capacity, context)
+
+
+def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int) -> None:
+    """Refuses a cache that an engine's own memory has no room for.
+
+    Raises:
+        MemoryLimitError: says what is needed, what is free, and what would fit.
+    """
+    needed, free = cache_bytes(artifact, batch, capacity), program.free_memory()
+    if free is None or needed <= free:
+        return
+    rows = free // cache_bytes(artifact, 1, capacity)
+    fits = f"a batch of {rows} would fit" if rows else "not even one row would fit; a smaller max_length may"
+    raise MemoryLimitError(
+        f"a cache for {batch} rows of {capacity} tokens needs {needed / 1e6:.1f} MB of the GPU's memory, of"
+        f" which {free / 1e6:.1f} MB are free; {fits}",
+        needed=needed,
+        limit=free,
+    )
 
 
 def capacity_for(artifact: Artifact, lengths: Sequence[int], new_tokens: Sequence[int]) -> int:
@@ -305,6 +325,9 @@ def cache_pairs(artifact: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
 def cache_shape(spec: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
     """(B, H, length, D) of one cache tensor."""
     axes = spec.axis_names()
+    if len(axes) == 4 and isinstance(axes[2], int):  # a plan's slots
+        refuse_overflow(length, axes[2])
+        length = axes[2]
     if len(axes) != 4 or not isinstance(axes[1], int) or not isinstance(axes[3], int):
         raise ManifestError(f"cache {spec.name!r} has axes {axes}, meant are batch, heads, length, head size")
     return batch, axes[1], length, axes[3]

@@ -1,0 +1,390 @@
+"""Memory, streams and graphs of one NVIDIA GPU, through NVIDIA's bindings of the CUDA runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import BackendError, BackendUnavailableError, ClosedError, InputError, MemoryLimitError
+from .backend import Array, Buffer, Shape
+
+OUT_OF_MEMORY, NOT_CAPTURABLE = 2, 900  # cudaErrorMemoryAllocation, cudaErrorStreamCaptureUnsupported
+INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as its driver describes it.
+
+    Attributes:
+        sm: its compute capability, such as "sm86".
+        memory: bytes.
+    """
+
+    index: int
+    name: str
+    sm: str
+    memory: int
+
+
+def import_cuda() -> Any:
+    """NVIDIA's bindings, or an error that says how to install them."""
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "NVIDIA's package cuda-bindings is missing: pip install cuda-bindings, in the version of CUDA"
+            " that the driver has (such as 'cuda-bindings==12.*')"
+        ) from error
+    return runtime
+
+
+class CudaError(BackendError):
+    """A call of CUDA that failed.
+
+    Attributes:
+        code: CUDA's number of the error.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def called(cuda: Any, function: str, *arguments: Any) -> Any:
+    """A CUDA function's result.
+
+    Raises:
+        CudaError: in CUDA's words.
+    """
+    status, *values = getattr(cuda, function)(*arguments)
+    if int(status):
+        said = cuda.cudaGetErrorString(status)[1].decode()
+        raise CudaError(f"{function}: {said} (CUDA error {int(status)})", int(status))
+    return values[0] if values else None
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs that can be used here.
+
+    Raises:
+        BackendUnavailableError: the bindings or the driver are missing, or the driver is too old; says which.
+    """
+    cuda = import_cuda()
+    driver, needed = cuda_of_driver(), cuda_version(called(cuda, "cudaRuntimeGetVersion"))
+    if driver == (0, 0):
+        raise BackendUnavailableError("no NVIDIA driver was found")
+    try:
+        count = called(cuda, "cudaGetDeviceCount")
+    except CudaError as error:
+        if driver < needed:
+            raise BackendUnavailableError(
+                "the NVIDIA driver is too old: it has CUDA {}.{}, cuda-bindings is of {}.{}; update the"
+                " driver, or pip install 'cuda-bindings=={}.*'".format(*driver, *needed, driver[0])
+            ) from error
+        raise BackendUnavailableError(f"no NVIDIA GPU can be used: {error}") from error
+    found_gpus = []
+    for index in range(count):
+        properties = called(cuda, "cudaGetDeviceProperties", index)
+        name = properties.name.decode() if isinstance(properties.name, bytes) else properties.name
+        sm = f"sm{properties.major}{properties.minor}"
+        found_gpus.append(Gpu(index, name, sm, int(properties.totalGlobalMem)))
+    return found_gpus
+
+
+def cuda_of_driver() -> tuple[int, int]:
+    """The newest version of CUDA that the driver has, such as (13, 0); (0, 0) where there is no driver."""
+    return cuda_version(called(import_cuda(), "cudaDriverGetVersion"))
+
+
+def cuda_version(number: int) -> tuple[int, int]:
+    """(12, 6) of CUDA's 12060."""
+    return number // 1000, number % 1000 // 10
+
+
+def gpu_at(index: int) -> Gpu:
+    """One GPU.
+
+    Raises:
+        BackendUnavailableError: as `gpus`; or there is no GPU.
+        InputError: there are GPUs, but none of that number.
+    """
+    found = gpus()
+    if not found:
+        raise BackendUnavailableError("the NVIDIA driver finds no GPU")
+    if not 0 <= index < len(found):
+        here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in found)
+        raise InputError(f"device={index} does not exist; this machine has {here}")
+    return found[index]
+
+
+class Device:
+    """A GPU with one stream of work. Whoever uses it takes a turn: programs of one bundle share it."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.gpu = gpu_at(index)
+        self.cuda = import_cuda()
+        self.lock = threading.RLock()
+        self.programs = 0  # that are open on it
+        self.pool: dict[int, deque[int]] = defaultdict(deque)  # freed memory, by its size, the oldest first
+        self.unpinned: list[int] = []  # freed host memory
+        with self.turn():
+            self.stream = self.call("cudaStreamCreate")
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """A CUDA function's result; errors as exceptions."""
+        return called(self.cuda, function, *arguments)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One thread at a time, which sees this GPU."""
+        with self.lock:
+            self.call("cudaSetDevice", self.gpu.index)
+            yield
+
+    def synchronise(self) -> None:
+        """Waits until all that was asked for is done."""
+        self.call("cudaStreamSynchronize", self.stream)
+
+    def allocate(self, size: int, what: str) -> Memory:
+        """Device memory with any content.
+
+        Raises:
+            MemoryLimitError: names what for, what is free.
+        """
+        size = max(size, 1)
+        with self.turn():
+            if self.pool[size]:
+                return Memory(self, self.pool[size].popleft(), size)
+            self.sweep()  # calls that are alike find what they freed; another call must not find a full GPU
+            try:
+                return Memory(self, self.call("cudaMalloc", size), size)
+            except CudaError as error:
+                if error.code != OUT_OF_MEMORY:
+                    raise
+                free = self.free_memory()
+                raise MemoryLimitError(
+                    f"{self.gpu.name} has {free / 1e6:.1f} MB free of {self.gpu.memory / 1e6:.0f} MB, and"
+                    f" {size / 1e6:.1f} MB are needed for {what}. Close other programs that use it, or load a"
+                    " smaller max_length",
+                    needed=size,
+                    limit=free,
+                ) from error
+
+    def free_memory(self) -> int:
+        """Bytes that can still be allocated, what was freed and kept included."""
+        with self.turn():
+            status, free, _ = self.cuda.cudaMemGetInfo()
+            if int(status):
+                return 0
+            return int(free) + sum(size * len(blocks) for size, blocks in self.pool.items())
+
+    def release(self, address: int, size: int) -> None:
+        """Keeps memory for the next buffer of its size, as a batch often follows one like it.
+
+        In the order in which it was allocated, so that the same addresses serve again, which graphs know.
+        Called when garbage is collected, in any thread, perhaps while a graph is captured: it calls nothing.
+        """
+        self.pool[size].append(address)
+
+    def sweep(self) -> None:
+        """Frees what was released."""
+        with self.turn():
+            for blocks in self.pool.values():
+                while blocks:
+                    self.call("cudaFree", blocks.pop())
+            while self.unpinned:
+                self.call("cudaFreeHost", self.unpinned.pop())
+
+    def capture(self, work: Callable[[], None]) -> Graph | None:
+        """`work`, recorded without being done; None where it cannot be recorded."""
+        mode = self.cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self.call("cudaStreamBeginCapture", self.stream, mode)
+        try:
+            work()
+        except BackendError:
+            status, graph = self.cuda.cudaStreamEndCapture(self.stream)
+            if not int(status) and graph is not None:
+                self.call("cudaGraphDestroy", graph)
+            return None
+        try:
+            graph = self.call("cudaStreamEndCapture", self.stream)
+        except CudaError as error:
+            if error.code in (NOT_CAPTURABLE, INVALIDATED):
+                return None
+            raise
+        return Graph(self, graph)
+
+    def leave(self) -> None:
+        """Said by a program that closes; the last one frees kept memory and the stream."""
+        with self.turn():
+            self.programs -= 1
+            self.sweep()
+            if not self.programs:
+                self.call("cudaStreamDestroy", self.stream)
+
+
+class Graph:
+    """Work that was recorded once and is started with one call, always on the same addresses."""
+
+    def __init__(self, device: Device, graph: Any) -> None:
+        self.device = device
+        self.executable = device.call("cudaGraphInstantiate", graph, 0)
+        device.call("cudaGraphDestroy", graph)
+
+    def launch(self) -> None:
+        self.device.call("cudaGraphLaunch", self.executable, self.device.stream)
+
+    def close(self) -> None:
+        self.device.call("cudaGraphExecDestroy", self.executable)
+
+
+class Memory:
+    """Device memory, freed when nobody holds it any more."""
+
+    def __init__(self, device: Device, address: int, size: int) -> None:
+        self.device = device
+        self.size = size
+        self._address = int(address)
+        self._finalizer = weakref.finalize(self, device.release, self._address, size)
+        self._finalizer.atexit = False  # the process's end frees it
+
+    @property
+    def address(self) -> int:
+        if not self._finalizer.alive:
+            raise ClosedError("this GPU memory was freed")
+        return self._address
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+class Pinned:
+    """Host memory that a GPU copies from and to by itself."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        self.size = max(size, 1)
+        self.address = int(device.call("cudaMallocHost", self.size))
+        memory = (ctypes.c_uint8 * self.size).from_address(self.address)
+        self.bytes: Array = np.ctypeslib.as_array(memory)
+        weakref.finalize(self, device.unpinned.append, self.address).atexit = False
+
+    def array(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """The memory's beginning as an array; no copy."""
+        count = int(np.prod(shape)) * dtype.itemsize
+        return self.bytes[:count].view(dtype).reshape(shape)
+
+
+class DeviceBuffer:
+    """A `Buffer` in device memory."""
+
+    def __init__(self, memory: Memory, shape: Shape, dtype: np.dtype[Any], offset: int = 0) -> None:
+        self.memory = memory
+        self.shape = shape
+        self.dtype = dtype
+        self.offset = offset
+
+    @property
+    def address(self) -> int:
+        return self.memory.address + self.offset
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def view(self, shape: Shape) -> DeviceBuffer:
+        return DeviceBuffer(self.memory, shape, self.dtype, self.offset)
+
+    def row(self, index: int) -> DeviceBuffer:
+        size = self.nbytes // self.shape[0]
+        return DeviceBuffer(self.memory, (1, *self.shape[1:]), self.dtype, self.offset + index * size)
+
+    def fill_with_zeros(self) -> None:
+        device = self.memory.device
+        with device.turn():
+            device.call("cudaMemsetAsync", self.address, 0, self.nbytes, device.stream)
+
+    def copy_rows(self, source: int, target: int, length: int) -> None:
+        _, heads, slots, head_size = self.shape
+        device, one = self.memory.device, head_size * self.dtype.itemsize
+        if not length:
+            return
+        with device.turn():
+            device.call(
+                "cudaMemcpy2DAsync",
+                *(self.row(target).address, slots * one, self.row(source).address, slots * one),
+                *(length * one, heads, device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice, device.stream),
+            )
+
+    def numpy(self) -> Array:
+        device, array = self.memory.device, np.empty(self.shape, self.dtype)
+        with device.turn():
+            kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+            device.call("cudaMemcpyAsync", array.ctypes.data, self.address, self.nbytes, kind, device.stream)
+            device.synchronise()
+        return array
+
+
+class Staging:
+    """Memory of one tensor on both sides of the bus. It grows to the largest need and is kept."""
+
+    def __init__(self, device: Device, name: str, dtype: np.dtype[Any]) -> None:
+        self.device = device
+        self.name = name
+        self.dtype = dtype
+        self.pinned: Pinned | None = None
+        self.memory: Memory | None = None
+
+    def on_device(self, shape: Shape) -> DeviceBuffer:
+        """Device memory of a shape."""
+        size = int(np.prod(shape)) * self.dtype.itemsize
+        if self.memory is None or self.memory.size < size:
+            self.memory = self.device.allocate(size, self.name)
+        return DeviceBuffer(self.memory, shape, self.dtype)
+
+    def on_host(self, shape: Shape) -> Array:
+        """Pinned memory of a shape."""
+        size = int(np.prod(shape)) * self.dtype.itemsize
+        if self.pinned is None or self.pinned.size < size:
+            self.pinned = Pinned(self.device, size)
+        return self.pinned.array(shape, self.dtype)
+
+    @property
+    def host_address(self) -> int:
+        assert self.pinned is not None  # a step's arrays are made before its launch
+        return self.pinned.address
+
+    def upload(self, shape: Shape) -> None:
+        """Starts the copy of the pinned array to the device."""
+        device, to = self.device, self.on_device(shape)
+        kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
+        host = self.on_host(shape).ctypes.data
+        device.call("cudaMemcpyAsync", to.address, host, to.nbytes, kind, device.stream)
+
+    def download(self, shape: Shape) -> None:
+        """Starts the copy from the device to the pinned array."""
+        device, source = self.device, self.on_device(shape)
+        kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        host = self.on_host(shape).ctypes.data
+        device.call("cudaMemcpyAsync", host, source.address, source.nbytes, kind, device.stream)
+
+
+def device_buffers(buffers: Mapping[str, Buffer]) -> dict[str, DeviceBuffer]:
+    """The same, known to lie on a device."""
+    found = {}
+    for name, buffer in buffers.items():
+        if not isinstance(buffer, DeviceBuffer):
+            raise InputError(
+                f"buffer {name!r} is a {type(buffer).__name__}, not memory of the GPU: allocate it with the"
+                " program that runs on it"
+            )
+        found[name] = buffer
+    return found

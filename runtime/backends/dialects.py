@@ -1,0 +1,40 @@
+"""Which graph of a bundle ONNX Runtime runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..bundle.bundle import Bundle
+from ..bundle.manifest import Artifact
+from ..errors import BundleError, InputError, ManifestError
+
+CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
+
+
+def choose_artifact(
+    bundle: Bundle, graph: str, precision: str | None, dialects: Sequence[str] = CPU_DIALECTS
+) -> Artifact:
+    """A graph of `precision`, or of the manifest's default, or of the first given at export.
+
+    Args:
+        dialects: those that can be run, the fastest first.
+
+    Raises:
+        InputError: the bundle has no such precision.
+        ManifestError: the default's gate has not passed.
+    """
+    found = [a for a in bundle.manifest.artifacts if a.graph == graph and a.dialect in dialects]
+    if not found:
+        raise BundleError(f"{bundle.folder} has no {graph} graph that ONNX Runtime can run")
+    precisions = list(dict.fromkeys(a.precision for a in found))
+    default = bundle.manifest.default_precision
+    wanted = (default or precisions[0]) if precision is None else precision
+    if wanted not in precisions:
+        raise InputError(f"precision={wanted!r} is not in this bundle, which has {precisions}")
+    chosen = min((a for a in found if a.precision == wanted), key=lambda a: dialects.index(a.dialect))
+    if precision is None and default is not None and not chosen.passed:
+        raise ManifestError(
+            f"{bundle.folder}: the gate of its default, {chosen.id}, has not passed; name a precision of"
+            f" {precisions}, or let `planforge bench {bundle.folder} --set-default` choose one"
+        )
+    return chosen

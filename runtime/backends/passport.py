@@ -1,0 +1,95 @@
+"""Whether a plan runs here: asked of its manifest, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..bundle.bundle import Bundle
+from ..bundle.manifest import Plan
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a plan meets.
+
+    Attributes:
+        version: of the library that is installed.
+        sm: of the GPU, such as "sm86".
+        cuda: the newest version of CUDA that the driver has, such as (13, 0).
+    """
+
+    version: str
+    sm: str
+    cuda: tuple[int, int]
+
+
+def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[str, list[Plan]], str]:
+    """A library's plans that may be taken, by the graph they were built from, or why there are none.
+
+    Args:
+        precision: the one that was asked for. Without one it is the bundle's default if that was chosen by
+            measurement, else any whose graph was found to be right.
+    """
+    manifest = bundle.manifest
+    wanted = precision or manifest.default_precision
+    found: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
+    reasons = [f"the bundle has no plan of {library}; make one: {rebuild_command(bundle, library)}"]
+    for plan in manifest.plans:
+        artifact = manifest.artifact(plan.built_from)
+        if plan.engine != library:
+            continue
+        if wanted not in (None, artifact.precision):
+            default = "" if precision else ", its default"
+            reasons.append(f"its plan is {artifact.precision}, wanted is {wanted}{default}")
+        elif precision is None and not artifact.passed:
+            reasons.append(f"{artifact.id} was not verified; name precision={artifact.precision!r} to run it")
+        elif changed := changed_since(plan, bundle):
+            reasons.append(f"{changed}; {rebuild_command(bundle, library)}")
+        else:
+            found[artifact.graph].append(plan)
+    return (found, "") if all(found.values()) else ({}, reasons[-1])
+
+
+def changed_since(plan: Plan, bundle: Bundle) -> str:
+    """What a plan was built from that is not in the bundle any more; empty where all is."""
+    artifact = bundle.manifest.artifact(plan.built_from)
+    for name, sha256 in plan.sources.items():
+        entry = bundle.manifest.files.get(name)
+        if entry is None or entry.sha256 != sha256:
+            return f"its plan was built from another {name}"
+    if plan.sources and artifact.file not in plan.sources:
+        return f"its plan was built from another graph than {artifact.file}"
+    return ""
+
+
+def misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
+    """Why a plan does not run on a host, and what to do; empty where it runs."""
+    again = rebuild_command(bundle, plan.engine, host.sm)
+    if plan.sms and not any(covers(sm, host.sm) for sm in plan.sms):
+        return f"its plan is for {', '.join(plan.sms)}, this GPU is {host.sm}; {again}"
+    if plan.version != host.version:
+        return f"its plan was built by {plan.engine} {plan.version}, installed is {host.version}; {again}"
+    if plan.cuda is not None and host.cuda < version_of(plan.cuda):
+        found = ".".join(map(str, host.cuda))
+        return f"its plan needs a driver with CUDA {plan.cuda}, this one has {found}; update the driver"
+    return ""
+
+
+def covers(listed: str, present: str) -> bool:
+    """Whether a listed architecture, "sm86" or "sm80+" for it and all later ones, is the present one."""
+    if listed.endswith("+"):
+        return int(present[2:]) >= int(listed[2:-1])
+    return listed == present
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """(13, 0) of "13.0"."""
+    major, _, minor = text.partition(".")
+    return int(major), int(minor or 0)
+
+
+def rebuild_command(bundle: Bundle, library: str, sm: str | None = None) -> str:
+    """The command that makes a plan for this machine."""
+    target = {"tensorrt-rtx": "rtx"}.get(library, library)
+    architecture = f" --sm {sm}" if sm and library == "tensorrt-rtx" else ""
+    return f"planforge build {bundle.folder} --target {target}{architecture}"

@@ -1,0 +1,98 @@
+"""TensorRT and TensorRT-RTX: two Python modules with one interface, in many versions."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import BackendUnavailableError
+
+
+@dataclass(frozen=True)
+class Library:
+    """One of the two.
+
+    Attributes:
+        module: its Python module.
+        package: NVIDIA's package that has it.
+        sms: the GPUs that it builds for without one; empty where it builds for the one that is present.
+        cuda: the version of CUDA that a driver must have at least; None where the build machine's decides.
+    """
+
+    module: str
+    package: str
+    sms: tuple[str, ...] = ()
+    cuda: str | None = None
+
+
+# A library's name is also the name of the extra that installs it.
+LIBRARIES = {
+    "tensorrt-rtx": Library(
+        "tensorrt_rtx", "tensorrt-rtx-cu13", ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"), "13.0"
+    ),
+    "tensorrt": Library("tensorrt", "tensorrt"),
+}
+
+# Said of every int64 input, and of every error on a machine without a driver.
+NOISE = re.compile(r"has Int64 binding|cudaError 35\b")
+
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "FLOAT": np.dtype(np.float32),
+    "HALF": np.dtype(np.float16),
+    "INT64": np.dtype(np.int64),
+    "INT32": np.dtype(np.int32),
+    "INT8": np.dtype(np.int8),
+    "UINT8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+def is_installed(name: str) -> bool:
+    """Whether a library's Python module is there, without loading it."""
+    return importlib.util.find_spec(LIBRARIES[name].module) is not None
+
+
+def import_library(name: str) -> Any:
+    """A library's Python module.
+
+    Raises:
+        BackendUnavailableError: not installed; names NVIDIA's package and the extra.
+    """
+    try:
+        return importlib.import_module(LIBRARIES[name].module)
+    except ImportError as error:  # the module, or a library below it
+        raise not_installed(name) from error
+
+
+def not_installed(name: str) -> BackendUnavailableError:
+    """The error that names NVIDIA's package and the extra that installs it."""
+    return BackendUnavailableError(
+        f"engine {name!r} needs NVIDIA's package {LIBRARIES[name].package}: pip install 'planforge[{name}]'"
+    )
+
+
+def make_logger(trt: Any) -> Any:
+    """An `ILogger` of the module `trt` that collects messages.
+
+    Returns:
+        the logger; its `errors` and `warnings` are lists of what TensorRT said.
+    """
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+            self.warnings: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if NOISE.search(message) or severity > trt.ILogger.Severity.WARNING:
+                return
+            is_error = severity < trt.ILogger.Severity.WARNING
+            (self.errors if is_error else self.warnings).append(message)
+
+    return Logger()

@@ -1,0 +1,321 @@
+"""One plan on a GPU: its profiles, contexts, staging memory and captured steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import BackendError, InputError
+from .backend import Array, Buffer, Shape
+from .cuda_memory import Device, DeviceBuffer, Graph, Memory, Staging, device_buffers
+from .runtime_cache import RuntimeCache
+from .tensorrt_library import NUMPY_TYPES
+
+log = logging.getLogger("planforge")
+
+MOST_WAYS = 1024  # combinations of shapes that are remembered
+MOST_GRAPHS = 16  # captured steps that are kept; each holds some hundred kilobytes
+Range: TypeAlias = tuple[Shape, Shape, Shape]  # smallest, best, largest
+Shapes: TypeAlias = tuple[tuple[str, Shape], ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """All that a captured graph depends on."""
+
+    profile: int
+    shapes: Shapes
+    outputs: tuple[str, ...]
+    addresses: tuple[int, ...]
+
+
+@dataclass
+class Lane:
+    """One profile's context, and what it was told last."""
+
+    context: Any
+    shapes: Shapes = ()
+    last: Step | None = None  # what ran last, not from a graph
+
+
+class TensorRtProgram:
+    """One plan, loaded.
+
+    Host arrays go through pinned memory, and each step's launches are captured in a CUDA graph as soon as
+    a step is repeated; TensorRT-RTX captures by itself.
+
+    Args:
+        trt: the library.
+        engine: an `ICudaEngine`.
+        name: for messages.
+        cache: of kernels that TensorRT-RTX compiled on this GPU before.
+        way_out: what to do about a shape that no profile takes.
+    """
+
+    def __init__(
+        self, trt: Any, engine: Any, device: Device, name: str, cache: RuntimeCache | None, way_out: str
+    ) -> None:
+        self.trt, self.engine, self.device, self.name, self.way_out = trt, engine, device, name, way_out
+        self.cache = cache
+        device.programs += 1
+        self.tensors = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        self.dtypes = {t: NUMPY_TYPES[engine.get_tensor_dtype(t).name] for t in self.tensors}
+        is_input = {t: engine.get_tensor_mode(t) == trt.TensorIOMode.INPUT for t in self.tensors}
+        self.inputs = [t for t in self.tensors if is_input[t]]
+        self.outputs = [t for t in self.tensors if not is_input[t]]
+        self.aliases = aliases_of(engine, self.outputs)
+        self.profiles: list[dict[str, Range]] = [
+            {t: range_of(engine.get_tensor_profile_shape(t, profile)) for t in self.inputs}
+            for profile in range(engine.num_optimization_profiles)
+        ]
+        self.lanes: dict[int, Lane] = {}
+        self.staging = {t: Staging(device, t, self.dtypes[t]) for t in self.tensors}
+        self.activations: Memory | None = None
+        self.ways: dict[Shapes, tuple[int, dict[str, Shape]]] = {}
+        self.graphs: OrderedDict[Step, Graph] = OrderedDict()
+        self.captures = cache is None
+        self.runtime_config = None if cache is None else rtx_config(trt, engine, cache)
+
+    def allocate(self, name: str, shape: Shape) -> DeviceBuffer:
+        dtype = self.dtype_of(name)
+        memory = self.device.allocate(int(np.prod(shape)) * dtype.itemsize, name)
+        buffer = DeviceBuffer(memory, shape, dtype)
+        buffer.fill_with_zeros()
+        return buffer
+
+    def free_memory(self) -> int | None:
+        return self.device.free_memory()
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        if name not in self.dtypes:
+            raise BackendError(f"{self.name} has no tensor {name!r}; it has {', '.join(self.dtypes)}")
+        return self.dtypes[name]
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        buffers: Mapping[str, Buffer],
+        outputs: Sequence[str] | None = None,
+    ) -> dict[str, Array]:
+        bound = device_buffers(buffers)
+        given: dict[str, Shape] = {name: array.shape for name, array in inputs.items()}
+        given |= {name: buffer.shape for name, buffer in bound.items()}
+        if missing := [name for name in self.inputs if name not in given]:
+            raise InputError(f"{self.name}: input {missing[0]!r} was not given")
+        shapes = tuple((name, given[name]) for name in self.inputs)
+        wanted = tuple(n for n in (self.outputs if outputs is None else outputs) if n not in bound)
+        with self.device.turn():
+            profile, sizes = self.way_of(shapes)
+            for name, array in inputs.items():
+                self.staging[name].on_host(array.shape)[...] = array
+            results = {name: self.staging[name].on_host(sizes[name]) for name in wanted}
+            addresses = self.addresses(bound, sizes)
+
+            def work() -> None:
+                for name in inputs:
+                    self.staging[name].upload(sizes[name])
+                if not self.lanes[profile].context.execute_async_v3(int(self.device.stream)):
+                    raise BackendError(f"{self.name} failed while running")
+                for name in wanted:
+                    self.staging[name].download(sizes[name])
+
+            pinned = tuple(self.staging[name].host_address for name in (*inputs, *wanted))
+            step = Step(profile, shapes, wanted, (*addresses.values(), *pinned))
+            self.launch(step, addresses, work)
+            self.device.synchronise()
+            return {name: array.copy() for name, array in results.items()}
+
+    def launch(self, step: Step, addresses: Mapping[str, int], work: Callable[[], None]) -> None:
+        """Does the work, from the second time in succession on as one captured graph."""
+        if step in self.graphs:
+            self.graphs.move_to_end(step)
+            self.graphs[step].launch()
+            return
+        lane = self.lanes[step.profile]
+        self.tell(lane, step, addresses)
+        if self.captures and lane.last == step:
+            graph = self.device.capture(work)
+            self.captures = graph is not None
+            if graph is None:
+                log.info("%s cannot be captured in a CUDA graph, so each step is launched anew", self.name)
+            else:
+                self.graphs[step] = graph
+                if len(self.graphs) > MOST_GRAPHS:
+                    self.graphs.popitem(last=False)[1].close()
+                graph.launch()
+                return
+        lane.last = None
+        work()
+        lane.last = step
+
+    def tell(self, lane: Lane, step: Step, addresses: Mapping[str, int]) -> None:
+        """Gives a context its shapes and addresses."""
+        self.set_shapes(lane, step.shapes)
+        if lane.last == step:
+            return
+        for name, address in addresses.items():
+            if not lane.context.set_tensor_address(name, address):
+                raise BackendError(f"{self.name} refuses the address of {name!r}")
+
+    def set_shapes(self, lane: Lane, shapes: Shapes) -> None:
+        if lane.shapes == shapes:
+            return
+        lane.shapes, lane.last = (), None
+        for name, shape in shapes:
+            if not lane.context.set_input_shape(name, shape):
+                raise BackendError(f"{self.name} refuses the shape {shape} of {name!r}")
+        lane.shapes = shapes
+
+    def way_of(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:
+        """The profile for inputs of these shapes, and every tensor's shape."""
+        if shapes not in self.ways:
+            profile = self.profile_for(shapes)
+            lane = self.lane(profile)
+            self.set_shapes(lane, shapes)
+            sizes = {name: tuple(lane.context.get_tensor_shape(name)) for name in self.outputs}
+            if len(self.ways) >= MOST_WAYS:
+                self.ways.clear()
+            self.ways[shapes] = profile, {**dict(shapes), **sizes}
+        return self.ways[shapes]
+
+    def addresses(self, bound: Mapping[str, DeviceBuffer], sizes: Mapping[str, Shape]) -> dict[str, int]:
+        """Where every tensor lies."""
+        for output, source in self.aliases.items():
+            if output in bound and (source not in bound or bound[output].address != bound[source].address):
+                raise InputError(f"{self.name}: {output!r} must be bound to the buffer of {source!r}")
+        for name, buffer in bound.items():
+            if buffer.shape != sizes[name]:
+                raise InputError(f"buffer {name!r} has shape {buffer.shape}, {sizes[name]} is needed")
+        return {
+            name: (bound[name] if name in bound else self.staging[name].on_device(sizes[name])).address
+            for name in self.tensors
+        }
+
+    def profile_for(self, shapes: Shapes) -> int:
+        """The profile that takes these shapes, and among several the one that is tuned nearest to them.
+
+        Raises:
+            InputError: none does; names the input, its axis, the lengths that are taken and the way out.
+        """
+        fitting = [
+            index
+            for index, profile in enumerate(self.profiles)
+            if all(within(shape, profile[name]) for name, shape in shapes)
+        ]
+        if not fitting:
+            raise InputError(f"{self.name} {self.nearest_miss(shapes)}; {self.way_out}")
+        return min(fitting, key=lambda i: sum(distance(s, self.profiles[i][n]) for n, s in shapes))
+
+    def nearest_miss(self, shapes: Shapes) -> str:
+        """Where the profile that takes most of the shapes does not."""
+        misses = [
+            [(n, s, profile[n]) for n, s in shapes if not within(s, profile[n])] for profile in self.profiles
+        ]
+        name, shape, (low, _, high) = min(misses, key=len)[0]
+        if len(shape) != len(low):
+            return f"takes no shape {shape} of input {name!r}, which has {len(low)} axes"
+        axis = next(i for i, n in enumerate(shape) if not low[i] <= n <= high[i])
+        return f"takes {low[axis]} to {high[axis]} on axis {axis} of input {name!r}, not {shape[axis]}"
+
+    def lane(self, profile: int) -> Lane:
+        """A profile's context; all share one piece of memory for what they compute on the way."""
+        if profile not in self.lanes:
+            context = self.new_context()
+            if context is None:
+                raise BackendError(f"{self.name}: no context could be made")
+            context.set_optimization_profile_async(profile, int(self.device.stream))
+            self.device.synchronise()
+            self.lanes[profile] = Lane(context)
+            self.share_activations(profile)
+        return self.lanes[profile]
+
+    def new_context(self) -> Any:
+        if self.runtime_config is not None:
+            return self.engine.create_execution_context(self.runtime_config)
+        strategy = getattr(self.trt, "ExecutionContextAllocationStrategy", None)
+        if strategy is None:  # below 10.0
+            return self.engine.create_execution_context_without_device_memory()
+        return self.engine.create_execution_context(strategy.USER_MANAGED)
+
+    def share_activations(self, profile: int) -> None:
+        """Gives the new context the memory; where it needs more, all contexts get a larger one."""
+        size = activation_bytes(self.engine, profile)
+        lanes = [self.lanes[profile]]
+        if self.activations is None or self.activations.size < size:
+            for graph in self.graphs.values():  # they know the smaller one
+                graph.close()
+            self.graphs.clear()
+            self.activations = None
+            self.activations = self.device.allocate(size, f"what {self.name} computes on the way")
+            lanes = list(self.lanes.values())
+        for lane in lanes:
+            lane.last = None
+            if hasattr(lane.context, "set_device_memory"):
+                lane.context.set_device_memory(self.activations.address, self.activations.size)
+            else:  # below 10.1
+                lane.context.device_memory = self.activations.address
+
+    def close(self) -> None:
+        with self.device.turn():
+            self.device.synchronise()
+            if self.cache is not None and self.runtime_config is not None:
+                self.cache.save(self.runtime_config.get_runtime_cache().serialize())
+            for graph in self.graphs.values():
+                graph.close()
+            self.graphs.clear()
+            self.lanes.clear()
+            self.staging.clear()
+            self.activations = self.runtime_config = self.engine = None
+            self.device.leave()
+
+
+def rtx_config(trt: Any, engine: Any, cache: RuntimeCache) -> Any:
+    """How TensorRT-RTX compiles and launches: for the shapes at hand at once, and in its own graphs."""
+    config = engine.create_runtime_config()
+    config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+    config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+    kernels = config.create_runtime_cache()
+    if (content := cache.load()) is not None and not kernels.deserialize(content):
+        log.info("%s is not taken by this TensorRT-RTX and will be written again", cache.path.name)
+    config.set_runtime_cache(kernels)
+    return config
+
+
+def aliases_of(engine: Any, outputs: Sequence[str]) -> dict[str, str]:
+    """Outputs that are written at an input's address, with that input."""
+    if not hasattr(engine, "get_aliased_input_tensor"):  # below 10.15, which has no such operator
+        return {}
+    found = {name: engine.get_aliased_input_tensor(name) for name in outputs}
+    return {name: source for name, source in found.items() if source}
+
+
+def range_of(shapes: Sequence[Sequence[int]]) -> Range:
+    low, best, high = (tuple(shape) for shape in shapes)
+    return low, best, high
+
+
+def within(shape: Shape, lengths: Range) -> bool:
+    low, _, high = lengths
+    return len(shape) == len(low) and all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
+
+
+def distance(shape: Shape, lengths: Range) -> float:
+    """How far a shape is from what a profile is tuned for, in powers of two."""
+    best = lengths[1]
+    return math.fsum(abs(math.log2((n + 1) / (b + 1))) for n, b in zip(shape, best, strict=True))
+
+
+def activation_bytes(engine: Any, profile: int) -> int:
+    """Device memory that a context needs beside weights, inputs and outputs."""
+    if hasattr(engine, "get_device_memory_size_for_profile_v2"):
+        return int(engine.get_device_memory_size_for_profile_v2(profile))
+    if hasattr(engine, "get_device_memory_size_for_profile"):
+        return int(engine.get_device_memory_size_for_profile(profile))
+    return int(engine.device_memory_size)  # below 10.0: of the largest profile

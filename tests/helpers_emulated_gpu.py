@@ -1,0 +1,253 @@
+"""TensorRT on an emulated GPU: the small surface that the backend uses, executed by ONNX Runtime.
+
+A context computes with what it was told when it was enqueued, refuses what a profile does not take, and
+writes an aliased output nowhere but over its input.
+"""
+# ruff: noqa: N802 (the names are TensorRT's)
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planforge.exporter.tensorrt.profiles import Profile
+from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.tensorrt_library import NUMPY_TYPES
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Artifact, Axis, Plan
+
+from .helpers_emulated_cuda import EmulatedCuda, IllegalAddressError
+
+
+@dataclass
+class EmulatedPlan:
+    """What a plan file holds, read from the bundle that lists it."""
+
+    graph: Path
+    artifact: Artifact
+    profiles: Sequence[Profile]
+    stripped: bool = False
+
+
+class EmulatedEngine:
+    """An `ICudaEngine` of TensorRT 10.15 or TensorRT-RTX 1.7."""
+
+    def __init__(self, trt: EmulatedTensorRt, plan: EmulatedPlan) -> None:
+        self.trt, self.plan = trt, plan
+        self.specs = {spec.name: spec for spec in (*plan.artifact.inputs, *plan.artifact.outputs)}
+        self.num_io_tensors = len(self.specs)
+        self.num_optimization_profiles = len(plan.profiles)
+        self.has_weights = not plan.stripped
+        self.program = OrtProgram(plan.graph, 1)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self.specs)[index]
+
+    def get_tensor_mode(self, name: str) -> Any:
+        modes = self.trt.TensorIOMode
+        return modes.INPUT if self.specs[name] in self.plan.artifact.inputs else modes.OUTPUT
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        names = {str(dtype): name for name, dtype in NUMPY_TYPES.items()}
+        return SimpleNamespace(name=names[self.specs[name].dtype])
+
+    def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
+        return list(self.plan.profiles[index].shapes(self.specs[name]))
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self.plan.artifact.aliases.get(name)
+
+    def get_device_memory_size_for_profile_v2(self, index: int) -> int:
+        return 1000 * (1 + index)
+
+    def create_execution_context(self, how: Any) -> EmulatedContext:
+        return EmulatedContext(self, how)
+
+    def create_runtime_config(self) -> EmulatedRuntimeConfig:
+        return EmulatedRuntimeConfig()
+
+
+class EmulatedRuntimeConfig:
+    """An `IRuntimeConfig`."""
+
+    cuda_graph_strategy = "DISABLED"
+    dynamic_shapes_kernel_specialization_strategy = "LAZY"
+
+    def set_execution_context_allocation_strategy(self, strategy: str) -> None:
+        self.strategy = strategy
+
+    def create_runtime_cache(self) -> EmulatedRuntimeCache:
+        return EmulatedRuntimeCache()
+
+    def set_runtime_cache(self, cache: EmulatedRuntimeCache) -> None:
+        self.cache = cache
+
+    def get_runtime_cache(self) -> EmulatedRuntimeCache:
+        return self.cache
+
+
+class EmulatedRuntimeCache:
+    """An `IRuntimeCache`; its content is how often a kernel was compiled."""
+
+    content = b""
+
+    def deserialize(self, content: bytes) -> bool:
+        self.content = content
+        return content.startswith(b"kernels")
+
+    def serialize(self) -> bytes:
+        return self.content or b"kernels of this GPU"
+
+
+class EmulatedContext:
+    """An `IExecutionContext` that takes nothing for granted."""
+
+    def __init__(self, engine: EmulatedEngine, how: Any) -> None:
+        assert getattr(how, "strategy", how) == "USER_MANAGED"
+        self.engine, self.cuda = engine, engine.trt.cuda
+        self.profile: int | None = None
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self.memory = (0, 0)
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        self.profile = index
+        self.shapes.clear()
+        return True
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        self.memory = (address, size)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        assert self.profile is not None
+        low, _, high = self.engine.get_tensor_profile_shape(name, self.profile)
+        if len(shape) != len(low) or not all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True)):
+            return False
+        self.shapes[name] = shape
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self.addresses[name] = address
+        return name in self.engine.specs
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        lengths: dict[str, int] = {}
+        for spec in self.engine.plan.artifact.inputs:
+            for axis, length in zip(
+                spec.axes, self.shapes.get(spec.name, (-1,) * len(spec.axes)), strict=True
+            ):
+                if isinstance(axis, Axis):
+                    lengths[axis.name] = length
+        axes = self.engine.specs[name].axes
+        return tuple(lengths.get(a.name, -1) if isinstance(a, Axis) else a for a in axes)
+
+    def execute_async_v3(self, stream: int) -> bool:
+        engine, cuda = self.engine, self.cuda
+        inputs = [spec.name for spec in engine.plan.artifact.inputs]
+        addresses, shapes, memory = dict(self.addresses), dict(self.shapes), self.memory
+        aliases = engine.plan.artifact.aliases
+        ready = set(shapes) == set(inputs) and set(addresses) == set(engine.specs) and engine.has_weights
+        needed = engine.get_device_memory_size_for_profile_v2(self.profile or 0)
+        if not ready or memory[1] < needed or any(addresses[o] != addresses[i] for o, i in aliases.items()):
+            return False
+        dtypes = {name: np.dtype(spec.dtype) for name, spec in engine.specs.items()}
+
+        def work() -> None:
+            cuda.at(*memory).fill(0xFF)
+            values = {}
+            for name in inputs:
+                size = int(np.prod(shapes[name])) * dtypes[name].itemsize
+                values[name] = cuda.at(addresses[name], size).view(dtypes[name]).reshape(shapes[name]).copy()
+            try:
+                results = engine.program.run(values, {})
+            except Exception as error:  # an index out of the vocabulary is an illegal read on a GPU
+                raise IllegalAddressError(str(error)) from error
+            for name, result in results.items():
+                cuda.at(addresses[name], result.nbytes)[:] = np.frombuffer(result.tobytes(), np.uint8)
+
+        cuda.ask(stream, work)
+        return True
+
+
+class EmulatedTensorRt(ModuleType):
+    """In place of the module `tensorrt` (10.15) or `tensorrt_rtx`; knows the plans of some bundles."""
+
+    TensorIOMode = SimpleNamespace(INPUT="INPUT", OUTPUT="OUTPUT")
+    ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="USER_MANAGED", STATIC="STATIC")
+    CudaGraphStrategy = SimpleNamespace(WHOLE_GRAPH_CAPTURE="WHOLE_GRAPH_CAPTURE")
+    DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="EAGER")
+
+    class ILogger:
+        Severity = SimpleNamespace(WARNING=2)
+
+        def __init__(self) -> None:
+            pass
+
+    def __init__(
+        self, name: str, version: str, cuda: EmulatedCuda, plans: Mapping[str, EmulatedPlan]
+    ) -> None:
+        super().__init__(name)
+        self.__version__ = version
+        self.cuda, self.plans = cuda, plans
+        self.engines: list[EmulatedEngine] = []
+
+    def Runtime(self, logger: Any) -> Any:
+        return SimpleNamespace(deserialize_cuda_engine=lambda content: self.engine(content, logger))
+
+    def engine(self, content: bytes, logger: Any) -> EmulatedEngine | None:
+        plan = self.plans.get(hashlib.sha256(content).hexdigest())
+        if plan is None:
+            logger.log(1, "the magic tag does not match")
+            return None
+        self.engines.append(EmulatedEngine(self, plan))
+        return self.engines[-1]
+
+    def Refitter(self, engine: EmulatedEngine, logger: Any) -> Any:
+        return SimpleNamespace(engine=engine, refit_cuda_engine=lambda: engine.has_weights)
+
+    def OnnxParserRefitter(self, refitter: Any, logger: Any) -> Any:
+        def refit_from_file(path: str) -> bool:
+            refitter.engine.has_weights = Path(path).samefile(refitter.engine.plan.graph)
+            return bool(refitter.engine.has_weights)
+
+        return SimpleNamespace(refit_from_file=refit_from_file)
+
+
+def plans_in(bundle: Path) -> dict[str, EmulatedPlan]:
+    """A bundle's plans by their sha256."""
+    opened = Bundle.open(bundle)
+    manifest = opened.manifest
+    return {manifest.files[plan.file].sha256: plan_of(opened, plan) for plan in manifest.plans}
+
+
+def plan_of(bundle: Bundle, plan: Plan) -> EmulatedPlan:
+    artifact = bundle.manifest.artifact(plan.built_from)
+    profiles = [Profile.from_json(value) for value in plan.profiles]
+    return EmulatedPlan(bundle.folder / artifact.file, artifact, profiles, plan.stripped)
+
+
+@contextmanager
+def emulated_gpu(
+    bundle: Path, library: str = "tensorrt-rtx", version: str | None = None, **machine: Any
+) -> Iterator[EmulatedCuda]:
+    """A machine with a GPU, its driver and one library, on which the plans of one bundle run."""
+    cuda = EmulatedCuda(**machine)
+    plan = next(p for p in Bundle.open(bundle).manifest.plans if p.engine == library)
+    module = library.replace("-", "_")
+    package = ModuleType("cuda.bindings")
+    package.runtime = cuda  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+        patch.setitem(sys.modules, "cuda.bindings", package)
+        trt = EmulatedTensorRt(module, version or plan.version, cuda, plans_in(bundle))
+        patch.setitem(sys.modules, module, trt)
+        yield cuda
