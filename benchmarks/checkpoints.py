@@ -110,6 +110,7 @@ RANDOM: dict[str, Callable[[Path], Path]] = {
     "gpt2-124m": gpt2,
     "gpt2-medium": partial(gpt2, n_embd=1024, n_layer=24, n_head=16),
     "gpt2-large": partial(gpt2, n_embd=1280, n_layer=36, n_head=20),
+    "gpt2-xl": partial(gpt2, n_embd=1600, n_layer=48, n_head=25),
     "bert-base": bert_base,
     "marian": marian,
 }

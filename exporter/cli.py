@@ -18,6 +18,7 @@ from .doctor_command import doctor
 from .lint_command import lint
 from .run_command import run
 from .run_options import BundleArgument, JsonOption
+from .selftest_command import selftest
 
 if TYPE_CHECKING:
     from .verification.report import VerificationReport
@@ -69,8 +70,8 @@ def export(
     target: Annotated[
         str | None,
         typer.Option(
-            help="cpu (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
-            " tensorrt (for the GPU here).",
+            help="cpu, cuda (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
+            " jetpack6.2, tensorrt11, ... (for the GPU here).",
             show_default="cpu,rtx",
         ),
     ] = None,
@@ -122,7 +123,13 @@ def export(
 @app.command()
 def build(
     bundle: BundleArgument,
-    target: Annotated[str | None, typer.Option(help="rtx or tensorrt.", show_default="rtx")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="rtx, jetpack6.0, jetpack6.2, jetpack7.2, tensorrt11, tensorrt (the installed version), ...",
+            show_default="rtx",
+        ),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(help="Instead of a target: tensorrt-rtx or tensorrt.", show_default=False),
@@ -132,12 +139,27 @@ def build(
         list[str] | None,
         typer.Option("--max", help="batch=N or length=N, below the graph's.", show_default=False),
     ] = None,
+    workspace: Annotated[
+        int | None, typer.Option(help="MiB for TensorRT to work in.", min=1, show_default="all there is")
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(help="A file that makes the next build faster; not for rtx.", show_default=False),
+    ] = None,
+    strip: Annotated[
+        bool, typer.Option("--strip", help="Leave the weights out; they come from the bundle's at load.")
+    ] = False,
+    compatible: Annotated[
+        bool,
+        typer.Option("--compatible", help="For later GPUs and versions too; not for rtx, nor on Jetson."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build a TensorRT plan from a bundle's graph and add it. Needs no torch, and for rtx no GPU."""
     with running() as progress:
         from .inspection import summarize_bundle
         from .plans import build as build_plan
+        from .tensorrt.build import Options
 
         result = build_plan(
             bundle,
@@ -145,6 +167,12 @@ def build(
             engine=engine,
             sms=names(sm) if sm else None,
             limits=dict(limit(text) for text in maximum or []),
+            options=Options(
+                workspace=None if workspace is None else workspace * 2**20,
+                timing_cache=None if timing_cache is None else str(timing_cache.resolve()),
+                strip=strip,
+                compatible=compatible,
+            ),
             progress=progress,
         )
     show(summarize_bundle(result.bundle), as_json)
@@ -269,6 +297,7 @@ app.command()(run)
 app.command()(bench)
 app.command()(lint)
 app.command()(doctor)
+app.command()(selftest)
 
 
 def names(text: str) -> list[str]:

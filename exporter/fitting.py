@@ -26,6 +26,7 @@ from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.defaults import EncoderDefaults, FittedHead
 from ..runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ..runtime.errors import InputError
+from ..runtime.golden.files import golden_file, read_golden
 from ..runtime.tasks.pooling import LAYERS, pooled
 from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
 from .errors import ExportError
@@ -341,12 +342,13 @@ def verified(opened: Bundle, staging: Path, manifest: Manifest, progress: Progre
     """
     from .verification.encoders import with_head
     from .verification.examiners import examiner_of
-    from .verification.report import keep_checks, read_golden
-    from .verification.verify import compare_all, golden_file
+    from .verification.report import keep_checks
+    from .verification.verify import compare_all
 
-    if not any(name.startswith("checks/golden-") for name in opened.manifest.files):
+    file = golden_file(opened)
+    if file is None:
         return manifest
-    arrays, limits = read_golden(golden_file(opened))
+    arrays, limits = read_golden(file)
     examiner = examiner_of(manifest)
     bundle = Bundle(staging, manifest)
     expected, limits = with_head(opened, bundle, examiner.from_arrays(arrays), limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from .checkpoint import Checkpoint
 from .errors import ExportError
 from .precisions import PRECISIONS
 from .recipes import Recipe
+from .targets import target_named
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -53,12 +54,18 @@ def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence
     """
     of_target = {name: [checkpoint.recipes[r] for r in checkpoint.recipes_for(name)] for name in targets}
     everything = list({recipe.id: recipe for recipes in of_target.values() for recipe in recipes}.values())
-    for precision in precisions:
-        check_precision(checkpoint, everything, precision)
+    wanted = {
+        precision: {
+            r.id for name, recipes in of_target.items() for r in recipes if may_be(r, precision, name)
+        }
+        for precision in precisions
+    }
+    for precision, ids in wanted.items():
+        check_precision(checkpoint, everything, precision, ids)
     for name, recipes in of_target.items():
         for recipe in recipes:
-            if not any(recipe.dialect in PRECISIONS[p].dialects for p in precisions):
-                allowed = [p for p, kind in PRECISIONS.items() if recipe.dialect in kind.dialects]
+            if not any(may_be(recipe, p, name) for p in precisions):
+                allowed = [p for p in PRECISIONS if may_be(recipe, p, name)]
                 raise InputError(
                     f"target {name!r} gets the {recipe.id} graph, which can be {', '.join(allowed)}, not"
                     f" {', '.join(precisions)}"
@@ -72,12 +79,23 @@ def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence
         )
         for precision in precisions
         for recipe in everything
-        if recipe.dialect in PRECISIONS[precision].dialects
+        if recipe.id in wanted[precision]
     ]
 
 
-def check_precision(checkpoint: Checkpoint, recipes: Sequence[Recipe], precision: str) -> None:
+def may_be(recipe: Recipe, precision: str, target: str) -> bool:
+    """Whether a target takes a recipe's graph in a precision."""
+    return recipe.dialect in PRECISIONS[precision].dialects and precision not in target_named(target).without
+
+
+def check_precision(
+    checkpoint: Checkpoint, recipes: Sequence[Recipe], precision: str, wanted: Collection[str]
+) -> None:
     """Refuses a precision that a whole model cannot have.
+
+    Args:
+        recipes: of all targets.
+        wanted: the ids of those that some target takes in this precision.
 
     Raises:
         InputError: says why, and what can be.
@@ -89,10 +107,10 @@ def check_precision(checkpoint: Checkpoint, recipes: Sequence[Recipe], precision
             f" {checkpoint.task} model keeps no long cache"
         )
     for graph in dict.fromkeys(recipe.graph for recipe in recipes):
-        if any(recipe.graph == graph and recipe.dialect in kind.dialects for recipe in recipes):
+        if any(recipe.graph == graph and recipe.id in wanted for recipe in recipes):
             continue
         why = f"its {graph} is exported as {', '.join(r.id for r in recipes if r.graph == graph)} only"
-        way = f"add the target {'cpu' if 'ort' in kind.dialects else 'portable'}"
+        way = f"add the target {'portable' if 'portable' in kind.dialects else 'cpu'}"
         if kind.dialects == ("ort",) and f"{graph}.ort" not in checkpoint.recipes:
             why += (
                 ", because its head size is no multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
@@ -193,7 +211,7 @@ def converted(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> 
         if precision.weight_bits:
             blocks = calibration.blocks[precision.weight_bits]
             QuantizeWeights(precision.weight_bits, blocks.size, blocks.done)(graph)
-        elif artifact.dialect == "ort":
+        elif artifact.dialect == "ort" and artifact.precision != "fp16":
             SplitSharedTable()(graph)
         if precision.cache_bits:
             QuantizeCache(calibration.cache_scales)(graph)

@@ -98,10 +98,15 @@ def summarize_bundle(folder: Path) -> Inspection:
         (a.id, f"opset {a.opset}", size_of(manifest, a.file, *a.data), gate_text(a))
         for a in manifest.artifacts
     ]
-    plans = [
-        (f"{p.engine} plan", " ".join(p.sms), size_of(manifest, p.file), f"from {p.built_from}")
-        for p in manifest.plans
-    ]
+    plans = []
+    for p in manifest.plans:
+        source = f"from {p.built_from}"
+        plans.append((f"{p.engine} plan", " ".join(p.sms), size_of(manifest, p.file), source))
+        plans += [
+            (f"  profile {profile.get('name')}", "at its largest shapes", memory[8:], "of GPU memory")
+            for profile in p.profiles
+            if (memory := memory_text(profile))
+        ]
     total = size_of(manifest, *manifest.files)
     title = f"{folder}: {manifest.family}, {total}"
     return Inspection(json.loads(manifest.to_json()), [(title, ("",) * 4, [*graphs, *plans])])
@@ -224,7 +229,15 @@ def profile_text(profile: Mapping[str, Any]) -> str:
         for name, axis in (axes.items() if isinstance(axes, dict) else ())
         if name in ("batch", "tokens", "slots")
     ]
-    return f"{profile.get('name')} ({', '.join(ranges)})"
+    return f"{profile.get('name')} ({', '.join(ranges)}{memory_text(profile)})"
+
+
+def memory_text(profile: Mapping[str, Any]) -> str:
+    """What a profile needs of a GPU, as in ", about 312 MB"."""
+    memory = profile.get("memory")
+    if not isinstance(memory, dict) or not all(isinstance(size, int) for size in memory.values()):
+        return ""
+    return f", about {size_text(sum(memory.values()))}"
 
 
 def inspect_onnx(path: Path) -> Inspection:

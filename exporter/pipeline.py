@@ -151,8 +151,8 @@ def with_graphs(
 
 def default_precisions(targets: Sequence[str]) -> list[str]:
     """fp32, and fp16 where a target's dialect can have it."""
-    dialects = {target_named(name).dialect for name in targets}
-    return ["fp32", "fp16"] if dialects & set(PRECISIONS["fp16"].dialects) else ["fp32"]
+    in_half = any("fp16" not in target_named(name).without for name in targets)
+    return ["fp32", "fp16"] if in_half else ["fp32"]
 
 
 def check_choices(
@@ -161,7 +161,7 @@ def check_choices(
     """Refuses what cannot be done before any work is."""
     for name in targets:
         engine = target_named(name).engine
-        if engine is None:
+        if engine not in LIBRARIES:
             continue
         if is_installed(engine) or targets != default_targets():
             checked_target(engine, sms or LIBRARIES[engine].sms)

@@ -14,9 +14,10 @@ from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import InputError
 from .bundle_writer import file_entries, install, staging_folder
-from .targets import TARGETS, target_named
-from .tensorrt.build import build_plan
-from .tensorrt.profiles import profiles_for
+from .targets import INSTALLED, NAMES, target_named
+from .tensorrt.build import USUAL, Options, build_plan
+from .tensorrt.memory import estimates
+from .tensorrt.profiles import Profile, profiles_for
 
 log = logging.getLogger("planforge")
 
@@ -42,16 +43,18 @@ def build(
     engine: str | None = None,
     sms: Sequence[str] | None = None,
     limits: Mapping[str, int] | None = None,
+    options: Options = USUAL,
     progress: Progress = silent,
 ) -> BuildResult:
     """Builds a TensorRT plan from a bundle's graph and adds it; the bundle stays whole throughout.
 
     Args:
         bundle: the folder that `export` wrote.
-        target: a row of the targets table that has an engine; "rtx" by default.
-        engine: instead of a target, the library: "tensorrt-rtx" or "tensorrt".
+        target: a row of the targets table that builds plans; "rtx" by default.
+        engine: instead of a target, the library: "tensorrt-rtx" or "tensorrt", in the version installed.
         sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's.
         limits: a smaller largest "batch" or "length" than the graph was exported for.
+        options: workspace, timing cache, stripped and compatible plans.
         progress: called with a line when a stage begins.
 
     Raises:
@@ -63,11 +66,11 @@ def build(
     if target is not None and engine is not None:
         raise InputError(f"give a target ({target}) or an engine ({engine}), not both")
     name = target or target_of(engine)
-    if target_named(name).engine is None:
-        plans = [n for n, t in TARGETS.items() if t.engine is not None]
+    if not target_named(name).plans:
+        plans = [name for name in NAMES if target_named(name).plans]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
     with staging_folder(opened.folder) as staging:
-        new = build_plans_for(opened, name, sms, limits, staging, progress)
+        new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         replaced = {(plan.built_from, plan.engine, plan.sms) for plan in new}
         kept = [p for p in opened.manifest.plans if (p.built_from, p.engine, p.sms) not in replaced]
         named = {plan.file for plan in (*kept, *new)}
@@ -83,11 +86,10 @@ def build(
 
 def target_of(engine: str | None) -> str:
     """The target that an engine's name alone stands for."""
-    for name, target in TARGETS.items():
-        if target.engine is not None and target.engine == (engine or "tensorrt-rtx"):
-            return name
-    engines = sorted({t.engine for t in TARGETS.values() if t.engine is not None})
-    raise InputError(f"engine {engine!r} is not one of {', '.join(engines)}")
+    names = {None: "rtx", "tensorrt-rtx": "rtx", "tensorrt": INSTALLED}
+    if engine not in names:
+        raise InputError(f"engine {engine!r} is not one of {', '.join(LIBRARIES)}")
+    return names[engine]
 
 
 def default_targets() -> list[str]:
@@ -108,7 +110,7 @@ def build_plans(
     plans: list[Plan] = []
     for name in targets:
         engine = target_named(name).engine
-        if engine is None:
+        if engine not in LIBRARIES:
             continue
         if not is_installed(engine) and list(targets) == default_targets():
             log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
@@ -124,10 +126,10 @@ def build_plans_for(
     limits: Mapping[str, int] | None,
     folder: Path,
     progress: Progress,
+    options: Options = USUAL,
 ) -> list[Plan]:
     """A target's plans, one of each graph, written below `folder`."""
     target = target_named(target_name)
-    assert target.engine is not None
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
@@ -136,7 +138,8 @@ def build_plans_for(
     for artifact in fp16_graphs(bundle.manifest, target.dialect):
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
-        plans.append(plan_of(bundle, artifact, target_name, architectures, limits, folder))
+        profiles = profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
+        plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
     return plans
 
 
@@ -145,12 +148,12 @@ def plan_of(
     artifact: Artifact,
     target_name: str,
     architectures: tuple[str, ...],
-    limits: Mapping[str, int],
+    profiles: Sequence[Profile],
     folder: Path,
+    options: Options,
 ) -> Plan:
     """One graph's plan, written below `folder`."""
-    engine = target_named(target_name).engine
-    assert engine is not None
+    target = target_named(target_name)
     # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
     name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
     (folder / "plans").mkdir(exist_ok=True)
@@ -159,14 +162,21 @@ def plan_of(
     report = build_plan(
         bundle.path(artifact.file),
         artifact,
-        engine=engine,
+        engine=target.engine,
         sms=architectures,
-        profiles=profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length")),
+        profiles=profiles,
         out=folder / name,
+        options=options,
+        release=target.version if target.engine == "tensorrt" else None,
     )
     files = bundle.manifest.files
-    sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data)}
-    return dataclasses.replace(report.passport(artifact.id, name), sources=sources)
+    tokenizers = bundle.manifest.tokenizer["files"]
+    sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
+    weights = sum(files[data].bytes for data in artifact.data)
+    memory = estimates(bundle.path(artifact.file), artifact, profiles, weights)
+    passport = report.passport(artifact.id, name)
+    described = tuple({**p, "memory": m} for p, m in zip(passport.profiles, memory, strict=True))
+    return dataclasses.replace(passport, sources=sources, profiles=described)
 
 
 def fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
@@ -178,7 +188,8 @@ def fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
         if not matching:
             raise InputError(
                 f"the bundle has no {wanted[1]} graph of the {graph} in fp16; export it again with"
-                " `planforge export MODEL -o BUNDLE --force --precision fp32,fp16 --target cpu,rtx`"
+                " `planforge export MODEL -o BUNDLE --force --precision fp32,fp16 --target"
+                f" cpu,{'portable' if dialect == 'portable' else 'rtx'}`"
             )
         found += matching
     return found

@@ -34,7 +34,7 @@ class Precision:
 
 PRECISIONS = {
     "fp32": Precision("fp32", EVERYWHERE),
-    "fp16": Precision("fp16", ("portable", "inplace")),
+    "fp16": Precision("fp16", EVERYWHERE),
     "int8": Precision("int8", ("ort",), weight_bits=8),
     "int4": Precision("int4", ("ort",), weight_bits=4),
     "fp32-kv8": Precision("fp32", ("ort",), cache_bits=8),

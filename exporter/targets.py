@@ -1,31 +1,131 @@
-"""The one table of targets: what a name on the command line means for export and build."""
+"""The one table of targets: what a name on the command line means for export, build and lint."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..runtime.errors import InputError
+
+Engine = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
+Version = tuple[int, int]
+
+OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/{}/docs/operators.md"
+CHANGELOG = "https://github.com/NVIDIA/TensorRT/blob/main/CHANGELOG.md"
+OPSETS = "https://docs.nvidia.com/deeplearning/tensorrt/latest/reference/onnx-opset-guide.html"
+JETPACK = "https://docs.pytorch.org/TensorRT/getting_started/jetpack.html"
+CONTAINERS = "https://github.com/dusty-nv/jetson-containers/blob/master/packages/cuda/tensorrt/config.py"
+DOWNLOADS = "https://developer.nvidia.com/embedded/jetpack/downloads"
+RTX_MEASURED = "measured with tensorrt_rtx 1.7.1.116"
+ORT_MEASURED = "measured with onnxruntime 1.31.1"
+ANY_ENGINE = "the operators of ONNX alone"
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a graph will run.
+    """An engine in one version: what a graph is exported, built and checked for.
 
     Attributes:
-        dialect: of the graph it takes.
-        engine: the library that builds its plan; None where ONNX itself is run.
+        name: as on the command line.
+        engine: that runs the graph, or its plan.
+        version: (major, minor) of the engine.
+        opsets: the lowest and highest that are documented, or that were measured.
+        about: in words.
+        source: of the version and its opsets.
+        dialect: of the decoder's graph that it takes.
+        without: precisions that are not for it, though its dialect can have them.
     """
 
+    name: str
+    engine: Engine
+    version: Version
+    opsets: tuple[int, int]
+    about: str
+    source: str
     dialect: str
-    engine: str | None = None
+    without: tuple[str, ...] = ()
+
+    @property
+    def plans(self) -> bool:
+        """Whether it builds plans: TensorRT and TensorRT-RTX, which share a parser."""
+        return self.engine != "onnxruntime"
+
+    @property
+    def typed(self) -> bool:
+        """Whether the types in the graph are those that it computes in: no flag chooses them."""
+        return self.engine != "tensorrt" or self.version >= (9, 0)
+
+    @property
+    def half_by_flag(self) -> bool:
+        """Whether a builder's flag can make an fp32 graph compute in fp16. TensorRT 11 has none."""
+        return self.engine == "tensorrt" and self.version < (11, 0)
+
+    def older_than(self, major: int, minor: int = 0) -> bool:
+        """Whether it is a TensorRT before this version. TensorRT-RTX 1.x is none of them."""
+        return self.engine == "tensorrt" and self.version < (major, minor)
 
 
-TARGETS = {
-    "cpu": Target("ort"),
-    "portable": Target("portable"),
-    "rtx": Target("inplace", "tensorrt-rtx"),
-    "tensorrt": Target("inplace", "tensorrt"),  # TensorRT >= 10.15, for the GPU it is built on
+def _tensorrt(version: Version, opsets: tuple[int, int], source: str) -> Target:
+    text = f"{version[0]}.{version[1]}"
+    # TensorScatter and Attention came with 10.15.
+    dialect = "inplace" if version >= (10, 15) else "portable"
+    return Target(f"tensorrt{text}", "tensorrt", version, opsets, f"TensorRT {text}", source, dialect)
+
+
+# ONNX 1.17, which TensorRT took up in 10.6, ends at opset 22; what came between is not documented.
+_VERSIONS = {
+    target.version: target
+    for target in (
+        _tensorrt((8, 5), (7, 17), OPERATORS.format("8.5-GA")),
+        _tensorrt((8, 6), (7, 17), OPERATORS.format("8.6-GA")),
+        _tensorrt((10, 0), (9, 20), OPERATORS.format("10.0-GA")),
+        _tensorrt((10, 3), (9, 20), OPERATORS.format("10.1-GA")),
+        _tensorrt((10, 9), (9, 22), CHANGELOG),
+        _tensorrt((10, 13), (9, 22), CHANGELOG),
+        _tensorrt((10, 15), (9, 24), OPERATORS.format("main")),
+        _tensorrt((10, 16), (9, 24), OPERATORS.format("main")),
+        _tensorrt((11, 2), (9, 25), OPSETS),
+    )
 }
+
+
+def _jetpack(name: str, version: Version, about: str, source: str) -> Target:
+    of = _VERSIONS[version]
+    text = f"JetPack {about}: TensorRT {version[0]}.{version[1]}"
+    return Target(f"jetpack{name}", of.engine, of.version, of.opsets, text, source, of.dialect)
+
+
+# Every engine and board once: what `planforge lint` checks for unless told otherwise.
+TARGETS = {
+    target.name: target
+    for target in (
+        Target(
+            *("cpu", "onnxruntime", (1, 31), (7, 26), "ONNX Runtime 1.31 on a CPU", ORT_MEASURED, "ort"),
+            without=("fp16",),  # a CPU computes it in fp32, with casts
+        ),
+        Target("rtx", "tensorrt-rtx", (1, 7), (7, 24), "TensorRT-RTX 1.7", RTX_MEASURED, dialect="inplace"),
+        *_VERSIONS.values(),
+        _jetpack("5.1", (8, 5), "5.1 on Xavier and Orin", "https://github.com/edgehook/Jetson-AI-task"),
+        _jetpack("6.0", (8, 6), "6.0 on Orin", CONTAINERS),
+        _jetpack("6.2", (10, 3), "6.1 and 6.2 on Orin", JETPACK),
+        _jetpack("7.1", (10, 13), "7.0 and 7.1 on Thor", f"{DOWNLOADS}/archive-7.1.md"),
+        _jetpack("7.2", (10, 16), "7.2 on Orin and Thor", DOWNLOADS),
+    )
+}
+INSTALLED = "tensorrt"  # also a target: the version that is installed
+# Other names on the command line.
+_PORTABLE = Target(
+    "portable", "onnxruntime", (1, 31), (7, 26), "any engine for ONNX", ANY_ENGINE, dialect="portable"
+)
+_CUDA = Target(
+    *("cuda", "onnxruntime", (1, 31), (7, 26), "ONNX Runtime 1.31 on an NVIDIA GPU", ANY_ENGINE, "ort"),
+    without=("int8", "int4", "fp32-kv8", "int8-kv8", "int4-kv8"),  # were never tried there
+)
+_OTHERS = {"portable": _PORTABLE, "cuda": _CUDA, "tensorrt11": _VERSIONS[(11, 2)]}
+NAMES = (*TARGETS, *_OTHERS, INSTALLED)
 
 
 def target_named(name: str) -> Target:
@@ -34,6 +134,29 @@ def target_named(name: str) -> Target:
     Raises:
         InputError: no such target; lists them.
     """
-    if name not in TARGETS:
-        raise InputError(f"target {name!r} is not one of {', '.join(TARGETS)}")
-    return TARGETS[name]
+    if name == INSTALLED:
+        return installed_tensorrt()
+    if name not in NAMES:
+        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}")
+    return {**TARGETS, **_OTHERS}[name]
+
+
+def installed_tensorrt() -> Target:
+    """The newest of the table that is not newer than the installed TensorRT; the newest where none is."""
+    for package in ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            major, minor = importlib.metadata.version(package).split(".")[:2]
+            break
+    else:
+        return _VERSIONS[max(_VERSIONS)]
+    here = int(major), int(minor)
+    return _VERSIONS[max((v for v in _VERSIONS if v <= here), default=min(_VERSIONS))]
+
+
+def lint_targets(names: Sequence[str]) -> tuple[Target, ...]:
+    """The targets of these names, each once; all of `TARGETS` if there is no name.
+
+    Raises:
+        InputError: no such target; lists them.
+    """
+    return tuple(target_named(name) for name in dict.fromkeys(names)) or tuple(TARGETS.values())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import PlanForgeError
 from .load import load
+from .selftest import SelftestResult, selftest
 
 if TYPE_CHECKING:
     from .tasks.encoder_results import (
@@ -41,6 +42,7 @@ __all__ = [
     "PlanForgeError",
     "Ranked",
     "Score",
+    "SelftestResult",
     "Tags",
     "TextEncoder",
     "TextGenerator",
@@ -49,6 +51,7 @@ __all__ = [
     "TranslationTimings",
     "Translator",
     "load",
+    "selftest",
 ]
 
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.

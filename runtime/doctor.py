@@ -228,11 +228,22 @@ def no_cuda_provider(facts: Facts) -> Obstacle | None:
     return None
 
 
+def no_bindings(facts: Facts) -> Obstacle | None:
+    """Where CUDA's bindings, which keep the cache on the GPU, are missing or too new."""
+    bindings, driver = facts.package("cuda.bindings"), cuda_of(facts)
+    remedy = to_install("", ["cuda-bindings"], facts)
+    if not bindings.versions:
+        return "cuda-bindings is not installed", remedy
+    if driver and bindings.cuda and bindings.cuda > driver:
+        return f"{bindings} is for CUDA {bindings.cuda}, the driver has {facts.graphics.cuda}", remedy
+    return None
+
+
 # The backends, the best first: the module that runs each, and what may stand in its way.
 LADDER: dict[str, tuple[str, tuple[Check, ...]]] = {
     "tensorrt-rtx": ("tensorrt_rtx", (no_cuda, not_for_rtx, lacks("tensorrt-rtx"))),
     "tensorrt": ("tensorrt", (no_cuda, too_old_for_tensorrt, lacks("tensorrt"))),
-    "ort-cuda": ("onnxruntime", (no_cuda, no_cuda_provider)),
+    "ort-cuda": ("onnxruntime", (no_cuda, no_cuda_provider, no_bindings)),
     "ort-cpu": ("onnxruntime", (no_onnxruntime,)),
 }
 

@@ -40,11 +40,11 @@ def load(
 
     Args:
         bundle: the folder that `planforge export` wrote.
-        backend: "tensorrt-rtx" and "tensorrt" run the bundle's plan on an NVIDIA GPU, "ort-cpu" its graph in
-            ONNX Runtime on the CPU; "auto" takes the first of these that works here, and a log line says why
-            not a better one.
-        precision: of the graph to run; by default what `planforge bench --set-default` recorded, else of a
-            plan its own (fp16), of ONNX Runtime the first that was given at export.
+        backend: "tensorrt-rtx" and "tensorrt" run the bundle's plan on an NVIDIA GPU, "ort-cuda" its graph in
+            ONNX Runtime there, and "ort-cpu" on the CPU; "auto" takes the first of these that works here, and
+            a log line says why not a better one.
+        precision: of the graph to run; by default what `planforge bench --set-default` recorded, else on a
+            GPU fp16 where it was found to be right, on a CPU the first that was given at export.
         threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
             cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.

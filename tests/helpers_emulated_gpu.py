@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from planforge.exporter.tensorrt.profiles import Profile
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.backends.tensorrt_library import NUMPY_TYPES
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.manifest import Artifact, Axis, Plan
+from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 
 from .helpers_emulated_cuda import EmulatedCuda, IllegalAddressError
 
@@ -35,7 +35,7 @@ class EmulatedPlan:
     graph: Path
     artifact: Artifact
     profiles: Sequence[Profile]
-    stripped: bool = False
+    weights: tuple[TensorSpec, ...] = ()  # that it reads as inputs
 
 
 class EmulatedEngine:
@@ -43,10 +43,10 @@ class EmulatedEngine:
 
     def __init__(self, trt: EmulatedTensorRt, plan: EmulatedPlan) -> None:
         self.trt, self.plan = trt, plan
-        self.specs = {spec.name: spec for spec in (*plan.artifact.inputs, *plan.artifact.outputs)}
+        self.inputs = (*plan.artifact.inputs, *plan.weights)
+        self.specs = {spec.name: spec for spec in (*self.inputs, *plan.artifact.outputs)}
         self.num_io_tensors = len(self.specs)
         self.num_optimization_profiles = len(plan.profiles)
-        self.has_weights = not plan.stripped
         self.program = OrtProgram(plan.graph, 1)
 
     def get_tensor_name(self, index: int) -> str:
@@ -54,7 +54,7 @@ class EmulatedEngine:
 
     def get_tensor_mode(self, name: str) -> Any:
         modes = self.trt.TensorIOMode
-        return modes.INPUT if self.specs[name] in self.plan.artifact.inputs else modes.OUTPUT
+        return modes.INPUT if self.specs[name] in self.inputs else modes.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> Any:
         names = {str(dtype): name for name, dtype in NUMPY_TYPES.items()}
@@ -115,13 +115,14 @@ class EmulatedContext:
         assert getattr(how, "strategy", how) == "USER_MANAGED"
         self.engine, self.cuda = engine, engine.trt.cuda
         self.profile: int | None = None
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.fixed = {s.name: tuple(a for a in s.axes if isinstance(a, int)) for s in engine.plan.weights}
+        self.shapes = dict(self.fixed)
         self.addresses: dict[str, int] = {}
         self.memory = (0, 0)
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
         self.profile = index
-        self.shapes.clear()
+        self.shapes = dict(self.fixed)
         return True
 
     def set_device_memory(self, address: int, size: int) -> None:
@@ -152,10 +153,10 @@ class EmulatedContext:
 
     def execute_async_v3(self, stream: int) -> bool:
         engine, cuda = self.engine, self.cuda
-        inputs = [spec.name for spec in engine.plan.artifact.inputs]
+        inputs = [spec.name for spec in engine.inputs]
         addresses, shapes, memory = dict(self.addresses), dict(self.shapes), self.memory
         aliases = engine.plan.artifact.aliases
-        ready = set(shapes) == set(inputs) and set(addresses) == set(engine.specs) and engine.has_weights
+        ready = set(shapes) == set(inputs) and set(addresses) == set(engine.specs)
         needed = engine.get_device_memory_size_for_profile_v2(self.profile or 0)
         if not ready or memory[1] < needed or any(addresses[o] != addresses[i] for o, i in aliases.items()):
             return False
@@ -211,16 +212,6 @@ class EmulatedTensorRt(ModuleType):
         self.engines.append(EmulatedEngine(self, plan))
         return self.engines[-1]
 
-    def Refitter(self, engine: EmulatedEngine, logger: Any) -> Any:
-        return SimpleNamespace(engine=engine, refit_cuda_engine=lambda: engine.has_weights)
-
-    def OnnxParserRefitter(self, refitter: Any, logger: Any) -> Any:
-        def refit_from_file(path: str) -> bool:
-            refitter.engine.has_weights = Path(path).samefile(refitter.engine.plan.graph)
-            return bool(refitter.engine.has_weights)
-
-        return SimpleNamespace(refit_from_file=refit_from_file)
-
 
 def plans_in(bundle: Path) -> dict[str, EmulatedPlan]:
     """A bundle's plans by their sha256."""
@@ -232,7 +223,25 @@ def plans_in(bundle: Path) -> dict[str, EmulatedPlan]:
 def plan_of(bundle: Bundle, plan: Plan) -> EmulatedPlan:
     artifact = bundle.manifest.artifact(plan.built_from)
     profiles = [Profile.from_json(value) for value in plan.profiles]
-    return EmulatedPlan(bundle.folder / artifact.file, artifact, profiles, plan.stripped)
+    graph = bundle.folder / artifact.file
+    weights = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in plan.weights)
+    if weights:
+        graph = without_weights(graph, {weight.name for weight in weights})
+    return EmulatedPlan(graph, artifact, profiles, weights)
+
+
+def without_weights(path: Path, names: Collection[str]) -> Path:
+    """A graph whose weights of these names are inputs, written beside the bundle."""
+    import onnx
+
+    model = onnx.load(path)
+    for tensor in [t for t in model.graph.initializer if t.name in names]:
+        value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        model.graph.input.append(value)
+        model.graph.initializer.remove(tensor)
+    stripped = path.parents[1].with_suffix(".stripped.onnx")
+    onnx.save(model, stripped)
+    return stripped
 
 
 @contextmanager

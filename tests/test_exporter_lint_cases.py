@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planforge.exporter.linting.rules import RULES
-from planforge.exporter.linting.targets import TARGETS
+from planforge.exporter.targets import TARGETS
 
 from .helpers_lint import Case
 

@@ -29,13 +29,13 @@ from planforge.exporter.verification.bisect import (
     node_bands,
 )
 from planforge.exporter.verification.examiners import examiner_of
-from planforge.exporter.verification.gate import Comparison
 from planforge.exporter.verification.structure import READING, compare_structure
 from planforge.exporter.verification.verify import checked_tensors, recorded_source
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding import cache
+from planforge.runtime.metrics import Comparison
 
 from .helpers_faults import (
     Fault,

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.verification.gate import judge, limits_for
+from planforge.exporter.verification.gate import limits_for
 from planforge.exporter.verification.passages import (
     GOLDEN_ROWS,
     MOST_PASSAGES,
@@ -28,7 +28,8 @@ from planforge.exporter.verification.passages import (
     to_arrays,
     windows,
 )
-from planforge.exporter.verification.report import read_golden, write_golden
+from planforge.runtime.golden.files import read_golden, write_golden
+from planforge.runtime.metrics import judge
 
 Array = npt.NDArray[np.float32]
 

@@ -21,10 +21,11 @@ from planforge.exporter.passes.quantize import QuantizeWeights
 from planforge.exporter.pipeline import default_precisions
 from planforge.exporter.precisions import PRECISIONS, checked_precisions
 from planforge.exporter.source import DEMOS, resolve_source
-from planforge.exporter.verification.gate import CAPS, Gaps, Metrics
+from planforge.exporter.verification.gate import CAPS, Gaps
 from planforge.exporter.verification.passages import TextMetrics
 from planforge.exporter.verification.rounding import Rounding
 from planforge.runtime.errors import InputError
+from planforge.runtime.metrics import Metrics
 
 from .helpers_models import edit_json
 

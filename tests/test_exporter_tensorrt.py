@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from planforge.exporter.errors import BuildError, OutputError
-from planforge.exporter.tensorrt import build
+from planforge.exporter.tensorrt import build, builder
 from planforge.exporter.tensorrt.profiles import (
     Profile,
     profiles_for,
@@ -68,7 +68,7 @@ def test_the_build_needs_no_torch_and_only_reads_the_bundle(
     demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "import sys; from planforge.exporter.tensorrt.build import main; main(sys.argv[1:]);"
+        "import sys; from planforge.exporter.tensorrt.builder import main; main(sys.argv[1:]);"
         "heavy = {'torch', 'transformers', 'planforge.models'} & set(sys.modules);"
         "sys.exit(', '.join(heavy) or None)"
     )
@@ -313,12 +313,12 @@ def test_an_engine_that_is_not_installed_names_the_extra_and_the_package(
     assert f"package {installed.package}:" in str(caught.value)
 
 
-def test_tensorrt_older_than_10_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_older_than_8_5_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     old = type(sys)("tensorrt")
-    monkeypatch.setattr(old, "__version__", "8.6.2", raising=False)
+    monkeypatch.setattr(old, "__version__", "8.4.3.1", raising=False)
     monkeypatch.setitem(sys.modules, "tensorrt", old)
-    with pytest.raises(BackendUnavailableError, match=r"tensorrt 8\.6\.2 .* 10 or newer"):
-        build.engine_module("tensorrt")
+    with pytest.raises(BackendUnavailableError, match=r"tensorrt 8\.4\.3\.1 is older than 8\.5"):
+        builder.engine_module("tensorrt")
 
 
 class Driver:
@@ -331,15 +331,19 @@ class Driver:
         value._obj.value = {75: 9, 76: 0}[attribute]
         return 0
 
+    def cuDriverGetVersion(self, value: Any) -> int:  # noqa: N802
+        value._obj.value = 13020
+        return 0
+
 
 def test_tensorrt_builds_for_the_present_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
-    assert build.present_sm([]) == build.present_sm(["sm90"]) == "sm90"
+    assert builder.present([]) == builder.present(["sm90"]) == (["sm90"], "13.0")
     with pytest.raises(BuildError, match="this machine's sm90 only, not sm86, sm90"):
-        build.present_sm(["sm86", "sm90"])
+        builder.present(["sm86", "sm90"])
     monkeypatch.setattr(Driver, "cuInit", lambda self, flags: 100)  # CUDA_ERROR_NO_DEVICE
     with pytest.raises(BackendUnavailableError, match="builds for the GPU that is present"):
-        build.present_sm([])
+        builder.present([])
 
 
 def test_a_tensorrt_that_cannot_stream_its_plan(tmp_path: Path) -> None:
@@ -348,7 +352,7 @@ def test_a_tensorrt_that_cannot_stream_its_plan(tmp_path: Path) -> None:
             return b"plan"
 
     log = SimpleNamespace(errors=[], warnings=[])
-    build.write_plan(None, Builder(), None, None, tmp_path / "g.plan", log)
+    builder.write_plan(None, Builder(), None, None, tmp_path / "g.plan", log)
     assert (tmp_path / "g.plan").read_bytes() == b"plan"
 
 

@@ -17,12 +17,12 @@ from planforge.exporter.checkpoint import Checkpoint
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.source import Source, demo_folder
 from planforge.exporter.verification import verify as verify_module
-from planforge.exporter.verification.translation_engine import Engine
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
 from planforge.runtime.errors import InputError, TokenizerError
+from planforge.runtime.golden.translation_engine import Engine
 
 from .helpers_graphs import nodes, replace_graph
 from .helpers_models import edit_json
@@ -36,7 +36,7 @@ def own(marian_bundle: Path, tmp_path: Path) -> Path:
     bundle = Path(shutil.copytree(marian_bundle, tmp_path / "bundle"))
     artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
     kept = [a for a in artifacts if a["precision"] == "fp32" and a["dialect"] == "portable"]
-    edit_json(bundle / "manifest.json", artifacts=kept)
+    edit_json(bundle / "manifest.json", artifacts=kept, plans=[])
     return bundle
 
 

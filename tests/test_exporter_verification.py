@@ -20,8 +20,9 @@ from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.prompts import read_prompts
 from planforge.exporter.verification import verify as verify_module
-from planforge.exporter.verification.gate import Metrics, judge, limits_for, measure
+from planforge.exporter.verification.gate import limits_for
 from planforge.exporter.verification.node_executor import NodeExecutor, NotFiniteError
+from planforge.runtime.metrics import Metrics, judge, measure
 
 from .helpers_faults import epsilon
 from .helpers_graphs import nodes, replace_graph

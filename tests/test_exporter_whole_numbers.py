@@ -24,13 +24,13 @@ from planforge.exporter.prompts import read_prompts
 from planforge.exporter.source import DEMOS
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.passages import windows
-from planforge.exporter.verification.report import read_golden
 from planforge.models import load_model
 from planforge.runtime import load
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache import GroupQueryCache, cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
+from planforge.runtime.golden.files import read_golden
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from .helpers_cache import in_steps

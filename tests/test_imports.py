@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,28 @@ def test_run_and_inspect_load_neither_torch_nor_onnx(demo_bundle: Path) -> None:
 def test_bench_loads_neither_torch_nor_onnx(own_bundle: Path) -> None:
     settings = ("--precision", "fp32", "--new-tokens", "2", "--set-default")
     assert not modules_of_command("bench", own_bundle, *settings) & HEAVY
+
+
+def test_selftest_loads_no_framework_and_nothing_of_verify(
+    demo_bundle: Path, marian_bundle: Path, head_bundle: Callable[[str], Path]
+) -> None:
+    for bundle in (demo_bundle, marian_bundle, head_bundle("pretrained")):
+        loaded = modules_after(
+            "from planforge.exporter.cli import app\n"
+            f"app(['selftest', {str(bundle)!r}, '--backend', 'ort-cpu'], standalone_mode=False)",
+            whole=True,
+        )
+        assert "planforge.runtime.metrics" in loaded
+        assert not {name.split(".")[0] for name in loaded} & HEAVY
+        assert "planforge.exporter.verification" not in loaded
+
+
+def test_selftest_in_python_loads_nothing_of_the_command(demo_bundle: Path) -> None:
+    code = f"from planforge.runtime import selftest\nassert selftest({str(demo_bundle)!r}, 'ort-cpu').passed"
+    loaded = modules_after(code, whole=True)
+    assert not {name.split(".")[0] for name in loaded} & (HEAVY | COMMAND_ONLY)
+    assert "planforge.exporter" not in loaded
+    assert "planforge.runtime.golden.translators" not in loaded  # nor of the other tasks
 
 
 def test_what_bench_measures_loads_no_framework_and_nothing_of_the_command(demo_bundle: Path) -> None:

@@ -18,6 +18,7 @@ from planforge.runtime.bundle.manifest import (
     FileEntry,
     Manifest,
     Plan,
+    PlanWeight,
     TensorSpec,
 )
 from planforge.runtime.errors import BundleError, IntegrityError, ManifestError
@@ -248,6 +249,13 @@ def manifests(draw: st.DrawFn) -> Manifest:
         gate=json_objects,
     )
     graphs = draw(st.lists(artifacts, min_size=1, max_size=2).map(tuple))
+    weights = st.builds(
+        PlanWeight,
+        dtype=st.sampled_from(DTYPES),
+        shape=st.lists(st.integers(1, 2**31), max_size=3).map(tuple),
+        file=file,
+        offset=st.integers(0, 2**50),
+    )
     plans = st.builds(
         Plan,
         built_from=st.sampled_from([artifact.id for artifact in graphs]),
@@ -255,7 +263,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         sms=st.lists(st.sampled_from(["sm75", "sm80+", "sm120"]), max_size=3).map(tuple),
         profiles=st.lists(json_objects, max_size=2).map(tuple),
         cuda=st.none() | st.sampled_from(["12.6", "13.0"]),
-        stripped=st.booleans(),
+        weights=st.lists(weights, max_size=2).map(tuple),
+        compatible=st.booleans(),
         sources=st.dictionaries(st.text(), st.text(), max_size=2),
     )
     built = st.builds(
@@ -290,7 +299,18 @@ def test_every_manifest_survives_writing_and_reading(manifest: Manifest) -> None
         ("sms", ["86"], r"'86' does not look like 'sm"),
         ("cuda", "13", r"'13' does not look like"),
         ("built_from", "decoder.x.fp16", r"no artifact 'decoder\.x\.fp16'"),
-        ("stripped", "yes", r"stripped must be true or false"),
+        ("compatible", "yes", r"compatible must be true or false"),
+        (
+            "weights",
+            [{"name": "w", "dtype": "float16", "shape": [0], "file": "a", "offset": 0}],
+            "is no place",
+        ),
+        ("weights", [{"name": "w", "dtype": "int9", "shape": [1], "file": "a", "offset": 0}], "is no place"),
+        (
+            "weights",
+            [{"name": "w", "dtype": "int8", "shape": [1], "file": "a", "offset": 0}],
+            "without listing",
+        ),
     ],
 )
 def test_a_passport_that_says_nonsense_is_refused(field: str, value: object, message: str) -> None:

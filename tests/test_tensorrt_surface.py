@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planforge.exporter.tensorrt import build
+from planforge.exporter.tensorrt import build, builder
 from planforge.exporter.tensorrt.profiles import Profile
 from planforge.runtime.backends.tensorrt_library import make_logger
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
@@ -188,6 +188,10 @@ class Driver:
         value._obj.value = {75: 8, 76: 7}[attribute]
         return 0
 
+    def cuDriverGetVersion(self, value: Any) -> int:  # noqa: N802
+        value._obj.value = 12060
+        return 0
+
 
 @pytest.mark.parametrize(
     ("version", "graph", "streamed"),
@@ -215,7 +219,7 @@ def test_the_builder_builds_with_the_names_of_a_release(
     trt = tensorrt(version)
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
-    monkeypatch.setattr(build, "answer_of_child", build.build_in_this_process)
+    monkeypatch.setattr(build, "answer_of_child", builder.build_in_this_process)
     report = build.build_plan(path, artifact, engine="tensorrt", profiles=[profile], out=tmp_path / "g.plan")
     assert (report.version, report.sms, report.warnings) == (trt.__version__, ("sm87",), ())
     assert (tmp_path / "g.plan").read_bytes()[:4] == b"vtrt"

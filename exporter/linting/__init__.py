@@ -1,7 +1,7 @@
 """Says what TensorRT, TensorRT-RTX and ONNX Runtime will refuse or get wrong, before a long build."""
 
+from ..targets import TARGETS, Target
 from .lint import lint
 from .report import Finding, LintReport
-from .targets import TARGETS, LintTarget
 
-__all__ = ["TARGETS", "Finding", "LintReport", "LintTarget", "lint"]
+__all__ = ["TARGETS", "Finding", "LintReport", "Target", "lint"]

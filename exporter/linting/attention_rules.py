@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from ..targets import RTX_MEASURED, Target
 from ..tensorrt.profiles import SLOTS
 from .model import (
     LintModel,
@@ -21,7 +22,6 @@ from .model import (
 )
 from .operator_tables import DROPPED_ATTRIBUTES, DROPPED_INPUTS
 from .rule import Hit, Rule, Severity, for_plans
-from .targets import RTX_MEASURED, LintTarget
 
 if TYPE_CHECKING:
     from .rule import Check
@@ -36,7 +36,7 @@ def operators(model: LintModel, name: str) -> Iterator[ir.Node]:
     return (node for node in model.nodes if node.op_type == name and is_standard(node))
 
 
-def dropped(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def dropped(model: LintModel, target: Target) -> Iterator[Hit]:
     for (operator, index), name in DROPPED_INPUTS.items():
         for node in operators(model, operator):
             if has_input(node, index):
@@ -48,20 +48,20 @@ def dropped(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                 yield Hit(f"the parser passes over the attribute {name} = {value}: no key is left out", node)
 
 
-def past(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def past(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "Attention"):
         given = [name for index, name in PAST.items() if has_input(node, index)]
         if given:
             yield Hit(f"the parser refuses the inputs {' and '.join(given)}", node)
 
 
-def causal_and_mask(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def causal_and_mask(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "Attention"):
         if attribute(node, "is_causal", 0) and has_input(node, 3):
             yield Hit("is_causal and attn_mask exclude each other", node)
 
 
-def attention_types(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def attention_types(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "Attention"):
         query = type_of(input_at(node, 0))
         for index, name in ((2, "V"), (3, "attn_mask")):
@@ -71,7 +71,7 @@ def attention_types(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                 yield Hit(f"Q is {type_name(query)} and {name} {type_name(other)}; there is no kernel", node)
 
 
-def cache_form(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def cache_form(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "TensorScatter"):
         cache = input_at(node, 0)
         dims, dtype = dims_of(cache), type_of(cache)
@@ -84,7 +84,7 @@ def cache_form(model: LintModel, target: LintTarget) -> Iterator[Hit]:
             yield Hit(f"the cache is {type_name(dtype)}; it can be float, float16 or bfloat16", node)
 
 
-def cache_length(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def cache_length(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "TensorScatter"):
         dims = dims_of(input_at(node, 0))
         length = dims[LENGTH_AXIS] if dims is not None and len(dims) == 4 else 0
@@ -95,7 +95,7 @@ def cache_length(model: LintModel, target: LintTarget) -> Iterator[Hit]:
             yield Hit(f"the length of the cache is {length!r}, not a number", node)
 
 
-def cache_binding(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def cache_binding(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "TensorScatter"):
         cache, updated = input_at(node, 0), output_at(node, 0)
         if cache is not None and not cache.is_graph_input():

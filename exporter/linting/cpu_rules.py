@@ -9,9 +9,9 @@ from typing import Any
 import onnx.defs
 import onnx_ir as ir
 
+from ..targets import ORT_MEASURED, Target
 from .model import LintModel, is_standard, schema_of, type_name, type_of
 from .rule import Hit, Rule, for_cpu
-from .targets import ORT_MEASURED, LintTarget
 
 PROVIDER = "CPUExecutionProvider"
 SLOW_IN_HALF = frozenset({"Attention", "Gemm", "MatMul", "Softmax"})
@@ -33,7 +33,7 @@ def kernels() -> Kernels | None:
     return found
 
 
-def without_kernel(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def without_kernel(model: LintModel, target: Target) -> Iterator[Hit]:
     known = kernels()
     if known is None:
         what = "kernels were not checked: onnxruntime is not installed"
@@ -87,7 +87,7 @@ def accepts(types: list[str], dtype: ir.DataType) -> bool:
     return f"tensor({type_name(dtype)})" in types or by_cast
 
 
-def names_twice(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def names_twice(model: LintModel, target: Target) -> Iterator[Hit]:
     seen: set[tuple[object, str]] = set()
     for node in model.nodes:
         place = (id(node.graph), node.name or "")
@@ -96,7 +96,7 @@ def names_twice(model: LintModel, target: LintTarget) -> Iterator[Hit]:
         seen.add(place)
 
 
-def half(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def half(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         first = node.inputs[0] if node.inputs else None
         if node.op_type in SLOW_IN_HALF and type_of(first) == ir.DataType.FLOAT16:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
+from ..targets import Target
 from .model import LintModel, attribute, dims_of, is_standard
 from .rule import Hit, Rule, everywhere
-from .targets import LintTarget
 
 Axis = Counter[str]
 Shape = list[Axis]
@@ -166,7 +166,7 @@ def text_of(axis: Axis) -> str:
     return " + ".join([*names, *others, *([str(axis[""])] if axis[""] else [])])
 
 
-def one_name(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def one_name(model: LintModel, target: Target) -> Iterator[Hit]:
     shapes = Shapes()
     for node in model.model.graph:
         for a, b in clashes(node, [shapes.of(v) for v in node.inputs if v is not None and v.name]):

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from onnx.defs import OpSchema
 
+from ..targets import RTX_MEASURED, Target
 from .model import LintModel, has_input, is_standard, schema_of
 from .rule import Hit, Rule, everywhere, for_plans
-from .targets import RTX_MEASURED, LintTarget
 
 
-def undefined(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def undefined(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for value in node.inputs:
             if value is not None and value.name and not value.is_graph_input():
@@ -21,7 +21,7 @@ def undefined(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                     yield Hit(f"reads {value.name!r}, which nothing computes", node)
 
 
-def cycles(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def cycles(model: LintModel, target: Target) -> Iterator[Hit]:
     """Takes away node after node that waits for none: what is left waits for itself."""
     waiting = {node: {v.producer() for v in node.inputs if v is not None} - {None} for node in model.nodes}
     readers: dict[ir.Node, list[ir.Node]] = {}
@@ -41,7 +41,7 @@ def cycles(model: LintModel, target: LintTarget) -> Iterator[Hit]:
         yield Hit("waits for itself: the graph has a cycle", node)
 
 
-def left_out(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def left_out(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         schema = schema_of(node.op_type, model.opsets[node]) if is_standard(node) else None
         for index, formal in enumerate(schema.inputs if schema is not None else ()):
@@ -49,7 +49,7 @@ def left_out(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                 yield Hit(f"its input {formal.name} is left out, and must be there", node)
 
 
-def unused(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def unused(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.model.graph.inputs:
         if not value.uses() and not value.is_graph_output() and not value.is_initializer():
             yield Hit("nothing reads this input", tensor=str(value.name))

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
+from ..targets import Target, lint_targets
 from .model import LintModel
 from .report import Finding, LintReport, in_order
 from .rule import Hit, Rule
 from .rules import RULES
-from .targets import LintTarget, lint_targets
 
 Found: TypeAlias = dict[tuple[str, object], tuple[Hit, ...]]
 
@@ -52,7 +52,7 @@ def graphs_of(path: Path) -> tuple[str, ...]:
     return (path.name,)
 
 
-def check(model: LintModel, name: str, target: LintTarget, found: Found) -> list[Finding]:
+def check(model: LintModel, name: str, target: Target, found: Found) -> list[Finding]:
     """What one graph breaks of one target's rules: the same fault of many nodes is one finding.
 
     Args:

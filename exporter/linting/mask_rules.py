@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ..targets import Target
 from .model import FORMS, LintModel, input_at, is_standard, numbers, type_of
 from .rule import Hit, Rule, for_plans
-from .targets import LintTarget
 
 HALF_MAX = float(np.finfo(np.float16).max)  # 65504
 ROOM = 4096.0  # what a score may add to a mask before their sum is beyond fp16
@@ -41,7 +41,7 @@ class Step:
     sign: int = 1
 
 
-def masks(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def masks(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type in ("Softmax", "LogSoftmax") and is_standard(node):
             start, added = input_at(node, 0), False
@@ -53,7 +53,7 @@ def masks(model: LintModel, target: LintTarget) -> Iterator[Hit]:
             yield from judged(node, start, added, target)
 
 
-def judged(node: ir.Node, start: ir.Value, added: bool, target: LintTarget) -> Iterator[Hit]:
+def judged(node: ir.Node, start: ir.Value, added: bool, target: Target) -> Iterator[Hit]:
     for step, number in constants(start, added):
         if number == -math.inf:
             if not guarded(node):

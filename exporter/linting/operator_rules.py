@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.helper import get_attribute_value
 
+from ..targets import CHANGELOG, OPERATORS, OPSETS, ORT_MEASURED, RTX_MEASURED, Target
 from . import operator_tables as tables
 from .model import (
     LintModel,
@@ -26,7 +27,6 @@ from .model import (
     used_outputs,
 )
 from .rule import Hit, Rule, Severity, everywhere, for_plans
-from .targets import CHANGELOG, OPERATORS, OPSETS, ORT_MEASURED, RTX_MEASURED, LintTarget
 
 if TYPE_CHECKING:
     from .rule import Check
@@ -38,7 +38,7 @@ PLUGINS = "https://github.com/NVIDIA/TensorRT/tree/main/plugin"
 LAST_IR = 13  # of ONNX Runtime 1.31
 
 
-def unsupported(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type.endswith(PLUGIN):
             what = f"{node.op_type} is a plugin of TensorRT's"
@@ -57,7 +57,7 @@ def unsupported(model: LintModel, target: LintTarget) -> Iterator[Hit]:
             yield Hit(what, node, fix=fix, source=source)
 
 
-def foreign(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def foreign(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if is_standard(node) or node.op_type.endswith(PLUGIN):
             continue
@@ -75,13 +75,13 @@ def foreign(model: LintModel, target: LintTarget) -> Iterator[Hit]:
             yield Hit(f"{name} is no operator of ONNX, and needs a plugin of that name", node, fix=fix)
 
 
-def functions(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def functions(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_identifier() in model.model.functions and target.older_than(9):
             yield Hit("functions inside a model are read from TensorRT 9.0 on", node)
 
 
-def opset(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def opset(model: LintModel, target: Target) -> Iterator[Hit]:
     low, high = target.opsets
     used = model.opset
     if not target.plans:
@@ -96,7 +96,7 @@ def opset(model: LintModel, target: LintTarget) -> Iterator[Hit]:
         yield Hit(f"opset {used}, and {low} to {high} are documented")
 
 
-def newer_form(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def newer_form(model: LintModel, target: Target) -> Iterator[Hit]:
     """Inputs and attributes that an operator got after the last opset that the parser knows."""
     last = target.opsets[1]
     source = REDUCTIONS if target.older_than(9) else ""
@@ -121,7 +121,7 @@ def newer_form(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                 )
 
 
-def attributes(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def attributes(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for operator, name, allowed, source in tables.ATTRIBUTES:
             if node.op_type == operator and is_standard(node) and name in node.attributes:
@@ -132,14 +132,14 @@ def attributes(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                     yield Hit(f"{name} is {value!r}; the parser takes {only}", node, source=source)
 
 
-def remainder(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def remainder(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         dtype = type_of(input_at(node, 0)) if node.op_type == "Mod" and is_standard(node) else None
         if dtype is not None and dtype.is_floating_point() and not attribute(node, "fmod", 0):
             yield Hit(f"the remainder of {type_name(dtype)} needs fmod=1", node)
 
 
-def reductions(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def reductions(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type == "ScatterElements" and attribute(node, "reduction", "none") != "none":
             rtx = target.engine == "tensorrt-rtx"
@@ -148,14 +148,14 @@ def reductions(model: LintModel, target: LintTarget) -> Iterator[Hit]:
             yield Hit(lacks, node) if rtx else Hit(what, node, severity="warning", source=CHANGELOG)
 
 
-def outputs(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def outputs(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         most = tables.OUTPUTS.get(node.op_type) if is_standard(node) else None
         if most is not None and used_outputs(node) > most:
             yield Hit(f"has {used_outputs(node)} outputs, and the parser takes {most}", node)
 
 
-def constant_inputs(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def constant_inputs(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes if target.plans else ():
         for index in range(1, len(node.inputs)):
             place = (node.op_type, index)
@@ -168,14 +168,14 @@ def constant_inputs(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                 yield Hit(what, node, source=source)
 
 
-def top_k(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def top_k(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         wanted = numbers(input_at(node, 1)) if node.op_type == "TopK" else None
         if wanted is not None and wanted.size == 1 and wanted.reshape(-1)[0] > tables.TOPK_LIMIT:
             yield Hit(f"K is {wanted.reshape(-1)[0]}, and the most is {tables.TOPK_LIMIT}", node)
 
 
-def operand_types(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def operand_types(model: LintModel, target: Target) -> Iterator[Hit]:
     rtx = target.engine == "tensorrt-rtx"
     refusals = {**tables.OPERAND_TYPES, **(tables.RTX_OPERAND_TYPES if rtx else {})}
     for node in model.nodes:
@@ -191,14 +191,14 @@ def is_axes(node: ir.Node, value: ir.Value | None) -> bool:
     return node.op_type.startswith("Reduce") and value is not node.inputs[0]
 
 
-def training(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def training(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         mode = input_at(node, 2) if node.op_type == "Dropout" else None
         if mode is not None and (not is_constant(mode) or np.any(numbers(mode))):
             yield Hit("drops numbers at random: it is in training mode", node)
 
 
-def branches(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def branches(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type == "If" and not is_constant(input_at(node, 0)):
             for pair in zip(*(graph.outputs for graph in node_graphs(node)), strict=False):
@@ -230,13 +230,13 @@ def grows(inside: ir.Value, after: ir.Value) -> bool:
     return node is not None and node.op_type == "Concat" and inside in node.inputs
 
 
-def data_dependent(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def data_dependent(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type in tables.DATA_DEPENDENT and is_standard(node):
             yield Hit("the shape of its output depends on numbers, so no CUDA graph can hold it", node)
 
 
-def cpu_attributes(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def cpu_attributes(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for operator, name, _ in tables.CPU_ATTRIBUTES:
             if node.op_type == operator and is_standard(node) and name in node.attributes:

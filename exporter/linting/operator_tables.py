@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .targets import CHANGELOG, OPERATORS, RTX_MEASURED, LintTarget
+from ..targets import CHANGELOG, OPERATORS, RTX_MEASURED, Target
 
 Version = tuple[int, int]
 
@@ -147,7 +147,7 @@ RTX_OPERAND_TYPES = {"Relu": ("int32",)}
 DATA_DEPENDENT = frozenset({"NonMaxSuppression", "NonZero"})
 
 
-def first_version(operator: str, target: LintTarget) -> tuple[Version | None, str]:
+def first_version(operator: str, target: Target) -> tuple[Version | None, str]:
     """The first version of an engine that has an operator of ONNX's own, and the source.
 
     Returns:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from ..targets import Target
     from .model import LintModel
-    from .targets import LintTarget
 
-    Check: TypeAlias = Callable[[LintModel, LintTarget], Iterable["Hit"]]
+    Check: TypeAlias = Callable[[LintModel, Target], Iterable["Hit"]]
 
 # "error": fails there. "wrong": builds, and computes something else or NaN. "warning": slow, large, or
 # only sometimes wrong.
@@ -61,21 +61,21 @@ class Rule:
     about: str
     fix: str
     source: str
-    holds: Callable[[LintTarget], bool]
+    holds: Callable[[Target], bool]
     check: Check
     alike: bool = False
 
 
-def everywhere(target: LintTarget) -> bool:
+def everywhere(target: Target) -> bool:
     """A rule of every target."""
     return True
 
 
-def for_plans(target: LintTarget) -> bool:
+def for_plans(target: Target) -> bool:
     """A rule of TensorRT and TensorRT-RTX."""
     return target.plans
 
 
-def for_cpu(target: LintTarget) -> bool:
+def for_cpu(target: Target) -> bool:
     """A rule of ONNX Runtime."""
     return not target.plans

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from ..targets import lint_targets
 from . import (
     attention_rules,
     cpu_rules,
@@ -16,7 +17,6 @@ from . import (
     weight_rules,
 )
 from .rule import Rule
-from .targets import lint_targets
 
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.defs import OpSchema
 
+from ..targets import OPERATORS, RTX_MEASURED, Target
 from .model import (
     LintModel,
     attribute,
@@ -21,7 +22,6 @@ from .model import (
     type_of,
 )
 from .rule import Hit, Rule, everywhere, for_plans
-from .targets import OPERATORS, RTX_MEASURED, LintTarget
 
 TYPES = OPERATORS.format("main")
 CHANGES = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/Changelog.md"
@@ -65,7 +65,7 @@ def tensors(model: LintModel) -> Iterator[tuple[ir.Value, ir.Node | None]]:
             yield value, node
 
 
-def unsupported(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
     for value, node in tensors(model):
         dtype = type_of(value)
         if dtype is None:
@@ -80,20 +80,20 @@ def unsupported(model: LintModel, target: LintTarget) -> Iterator[Hit]:
         yield Hit(what, node, "" if node else str(value.name))
 
 
-def doubles(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def doubles(model: LintModel, target: Target) -> Iterator[Hit]:
     for value, node in tensors(model):
         if type_of(value) == ir.DataType.DOUBLE and (node is None or node.op_type == "Cast"):
             yield Hit("double is computed as float", node, "" if node else str(value.name))
 
 
-def int64_inputs(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def int64_inputs(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.model.graph.inputs:
         if type_of(value) == ir.DataType.INT64:
             what = "int64 becomes int32: a runtime must feed int32, and larger numbers are cut"
             yield Hit(what, tensor=str(value.name))
 
 
-def uint8_inside(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def uint8_inside(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         quantizes = node.op_type in ("QuantizeLinear", "Constant")
         for value in node.outputs:
@@ -104,7 +104,7 @@ def uint8_inside(model: LintModel, target: LintTarget) -> Iterator[Hit]:
             yield Hit("reads a uint8 input without a Cast", node)
 
 
-def quantized_constants(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def quantized_constants(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.weights():
         dtype = type_of(value)
         if dtype in QUANTIZED and dtype is not None:
@@ -115,7 +115,7 @@ def quantized_constants(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                     )
 
 
-def zero_points(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def zero_points(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or not is_standard(node):
             continue
@@ -144,7 +144,7 @@ def producer(node: ir.Node) -> str:
     return "" if found is None else found.op_type
 
 
-def eight_bit_floats(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def eight_bit_floats(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type == "DequantizeLinear" and type_of(input_at(node, 0)) == ir.DataType.FLOAT8E4M3FN:
             yield Hit("fp8 needs a GPU of sm89 or newer; a plan for an older one is not built", node)
@@ -162,7 +162,7 @@ def typed_inputs(model: LintModel, node: ir.Node) -> Iterator[tuple[OpSchema.For
             yield formal, dtype
 
 
-def invalid(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def invalid(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for formal, dtype in typed_inputs(model, node):
             as_half = dtype == ir.DataType.BFLOAT16 and "tensor(float16)" in formal.types
@@ -172,7 +172,7 @@ def invalid(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                 break
 
 
-def mixed(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def mixed(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if target.plans and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             continue  # the parser casts their scales

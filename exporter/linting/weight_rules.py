@@ -9,9 +9,9 @@ from contextlib import ExitStack
 import numpy as np
 import onnx_ir as ir
 
+from ..targets import RTX_MEASURED, Target
 from .model import LintModel
 from .rule import Hit, Rule, everywhere
-from .targets import RTX_MEASURED, LintTarget
 
 LARGE = 1 << 16  # bytes: a weight that is worth a word
 SAMPLES = 64  # numbers that are compared of a weight
@@ -20,7 +20,7 @@ MULTIPLIES = frozenset({"Gemm", "MatMul", "Transpose"})
 Read = Callable[[int, int], bytes]  # offset and length in bytes
 
 
-def missing(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def missing(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.weights():
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor):
@@ -37,7 +37,7 @@ def missing(model: LintModel, target: LintTarget) -> Iterator[Hit]:
                 yield Hit(what, tensor=str(value.name))
 
 
-def twice(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def twice(model: LintModel, target: Target) -> Iterator[Hit]:
     """Weights with the same numbers, also when one is the other's transpose."""
     found: dict[tuple[object, ...], str] = {}
     with ExitStack() as files:
@@ -103,7 +103,7 @@ def sampled(tensor: ir.TensorProtocol, read: Read) -> list[tuple[object, ...]]:
     return keys
 
 
-def tied(model: LintModel, target: LintTarget) -> Iterator[Hit]:
+def tied(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in large_weights(model):
         users = {node.op_type for node, _ in value.uses()}
         tensor = value.const_value

@@ -6,45 +6,58 @@ here, and its memory goes with it. Neither process loads torch.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ...runtime.backends.tensorrt_library import (
     LIBRARIES,
-    import_library,
     is_installed,
-    make_logger,
     not_installed,
 )
 from ...runtime.bundle.bundle import sha256_of
-from ...runtime.bundle.manifest import Artifact, Plan
-from ...runtime.errors import BackendUnavailableError, PlanForgeError
+from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
+from ...runtime.errors import BackendUnavailableError
 from ..child import command_of
 from ..errors import BuildError, OutputError
-from .log import FATAL_WARNING, build_errors, check_network, in_words, parse_errors
-from .profiles import SLOTS, Profile, add_profile, check_profile, slots_of
+from .profiles import Profile, check_profile, slots_of
 
 logger = logging.getLogger(__name__)
 
 
-CHILD = tuple(command_of(f"{__package__}.build"))
+CHILD = tuple(command_of(f"{__package__}.builder"))
 ERRORS = {kind.__name__: kind for kind in (BuildError, OutputError, BackendUnavailableError)}
 
 RTX_MAGIC = b"vtrt"
 
-# Inputs that the parser passes over in silence, as if the graph did not have them.
-IGNORED_INPUTS = {("Attention", 6): "nonpad_kv_seqlen"}
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose of a build.
+
+    Attributes:
+        workspace: bytes that TensorRT may use while it tries kernels, and a plan while it runs.
+        timing_cache: a file with what earlier builds measured; made if missing. Not for TensorRT-RTX.
+        strip: leave out the large weights; the bundle's are bound when the plan is loaded.
+        compatible: for Ampere and all later desktop and server GPUs, and for later versions of TensorRT;
+            as a rule slower. Not for TensorRT-RTX, nor for Jetson.
+    """
+
+    workspace: int | None = None
+    timing_cache: str | None = None
+    strip: bool = False
+    compatible: bool = False
+
+
+USUAL = Options()
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,9 @@ class PlanReport:
     bytes: int
     seconds: float
     profiles: tuple[Profile, ...]
+    cuda: str
+    options: Options
+    weights: tuple[PlanWeight, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def passport(self, built_from: str, file: str) -> Plan:
@@ -67,8 +83,12 @@ class PlanReport:
             file: where the plan lies in the bundle.
         """
         profiles = tuple(profile.to_json() for profile in self.profiles)
-        cuda = LIBRARIES[self.engine].cuda
-        return Plan(built_from, file, self.engine, self.version, self.sms, profiles, cuda)
+        return Plan(
+            *(built_from, file, self.engine, self.version, self.sms, profiles),
+            cuda=self.cuda,
+            weights=self.weights,
+            compatible=self.options.compatible,
+        )
 
 
 def build_plan(
@@ -79,6 +99,8 @@ def build_plan(
     sms: Sequence[str] = (),
     profiles: Sequence[Profile],
     out: Path,
+    options: Options = USUAL,
+    release: tuple[int, int] | None = None,
 ) -> PlanReport:
     """Builds one plan for all of `sms`.
 
@@ -87,6 +109,8 @@ def build_plan(
         artifact: what the graph's inputs, outputs and aliases must be.
         engine: "tensorrt-rtx", which builds without a GPU, or "tensorrt", which builds for the GPU
             that is present.
+        options: of the build.
+        release: of TensorRT that the graph was chosen for; another major version is refused.
         sms: compute capabilities, as "sm86". "tensorrt" takes none, or the present one.
         profiles: from `profiles_for`.
         out: where the plan goes. What lies there is replaced when the plan is complete, not before.
@@ -97,6 +121,7 @@ def build_plan(
         OutputError: the plan cannot be written.
     """
     sms = checked_target(engine, sms)
+    check_options(engine, options)
     if not profiles:
         raise BuildError("a plan needs at least one profile")
     for profile in profiles:
@@ -110,6 +135,8 @@ def build_plan(
         "sms": sms,
         "profiles": [profile.to_json() for profile in profiles],
         "out": str(partial.resolve()),
+        "options": asdict(options),
+        "release": release,
     }
     started = time.perf_counter()
     try:
@@ -129,6 +156,9 @@ def build_plan(
         out.stat().st_size,
         time.perf_counter() - started,
         tuple(profiles),
+        answer["cuda"],
+        options,
+        tuple(PlanWeight.from_json(weight) for weight in answer["weights"]),
         tuple(answer["warnings"]),
     )
 
@@ -150,6 +180,20 @@ def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
     if not is_installed(engine):
         raise not_installed(engine)
     return wanted
+
+
+def check_options(engine: str, options: Options) -> None:
+    """Refuses what a library has not."""
+    if engine == "tensorrt-rtx" and options.timing_cache is not None:
+        raise BuildError(
+            "TensorRT-RTX times nothing while it builds, as it compiles its kernels where the plan runs:"
+            " leave out --timing-cache"
+        )
+    if engine == "tensorrt-rtx" and options.compatible:
+        raise BuildError(
+            "a plan of TensorRT-RTX runs on every GPU that it was built for by itself: instead of"
+            " --compatible name them by --sm"
+        )
 
 
 def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,164 +226,6 @@ def end_of(child: subprocess.CompletedProcess[str]) -> str:
     name = signal.Signals(-child.returncode).name
     hint = " (out of memory?)" if name == "SIGKILL" else ""
     return f"signal {name}{hint}{said}"
-
-
-def main(arguments: Sequence[str]) -> None:
-    """The child process: answers a request, with a report or with an error in words."""
-    request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    try:
-        answer = build_in_this_process(request)
-    except PlanForgeError as error:
-        answer = {"error": type(error).__name__, "message": str(error)}
-    Path(arguments[1]).write_text(json.dumps(answer), encoding="utf-8")
-
-
-def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Parses, checks and builds what a request asks for."""
-    trt = engine_module(request["engine"])
-    artifact = Artifact.from_json(request["artifact"])
-    profiles = [Profile.from_json(value) for value in request["profiles"]]
-    slots = slots_of(profiles)
-    log = make_logger(trt)
-    sms = request["sms"] if LIBRARIES[request["engine"]].sms else [present_sm(request["sms"])]
-
-    builder = trt.Builder(log)
-    strongly_typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    network = builder.create_network(0 if strongly_typed is None else 1 << int(strongly_typed))
-    parser = trt.OnnxParser(network, log)  # owns the weights until the plan is built
-    if not parser.parse(frozen_graph(Path(request["onnx"]), slots), request["onnx"]):
-        raise BuildError(parse_errors(parser, log.errors))
-    check_network(network, artifact, slots)
-    allow_decomposed_attention(trt, network)
-
-    config = builder.create_builder_config()
-    config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: precision is in the graph
-    for profile in profiles:
-        if not add_profile(builder, config, profile, artifact):
-            why = build_errors(log.errors)
-            raise BuildError(f"TensorRT refuses profile {profile.name!r} of {profile.axes}: {why}")
-    if LIBRARIES[request["engine"]].sms:
-        set_compute_capabilities(trt, config, sms)
-    write_plan(trt, builder, network, config, Path(request["out"]), log)
-    warnings = dict.fromkeys(in_words(warning) for warning in log.warnings)
-    return {"version": trt.__version__, "sms": sms, "warnings": list(warnings)}
-
-
-def engine_module(engine: str) -> Any:
-    """The engine's Python module, if it is there and new enough."""
-    trt = import_library(engine)
-    if engine == "tensorrt" and int(trt.__version__.split(".")[0]) < 10:
-        raise BackendUnavailableError(
-            f"tensorrt {trt.__version__} ignores the precisions that a graph names;"
-            " PlanForge needs 10 or newer: pip install 'planforge[tensorrt]'"
-        )
-    return trt
-
-
-def present_sm(wanted: Sequence[str]) -> str:
-    """The compute capability of the first GPU, asked of the driver."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    try:
-        cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        failed = (
-            cuda.cuInit(0)
-            or cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, 0)  # ..._COMPUTE_CAPABILITY_MAJOR
-            or cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0)  # ..._COMPUTE_CAPABILITY_MINOR
-        )
-    except OSError:
-        failed = True
-    if failed:
-        raise BackendUnavailableError(
-            "engine 'tensorrt' builds for the GPU that is present, and here is none;"
-            " --engine tensorrt-rtx builds without a GPU"
-        )
-    sm = f"sm{major.value}{minor.value}"
-    if list(wanted) not in ([], [sm]):
-        raise BuildError(f"engine 'tensorrt' builds for this machine's {sm} only, not {', '.join(wanted)}")
-    return sm
-
-
-def frozen_graph(path: Path, slots: int | None) -> bytes:
-    """The ONNX file with its slots axis as a number; the weights stay where they are."""
-    import onnx
-
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # OSError, or protobuf's own, which is no ValueError
-        raise BuildError(f"{path} cannot be read as ONNX: {error}") from error
-    for node in model.graph.node:
-        for (operator, index), name in IGNORED_INPUTS.items():
-            if node.op_type == operator and len(node.input) > index and node.input[index]:
-                raise BuildError(
-                    f"ONNX node {node.name!r} ({operator}): TensorRT ignores its input {name}"
-                    f" ({node.input[index]!r}) and would compute something else; use a mask"
-                )
-    if slots is not None:
-        for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param == SLOTS:
-                    dim.dim_value = slots
-    return bytes(model.SerializeToString())
-
-
-def allow_decomposed_attention(trt: Any, network: Any) -> None:
-    """Lets attention run as several kernels where a GPU has no fused one; else there is no plan."""
-    for i in range(network.num_layers):
-        layer = network.get_layer(i)
-        if layer.type.name == "ATTENTION_INPUT":
-            layer.__class__ = trt.IAttentionInputLayer  # get_layer returns the base class
-            layer.attention.decomposable = True
-
-
-def set_compute_capabilities(trt: Any, config: Any, sms: Sequence[str]) -> None:
-    """Names the GPUs to build for, which need not be present."""
-    config.num_compute_capabilities = len(sms)
-    for index, sm in enumerate(sms):
-        capability = getattr(trt.ComputeCapability, sm.upper(), None)
-        if capability is None:
-            raise BuildError(f"{trt.__name__} {trt.__version__} is too old for {sm}")
-        config.set_compute_capability(capability, index)
-
-
-def write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, log: Any) -> None:
-    """Builds the plan straight into a file, where this TensorRT can: it is held once less."""
-    try:
-        with path.open("wb") as file:
-            if hasattr(builder, "build_serialized_network_to_stream"):
-                writer = plan_writer(trt, file)
-                built = builder.build_serialized_network_to_stream(network, config, writer)
-                if writer.error:
-                    raise writer.error
-            else:
-                plan = builder.build_serialized_network(network, config)
-                built = plan is not None
-                if built:
-                    file.write(plan)
-    except OSError as error:
-        raise OutputError(f"cannot write the plan {path}: {error.strerror}") from error
-    if not built:
-        raise BuildError(f"TensorRT builds no plan: {build_errors(log.errors)}")
-    if fatal := [warning for warning in log.warnings if FATAL_WARNING.search(warning)]:
-        raise BuildError(f"the plan would fail while running: {build_errors(fatal)}")
-
-
-def plan_writer(trt: Any, file: BinaryIO) -> Any:
-    """An `IStreamWriter` into a file. It keeps the error, which TensorRT would pass over."""
-
-    class Writer(trt.IStreamWriter):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.IStreamWriter.__init__(self)
-            self.error: OSError | None = None
-
-        def write(self, data: bytes) -> int:
-            if self.error is None:
-                try:
-                    file.write(data)
-                except OSError as error:
-                    self.error = error
-            return len(data)
-
-    return Writer()
 
 
 def plan_summary(path: Path) -> dict[str, Any]:

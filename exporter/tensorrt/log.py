@@ -70,12 +70,15 @@ def parse_errors(parser: Any, messages: Iterable[str]) -> str:
 
 def node_error(error: Any) -> str:
     """One parser error: the node, its operator, the functions around it, and what is wrong."""
-    name = error.node_name()
+    named = hasattr(error, "node_name")  # from 10.0 on
+    name = error.node_name() if named else ""
+    operator = error.node_operator() if named else "its operator is not said"
     node = repr(name) if name else f"number {error.node()}"
-    inside = "".join(f" inside {caller}" for caller in reversed(error.local_function_stack()))
+    callers = error.local_function_stack() if named else ()
+    inside = "".join(f" inside {caller}" for caller in reversed(callers))
     lines = [line for line in error.desc().splitlines() if not NOISE.search(line)]
     told = [line for line in lines if not line.startswith("Invalid Node")]
-    return f"ONNX node {node} ({error.node_operator()}){inside}: " + "; ".join(
+    return f"ONNX node {node} ({operator}){inside}: " + "; ".join(
         in_words(line, name) for line in told or [str(error.code())]
     )
 

@@ -16,8 +16,9 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.metrics import plain, spread_of
 from ..modules import layer_of, module_of, results_of
-from .gate import CAPS, plain, spread_of
+from .gate import CAPS
 from .node_executor import ExecutedProgram, NotFiniteError
 from .trial import Key, Trial
 

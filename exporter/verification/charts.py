@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from ...runtime.metrics import Comparison
 from ..passes.fp16_ranges import FP16_MAX
 from .fp32_nodes import Fp32Node
-from .gate import Comparison
 from .tables import figure
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

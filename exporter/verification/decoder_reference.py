@@ -15,8 +15,9 @@ import torch
 from ...models import GPT2, GrowingCache, KeyValue
 from ...models.attention import empty_past
 from ...runtime.decoding.decoder import pad
+from ...runtime.metrics import Logits, measure
 from .decoder_samples import Expectation
-from .gate import Gaps, Logits, measure
+from .gate import Gaps
 from .passages import measure_text
 from .rounding import RoundedCache, Rounding
 

@@ -1,12 +1,9 @@
-"""What a decoder must reproduce, and how it is kept as golden data.
-
-V vocabulary
-"""
+"""What a decoder must reproduce, asked of PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +11,13 @@ import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.decoding.decoder import PREFILL_CHUNK
+from ...runtime.golden import decoders as golden
+from ...runtime.golden.decoders import Golden, Sample
+from ...runtime.golden.files import Arrays
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
 from . import passages
-from .evenly import evenly
-from .gate import Gaps, Logits, limits_for
+from .gate import Gaps, limits_for
 from .passages import Passage, TextMetrics, passage_of, windows
 
 if TYPE_CHECKING:
@@ -29,53 +28,18 @@ if TYPE_CHECKING:
 DECODE_STEPS = 32
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
 CONTEXT_ROWS = 8  # positions compared at the end of a full context
-GOLDEN_STEPS = 3  # logits kept per sample: a row of GPT-2's has 200 KB
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A prompt, and how PyTorch continues it.
+class Expectation(Golden):
+    """What every engine must reproduce, and the real text beside it.
 
     Attributes:
-        prompt: token ids.
-        continuation: PyTorch's greedy tokens.
-        margins: by how much PyTorch preferred each of them to the next best, in logits.
-        steps: the steps whose logits are known; step 0 follows the prompt, step i the i-th new token.
-        logits: (len(steps), V) PyTorch's, computed at once and without a cache.
-    """
-
-    prompt: tuple[int, ...]
-    continuation: tuple[int, ...]
-    margins: tuple[float, ...]
-    steps: tuple[int, ...]
-    logits: Logits
-
-    def thinned(self, count: int) -> Sample:
-        """Only `count` of the steps, the first and last among them."""
-        keep = list(evenly(len(self.steps), count))
-        return replace(self, steps=tuple(self.steps[i] for i in keep), logits=self.logits[keep])
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What every engine must reproduce.
-
-    Attributes:
-        samples: one of them has a prompt of a single token, so that past 0 and past 1 are seen.
         passages: real text, of which every token is predicted.
-        context: tokens that fill the whole context.
-        context_logits: (CONTEXT_ROWS, V) PyTorch's at its last positions.
-        edges: lengths of prompts where something changes: a plan's tuning, a chunk of the prefill.
-        edge_logits: (len(edges), V) that follow so many tokens of the context.
-        texts: real text beside the passages, to calibrate with; golden data does without.
+        texts: more of it, to calibrate with; golden data does without.
     """
 
-    samples: tuple[Sample, ...]
     passages: tuple[Passage, ...]
-    context: tuple[int, ...]
-    context_logits: Logits
-    edges: tuple[int, ...]
-    edge_logits: Logits
     texts: tuple[tuple[int, ...], ...] = ()
 
 
@@ -166,47 +130,10 @@ def expectation_of(
 
 
 def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
-    """Samples, tokens and some of the logits, as golden data keeps them."""
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "context.tokens": np.array(expected.context),
-        "context.logits": expected.context_logits[-GOLDEN_STEPS:],
-        "edges": np.array(expected.edges, np.int64),
-        "edges.logits": expected.edge_logits,
-    }
-    for i, sample in enumerate(expected.samples):
-        thin = sample.thinned(GOLDEN_STEPS)
-        arrays |= {
-            f"sample.{i}.prompt": np.array(thin.prompt),
-            f"sample.{i}.continuation": np.array(thin.continuation),
-            f"sample.{i}.margins": np.array(thin.margins),
-            f"sample.{i}.steps": np.array(thin.steps),
-            f"sample.{i}.logits": thin.logits,
-        }
-    return arrays | passages.to_arrays(expected.passages)
+    """Samples, passages and some of the logits, as golden data keeps them."""
+    return golden.to_arrays(expected) | passages.to_arrays(expected.passages)
 
 
-def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Expectation:
+def from_arrays(arrays: Arrays) -> Expectation:
     """What `to_arrays` made."""
-
-    def integers(name: str) -> tuple[int, ...]:
-        return tuple(int(number) for number in arrays[name])
-
-    samples = tuple(
-        Sample(
-            prompt=integers(f"sample.{i}.prompt"),
-            continuation=integers(f"sample.{i}.continuation"),
-            margins=tuple(float(margin) for margin in arrays[f"sample.{i}.margins"]),
-            steps=integers(f"sample.{i}.steps"),
-            logits=arrays[f"sample.{i}.logits"],
-        )
-        for i in range(sum(name.endswith(".prompt") for name in arrays))
-    )
-    found = passages.from_arrays(arrays)
-    return Expectation(
-        samples=samples,
-        passages=found,
-        context=integers("context.tokens"),
-        context_logits=arrays["context.logits"],
-        edges=integers("edges"),
-        edge_logits=arrays["edges.logits"],
-    )
+    return Expectation(**vars(golden.from_arrays(arrays)), passages=passages.from_arrays(arrays))

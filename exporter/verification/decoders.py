@@ -16,10 +16,12 @@ from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
+from ...runtime.golden.cases import Case
+from ...runtime.golden.decoders import cases, full_context
+from ...runtime.metrics import Comparison, Logits, Outcome, judged, measure
 from ...runtime.text.tokenizer import Tokenizer
-from .decoder_samples import Expectation, Sample, expect, from_arrays, gaps, limits, run_texts, to_arrays
-from .divergence import follow, with_divergence
-from .gate import COUNTED, Comparison, Logits, Metrics, Outcome, judged, measure
+from .decoder_samples import Expectation, expect, from_arrays, gaps, limits, run_texts, to_arrays
+from .gate import COUNTED
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from .passages import measure_text, read_passages
 from .trial import Step, Trial, positions_of
@@ -27,10 +29,9 @@ from .trial import Step, Trial, positions_of
 if TYPE_CHECKING:
     from ...models import GPT2
 
-MAX_BATCH = 8  # of the padded cases, or the graph's largest
-PART = 7  # tokens of a step on top of a past; divides no round length
 WHOLE_TEXTS = 3  # passages of a whole trial
 TRIAL_TOKENS = (24, 13)  # at most, of the two texts of a trial
+ENOUGH = 500  # tokens of real text; what is counted in fewer says no more of an engine than of the text
 
 
 def compare(
@@ -50,7 +51,10 @@ def compare(
     decoder = Decoder(backend.open(bundle, artifact), artifact)
     comparisons = []
     try:
-        for case, run in cases(decoder, expected, limits, tokenizer).items():
+        compared = cases(decoder, expected, limits, tokenizer)
+        if expected.passages and "text_kl" in limits:
+            compared["real text, every token"] = real_text_case(decoder, expected, limits)
+        for case, run in compared.items():
             progress(f"{artifact.id}: {case}")
             comparisons.append(
                 Comparison(artifact=artifact.id, backend=backend.name, case=case, **vars(run()))
@@ -65,115 +69,16 @@ def compare(
     return comparisons
 
 
-ENOUGH = 500  # tokens of real text; what is counted in fewer says no more of an engine than of the text
-Case = Callable[[], Outcome]
+def real_text_case(decoder: Decoder, expected: Expectation, limits: Mapping[str, float]) -> Case:
+    """Every token of the passages."""
 
-
-def cases(
-    decoder: Decoder, expected: Expectation, limits: Mapping[str, float], tokenizer: Tokenizer
-) -> dict[str, Case]:
-    """What is compared, by name."""
-    samples = expected.samples
-    most = min(MAX_BATCH, decoder.artifact.axis("batch").max)
-    sizes = sorted({min(2, most), most})
-
-    def forced() -> Outcome:
-        parts = [teacher_forced(decoder, sample) for sample in samples]
-        return judged(measure_parts(parts), limits, errors=errors_of_steps(parts))
-
-    def in_pieces() -> Outcome:
-        return judged(measure_parts(in_parts(decoder, samples[-most:])), limits)
-
-    def at_edges() -> Outcome:
-        got = [decoder.start(1, edge).prefill([expected.context[:edge]]) for edge in expected.edges]
-        return judged(measure(np.concatenate(got), expected.edge_logits), limits)
-
-    def full() -> Outcome:
-        return judged(measure(*full_context(decoder, expected)), limits)
-
-    def real_text() -> Outcome:
+    def run() -> Outcome:
         got = read_passages(decoder, expected.passages)
         found = measure_text(got, expected.passages)
         few = [name for name in found.LIMITED if name not in COUNTED] if found.rows < ENOUGH else None
         return judged(found, limits, names=few)
 
-    found: dict[str, Case] = {"prefill and decode, batch 1": forced}
-    for size in sizes:
-        found[f"greedy, batch {size}, padded"] = greedy_case(
-            decoder, batch_of(samples, size), limits, tokenizer
-        )
-    found[f"parts of {PART} tokens, batch 1 and {len(samples[-most:])}"] = in_pieces
-    if expected.edges:
-        found[f"prompts of {', '.join(map(str, expected.edges))} tokens"] = at_edges
-    found["full context"] = full
-    if expected.passages and "text_kl" in limits:
-        found["real text, every token"] = real_text
-    return found
-
-
-def batch_of(samples: Sequence[Sample], size: int) -> list[Sample]:
-    """So many rows, the last of a single token; samples come again where there are fewer."""
-    *texts, single = samples
-    return [*(texts[i % len(texts)] for i in range(size - 1)), single]
-
-
-def measure_parts(parts: Sequence[tuple[Logits, Logits]]) -> Metrics:
-    got, want = zip(*parts, strict=True)
-    return measure(np.concatenate(got), np.concatenate(want))
-
-
-def errors_of_steps(parts: Sequence[tuple[Logits, Logits]]) -> list[float]:
-    """The largest error of each known step over all samples."""
-    steps = min(len(want) for _, want in parts)
-    return [
-        measure_parts([(got[i : i + 1], want[i : i + 1]) for got, want in parts]).max_error
-        for i in range(steps)
-    ]
-
-
-def greedy_case(
-    decoder: Decoder, samples: Sequence[Sample], limits: Mapping[str, float], tokenizer: Tokenizer
-) -> Case:
-    """The engine chooses its own tokens, all samples as one padded batch."""
-
-    def run() -> Outcome:
-        steps = min(len(s.continuation) for s in samples)
-        batch = decoder.start(len(samples), max(len(s.prompt) for s in samples) + steps)
-        followed = follow(batch, batch.prefill([s.prompt for s in samples]), samples, limits)
-        outcome = judged(measure_parts(followed.parts), limits, failures=followed.failures)
-        prompts = [tokenizer.decode(sample.prompt) for sample in samples]
-        return with_divergence(outcome, followed, prompts, samples, tokenizer.decode)
-
     return run
-
-
-def teacher_forced(decoder: Decoder, sample: Sample) -> tuple[Logits, Logits]:
-    """Feeds PyTorch's tokens through the cache; got and want, a row per known step."""
-    run = decoder.start(1, len(sample.prompt) + len(sample.continuation))
-    out = [run.prefill([sample.prompt])]
-    out += [run.decode([token]) for token in sample.continuation[:-1]]
-    return np.concatenate(out)[list(sample.steps)], sample.logits
-
-
-def in_parts(decoder: Decoder, samples: Sequence[Sample]) -> list[tuple[Logits, Logits]]:
-    """Several tokens at a time on top of a past: every known step alone, the last one as a padded batch."""
-    texts = [[*s.prompt, *s.continuation[:-1]] for s in samples]
-    parts = []
-    for sample, tokens in zip(samples, texts, strict=True):
-        logits = np.concatenate(list(decoder.start(1, len(tokens)).extend(tokens, PART)))
-        rows = [len(sample.prompt) - 1 + step for step in sample.steps]
-        parts.append((logits[rows], sample.logits))
-    last = decoder.start(len(texts), max(map(len, texts))).prefill(texts, PART)
-    return [*parts, *((last[row : row + 1], s.logits[-1:]) for row, s in enumerate(samples))]
-
-
-def full_context(decoder: Decoder, expected: Expectation) -> tuple[Logits, Logits]:
-    """Fills the cache to its last slot: the prompt in chunks, then token by token."""
-    tokens, rows = expected.context, len(expected.context_logits)
-    run = decoder.start(1, len(tokens))
-    out = [run.prefill([tokens[: len(tokens) - rows + 1]])]
-    out += [run.decode([token]) for token in tokens[len(tokens) - rows + 1 :]]
-    return np.concatenate(out), expected.context_logits
 
 
 def rounded_cases(

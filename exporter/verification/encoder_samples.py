@@ -1,33 +1,27 @@
-"""What an encoder must reproduce, and how it is kept as golden data.
+"""What an encoder must reproduce, asked of PyTorch.
 
-T tokens, R chosen positions, E hidden size
+T tokens, E hidden size
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
 from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.golden import encoders as golden
+from ...runtime.golden.encoders import Golden, Outputs, Sample, is_per_token, measure_all, metrics_of
+from ...runtime.golden.evenly import evenly
+from ...runtime.golden.files import Arrays
+from ...runtime.metrics import Metrics
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
-from .evenly import evenly
 from .fitted_head import LinearHead
-from .gate import (
-    Gaps,
-    Metrics,
-    VectorMetrics,
-    limits_for,
-    measure,
-    measure_vectors,
-)
+from .gate import Gaps, limits_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,51 +29,20 @@ if TYPE_CHECKING:
     from ...models import Bert
     from .rounding import Rounding
 
-Array: TypeAlias = npt.NDArray[Any]
-Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
-
 TEXT_TOKENS = 48  # at most; several lengths below that are used
 JUDGED = 1 / 3  # of a long text; the rest is to calibrate with
 CALIBRATION_TOKENS = 64  # of a sequence
 POSITIONS = 12  # compared in each sequence, the first and last among them
-GOLDEN_POSITIONS = 3
-DISTRIBUTIONS = {"masked_lm", "next_sentence", "sequence_classification", "token_classification"}
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A sequence, and what PyTorch makes of it alone, without padding.
-
-    Attributes:
-        piece: the sequence.
-        positions: of the tokens whose results are known.
-        outputs: by output name; of a result per token (R, ...), the chosen positions only.
-    """
-
-    piece: Piece
-    positions: tuple[int, ...]
-    outputs: Outputs
-
-    def thinned(self, per_token: Iterable[str]) -> Sample:
-        """With `GOLDEN_POSITIONS` of the positions, the first and last among them."""
-        count = len(self.positions)
-        keep = list(evenly(count, GOLDEN_POSITIONS))
-        thin = {name: self.outputs[name][keep] for name in per_token}
-        return Sample(self.piece, tuple(self.positions[i] for i in keep), self.outputs | thin)
-
-
-@dataclass(frozen=True)
-class Expectation:
+class Expectation(Golden):
     """What every engine must reproduce.
 
     Attributes:
-        samples: texts, a pair, a single token and a full sequence.
-        per_token: names of the outputs that have a result per token.
         texts: real text beside the samples', to calibrate with; golden data does without.
     """
 
-    samples: tuple[Sample, ...]
-    per_token: tuple[str, ...]
     texts: tuple[Piece, ...] = ()
 
 
@@ -98,10 +61,6 @@ def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
         samples.append(Sample(piece, positions, reference(model, piece, positions, specs, head)))
     per_token = tuple(spec.name for spec in specs if is_per_token(spec))
     return Expectation(tuple(samples), per_token, tuple(pieces_behind(encoded, manifest.encoder)))
-
-
-def is_per_token(spec: TensorSpec) -> bool:
-    return bool({"tokens", "rows"} & set(spec.axis_names()))
 
 
 def pieces_from(
@@ -230,54 +189,6 @@ def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) ->
     }
 
 
-def metrics_of(spec: TensorSpec) -> type[Metrics] | type[VectorMetrics]:
-    """Logits over classes or words are compared as distributions, everything else as vectors."""
-    return Metrics if spec.role in DISTRIBUTIONS else VectorMetrics
-
-
-def measure_all(
-    got: Sequence[Outputs], want: Sequence[Outputs], specs: Sequence[TensorSpec]
-) -> dict[str, Metrics | VectorMetrics]:
-    """The metrics of each output over all sequences."""
-    found: dict[str, Metrics | VectorMetrics] = {}
-    for spec in specs:
-        sides = [[outputs[spec.name] for outputs in side] for side in (got, want)]
-        if spec.axis_names()[-1] == "tokens":  # a logit per token: one vector of all
-            a, b = (np.concatenate(arrays)[None] for arrays in sides)
-            found[spec.name] = measure_vectors(a, b, least_scale=1.0)
-            continue
-        a, b = (np.concatenate([np.atleast_2d(array) for array in arrays]) for arrays in sides)
-        found[spec.name] = (
-            measure(a, b)
-            if metrics_of(spec) is Metrics
-            else measure_vectors(a, b, of_texts=not is_per_token(spec))
-        )
-    return found
-
-
-def to_arrays(expected: Expectation) -> dict[str, Array]:
-    """Sequences and some of PyTorch's results, as golden data keeps them."""
-    arrays: dict[str, Array] = {"per_token": np.array(expected.per_token)}
-    for i, sample in enumerate(expected.samples):
-        thin = sample.thinned(expected.per_token)
-        arrays |= {
-            f"sample.{i}.ids": np.array(thin.piece.ids),
-            f"sample.{i}.segments": np.array(thin.piece.segments),
-            f"sample.{i}.positions": np.array(thin.positions),
-        }
-        arrays |= {f"sample.{i}.output.{name}": array for name, array in thin.outputs.items()}
-    return arrays
-
-
-def from_arrays(arrays: Mapping[str, Array]) -> Expectation:
+def from_arrays(arrays: Arrays) -> Expectation:
     """What `to_arrays` made."""
-    samples = []
-    for i in range(sum(name.endswith(".ids") for name in arrays)):
-        ids, segments, positions = (
-            [int(number) for number in arrays[f"sample.{i}.{what}"]]
-            for what in ("ids", "segments", "positions")
-        )
-        stem = f"sample.{i}.output."
-        outputs = {name.removeprefix(stem): a for name, a in arrays.items() if name.startswith(stem)}
-        samples.append(Sample(Piece(ids, segments, range(0), None), tuple(positions), outputs))
-    return Expectation(tuple(samples), tuple(str(name) for name in arrays["per_token"]))
+    return Expectation(**vars(golden.from_arrays(arrays)))

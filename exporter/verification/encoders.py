@@ -14,32 +14,23 @@ from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.encoding.encoder import Encoder
-from ...runtime.text.long_text import Piece
-from .encoder_samples import (
-    Expectation,
-    Outputs,
+from ...runtime.golden.encoders import (
     Sample,
-    expect,
-    from_arrays,
-    gaps,
-    limits,
-    measure_all,
+    batch_case,
+    cases,
+    compared,
     metrics_of,
-    run_model,
-    run_texts,
+    padded,
+    run_batch,
     to_arrays,
 )
+from ...runtime.metrics import Comparison, Outcome
+from ...runtime.text.long_text import Piece
+from .encoder_samples import Expectation, expect, from_arrays, gaps, limits, run_model, run_texts
 from .fitted_head import HEAD, LinearHead
-from .gate import (
-    Comparison,
-    Outcome,
-    judge,
-    limits_for,
-)
+from .gate import limits_for
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from .trial import Step, Trial, positions_of
-
-MAX_BATCH = 8  # of the padded case
 
 
 def with_head(
@@ -88,57 +79,34 @@ def compare(
     assert bundle.manifest.encoder is not None
     backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
     encoder = Encoder(backend.open(bundle, artifact), artifact, bundle.manifest.encoder.tokens["pad"])
-    *texts, single, full = expected.samples
     comparisons = []
-
-    def add(case: str, engine: str, samples: Sequence[Sample], run: Callable[[], list[Outputs]]) -> None:
-        progress(f"{artifact.id}: {case}")
-        found: dict[str, Any] = {}
-        failures: list[str] = []
-        try:
-            got, want = run(), [sample.outputs for sample in samples]
-        except NotFiniteError as error:
-            failures.append(str(error))
-            got = want = [{name: np.full_like(a, np.nan) for name, a in s.outputs.items()} for s in samples]
-        for name, metrics in measure_all(got, want, artifact.outputs).items():
-            own = {m: limits[f"{name}.{m}"] for m in metrics.LIMITED}
-            failures += [f"{name}: {failure}" for failure in judge(metrics, own)]
-            found |= {f"{name}.{key}": value for key, value in metrics.to_json().items()}
-        outcome = Outcome(found, limits, tuple(failures))
-        comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(outcome)))
-
-    def padded(samples: Sequence[Sample]) -> Callable[[], list[Outputs]]:
-        return lambda: run_batch(encoder, samples)
-
     try:
-        add("one by one", backend.name, texts, lambda: [run_batch(encoder, [s])[0] for s in texts])
-        batch = [*texts[-MAX_BATCH + 1 :], single]
-        add(f"batch of {len(batch)}, padded", backend.name, batch, padded(batch))
-        add("1 token", backend.name, [single], padded([single]))
-        add(f"{len(full.piece)} tokens", backend.name, [full], padded([full]))
+        for case, run in cases(encoder, expected, limits).items():
+            progress(f"{artifact.id}: {case}")
+            comparisons.append(
+                Comparison(artifact=artifact.id, backend=backend.name, case=case, **vars(run()))
+            )
     finally:
         encoder.close()
     if artifact.precision == "fp16":
         engine = rounded_engine(artifact.precision)
         program = ExecutedProgram(ir.load(bundle.path(artifact.file)), artifact)
-        encoder, batch = Encoder(program, artifact, encoder.pad), trial_samples(expected)
-        add(f"batch of {len(batch)}, padded", engine, batch, padded(batch))
-        add(f"{len(full.piece)} tokens", engine, [full], padded([full]))
+        encoder, full = Encoder(program, artifact, encoder.pad), expected.samples[-1]
+        batch = trial_samples(expected)
+        for case, samples in {padded(batch): batch, f"{len(full)} tokens": [full]}.items():
+            progress(f"{artifact.id}: {case}, {engine}")
+            outcome = rounded(encoder, samples, limits)
+            comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(outcome)))
     return comparisons
 
 
-def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
-    """The outputs of sequences that run together, of results per token the known positions."""
-    specs = encoder.artifact.outputs
-    positions = [list(sample.positions) for sample in samples]
-    results = encoder.batch([s.piece for s in samples], [spec.role for spec in specs], positions)
-    return [
-        {
-            spec.name: array[known] if "tokens" in spec.axis_names() else array
-            for spec, array in zip(specs, arrays, strict=True)
-        }
-        for arrays, known in zip(results, positions, strict=True)
-    ]
+def rounded(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Outcome:
+    """A batch node by node: whether every result is finite, and what comes out."""
+    try:
+        return batch_case(encoder, samples, limits)()
+    except NotFiniteError as error:
+        nothing = [{name: np.full_like(a, np.nan) for name, a in s.outputs.items()} for s in samples]
+        return compared(nothing, samples, encoder.artifact, limits, [str(error)])
 
 
 def trial(

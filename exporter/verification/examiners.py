@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...runtime.backends.backend import Program
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
+from ...runtime.metrics import Comparison
 from . import decoders, encoders, translators
-from .gate import Comparison, Gaps
+from .gate import Gaps
 from .trial import Trial
 
 if TYPE_CHECKING:

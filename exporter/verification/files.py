@@ -17,9 +17,10 @@ from ...runtime.backends.ort_backend import OrtProgram
 from ...runtime.backends.threads import choose_threads
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.errors import BackendError, InputError, ManifestError
+from ...runtime.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
 from ..errors import VerificationError, first_line
 from .bisect import Band, Culprit, Witnesses, distance, find_culprit
-from .gate import CAPS, Comparison, Outcome, VectorMetrics, judge, limits_for, measure_vectors
+from .gate import CAPS, limits_for
 from .node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, inputs_of
 from .report import VerificationReport
 from .structure import compare_files

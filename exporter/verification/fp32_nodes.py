@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.metrics import plain
 from ..modules import module_of
 from ..passes.fp16_ranges import KEPT, Choice
-from .gate import plain
 from .node_executor import ExecutedProgram, NotFiniteError
 from .trial import Trial
 

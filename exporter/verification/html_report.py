@@ -19,8 +19,8 @@ from markupsafe import Markup
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import PlanForgeError
+from ...runtime.metrics import Comparison
 from .charts import Histogram, histogram, line_charts
-from .gate import Comparison
 from .output import printable
 from .report import VerificationReport
 from .tables import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from xml.etree import ElementTree
 
-from .gate import Comparison
+from ...runtime.metrics import Comparison
 from .output import printable
 from .report import VerificationReport
 from .tables import grouped, verdict_of

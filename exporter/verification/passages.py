@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.decoding.sampling import token_logprobs
-from .evenly import evenly
-from .gate import Logits, kl_divergence, plain
+from ...runtime.golden.evenly import evenly
+from ...runtime.metrics import Logits, kl_divergence, plain
 
 PASSAGE_TOKENS = 256  # at most of one, and at most the context
 JUDGED = 0.6  # of the passages; the others are for calibration

@@ -1,4 +1,4 @@
-"""The verdict of a verification, and the golden data that later ones need no PyTorch for."""
+"""The verdict of a verification, and what an export keeps of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...runtime.bundle.manifest import Manifest
+from ...runtime.golden.files import PREFIX, Arrays, write_golden
+from ...runtime.metrics import Comparison
 from ..errors import VerificationError
 from .bisect import Culprit
 from .fp32_nodes import Fp32Node
-from .gate import Comparison
 
 
 @dataclass(frozen=True)
@@ -98,31 +96,17 @@ class VerificationReport:
             raise VerificationError("\n".join(["the export does not compute the model:", *lines]))
 
 
-def write_golden(
-    path: Path, arrays: Mapping[str, npt.NDArray[Any]], limits: Mapping[str, Mapping[str, float]]
-) -> None:
-    """Saves what PyTorch answered, and the limits, as a plain .npz."""
-    np.savez(path, limits=np.array(json.dumps(limits)), **arrays)  # type: ignore[arg-type]
-
-
-def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict[str, float]]]:
-    """What `write_golden` saved."""
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    return arrays, json.loads(str(arrays.pop("limits")))
-
-
 def keep_checks(
     folder: Path,
     manifest: Manifest,
     report: VerificationReport,
-    golden: Mapping[str, npt.NDArray[Any]],
+    golden: Arrays,
     limits: Mapping[str, Mapping[str, float]],
 ) -> Manifest:
     """Writes golden data and parity.json below `folder`; returns the manifest with each graph's gate."""
     checks, name = folder / "checks", manifest.export_id[:8]
     checks.mkdir(exist_ok=True)
-    write_golden(checks / f"golden-{name}.npz", golden, limits)
+    write_golden(folder / f"{PREFIX}{name}.npz", golden, limits)
     parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
     (checks / f"parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
     gates = report.gates()

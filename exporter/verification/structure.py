@@ -15,9 +15,9 @@ import onnx_ir as ir
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.metrics import Comparison
 from ..modules import module_of
 from ..passes.weights import Stored
-from .gate import Comparison
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"

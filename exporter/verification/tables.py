@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ...runtime.metrics import Comparison
 from .fp32_nodes import Fp32Node
-from .gate import Comparison
 from .output import printable
 
 if TYPE_CHECKING:

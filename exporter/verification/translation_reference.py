@@ -15,11 +15,12 @@ from torch import Tensor
 from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import token_logprobs
-from .gate import Gaps, Logits, measure
+from ...runtime.metrics import Logits, measure
+from .gate import Gaps
 from .rounding import Rounding
 
 if TYPE_CHECKING:
-    from .translation_samples import Sample
+    from ...runtime.golden.translations import Sample
 
 
 class Reference:
@@ -92,7 +93,7 @@ class Reference:
             The metrics of the logits (""), of what the decoder reads of the sources ("cross.") and of
             the attention ("attention.", if it is asked for), by what their limits' names begin with.
         """
-        from .translation_samples import measure_attention, measure_cross
+        from ...runtime.golden.translations import measure_attention, measure_cross
 
         with rounding.applied(self.model):
             both = [self.results(s.source, s.target) for s in samples]

@@ -12,7 +12,8 @@ from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import pad
-from .translation_engine import Engine
+from ...runtime.golden.translation_engine import Engine
+from .translation_engine import engine_of
 from .translation_samples import Expectation
 from .trial import Step, Trial, positions_of
 
@@ -46,7 +47,7 @@ def trial(
         def partner(other: Artifact) -> Program:
             return OrtCpuBackend().open(bundle, other) if opened is None else opened(other)
 
-        return Engine(bundle, artifact, lambda a: program if a == artifact else partner(a))
+        return engine_of(bundle, artifact, lambda a: program if a == artifact else partner(a))
 
     def encode(program: Program) -> None:
         engine(program).encoder.encode(sources)

@@ -1,7 +1,4 @@
-"""Runs an encoder-decoder through the runtime's own loop and compares every number with PyTorch's.
-
-V vocabulary, L layers, H heads, D head size
-"""
+"""Runs an encoder-decoder through the runtime's own loop and compares every number with PyTorch's."""
 
 from __future__ import annotations
 
@@ -18,32 +15,19 @@ from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.beam import Search
 from ...runtime.decoding.constraints import Constraints
+from ...runtime.golden.cases import Case
+from ...runtime.golden.decoders import measure_parts
+from ...runtime.golden.evenly import evenly
+from ...runtime.golden.translation_engine import Engine
+from ...runtime.golden.translations import Sample, measure_cross, to_arrays
+from ...runtime.golden.translators import MAX_BATCH, at_once_case, cross_case, decoder_cases, encoder_cases
 from ...runtime.load import translation_tokenizers
+from ...runtime.metrics import Comparison, Metrics, Outcome, VectorMetrics, judged, scale_of
 from ..errors import VerificationError
-from .decoders import errors_of_steps, measure_parts
-from .divergence import follow, with_divergence
-from .evenly import evenly
-from .gate import (
-    Comparison,
-    Gaps,
-    Metrics,
-    Outcome,
-    ScoreMetrics,
-    VectorMetrics,
-    judged,
-    limits_for,
-    scale_of,
-)
+from .gate import Gaps, limits_for
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
-from .translation_engine import Engine
-from .translation_samples import (
-    Expectation,
-    Sample,
-    from_arrays,
-    measure_attention,
-    measure_cross,
-    to_arrays,
-)
+from .translation_engine import engine_of
+from .translation_samples import Expectation, from_arrays
 from .translation_trial import trial
 
 if TYPE_CHECKING:
@@ -53,7 +37,6 @@ if TYPE_CHECKING:
 
 SOURCE_TOKENS = 48  # at most; several lengths below that are used
 DECODE_STEPS = 32
-MAX_BATCH = 4  # of the padded cases
 NUM_BEAMS = 4
 CONTEXT_ROWS = 8  # positions compared at the end of a full target
 POSITIONS = 6  # of each source, whose keys and values are compared
@@ -184,12 +167,11 @@ def compare(
     Returns:
         A comparison per case, passed or not.
     """
-    cases = encoder_cases if artifact.graph == "encoder" else decoder_cases
     backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
-    engine = Engine(bundle, artifact, lambda each: backend.open(bundle, each))
+    engine = engine_of(bundle, artifact, lambda each: backend.open(bundle, each))
     comparisons = []
     try:
-        for name, run in cases(engine, expected, limits).items():
+        for name, run in cases(engine, artifact, expected, limits).items():
             progress(f"{artifact.id}: {name}")
             comparisons.append(
                 Comparison(artifact=artifact.id, backend=backend.name, case=name, **vars(run()))
@@ -199,144 +181,42 @@ def compare(
     if artifact.precision == "fp16":
         progress(f"{artifact.id}: node by node")
         name = rounded_engine(artifact.precision)
-        engine = Engine(bundle, artifact, lambda each: ExecutedProgram(ir.load(bundle.path(each.file)), each))
         samples = [*expected.samples[:2], *expected.samples[-2:]]  # two texts, one token, the most
-        run = (cross_case if artifact.graph == "encoder" else at_once_case)(engine, samples, limits)
+        outcome = rounded(bundle, artifact, samples, limits)
         case = f"{len(samples)} sources"
-        comparisons.append(Comparison(artifact=artifact.id, backend=name, case=case, **vars(run())))
+        comparisons.append(Comparison(artifact=artifact.id, backend=name, case=case, **vars(outcome)))
     return comparisons
 
 
-def encoder_cases(
-    engine: Engine, expected: Expectation, limits: Mapping[str, float]
-) -> dict[str, Callable[[], Outcome]]:
-    *texts, single, full = expected.samples
+def cases(
+    engine: Engine, artifact: Artifact, expected: Expectation, limits: Mapping[str, float]
+) -> dict[str, Case]:
+    """What is compared of one of the two graphs; of targets that golden data has not, PyTorch is asked."""
+    if artifact.graph == "encoder":
+        return encoder_cases(engine, expected, limits)
+    reference = expected.reference
 
-    def one_by_one() -> Outcome:
-        got = [engine.cross([sample])[0] for sample in texts]
-        return judged(measure_cross(got, [s.cross for s in texts]), limits, "cross.")
+    def score(sample: Sample, target: tuple[int, ...]) -> float:
+        assert reference is not None
+        return reference.score(sample.source, target)
 
-    batch = [*texts[-MAX_BATCH + 1 :], single]
-    return {
-        "one by one": one_by_one,
-        f"batch of {len(batch)}, padded": cross_case(engine, batch, limits),
-        "1 token": cross_case(engine, [single], limits),
-        f"{len(full.source)} tokens": cross_case(engine, [full], limits),
-    }
+    return decoder_cases(engine, expected, limits, None if reference is None else score)
 
 
-def cross_case(
-    engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
-) -> Callable[[], Outcome]:
-    """What the decoder reads of the sources, as one batch."""
-
-    def run() -> Outcome:
-        want = [sample.cross for sample in samples]
-        try:
-            return judged(measure_cross(engine.cross(samples), want), limits, "cross.")
-        except NotFiniteError as error:
-            nothing = measure_cross([np.full_like(cross, np.nan) for cross in want], want)
-            return judged(nothing, limits, "cross.", [str(error)])
-
-    return run
-
-
-def decoder_cases(
-    engine: Engine, expected: Expectation, limits: Mapping[str, float]
-) -> dict[str, Callable[[], Outcome]]:
-    *texts, single, full = expected.samples
-
-    def forced(samples: Sequence[Sample]) -> Callable[[], Outcome]:
-        def run() -> Outcome:
-            parts = [(engine.teacher_forced(s), s.logits) for s in samples]
-            return judged(measure_parts(parts), limits, errors=errors_of_steps(parts))
-
-        return run
-
-    batch = [*texts[-MAX_BATCH + 1 :], single]
-
-    def greedily() -> Outcome:
-        run = engine.run(batch, 1, len(single.target))
-        followed = follow(run, run.decode([engine.start] * len(batch)), batch, limits)
-        outcome = judged(measure_parts(followed.parts), limits, "", followed.failures)
-        sources = [engine.source_tokenizer.decode(sample.source) for sample in batch]
-        return with_divergence(outcome, followed, sources, batch, engine.target_tokenizer.decode)
-
-    searched = [sample for sample in texts if sample.beams]
-    attention = {"attention, 2 rows of a source": attention_case(engine, [*texts, single], limits)}
-    return {
-        **(attention if single.attention.size else {}),
-        "decode, batch 1": forced([*texts, single]),
-        "at once, batch 1": at_once_case(engine, [*texts, single], limits),
-        f"greedy, batch {len(batch)}, padded": greedily,
-        f"full target of {len(full.target)} tokens": forced([full]),
-        f"{expected.search.num_beams} beams, batch {len(searched)}, padded": beams_case(
-            engine, searched, expected, limits
-        ),
-    }
-
-
-def attention_case(
-    engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
-) -> Callable[[], Outcome]:
-    """What each target token looked at; each of two rows that share a source."""
-
-    def run() -> Outcome:
-        want = [sample.attention for sample in samples for _ in range(2)]
-        got = [weights for sample in samples for weights in engine.attention(sample)]
-        return judged(measure_attention(got, want), limits, "attention.")
-
-    return run
-
-
-def at_once_case(
-    engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]
-) -> Callable[[], Outcome]:
-    """All of PyTorch's tokens in one step, without a past."""
-
-    def run() -> Outcome:
-        try:
-            return judged(measure_parts([(engine.at_once(s), s.logits) for s in samples]), limits)
-        except NotFiniteError as error:
-            nothing = [(np.full_like(s.logits, np.nan), s.logits) for s in samples]
-            return judged(measure_parts(nothing), limits, "", [str(error)])
-
-    return run
-
-
-def beams_case(
-    engine: Engine, samples: Sequence[Sample], expected: Expectation, limits: Mapping[str, float]
-) -> Callable[[], Outcome]:
-    """Beam search over a padded batch: the same targets, each with the score that the model gives it.
-
-    A search may prune another beam where two are as good as equal. So another target than PyTorch's is a
-    failure only if PyTorch finds it worse than its own by more than rounding explains. What a target's
-    score is, PyTorch is asked; golden data knows those that PyTorch found.
-    """
-
-    def run() -> Outcome:
-        allowed = limits["score_error"]
-        errors, failures = [], []
-        for sample, got in zip(samples, engine.search(samples, expected.search), strict=True):
-            known = {hypothesis.token_ids: hypothesis.score for hypothesis in sample.beams}
-            if expected.reference is not None:
-                known |= {h.token_ids: expected.reference.score(sample.source, h.token_ids) for h in got}
-            errors += [abs(h.score - known[h.token_ids]) for h in got if h.token_ids in known]
-            best, second = sample.beams[0], sample.beams[min(1, len(sample.beams) - 1)]
-            # Of a target that PyTorch is not asked about, only that PyTorch hardly preferred its own.
-            lost = best.score - known.get(got[0].token_ids, second.score)
-            if got[0].token_ids != best.token_ids and not lost <= 2 * allowed:
-                failures.append(
-                    f"the best target is {list(got[0].token_ids)}, PyTorch's is {list(best.token_ids)},"
-                    f" better by {lost:.3g} (at most {2 * allowed:.3g} is rounding)"
-                )
-        if not errors:
-            failures.append("none of the targets is known, so no score could be compared")
-        worst = float(np.max(errors, initial=0.0))
-        metrics = ScoreMetrics(worst, bool(np.isfinite(worst)), len(errors))
-        return judged(metrics, limits, "", failures)
-
-    return run
+def rounded(
+    bundle: Bundle, artifact: Artifact, samples: Sequence[Sample], limits: Mapping[str, float]
+) -> Outcome:
+    """A graph node by node: whether every result is finite, and what comes out."""
+    engine = engine_of(bundle, artifact, lambda each: ExecutedProgram(ir.load(bundle.path(each.file)), each))
+    of_encoder = artifact.graph == "encoder"
+    try:
+        return (cross_case if of_encoder else at_once_case)(engine, samples, limits)()
+    except NotFiniteError as error:
+        want = [sample.cross if of_encoder else sample.logits for sample in samples]
+        nothing = [np.full_like(array, np.nan) for array in want]
+        if of_encoder:
+            return judged(measure_cross(nothing, want), limits, "cross.", [str(error)])
+        return judged(measure_parts(list(zip(nothing, want, strict=True))), limits, "", [str(error)])
 
 
 # An Examiner:

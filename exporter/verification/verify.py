@@ -15,6 +15,8 @@ from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError, InputError
+from ...runtime.golden.files import golden_file, read_golden
+from ...runtime.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
 from ..calibration import Calibration, recorded
 from ..errors import CheckpointError, SourceError, VerificationError
 from ..graphs import tensors_of
@@ -26,10 +28,9 @@ from .explain import explain, tracer_of
 from .files import RUNNING, verify_file
 from .fitted_head import LinearHead
 from .fp32_nodes import fp32_nodes
-from .gate import Comparison, Metrics, ScoreMetrics, VectorMetrics
 from .node_executor import NotFiniteError, rounded_engine
 from .passages import TextMetrics
-from .report import VerificationReport, read_golden
+from .report import VerificationReport
 from .structure import CASE, compare_structure
 from .trial import Trial
 
@@ -109,7 +110,12 @@ def verify(
 
 def with_golden_data(opened: Bundle, limits: Mapping[str, float], progress: Progress) -> VerificationReport:
     """`verify` without the checkpoint."""
-    arrays, usual = read_golden(golden_file(opened))
+    file = golden_file(opened)
+    if file is None:
+        raise VerificationError(
+            f"{opened.folder} has no golden data and its checkpoint is not at hand; pass --source MODEL"
+        )
+    arrays, usual = read_golden(file)
     try:
         expected = examiner_of(opened.manifest).from_arrays(arrays)
     except KeyError as error:
@@ -234,16 +240,6 @@ def recorded_source(bundle: Bundle) -> Source | None:
         why = "is not there"
     log.warning("the checkpoint %s %s; comparing with golden data instead", argument, why)
     return None
-
-
-def golden_file(bundle: Bundle) -> Path:
-    """The samples and limits that the export kept."""
-    for name in bundle.manifest.files:
-        if name.startswith("checks/golden-"):
-            return bundle.path(name)
-    raise VerificationError(
-        f"{bundle.folder} has no golden data and its checkpoint is not at hand; pass --source MODEL"
-    )
 
 
 def examine(

@@ -7,14 +7,14 @@ import ctypes
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import BackendError, BackendUnavailableError, ClosedError, InputError, MemoryLimitError
-from .backend import Array, Buffer, Shape
+from .backend import Array, Shape
 
 OUT_OF_MEMORY, NOT_CAPTURABLE = 2, 900  # cudaErrorMemoryAllocation, cudaErrorStreamCaptureUnsupported
 INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
@@ -253,6 +253,7 @@ class Memory:
     def __init__(self, device: Device, address: int, size: int) -> None:
         self.device = device
         self.size = size
+        self.writer: object = None  # the program whose results lie here
         self._address = int(address)
         self._finalizer = weakref.finalize(self, device.release, self._address, size)
         self._finalizer.atexit = False  # the process's end frees it
@@ -281,110 +282,3 @@ class Pinned:
         """The memory's beginning as an array; no copy."""
         count = int(np.prod(shape)) * dtype.itemsize
         return self.bytes[:count].view(dtype).reshape(shape)
-
-
-class DeviceBuffer:
-    """A `Buffer` in device memory."""
-
-    def __init__(self, memory: Memory, shape: Shape, dtype: np.dtype[Any], offset: int = 0) -> None:
-        self.memory = memory
-        self.shape = shape
-        self.dtype = dtype
-        self.offset = offset
-
-    @property
-    def address(self) -> int:
-        return self.memory.address + self.offset
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
-
-    def view(self, shape: Shape) -> DeviceBuffer:
-        return DeviceBuffer(self.memory, shape, self.dtype, self.offset)
-
-    def row(self, index: int) -> DeviceBuffer:
-        size = self.nbytes // self.shape[0]
-        return DeviceBuffer(self.memory, (1, *self.shape[1:]), self.dtype, self.offset + index * size)
-
-    def fill_with_zeros(self) -> None:
-        device = self.memory.device
-        with device.turn():
-            device.call("cudaMemsetAsync", self.address, 0, self.nbytes, device.stream)
-
-    def copy_rows(self, source: int, target: int, length: int) -> None:
-        _, heads, slots, head_size = self.shape
-        device, one = self.memory.device, head_size * self.dtype.itemsize
-        if not length:
-            return
-        with device.turn():
-            device.call(
-                "cudaMemcpy2DAsync",
-                *(self.row(target).address, slots * one, self.row(source).address, slots * one),
-                *(length * one, heads, device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice, device.stream),
-            )
-
-    def numpy(self) -> Array:
-        device, array = self.memory.device, np.empty(self.shape, self.dtype)
-        with device.turn():
-            kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            device.call("cudaMemcpyAsync", array.ctypes.data, self.address, self.nbytes, kind, device.stream)
-            device.synchronise()
-        return array
-
-
-class Staging:
-    """Memory of one tensor on both sides of the bus. It grows to the largest need and is kept."""
-
-    def __init__(self, device: Device, name: str, dtype: np.dtype[Any]) -> None:
-        self.device = device
-        self.name = name
-        self.dtype = dtype
-        self.pinned: Pinned | None = None
-        self.memory: Memory | None = None
-
-    def on_device(self, shape: Shape) -> DeviceBuffer:
-        """Device memory of a shape."""
-        size = int(np.prod(shape)) * self.dtype.itemsize
-        if self.memory is None or self.memory.size < size:
-            self.memory = self.device.allocate(size, self.name)
-        return DeviceBuffer(self.memory, shape, self.dtype)
-
-    def on_host(self, shape: Shape) -> Array:
-        """Pinned memory of a shape."""
-        size = int(np.prod(shape)) * self.dtype.itemsize
-        if self.pinned is None or self.pinned.size < size:
-            self.pinned = Pinned(self.device, size)
-        return self.pinned.array(shape, self.dtype)
-
-    @property
-    def host_address(self) -> int:
-        assert self.pinned is not None  # a step's arrays are made before its launch
-        return self.pinned.address
-
-    def upload(self, shape: Shape) -> None:
-        """Starts the copy of the pinned array to the device."""
-        device, to = self.device, self.on_device(shape)
-        kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
-        host = self.on_host(shape).ctypes.data
-        device.call("cudaMemcpyAsync", to.address, host, to.nbytes, kind, device.stream)
-
-    def download(self, shape: Shape) -> None:
-        """Starts the copy from the device to the pinned array."""
-        device, source = self.device, self.on_device(shape)
-        kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        host = self.on_host(shape).ctypes.data
-        device.call("cudaMemcpyAsync", host, source.address, source.nbytes, kind, device.stream)
-
-
-def device_buffers(buffers: Mapping[str, Buffer]) -> dict[str, DeviceBuffer]:
-    """The same, known to lie on a device."""
-    found = {}
-    for name, buffer in buffers.items():
-        if not isinstance(buffer, DeviceBuffer):
-            raise InputError(
-                f"buffer {name!r} is a {type(buffer).__name__}, not memory of the GPU: allocate it with the"
-                " program that runs on it"
-            )
-        found[name] = buffer
-    return found

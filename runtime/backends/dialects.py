@@ -9,6 +9,7 @@ from ..bundle.manifest import Artifact
 from ..errors import BundleError, InputError, ManifestError
 
 CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
+CUDA_DIALECTS = ("ort", "portable")
 
 
 def choose_artifact(

@@ -10,7 +10,7 @@ from .backend import Backend
 
 log = logging.getLogger("planforge")
 
-RUNGS = ("tensorrt-rtx", "tensorrt", "ort-cpu")  # the best first
+RUNGS = ("tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu")  # the best first
 BACKENDS = ("auto", *RUNGS)
 
 
@@ -56,6 +56,10 @@ def open_rung(
         from .ort_backend import OrtCpuBackend
 
         return OrtCpuBackend(threads, verify)
+    if name == "ort-cuda":
+        from .ort_cuda_backend import OrtCudaBackend
+
+        return OrtCudaBackend(bundle, precision, device, verify)
     from .tensorrt_backend import TensorRtBackend
 
-    return TensorRtBackend(name, bundle, precision, device)
+    return TensorRtBackend(name, bundle, precision, device, verify)

@@ -21,6 +21,8 @@ from .threads import choose_threads
 
 log = logging.getLogger("planforge")
 
+CPU = ("CPUExecutionProvider",)
+
 # For 1,024 rows of 768 the fused kernel takes 3.8 ms, Add, Add and LayerNormalization 0.6 (ORT 1.31.1).
 SLOW_FUSIONS = ["SkipLayerNormFusion"]
 
@@ -39,7 +41,7 @@ def import_onnxruntime() -> ModuleType:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(
-            "the ort-cpu backend needs ONNX Runtime: pip install 'planforge[cpu]'"
+            "it needs ONNX Runtime: pip install 'planforge[cpu]', or 'planforge[gpu]' for an NVIDIA GPU"
         ) from error
     return onnxruntime  # type: ignore[no-any-return]
 
@@ -55,7 +57,7 @@ class OrtBuffer(ArrayBuffer):
 class OrtProgram:
     """One ONNX graph in an ONNX Runtime session."""
 
-    def __init__(self, path: Path, threads: int | None = None) -> None:
+    def __init__(self, path: Path, threads: int | None = None, providers: Sequence[Any] = CPU) -> None:
         ort = import_onnxruntime()
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
@@ -65,7 +67,7 @@ class OrtProgram:
             options.add_session_config_entry(name, value)
         self.dtypes: dict[str, np.dtype[Any]] = {}
         with mapped_errors(f"ONNX Runtime cannot load {path.name}"):
-            self.session = new_session(path, options)
+            self.session = new_session(path, options, providers)
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
             if tensor.type not in NUMPY_TYPES:
                 raise BackendError(
@@ -138,7 +140,7 @@ class OrtCpuBackend:
             return OrtProgram(path, self.threads.count)
 
 
-def new_session(path: Path, options: Any) -> Any:
+def new_session(path: Path, options: Any, providers: Sequence[Any]) -> Any:
     """An ONNX Runtime session with threads of its own, or on the program's pool where it made one.
 
     A program that calls set_global_thread_pool_sizes can have no session with threads of its own.
@@ -146,7 +148,7 @@ def new_session(path: Path, options: Any) -> Any:
     ort = import_onnxruntime()
     # Without enable_fallback=0 it prints on stdout what went wrong, and tries the same again.
     arguments = {
-        "providers": ["CPUExecutionProvider"],
+        "providers": list(providers),
         "enable_fallback": 0,
         "disabled_optimizers": SLOW_FUSIONS,
     }

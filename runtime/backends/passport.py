@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Plan
+from .tensorrt_library import LIBRARIES
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,13 @@ def changed_since(plan: Plan, bundle: Bundle) -> str:
 
 def misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
     """Why a plan does not run on a host, and what to do; empty where it runs."""
-    again = rebuild_command(bundle, plan.engine, host.sm)
+    again = f"; {rebuild_command(bundle, plan.engine, host.sm)}"
+    if LIBRARIES[plan.engine].sms and host.sm not in LIBRARIES[plan.engine].sms:
+        again = ", which it does not know: use backend='ort-cuda', or a plan of TensorRT"
     if plan.sms and not any(covers(sm, host.sm) for sm in plan.sms):
-        return f"its plan is for {', '.join(plan.sms)}, this GPU is {host.sm}; {again}"
-    if plan.version != host.version:
-        return f"its plan was built by {plan.engine} {plan.version}, installed is {host.version}; {again}"
+        return f"its plan is for {', '.join(plan.sms)}, this GPU is {host.sm}{again}"
+    if plan.version != host.version and not (plan.compatible and reads(host.version, plan.version)):
+        return f"its plan was built by {plan.engine} {plan.version}, installed is {host.version}{again}"
     if plan.cuda is not None and host.cuda < version_of(plan.cuda):
         found = ".".join(map(str, host.cuda))
         return f"its plan needs a driver with CUDA {plan.cuda}, this one has {found}; update the driver"
@@ -82,10 +85,20 @@ def covers(listed: str, present: str) -> bool:
     return listed == present
 
 
+def reads(installed: str, built: str) -> bool:
+    """Whether a library takes a version-compatible plan: a newer one, of the same or the next major version.
+
+    Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/engine-compatibility.html
+    """
+    before = {11: 10, 10: 8}
+    here, then = version_of(installed), version_of(built)
+    return then <= here and then[0] in (here[0], before.get(here[0]))
+
+
 def version_of(text: str) -> tuple[int, int]:
     """(13, 0) of "13.0"."""
-    major, _, minor = text.partition(".")
-    return int(major), int(minor or 0)
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
 
 
 def rebuild_command(bundle: Bundle, library: str, sm: str | None = None) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..bundle.bundle import Bundle
-from ..bundle.manifest import Artifact, Plan
-from ..errors import BackendError, BackendUnavailableError, BundleError
+from ..bundle.manifest import Artifact, Plan, PlanWeight
+from ..errors import BackendError, BackendUnavailableError, BundleError, ManifestError
 from .cuda_memory import Device, cuda_of_driver, gpu_at
+from .device_buffer import DeviceBuffer, uploaded
 from .passport import Host, misfit, plans_of, rebuild_command
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import import_library, make_logger
@@ -23,14 +27,24 @@ class TensorRtBackend:
         bundle: whose plans are looked at, none of them loaded.
         precision: the one to run; any that was found to be right when None.
         device: the GPU's number.
+        verify: compare the hash of weights above 256 MiB too.
 
     Raises:
         BackendUnavailableError: no plan fits, or something is missing; says what, and what to do.
         InputError: no such GPU.
     """
 
-    def __init__(self, name: str, bundle: Bundle, precision: str | None = None, device: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        bundle: Bundle,
+        precision: str | None = None,
+        device: int = 0,
+        verify: bool = False,
+    ) -> None:
         self.name = name
+        self.verify = verify
+        self.weights: dict[tuple[str, int], DeviceBuffer] = {}
         plans, reason = plans_of(bundle, name, precision)
         if not plans:
             raise BackendUnavailableError(reason)
@@ -62,9 +76,23 @@ class TensorRtBackend:
         plan = self.plans[artifact.graph]
         path = bundle.path(plan.file)  # hashed: a plan that has changed is never handed to the library
         with self.device.turn():
-            engine = load_engine(self.trt, path, plan, bundle)
+            engine = load_engine(self.trt, path, plan)
             cache = RuntimeCache(path, plan.version, self.device.gpu.sm) if self.is_rtx else None
-            return TensorRtProgram(self.trt, engine, self.device, path.name, cache, self.explain(bundle))
+            program = TensorRtProgram(self.trt, engine, self.device, path.name, cache, self.explain(bundle))
+            program.bind_weights({w.name: self.weight(bundle, w) for w in plan.weights})
+            return program
+
+    def weight(self, bundle: Bundle, weight: PlanWeight) -> DeviceBuffer:
+        """A weight that a plan leaves out; one that several read is on the device once."""
+        place = weight.file, weight.offset
+        if place not in self.weights:
+            path = bundle.path(weight.file, verify=self.verify)
+            dtype = np.dtype(weight.dtype)
+            if weight.offset + math.prod(weight.shape) * dtype.itemsize > path.stat().st_size:
+                raise ManifestError(f"{bundle.folder}: {weight.name} lies beyond the end of {weight.file}")
+            values = np.memmap(path, dtype, "r", weight.offset, weight.shape)
+            self.weights[place] = uploaded(self.device, weight.name, values)
+        return self.weights[place].view(weight.shape)
 
     @property
     def is_rtx(self) -> bool:
@@ -75,14 +103,16 @@ class TensorRtBackend:
         return f"for more, {rebuild_command(bundle, self.name)} --max AXIS=N"
 
 
-def load_engine(trt: Any, path: Path, plan: Plan, bundle: Bundle) -> Any:
-    """The plan as an engine; a stripped one with the bundle's weights.
+def load_engine(trt: Any, path: Path, plan: Plan) -> Any:
+    """The plan as an engine.
 
     Raises:
         BackendError: the library refuses it; in its words.
     """
     logger = make_logger(trt)
     runtime = trt.Runtime(logger)
+    if plan.compatible:  # such a plan carries the part of the library that reads it
+        runtime.engine_host_code_allowed = True
     content = path.read_bytes()
     if hasattr(runtime, "get_engine_validity"):
         validity, diagnostics = runtime.get_engine_validity(content)
@@ -91,15 +121,6 @@ def load_engine(trt: Any, path: Path, plan: Plan, bundle: Bundle) -> Any:
     engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
         raise BackendError(f"{trt.__name__} cannot load {path.name}: {said(logger)}")
-    if plan.stripped:
-        artifact = bundle.manifest.artifact(plan.built_from)
-        for name in artifact.data:
-            bundle.path(name)
-        graph = bundle.path(artifact.file)
-        refitter = trt.Refitter(engine, logger)
-        filled = trt.OnnxParserRefitter(refitter, logger).refit_from_file(str(graph))
-        if not (filled and refitter.refit_cuda_engine()):
-            raise BackendError(f"{trt.__name__} cannot fill {path.name} with the weights: {said(logger)}")
     return engine
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import BackendError, InputError
 from .backend import Array, Buffer, Shape
-from .cuda_memory import Device, DeviceBuffer, Graph, Memory, Staging, device_buffers
+from .cuda_memory import Device, Graph, Memory
+from .device_buffer import DeviceBuffer, Staging, device_buffers, new_buffer
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import NUMPY_TYPES
 
@@ -74,6 +75,7 @@ class TensorRtProgram:
             {t: range_of(engine.get_tensor_profile_shape(t, profile)) for t in self.inputs}
             for profile in range(engine.num_optimization_profiles)
         ]
+        self.weights: dict[str, DeviceBuffer] = {}
         self.lanes: dict[int, Lane] = {}
         self.staging = {t: Staging(device, t, self.dtypes[t]) for t in self.tensors}
         self.activations: Memory | None = None
@@ -82,12 +84,14 @@ class TensorRtProgram:
         self.captures = cache is None
         self.runtime_config = None if cache is None else rtx_config(trt, engine, cache)
 
+    def bind_weights(self, weights: Mapping[str, DeviceBuffer]) -> None:
+        """Says where inputs lie that are the same at every step."""
+        self.weights = dict(weights)
+        self.tensors = [name for name in self.tensors if name not in weights]
+        self.inputs = [name for name in self.inputs if name not in weights]
+
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:
-        dtype = self.dtype_of(name)
-        memory = self.device.allocate(int(np.prod(shape)) * dtype.itemsize, name)
-        buffer = DeviceBuffer(memory, shape, dtype)
-        buffer.fill_with_zeros()
-        return buffer
+        return new_buffer(self.device, name, shape, self.dtype_of(name))
 
     def free_memory(self) -> int | None:
         return self.device.free_memory()
@@ -103,7 +107,7 @@ class TensorRtProgram:
         buffers: Mapping[str, Buffer],
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        bound = device_buffers(buffers)
+        bound = device_buffers(buffers, self.outputs, self)
         given: dict[str, Shape] = {name: array.shape for name, array in inputs.items()}
         given |= {name: buffer.shape for name, buffer in bound.items()}
         if missing := [name for name in self.inputs if name not in given]:
@@ -231,6 +235,9 @@ class TensorRtProgram:
                 raise BackendError(f"{self.name}: no context could be made")
             context.set_optimization_profile_async(profile, int(self.device.stream))
             self.device.synchronise()
+            for name, buffer in self.weights.items():
+                if not context.set_tensor_address(name, buffer.address):
+                    raise BackendError(f"{self.name} refuses the address of {name!r}")
             self.lanes[profile] = Lane(context)
             self.share_activations(profile)
         return self.lanes[profile]
@@ -271,6 +278,7 @@ class TensorRtProgram:
             self.graphs.clear()
             self.lanes.clear()
             self.staging.clear()
+            self.weights.clear()
             self.activations = self.runtime_config = self.engine = None
             self.device.leave()
 

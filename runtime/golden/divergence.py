@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ...runtime.decoding.decoder import DecoderRun
-from .gate import Logits, Outcome, scale_of
+from ..decoding.decoder import DecoderRun
+from ..metrics import Logits, Outcome, scale_of
 
 
 class Continued(Protocol):

@@ -1,0 +1,74 @@
+"""What is measured on a GPU: who does which work, all in fp16, with random weights of published shapes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from ..case import Case, Entry, Work
+from ..texts import gpt2_prompts, marian_sources
+
+PROMPT, NEW, SOURCE, ENCODED = 128, 64, 24, 128  # tokens
+CLS, SEP, WORDS = 101, 102, range(1996, 29612)  # of BERT's uncased vocabulary
+BATCHES = {"gpt2-124m": 64, "gpt2-xl": 1, "bert-base": 32, "marian": 1}  # the largest of each export
+NEEDED_GB = {"gpt2-xl": 32}  # on the device, of all that is loaded together; the others fit any GPU
+
+EAGER, COMPILED, COPIES = "PyTorch eager", "torch.compile", "ORT-CUDA with copies"
+ORT_CUDA, RTX, TENSORRT = "PlanForge ort-cuda", "PlanForge tensorrt-rtx", "PlanForge tensorrt"
+PLANS = (RTX, TENSORRT)
+SYSTEMS = "benchmarks.gpu.systems"
+
+
+def entries(checkpoint: str, work: Work) -> dict[str, Entry]:
+    """Everybody at one piece of work, PyTorch first, with which the others' results are compared."""
+
+    def entry(system: str, prepare: Mapping[str, Any], **settings: Any) -> Entry:
+        return Entry(f"{SYSTEMS}.{system}", "fp16", checkpoint, work, prepare=prepare, settings=settings)
+
+    def planforge(backend: str) -> Entry:
+        return entry("planforge", {"backend": backend, **batch}, backend=backend)
+
+    batch = {"max_batch": BATCHES[checkpoint]}
+    return {
+        EAGER: entry("pytorch", {}),
+        COMPILED: entry("pytorch", {}, compiled=True),
+        COPIES: entry("copies", batch),
+        ORT_CUDA: planforge("ort-cuda"),
+        RTX: planforge("tensorrt-rtx"),
+        TENSORRT: planforge("tensorrt"),
+    }
+
+
+def generation(name: str, checkpoint: str, title: str, rows: int, new: int) -> Case:
+    texts, prompts = gpt2_prompts(rows, PROMPT)
+    work = Work("generate", texts, prompts, new)
+    return Case(name, "gpu", f"{title}: {new} tokens past {PROMPT}, batch {rows}", entries(checkpoint, work))
+
+
+def encoding(name: str, rows: int) -> Case:
+    """From token ids to the last hidden states, both in host memory."""
+    words = [random.Random(row).sample(WORDS, ENCODED - 2) for row in range(rows)]
+    work = Work("embed", ("",) * rows, tuple((CLS, *row, SEP) for row in words))
+    return Case(name, "gpu", f"BERT base: {ENCODED} tokens, batch {rows}", entries("bert-base", work))
+
+
+def translation(name: str, new: int) -> Case:
+    texts, prompts = marian_sources(1, SOURCE)
+    work = Work("translate", texts, prompts, new // 2)
+    title = f"Transformer base (MarianMT's shape): {SOURCE} tokens to {new // 2}, greedy, batch 1"
+    return Case(name, "gpu", title, entries("marian", work))
+
+
+def cases(new: int = NEW) -> dict[str, Case]:
+    """All cases by name, with so many new tokens where text is generated."""
+    made = (
+        generation("gpt2-124m-b1", "gpt2-124m", "GPT-2 124M", 1, new),
+        generation("gpt2-124m-b8", "gpt2-124m", "GPT-2 124M", 8, new),
+        generation("gpt2-124m-b64", "gpt2-124m", "GPT-2 124M", 64, new),
+        generation("gpt2-xl-b1", "gpt2-xl", "GPT-2 XL shape", 1, new),
+        encoding("bert-base-b1", 1),
+        encoding("bert-base-b32", 32),
+        translation("marian-b1", new),
+    )
+    return {case.name: case for case in made}

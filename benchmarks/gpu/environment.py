@@ -1,0 +1,46 @@
+"""The machine and the versions that a result belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from typing import Any
+
+from planforge.runtime import doctor
+from planforge.runtime.backends.cuda_memory import Gpu
+
+from .nvidia import FACTS, queried
+
+
+def environment(gpu: Gpu) -> dict[str, Any]:
+    """Plain JSON: the GPU, its driver, clocks and limits, the backends that run here, versions."""
+    facts = doctor.examine()
+    versions = {"planforge": facts.planforge}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["transformers"] = importlib.metadata.version("transformers")
+    versions |= {name: version for package in facts.packages for name, version in package.versions.items()}
+    return {
+        "gpu": {
+            "name": gpu.name,
+            "sm": gpu.sm,
+            "memory_gb": round(gpu.memory / 1e9, 1),
+            "nvidia_smi": queried(FACTS),
+        },
+        "driver": facts.graphics.driver,
+        "cuda": facts.graphics.cuda,
+        "cpu": facts.processor.name,
+        "system": facts.system,
+        "python": facts.python,
+        "versions": versions,
+        "backends": {
+            rung.backend: rung.reason if rung.available else f"not here: {rung.reason}"
+            for rung in doctor.rungs(facts)
+        },
+    }
+
+
+def same_machine(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether results of both may stand in one table."""
+    return all(one.get(key) == other.get(key) for key in ("driver", "cuda", "versions")) and (
+        one["gpu"]["name"] == other["gpu"]["name"]
+    )

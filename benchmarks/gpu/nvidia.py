@@ -1,0 +1,55 @@
+"""What nvidia-smi says of the GPU that is measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from planforge.runtime.machine import answer_of
+
+# The name is first: it is the only one that may hold a comma.
+FACTS = (
+    *("name", "uuid", "compute_cap", "memory.total", "driver_version", "vbios_version"),
+    *("persistence_mode", "power.limit", "clocks.max.sm", "clocks.max.mem"),
+)
+CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "pstate")
+Value = float | str | None
+
+
+def queried(fields: Sequence[str]) -> dict[str, Value]:
+    """Fields of nvidia-smi for the GPU that CUDA calls 0; none where there is no nvidia-smi."""
+    command = (
+        "nvidia-smi",
+        f"--query-gpu={','.join(fields)}",
+        "--format=csv,noheader,nounits",
+        "-i",
+        first_gpu(),
+    )
+    return parsed(answer_of(*command)[0], fields)
+
+
+def first_gpu() -> str:
+    """Its number or UUID, as nvidia-smi takes it: that looks at no variable."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
+def parsed(table: str, fields: Sequence[str]) -> dict[str, Value]:
+    """The first line of nvidia-smi's table; fields that the GPU doesn't tell are None."""
+    cells = table.partition("\n")[0].strip().rsplit(", ", len(fields) - 1)
+    return dict(zip(fields, map(value_of, cells), strict=True)) if len(cells) == len(fields) else {}
+
+
+def value_of(cell: str) -> Value:
+    """A number, a text, or None of "[N/A]" and the like."""
+    if cell.startswith("["):
+        return None
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def used_mb() -> float | None:
+    """The device's memory that is in use, by all programs together; None where that can't be told."""
+    found = queried(["memory.used"]).get("memory.used")
+    return found * 2**20 / 1e6 if isinstance(found, float) else None

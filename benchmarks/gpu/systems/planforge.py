@@ -1,0 +1,169 @@
+"""PlanForge on one of the GPU's backends: what its users call, but of an encoder only the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planforge.runtime import doctor, load
+from planforge.runtime.decoding.cache import NO_CONTEXT, Context
+from planforge.runtime.decoding.decoder import Decoder, DecoderRun
+from planforge.runtime.errors import BackendUnavailableError
+from planforge.runtime.packages import DISTRIBUTIONS, installed
+
+from ...systems.planforge import PlanForge
+from ...systems.system import Session, Skip, Tick
+from .states import STATES, Rows
+
+TARGETS = {"ort-cuda": "cuda", "tensorrt-rtx": "rtx", "tensorrt": "tensorrt"}  # of export, by backend
+FP16 = {"float16": "fp16", "float32": "fp32"}
+
+
+class PlanForgeGpu(PlanForge):
+    """To prepare: "backend" and "max_batch"; of a session "backend"."""
+
+    classes: Mapping[str, str] = {"fp16": "fp16"}
+
+    def prepare(
+        self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
+    ) -> None:
+        require(settings["backend"])
+        exported(checkpoint, out, precision, TARGETS[settings["backend"]], settings["max_batch"])
+
+    def code_stamp(self) -> str:
+        """Plans are of one version of their library."""
+        return " ".join([super().code_stamp(), *(str(installed(module)) for module in DISTRIBUTIONS)])
+
+    def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
+        return Generator(opened(model, precision, settings))
+
+    def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
+        return Encoder(opened(model, precision, settings))
+
+    def translate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
+        return Translator(opened(model, precision, settings))
+
+
+def require(backend: str) -> None:
+    """Skips, in the doctor's words, where a backend does not run here."""
+    rung = next(rung for rung in doctor.diagnose().rungs if rung.backend == backend)
+    if not rung.available:
+        raise Skip(f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason)
+
+
+def exported(checkpoint: Path, out: Path, precision: str, target: str, max_batch: int) -> None:
+    from planforge.exporter import export
+
+    options: dict[str, Any] = {"max_batch": max_batch, "verify": False, "force": True}
+    export(checkpoint, out, precision=[precision], target=[target], **options)
+
+
+def opened(model: Path, precision: str, settings: Mapping[str, Any]) -> Any:
+    try:
+        return load(model, settings["backend"], precision)
+    except BackendUnavailableError as error:
+        raise Skip(str(error)) from error
+
+
+class TickingDecoder(Decoder):
+    """A decoder whose steps, but for the first, say when they begin: the token before is known then."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder.program, decoder.artifact)
+        self.tick: Tick = lambda: None
+
+    def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
+        return TickingRun(self, super().start(batch, capacity, context).cache)
+
+
+class TickingRun(DecoderRun):
+    steps = 0
+
+    def results(self, ids: Any, valid: Any, logit_rows: Sequence[int], outputs: Sequence[str]) -> Any:
+        assert isinstance(self.decoder, TickingDecoder)
+        if self.steps:
+            self.decoder.tick()
+        self.steps += 1
+        return super().results(ids, valid, logit_rows, outputs)
+
+
+class Ticking:
+    """A text generator or translator that says when each token is known."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        model.decoder = self.decoder = TickingDecoder(model.decoder)
+
+    def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
+        self.decoder.tick = tick
+        tokens = self.tokens(work)
+        tick()
+        return tokens
+
+    def tokens(self, work: Mapping[str, Any]) -> list[list[int]]:
+        """The new tokens of each row."""
+        raise NotImplementedError
+
+
+class Generator(Ticking):
+    """Greedy; no token ends a row."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        model.defaults = replace(model.defaults, eos=())
+
+    def tokens(self, work: Mapping[str, Any]) -> list[list[int]]:
+        answers = self.model.generate(work["texts"], max_new_tokens=work["new_tokens"])
+        return [list(answer.token_ids) for answer in answers]
+
+    def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        artifact = self.model.artifact
+        prompts = [self.model.tokenizer.encode(text) for text in work["texts"]]
+        asks_for_rows = any(spec.role == "logit_rows" for spec in artifact.inputs)
+        cache = next(spec.dtype for spec in artifact.inputs if spec.role.startswith("past."))
+        return {
+            "prompts": prompts,
+            "beams": 1,
+            "prefill_logit_rows": len(prompts) if asks_for_rows else sum(map(len, prompts)),
+            "eos": "off",
+            "cache": FP16[cache],
+        }
+
+
+class Translator(Ticking):
+    """Greedy; the end token can't be chosen."""
+
+    def tokens(self, work: Mapping[str, Any]) -> list[list[int]]:
+        new = work["new_tokens"]
+        options = {"num_beams": 1, "min_new_tokens": new, "max_new_tokens": new}
+        return [list(found.token_ids) for found in self.model.translate(work["texts"], **options)]
+
+    def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        model = self.model
+        prompts = [[*model.source_tokenizer.encode(text), model.source_eos] for text in work["texts"]]
+        return {"prompts": prompts, "beams": 1, "eos": "off"}
+
+
+class Encoder:
+    """The graph once, as `TextEncoder` calls it for a batch."""
+
+    def __init__(self, model: Any) -> None:
+        self.encoder, self.rows = model.encoder, Rows()
+        self.states = next(s.name for s in model.artifact.outputs if s.name == "last_hidden_state")
+
+    def run(self, work: Mapping[str, Any], tick: Tick) -> np.ndarray[Any, Any]:
+        ids = self.rows.of(work)
+        values = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
+        inputs = {name: values[role] for role, name in self.encoder.inputs.items()}
+        found: np.ndarray[Any, Any] = self.encoder.program.run(inputs, {}, [self.states])[self.states]
+        return found.reshape(len(ids), -1)
+
+    def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self.rows.described(), **STATES}
+
+
+SYSTEM = PlanForgeGpu()

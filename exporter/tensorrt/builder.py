@@ -1,0 +1,288 @@
+"""The process that builds one plan: parses, checks and builds, with TensorRT's library loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ...runtime.backends.tensorrt_library import LIBRARIES, import_library, make_logger
+from ...runtime.bundle.manifest import Artifact, PlanWeight, TensorSpec
+from ...runtime.errors import BackendUnavailableError, PlanForgeError
+from ..errors import BuildError, OutputError
+from .log import FATAL_WARNING, build_errors, check_network, in_words, parse_errors
+from .older import for_tensorrt_8, keep_types
+from .profiles import SLOTS, Profile, add_profile, slots_of
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+SMALLEST_TAKEN = 2**16  # bytes of a weight that a stripped plan leaves out
+OLDEST, FIRST_TYPED = (8, 5), (9, 0)  # versions of TensorRT
+
+# Inputs that the parser passes over in silence, as if the graph did not have them.
+IGNORED_INPUTS = {("Attention", 6): "nonpad_kv_seqlen"}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The child process: answers a request, with a report or with an error in words."""
+    request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    try:
+        answer = build_in_this_process(request)
+    except PlanForgeError as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+    Path(arguments[1]).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Parses, checks and builds what a request asks for."""
+    trt = engine_module(request["engine"])
+    check_release(trt, request["release"])
+    artifact = Artifact.from_json(request["artifact"])
+    profiles = [Profile.from_json(value) for value in request["profiles"]]
+    slots = slots_of(profiles)
+    log = make_logger(trt)
+    library = LIBRARIES[request["engine"]]
+    sms, cuda = (request["sms"], library.cuda) if library.sms else present(request["sms"])
+    weak = request["engine"] == "tensorrt" and version_of(trt) < FIRST_TYPED
+
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(network_kind(trt, weak)))
+    model = frozen_graph(Path(request["onnx"]), slots)
+    weights = take_out_weights(model) if request["options"]["strip"] else []
+    types = for_tensorrt_8(model, version_of(trt)) if weak else {}
+    parser = trt.OnnxParser(network, log)  # owns the weights until the plan is built
+    if not parser.parse(model.SerializeToString(), request["onnx"]):
+        raise BuildError(parse_errors(parser, log.errors))
+    check_network(network, with_weights(with_int32(artifact) if weak else artifact, weights), slots)
+    allow_decomposed_attention(trt, network)
+
+    config = builder.create_builder_config()
+    set_options(trt, config, request["options"])
+    if weak:
+        config.set_flag(trt.BuilderFlag.FP16)
+        config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+        keep_types(trt, network, types)
+    for profile in profiles:
+        if not add_profile(builder, config, profile, artifact):
+            why = build_errors(log.errors)
+            raise BuildError(f"TensorRT refuses profile {profile.name!r} of {profile.axes}: {why}")
+    if library.sms:
+        set_compute_capabilities(trt, config, sms)
+    write_plan(trt, builder, network, config, Path(request["out"]), log)
+    keep_timings(config, request["options"].get("timing_cache"))
+    warnings = dict.fromkeys(in_words(warning) for warning in log.warnings)
+    sms = ["sm80+"] if request["options"].get("compatible") else sms
+    found = {"version": trt.__version__, "sms": sms, "cuda": cuda, "warnings": list(warnings)}
+    return {**found, "weights": [asdict(weight) for weight in weights]}
+
+
+def check_release(trt: Any, wanted: Sequence[int] | None) -> None:
+    """Refuses a library of another major version than the graph was chosen for."""
+    if wanted is not None and version_of(trt)[0] != wanted[0]:
+        raise BuildError(
+            f"the target is for TensorRT {wanted[0]}, installed is {trt.__version__}; --target tensorrt takes"
+            " what is installed"
+        )
+
+
+def network_kind(trt: Any, weak: bool) -> Any:
+    """How precisions are chosen: by the graph's types. TensorRT 8 has a flag for it, and explicit batches."""
+    kinds = trt.NetworkDefinitionCreationFlag
+    return kinds.EXPLICIT_BATCH if weak else kinds.STRONGLY_TYPED
+
+
+def with_int32(artifact: Artifact) -> Artifact:
+    """What TensorRT 8 makes of whole numbers at a graph's inputs."""
+    inputs = tuple(replace(s, dtype="int32") if s.dtype == "int64" else s for s in artifact.inputs)
+    return replace(artifact, inputs=inputs)
+
+
+def set_options(trt: Any, config: Any, options: Mapping[str, Any]) -> None:
+    """What a user may choose of a build."""
+    config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: precision is in the graph
+    if options.get("workspace"):
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace"])
+    if options.get("compatible"):
+        flag = getattr(trt.BuilderFlag, "VERSION_COMPATIBLE", None)
+        if flag is None:
+            raise BuildError(f"{trt.__name__} {trt.__version__} is too old for --compatible")
+        config.set_flag(flag)
+        config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
+    if options.get("timing_cache"):
+        path = Path(options["timing_cache"])
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise BuildError(f"the timing cache {path} cannot be read: {error.strerror}") from error
+        if not config.set_timing_cache(config.create_timing_cache(content), ignore_mismatch=False):
+            raise BuildError(
+                f"the timing cache {path} is of another GPU or version of TensorRT; name a new file"
+            )
+
+
+def keep_timings(config: Any, path: str | None) -> None:
+    """Writes what was measured while building, for the next build."""
+    if path is not None:
+        partial = Path(f"{path}.partial")
+        try:
+            partial.write_bytes(config.get_timing_cache().serialize())
+            os.replace(partial, path)
+        except OSError as error:
+            raise OutputError(f"cannot write the timing cache {path}: {error.strerror}") from error
+
+
+def version_of(trt: Any) -> tuple[int, int]:
+    """(10, 3) of "10.3.0.26"."""
+    major, minor = trt.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def engine_module(engine: str) -> Any:
+    """The engine's Python module, if it is there and new enough."""
+    trt = import_library(engine)
+    if engine == "tensorrt" and version_of(trt) < OLDEST:
+        raise BackendUnavailableError(
+            f"tensorrt {trt.__version__} is older than {OLDEST[0]}.{OLDEST[1]}, the oldest that PlanForge"
+            " builds with: pip install 'planforge[tensorrt]'"
+        )
+    return trt
+
+
+def present(wanted: Sequence[str]) -> tuple[list[str], str]:
+    """The first GPU's compute capability, and the first CUDA of its driver's major version."""
+    major, minor, driver = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    try:
+        cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        failed = (
+            cuda.cuInit(0)
+            or cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, 0)  # ..._COMPUTE_CAPABILITY_MAJOR
+            or cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, 0)  # ..._COMPUTE_CAPABILITY_MINOR
+            or cuda.cuDriverGetVersion(ctypes.byref(driver))
+        )
+    except OSError:
+        failed = True
+    if failed:
+        raise BackendUnavailableError(
+            "engine 'tensorrt' builds for the GPU that is present, and here is none;"
+            " --engine tensorrt-rtx builds without a GPU"
+        )
+    sm = f"sm{major.value}{minor.value}"
+    if list(wanted) not in ([], [sm]):
+        raise BuildError(f"engine 'tensorrt' builds for this machine's {sm} only, not {', '.join(wanted)}")
+    return [sm], f"{driver.value // 1000}.0"
+
+
+def frozen_graph(path: Path, slots: int | None) -> ModelProto:
+    """The ONNX file with its slots axis as a number; the weights stay where they are."""
+    import onnx
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # OSError, or protobuf's own, which is no ValueError
+        raise BuildError(f"{path} cannot be read as ONNX: {error}") from error
+    for node in model.graph.node:
+        for (operator, index), name in IGNORED_INPUTS.items():
+            if node.op_type == operator and len(node.input) > index and node.input[index]:
+                raise BuildError(
+                    f"ONNX node {node.name!r} ({operator}): TensorRT ignores its input {name}"
+                    f" ({node.input[index]!r}) and would compute something else; use a mask"
+                )
+    if slots is not None:
+        for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param == SLOTS:
+                    dim.dim_value = slots
+    return model
+
+
+def take_out_weights(model: ModelProto) -> list[PlanWeight]:
+    """Makes inputs of the large weights, so that a plan has none of them; where each lies in the bundle.
+
+    TensorRT's own stripped plans are filled in by a refit, and TensorRT-RTX 1.7 builds a plan that can be
+    refitted only where a GPU is. Inputs work everywhere, and a weight that two plans read is there once.
+    """
+    from onnx import TensorProto, helper
+
+    taken = []
+    for tensor in list(model.graph.initializer):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if tensor.data_location != TensorProto.EXTERNAL or int(place["length"]) < SMALLEST_TAKEN:
+            continue
+        dtype = str(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        shape = tuple(int(length) for length in tensor.dims)
+        taken.append(PlanWeight(tensor.name, dtype, shape, f"onnx/{place['location']}", int(place["offset"])))
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, shape))
+        model.graph.initializer.remove(tensor)
+    return taken
+
+
+def with_weights(artifact: Artifact, weights: Sequence[PlanWeight]) -> Artifact:
+    """The artifact with weights among its inputs."""
+    specs = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in weights)
+    return replace(artifact, inputs=(*artifact.inputs, *specs))
+
+
+def allow_decomposed_attention(trt: Any, network: Any) -> None:
+    """Lets attention run as several kernels where a GPU has no fused one; else there is no plan."""
+    for i in range(network.num_layers):
+        layer = network.get_layer(i)
+        if layer.type.name == "ATTENTION_INPUT":
+            layer.__class__ = trt.IAttentionInputLayer  # get_layer returns the base class
+            layer.attention.decomposable = True
+
+
+def set_compute_capabilities(trt: Any, config: Any, sms: Sequence[str]) -> None:
+    """Names the GPUs to build for, which need not be present."""
+    config.num_compute_capabilities = len(sms)
+    for index, sm in enumerate(sms):
+        capability = getattr(trt.ComputeCapability, sm.upper(), None)
+        if capability is None:
+            raise BuildError(f"{trt.__name__} {trt.__version__} is too old for {sm}")
+        config.set_compute_capability(capability, index)
+
+
+def write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, log: Any) -> None:
+    """Builds the plan straight into a file, where this TensorRT can: it is held once less."""
+    try:
+        with path.open("wb") as file:
+            if hasattr(builder, "build_serialized_network_to_stream"):
+                writer = plan_writer(trt, file)
+                built = builder.build_serialized_network_to_stream(network, config, writer)
+                if writer.error:
+                    raise writer.error
+            else:
+                plan = builder.build_serialized_network(network, config)
+                built = plan is not None
+                if built:
+                    file.write(plan)
+    except OSError as error:
+        raise OutputError(f"cannot write the plan {path}: {error.strerror}") from error
+    if not built:
+        raise BuildError(f"TensorRT builds no plan: {build_errors(log.errors)}")
+    if fatal := [warning for warning in log.warnings if FATAL_WARNING.search(warning)]:
+        raise BuildError(f"the plan would fail while running: {build_errors(fatal)}")
+
+
+def plan_writer(trt: Any, file: BinaryIO) -> Any:
+    """An `IStreamWriter` into a file. It keeps the error, which TensorRT would pass over."""
+
+    class Writer(trt.IStreamWriter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IStreamWriter.__init__(self)
+            self.error: OSError | None = None
+
+        def write(self, data: bytes) -> int:
+            if self.error is None:
+                try:
+                    file.write(data)
+                except OSError as error:
+                    self.error = error
+            return len(data)
+
+    return Writer()

@@ -1,0 +1,168 @@
+"""A graph as TensorRT 8 reads it: at opset 17 at most, with every operator that it lacks written out.
+
+B, T and so on do not matter here: what is added works element by element, or along the last axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BuildError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+OPSET = 17
+# Operators whose newer versions took more types, or an attribute that our graphs leave alone.
+WIDENED = {"Cast", "Constant", "ConstantOfShape", "Equal", "Identity", "Reshape", "Shape", "Size"}
+
+
+class Rewriter:
+    """Collects what takes the place of one node."""
+
+    def __init__(self, node: NodeProto, types: dict[str, int]) -> None:
+        self.node, self.types = node, types
+        self.made: list[NodeProto] = []
+
+    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """One more node of fp32 results; its output's name."""
+        from onnx import TensorProto, helper
+
+        name = output or f"{self.node.output[0]}/{len(self.made)}"
+        self.made.append(helper.make_node(operator, inputs, [name], f"{name}/{operator}", **attributes))
+        self.types.setdefault(name, attributes.get("to", TensorProto.FLOAT))
+        return name
+
+    def number(self, value: float) -> str:
+        from onnx import TensorProto, helper
+
+        return self.add("Constant", value=helper.make_tensor("", TensorProto.FLOAT, [], [value]))
+
+    def widened(self, name: str) -> str:
+        """A value as fp32."""
+        from onnx import TensorProto
+
+        return self.add("Cast", name, to=TensorProto.FLOAT)
+
+    def result(self, name: str) -> None:
+        """The value that the node's readers get, in the type that they had."""
+        output = self.node.output[0]
+        self.add("Cast", name, output=output, to=self.types[output])
+
+
+def for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[str, int]:
+    """Rewrites a graph in place, for 8.5 (no LayerNormalization) or 8.6.
+
+    What takes the place of an operator computes in fp32.
+
+    Returns:
+        the ONNX element type of every value.
+
+    Raises:
+        BuildError: an operator of a newer opset that has no rewriting; names the node.
+    """
+    from onnx import defs
+
+    graph = model.graph
+    types = {t.name: t.data_type for t in graph.initializer}
+    types |= {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
+    opset = next(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        rewrite = REWRITES.get(node.op_type)
+        if node.op_type == "LayerNormalization" and version >= (8, 6):
+            rewrite = None
+        if rewrite is not None:
+            rewriter = Rewriter(node, types)
+            rewrite(rewriter)
+            nodes += rewriter.made or [node]
+            continue
+        since = defs.get_schema(node.op_type, opset.version, node.domain).since_version
+        if since > OPSET and node.op_type not in WIDENED:
+            raise BuildError(
+                f"ONNX node {node.name!r} ({node.op_type}) is of opset {since}; TensorRT {version[0]}."
+                f"{version[1]} reads {OPSET} at most, and PlanForge knows no other form of it"
+            )
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    opset.version = min(opset.version, OPSET)
+    return types
+
+
+def gelu(r: Rewriter) -> None:
+    """https://onnx.ai/onnx/operators/onnx__Gelu.html."""
+    x = r.widened(r.node.input[0])
+    if any(a.name == "approximate" and a.s == b"tanh" for a in r.node.attribute):
+        cube = r.add("Mul", r.add("Mul", x, x), r.add("Mul", x, r.number(0.044715)))
+        inner = r.add("Tanh", r.add("Mul", r.add("Add", x, cube), r.number(math.sqrt(2 / math.pi))))
+    else:
+        inner = r.add("Erf", r.add("Mul", x, r.number(math.sqrt(0.5))))
+    r.result(r.add("Mul", r.add("Mul", x, r.number(0.5)), r.add("Add", inner, r.number(1.0))))
+
+
+def layer_norm(r: Rewriter) -> None:
+    """https://onnx.ai/onnx/operators/onnx__LayerNormalization.html, along the last axis."""
+    attributes = {a.name: a for a in r.node.attribute}
+    if "axis" in attributes and attributes["axis"].i != -1:
+        raise BuildError(f"ONNX node {r.node.name!r} (LayerNormalization): TensorRT 8.5 gets only axis -1")
+    x, scale, *bias = (r.widened(name) for name in r.node.input)
+    centred = r.add("Sub", x, r.add("ReduceMean", x, axes=[-1], keepdims=1))
+    variance = r.add("ReduceMean", r.add("Mul", centred, centred), axes=[-1], keepdims=1)
+    epsilon = attributes["epsilon"].f if "epsilon" in attributes else 1e-5
+    spread = r.add("Sqrt", r.add("Add", variance, r.number(epsilon)))
+    result = r.add("Mul", r.add("Div", centred, spread), scale)
+    r.result(r.add("Add", result, bias[0]) if bias else result)
+
+
+def split(r: Rewriter) -> None:
+    """Equal parts: as many as there are outputs, in older opsets without a word."""
+    for attribute in list(r.node.attribute):
+        if attribute.name == "num_outputs":
+            r.node.attribute.remove(attribute)
+
+
+def reduction(r: Rewriter) -> None:
+    """Axes as an attribute, which are an input from opset 18 on."""
+    if len(r.node.input) > 1:
+        raise BuildError(f"ONNX node {r.node.name!r} ({r.node.op_type}): TensorRT 8 gets no axes as an input")
+
+
+REWRITES: dict[str, Callable[[Rewriter], None]] = {
+    "Gelu": gelu,
+    "LayerNormalization": layer_norm,
+    "Split": split,
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin"), reduction),
+}
+
+
+def keep_types(trt: Any, network: Any, types: dict[str, int]) -> None:
+    """Holds every layer to the type that the graph gives its result, as newer versions do by themselves.
+
+    A parser adds the layers of one node after the other; the last of them has the node's output by its name.
+    """
+    from onnx import TensorProto
+
+    wanted: dict[int, Any] = {TensorProto.FLOAT: trt.DataType.FLOAT, TensorProto.FLOAT16: trt.DataType.HALF}
+    for layers, name in layers_of_nodes(network, types):
+        dtype = wanted.get(types[name])
+        for layer in layers if dtype is not None else ():
+            outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+            if outputs[0].dtype not in wanted.values() or layer.type == trt.LayerType.CONSTANT:
+                continue
+            layer.precision = dtype
+            for index in range(len(outputs)):
+                layer.set_output_type(index, dtype)
+
+
+def layers_of_nodes(network: Any, types: dict[str, int]) -> Iterator[tuple[list[Any], str]]:
+    """The layers that stand for each node, with the name of the node's output."""
+    waiting: list[Any] = []
+    for index in range(network.num_layers):
+        waiting.append(layer := network.get_layer(index))
+        name = next((n for i in range(layer.num_outputs) if (n := layer.get_output(i).name) in types), None)
+        if name is not None:
+            yield waiting, name
+            waiting = []

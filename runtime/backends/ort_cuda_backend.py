@@ -1,0 +1,132 @@
+"""ONNX Runtime's CUDA provider, with the cache and all that stays between steps in the GPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..bundle.bundle import Bundle
+from ..bundle.manifest import Artifact
+from ..errors import BackendUnavailableError
+from .backend import Array, Buffer, Shape
+from .cuda_memory import Device
+from .device_buffer import DeviceBuffer, device_buffers, new_buffer
+from .dialects import CUDA_DIALECTS, choose_artifact
+from .ort_backend import CPU, OrtProgram, import_onnxruntime, mapped_errors
+
+PROVIDER = "CUDAExecutionProvider"
+PRECISIONS = ("fp16", "fp32")  # the better first; whole numbers were never tried there
+
+
+class OrtCudaBackend:
+    """Opens a bundle's graphs of floats on an NVIDIA GPU.
+
+    Args:
+        bundle: whose graphs are looked at.
+        precision: fp16 or fp32; fp16 when None, where it was found to be right.
+        device: the GPU's number.
+        verify: compare the hash of files above 256 MiB too.
+
+    Raises:
+        BackendUnavailableError: no graph for it, no CUDA in ONNX Runtime, no GPU; says what to install.
+        InputError: no such GPU.
+    """
+
+    name = "ort-cuda"
+
+    def __init__(
+        self, bundle: Bundle, precision: str | None = None, device: int = 0, verify: bool = False
+    ) -> None:
+        self.precision = precision_for(bundle, precision)
+        found = import_onnxruntime().get_available_providers()
+        if PROVIDER not in found:
+            raise BackendUnavailableError(
+                f"the ONNX Runtime here has no {PROVIDER}: pip uninstall onnxruntime, then"
+                " pip install 'planforge[gpu]'"
+            )
+        self.device = Device(device)
+        self.verify = verify
+
+    def __str__(self) -> str:
+        return f"{self.device.gpu.name}, {self.precision}"
+
+    def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
+        return choose_artifact(bundle, graph, self.precision, CUDA_DIALECTS)
+
+    def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
+        path = bundle.path(artifact.file, verify=self.verify)
+        with bundle.checking(artifact.data, verify=self.verify), self.device.turn():
+            return OrtCudaProgram(path, self.device)
+
+
+def precision_for(bundle: Bundle, wanted: str | None) -> str:
+    """The precision to run.
+
+    Raises:
+        BackendUnavailableError: the bundle has no graph in it that runs there.
+    """
+    manifest = bundle.manifest
+    graphs = {artifact.graph for artifact in manifest.artifacts}
+    wanted = wanted or manifest.default_precision
+    for precision in PRECISIONS if wanted is None else (wanted,):
+        fitting = [a for a in manifest.artifacts if a.precision == precision and a.dialect in CUDA_DIALECTS]
+        right = wanted is not None or precision == "fp32" or all(a.passed for a in fitting)
+        if precision in PRECISIONS and right and {a.graph for a in fitting} == graphs:
+            return precision
+    raise BackendUnavailableError(
+        f"the bundle has no graphs in {wanted or ' or '.join(PRECISIONS)} that ONNX Runtime runs on a GPU;"
+        " export it with --target cuda --precision fp32,fp16"
+    )
+
+
+class OrtCudaProgram(OrtProgram):
+    """One ONNX graph in a session on a GPU. It works on the device's own stream."""
+
+    def __init__(self, path: Path, device: Device) -> None:
+        options = {"device_id": device.gpu.index, "user_compute_stream": int(device.stream), "use_tf32": 0}
+        settings = {name: str(value) for name, value in options.items()}
+        super().__init__(path, providers=[(PROVIDER, settings), *CPU])
+        if self.session.get_providers()[0] != PROVIDER:  # it goes on without, where a library is missing
+            raise BackendUnavailableError(
+                f"ONNX Runtime could not start {PROVIDER}, as a rule because cuDNN or another library of CUDA"
+                " is missing: pip install 'planforge[gpu]'"
+            )
+        self.device = device
+        device.programs += 1
+
+    def allocate(self, name: str, shape: Shape) -> DeviceBuffer:  # type: ignore[override]
+        return new_buffer(self.device, name, shape, self.dtype_of(name))
+
+    def free_memory(self) -> int | None:
+        return self.device.free_memory()
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        buffers: Mapping[str, Buffer],
+        outputs: Sequence[str] | None = None,
+    ) -> dict[str, Array]:
+        wanted = self.output_names if outputs is None else outputs
+        rest = [name for name in wanted if name not in buffers]
+        bound = device_buffers(buffers, self.output_names, self)
+        index = self.device.gpu.index
+        with self.device.turn(), mapped_errors("ONNX Runtime failed while running"):
+            binding = self.session.io_binding()
+            for name, array in inputs.items():
+                binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))
+            for name, buffer in bound.items():
+                bind = binding.bind_output if name in self.output_names else binding.bind_input
+                bind(name, "cuda", index, buffer.dtype.type, buffer.shape, buffer.address)
+            for name in rest:
+                binding.bind_output(name, "cpu")
+            self.session.run_with_iobinding(binding)
+            self.device.synchronise()
+            order = [name for name in bound if name in self.output_names] + rest
+            values = zip(order, binding.get_outputs(), strict=True)
+            return {name: value.numpy() for name, value in values if name not in bound}
+
+    def close(self) -> None:
+        super().close()
+        self.device.leave()

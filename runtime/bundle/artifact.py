@@ -1,0 +1,154 @@
+"""An ONNX graph of a bundle: its tensors, their meaning, and the lengths of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ManifestError
+from .json_reader import FILE_NAME, Reader, file_name
+
+SLOTS = "slots"  # the axis of a cache's capacity, which a plan has as a number
+DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dynamic axis: its name and the lengths a graph was made for."""
+
+    name: str
+    min: int
+    opt: int
+    max: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min <= self.opt <= self.max:
+            raise ManifestError(
+                f"axis {self.name!r}: min {self.min}, opt {self.opt}, max {self.max} are not in order"
+            )
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a graph. An axis is an `Axis`, or a whole number where it is fixed."""
+
+    name: str
+    role: str
+    dtype: str
+    axes: tuple[Axis | int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ManifestError(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {DTYPES}")
+
+    def axis_names(self) -> tuple[str | int, ...]:
+        return tuple(a.name if isinstance(a, Axis) else a for a in self.axes)
+
+    def to_json(self) -> dict[str, Any]:
+        axes = [[a.name, a.min, a.opt, a.max] if isinstance(a, Axis) else a for a in self.axes]
+        return {"name": self.name, "role": self.role, "dtype": self.dtype, "axes": axes}
+
+    @staticmethod
+    def from_json(value: Any) -> TensorSpec:
+        r = Reader(value, "tensor")
+        return TensorSpec(
+            r.get("name", str),
+            r.get("role", str),
+            r.get("dtype", str),
+            tuple(_axis(axis) for axis in r.values("axes")),
+        )
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One ONNX graph: `graph` in a `dialect` and a `precision`."""
+
+    graph: str
+    dialect: str
+    precision: str
+    opset: int
+    file: str
+    data: tuple[str, ...]
+    padding_side: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)  # output name -> input at its address
+    constraints: tuple[str, ...] = ()
+    quantization: Mapping[str, Any] = field(default_factory=dict)  # how its whole numbers were chosen
+    gate: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return f"{self.graph}.{self.dialect}.{self.precision}"
+
+    @property
+    def passed(self) -> bool:
+        """Whether it was compared with PyTorch and found to be the same."""
+        return self.gate.get("passed") is True
+
+    def input(self, role: str) -> TensorSpec:
+        return _by_role(self.inputs, role, self.id)
+
+    def output(self, role: str) -> TensorSpec:
+        return _by_role(self.outputs, role, self.id)
+
+    def axis(self, name: str) -> Axis:
+        """The dynamic axis of that name, wherever it occurs among the inputs."""
+        for spec in self.inputs:
+            for axis in spec.axes:
+                if isinstance(axis, Axis) and axis.name == name:
+                    return axis
+        raise ManifestError(f"artifact {self.id} has no axis {name!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "graph": self.graph,
+            "dialect": self.dialect,
+            "precision": self.precision,
+            "opset": self.opset,
+            "file": self.file,
+            "data": list(self.data),
+            "padding_side": self.padding_side,
+            "inputs": [t.to_json() for t in self.inputs],
+            "outputs": [t.to_json() for t in self.outputs],
+            "aliases": dict(self.aliases),
+            "constraints": list(self.constraints),
+            **({"quantization": dict(self.quantization)} if self.quantization else {}),
+            "gate": dict(self.gate),
+        }
+
+    @staticmethod
+    def from_json(value: Any) -> Artifact:
+        r = Reader(value, "artifact")
+        return Artifact(
+            graph=r.get("graph", str),
+            dialect=r.get("dialect", str),
+            precision=r.get("precision", str),
+            opset=r.get("opset", int),
+            file=file_name(r.get("file", str)),
+            data=tuple(file_name(name) for name in r.list_of("data", str)),
+            padding_side=r.get("padding_side", str),
+            inputs=tuple(TensorSpec.from_json(t) for t in r.values("inputs")),
+            outputs=tuple(TensorSpec.from_json(t) for t in r.values("outputs")),
+            aliases=r.texts("aliases"),
+            constraints=r.list_of("constraints", str, ()),
+            quantization=r.object("quantization") if "quantization" in r.value else {},
+            gate=r.object("gate"),
+        )
+
+
+def _axis(value: Any) -> Axis | int:
+    if type(value) is int and value >= 0:
+        return value
+    if isinstance(value, list) and [type(v) for v in value] == [str, int, int, int]:
+        return Axis(*value)
+    raise ManifestError(f"{FILE_NAME}: axis must be [name, min, opt, max] or a number, not {value!r:.60}")
+
+
+def _by_role(specs: Sequence[TensorSpec], role: str, owner: str) -> TensorSpec:
+    for spec in specs:
+        if spec.role == role:
+            return spec
+    raise ManifestError(f"artifact {owner} has no tensor with role {role!r}")

@@ -1,0 +1,131 @@
+"""A TensorRT plan of a bundle, as its passport describes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ..errors import ManifestError
+from .artifact import DTYPES, SLOTS, Artifact, Axis
+from .json_reader import Reader, file_name
+
+
+@dataclass(frozen=True)
+class PlanWeight:
+    """A weight that a plan reads from the bundle, as an input.
+
+    Attributes:
+        name: of the plan's input.
+        file: of the bundle, in which it begins at `offset`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES or self.offset < 0 or not all(length > 0 for length in self.shape):
+            raise ManifestError(
+                f"weight {self.name!r}: {self.dtype} {self.shape} at {self.offset} is no place"
+            )
+
+    @staticmethod
+    def from_json(value: Any) -> PlanWeight:
+        r = Reader(value, "weight")
+        return PlanWeight(
+            r.get("name", str),
+            r.get("dtype", str),
+            r.list_of("shape", int),
+            file_name(r.get("file", str)),
+            r.get("offset", int),
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A TensorRT plan and its passport: what made it, and where it runs.
+
+    Attributes:
+        built_from: the id of an artifact.
+        engine: "tensorrt-rtx" or "tensorrt".
+        version: of that library; another one does not read the plan.
+        sms: the GPUs' compute capabilities, such as "sm86"; "sm80+" stands for it and all later ones.
+        profiles: the lengths of every axis that it takes.
+        cuda: the oldest version of CUDA whose driver runs it; None where that is not known.
+        weights: those that a stripped plan leaves out; it reads the bundle's.
+        compatible: whether later versions of the library, up to the next major one, read it too.
+        sources: the sha256 of each file that it was built from, and of the tokenizers that belong to it.
+    """
+
+    built_from: str
+    file: str
+    engine: str
+    version: str
+    sms: tuple[str, ...]
+    profiles: tuple[Mapping[str, Any], ...]
+    cuda: str | None = None
+    weights: tuple[PlanWeight, ...] = ()
+    compatible: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for text, meant in ((self.cuda or "0.0", r"\d+\.\d+"), *((sm, r"sm\d+\+?") for sm in self.sms)):
+            if not re.fullmatch(meant, text):
+                raise ManifestError(f"plan {self.file!r}: {text!r} does not look like {meant!r}")
+
+    def narrowed(self, artifact: Artifact) -> Artifact:
+        """The artifact it was built from, with the lengths that its profiles take; cache slots are fixed.
+
+        Raises:
+            ManifestError: the profiles are not those of this artifact.
+        """
+        profiles = [Reader(Reader(p, "profile").object("axes"), "axes") for p in self.profiles]
+
+        def axis_of(axis: Axis | int) -> Axis | int:
+            if isinstance(axis, int):
+                return axis
+            ranges = [Axis(axis.name, *lengths.list_of(axis.name, int)) for lengths in profiles]
+            low, high = min(r.min for r in ranges), max(r.max for r in ranges)
+            return high if axis.name == SLOTS else Axis(axis.name, low, max(low, min(axis.opt, high)), high)
+
+        inputs = tuple(replace(s, axes=tuple(map(axis_of, s.axes))) for s in artifact.inputs)
+        known = {a.name: axis_of(a) for s in artifact.inputs for a in s.axes if isinstance(a, Axis)}
+        outputs = tuple(
+            replace(s, axes=tuple(known.get(a.name, a) if isinstance(a, Axis) else a for a in s.axes))
+            for s in artifact.outputs
+        )
+        return replace(artifact, inputs=inputs, outputs=outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "built_from": self.built_from,
+            "file": self.file,
+            "engine": self.engine,
+            "version": self.version,
+            "sms": list(self.sms),
+            "profiles": [dict(p) for p in self.profiles],
+            **({"cuda": self.cuda} if self.cuda else {}),
+            **({"weights": [asdict(weight) for weight in self.weights]} if self.weights else {}),
+            **({"compatible": True} if self.compatible else {}),
+            **({"sources": dict(self.sources)} if self.sources else {}),
+        }
+
+    @staticmethod
+    def from_json(value: Any) -> Plan:
+        r = Reader(value, "plan")
+        return Plan(
+            built_from=r.get("built_from", str),
+            file=file_name(r.get("file", str)),
+            engine=r.get("engine", str),
+            version=r.get("version", str),
+            sms=r.list_of("sms", str),
+            profiles=r.list_of("profiles", dict),
+            cuda=r.get("cuda", str, None),
+            weights=tuple(PlanWeight.from_json(w) for w in r.get("weights", list, ())),
+            compatible=r.flag("compatible", False),
+            sources=r.texts("sources"),
+        )
