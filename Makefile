@@ -62,6 +62,22 @@ build/bench-venv/.ready: benchmarks/requirements.txt
 	  llama-cpp-python==0.3.36 || echo "llama-cpp-python could not be compiled: make bench goes without it"
 	@touch $@
 
+.PHONY: gpu
+gpu: build/gpu-venv/.ready ## on a machine with an NVIDIA GPU: parity tests, then the benchmark, into benchmarks/results/
+	build/gpu-venv/bin/python -m pytest -m gpu tests/test_gpu_parity.py
+	build/gpu-venv/bin/python -m benchmarks.gpu
+
+# Not .venv: torch and ONNX Runtime come with CUDA here. Which TensorRT can be installed depends on the GPU.
+build/gpu-venv/.ready: pyproject.toml
+	@echo "Installing what a GPU needs into build/gpu-venv (some gigabytes, once) ..."
+	$(PYTHON) -m venv --clear build/gpu-venv
+	build/gpu-venv/bin/pip install -q --disable-pip-version-check -e '.[export]' filelock hypothesis pytest transformers
+	build/gpu-venv/bin/pip uninstall -q -y onnxruntime  # the next one brings the same module
+	build/gpu-venv/bin/pip install -q --disable-pip-version-check -e '.[gpu]'
+	build/gpu-venv/bin/pip install -q --disable-pip-version-check -e '.[tensorrt-rtx]' || echo "no TensorRT-RTX for this machine"
+	build/gpu-venv/bin/pip install -q --disable-pip-version-check -e '.[tensorrt]' || echo "no TensorRT for this machine"
+	@touch $@
+
 coverage: .venv/.ready-dev ## the whole suite, with a report of the lines that it misses
 	$(BIN)/pytest --cov
 

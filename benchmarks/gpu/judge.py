@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FIRST = 16  # tokens of each row that are looked at
-# An error of e in two scores swaps them where they are 2 e apart; another order of sums may err twice as much.
+# An error of e in two scores swaps them at up to 2 e; another order of sums may err twice as much.
 SLACK = 4
 Rows = Sequence[Sequence[int]]
 
