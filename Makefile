@@ -63,19 +63,25 @@ build/bench-venv/.ready: benchmarks/requirements.txt
 	@touch $@
 
 .PHONY: gpu
-gpu: build/gpu-venv/.ready ## on a machine with an NVIDIA GPU: parity tests, then the benchmark, into benchmarks/results/
-	build/gpu-venv/bin/python -m pytest -m gpu tests/test_gpu_parity.py
+gpu: build/gpu-venv/.ready ## on a machine with an NVIDIA GPU: the tests and benchmarks that need one
+	build/gpu-venv/bin/planforge doctor
+	build/gpu-venv/bin/pytest -m gpu -rs
 	build/gpu-venv/bin/python -m benchmarks.gpu
 
-# Not .venv: torch and ONNX Runtime come with CUDA here. Which TensorRT can be installed depends on the GPU.
-build/gpu-venv/.ready: pyproject.toml
-	@echo "Installing what a GPU needs into build/gpu-venv (some gigabytes, once) ..."
-	$(PYTHON) -m venv --clear build/gpu-venv
-	build/gpu-venv/bin/pip install -q --disable-pip-version-check -e '.[export]' filelock hypothesis pytest transformers
-	build/gpu-venv/bin/pip uninstall -q -y onnxruntime  # the next one brings the same module
-	build/gpu-venv/bin/pip install -q --disable-pip-version-check -e '.[gpu]'
-	build/gpu-venv/bin/pip install -q --disable-pip-version-check -e '.[tensorrt-rtx]' || echo "no TensorRT-RTX for this machine"
-	build/gpu-venv/bin/pip install -q --disable-pip-version-check -e '.[tensorrt]' || echo "no TensorRT for this machine"
+# PyTorch is the default index's, with CUDA; .venv stays as it is. Of ONNX Runtime's packages only one may be
+# installed, and what export needs brings the CPU's. Without TensorRT the rest is measured, and the report says so.
+build/gpu-venv/.ready: pyproject.toml setup.py constraints.txt
+	@nvidia-smi > /dev/null 2>&1 || { echo "make gpu needs an NVIDIA GPU and its driver; nvidia-smi finds none"; exit 1; }
+	@echo "Installing PyTorch, ONNX Runtime and TensorRT for CUDA into build/gpu-venv (several GB, once) ..."
+	@$(PYTHON) -m venv --clear build/gpu-venv
+	@build/gpu-venv/bin/pip $(INSTALL) -e '.[dev]'
+	@build/gpu-venv/bin/pip uninstall -q -y onnxruntime
+	@case "$$(nvidia-smi | sed -n 's/.*CUDA.* Version: *\([0-9]*\).*/\1/p')" in \
+	  12) set -- 'onnxruntime-gpu[cuda,cudnn]<1.27' 'cuda-bindings==12.*' tensorrt-cu12;; \
+	  *) set -- 'onnxruntime-gpu[cuda,cudnn]' 'cuda-bindings==13.*' tensorrt;; \
+	esac; \
+	pip="build/gpu-venv/bin/pip install -q --disable-pip-version-check"; \
+	$$pip "$$1" "$$2" && { $$pip "$$3" || echo "$$3 could not be installed: make gpu goes without it"; }
 	@touch $@
 
 coverage: .venv/.ready-dev ## the whole suite, with a report of the lines that it misses

@@ -1,6 +1,6 @@
-"""What export, verification, lint and import cost: seconds and memory.
+"""What export, plans, verification, lint and import cost: seconds, memory, and bytes on disk.
 
-python -m benchmarks.cost [--work FOLDER]
+python -m benchmarks.cost [--work FOLDER] [--plans]
 """
 
 from __future__ import annotations
@@ -45,6 +45,21 @@ def checking_cost(work: Path) -> dict[str, Any]:
     }
 
 
+def plan_cost(work: Path) -> dict[str, Any]:
+    """`planforge build` of GPT-2 124M for six architectures, without a GPU: a whole plan, a stripped one."""
+    checkpoint, bundle = gpt2(work / "gpt2-124m" / "checkpoint"), work / "planned"
+    planforge = Path(sys.executable).with_name("planforge")
+    choices = ["--target", "rtx", "--precision", "fp16", "--sm", "sm86", "--force", "--no-verify"]
+    subprocess.run([str(planforge), "export", str(checkpoint), "-o", str(bundle), *choices], check=True)
+    costs: dict[str, Any] = {}
+    for name, choice in (("whole", []), ("stripped", ["--strip"])):
+        costs[name] = measured([planforge, "build", bundle, *choice])
+        newest = max((bundle / "plans").iterdir(), key=lambda path: path.stat().st_mtime)
+        costs[name]["plan_bytes"] = newest.stat().st_size
+    (weights,) = (bundle / "onnx").glob("weights.fp16*")
+    return {"fp16_weight_bytes": weights.stat().st_size, **costs}
+
+
 def import_cost(runs: int = 9) -> dict[str, Any]:
     """`import planforge.runtime` in fresh processes, files in the page cache."""
     samples = []
@@ -62,8 +77,13 @@ def main() -> None:
     """Measures all and writes results/cost.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
-    work = parser.parse_args().work
+    parser.add_argument("--plans", action="store_true", help="measure plans alone, into results/plans.json")
+    arguments = parser.parse_args()
+    work = arguments.work
     work.mkdir(parents=True, exist_ok=True)
+    if arguments.plans:
+        write_result("plans", {"build_gpt2_124m": plan_cost(work)})
+        return
     write_result(
         "cost",
         {"import_runtime": import_cost(), "export_gpt2_124m": export_cost(work), **checking_cost(work)},

@@ -85,7 +85,9 @@ def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence
 
 def may_be(recipe: Recipe, precision: str, target: str) -> bool:
     """Whether a target takes a recipe's graph in a precision."""
-    return recipe.dialect in PRECISIONS[precision].dialects and precision not in target_named(target).without
+    taker = target_named(target)
+    refused = recipe.dialect == taker.dialect and precision in taker.without
+    return recipe.dialect in PRECISIONS[precision].dialects and not refused
 
 
 def check_precision(

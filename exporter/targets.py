@@ -36,7 +36,8 @@ class Target:
         about: in words.
         source: of the version and its opsets.
         dialect: of the decoder's graph that it takes.
-        without: precisions that are not for it, though its dialect can have them.
+        without: precisions that are not for it, though its dialect can have them; a model that has no such
+            graph gets another dialect's, in any precision.
     """
 
     name: str

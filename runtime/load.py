@@ -114,9 +114,9 @@ def open_encoder(
     if manifest.encoder is None:
         raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
     artifact = engine.artifact(bundle, "encoder", precision)
+    check_manifest(manifest.artifact(artifact.id), manifest.encoder, manifest.config)
     max_length = length_of(bundle, max_length, artifact)
     defaults = replace(manifest.encoder, max_length=max_length)
-    check_manifest(artifact, defaults, manifest.config)
     check_memory(bytes_of(manifest, artifact), manifest.config, max_length, memory_limit)
     with opening(engine, bundle, artifact) as programs:
         tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))

@@ -97,10 +97,18 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
         if providers == ort_backend.CPU:
             return real(path, options, providers)
         session = EmulatedSession(real(path, options, ort_backend.CPU), cuda, providers)
-        session.names = session.names if starts else session.names[1:]
+        session.names = session.names if starts and loaded else session.names[1:]
         return session
 
-    found = SimpleNamespace(get_available_providers=lambda: [PROVIDER] * available + ["CPUExecutionProvider"])
+    def preload_dlls() -> None:
+        print("what only a person should read")  # as the real one does, on stdout
+        loaded.append("CUDA's libraries")
+
+    loaded: list[str] = []
+    found = SimpleNamespace(
+        get_available_providers=lambda: [PROVIDER] * available + ["CPUExecutionProvider"],
+        preload_dlls=preload_dlls,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cuda", ModuleType("cuda"))
         patch.setitem(sys.modules, "cuda.bindings", package)

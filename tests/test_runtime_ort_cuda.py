@@ -45,12 +45,15 @@ def test_the_bundle_has_both_precisions_in_one_dialect(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_generation_is_that_of_the_cpu(precision: str, bundle: Path) -> None:
+def test_generation_is_that_of_the_cpu(
+    precision: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     meant = answers(bundle, "ort-cpu", precision)
     assert len({token for tokens in meant for token in tokens}) > 40
     with emulated_ort_cuda() as cuda:
         assert answers(bundle, "ort-cuda", precision) == meant
         assert cuda.used == 0 and not cuda.queues
+    assert capsys.readouterr().out == ""
 
 
 def test_embeddings_and_labels(head_bundle: Callable[[str], Path]) -> None:

@@ -39,7 +39,7 @@ from planforge.runtime.errors import (
 )
 
 from .helpers_emulated_cuda import EmulatedCuda, Status
-from .helpers_emulated_gpu import emulated_gpu
+from .helpers_emulated_gpu import EmulatedRuntimeCache, emulated_gpu
 
 PROMPT = "Now therefore"  # the demo's greedy answer has 27 different tokens of 40
 PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
@@ -227,7 +227,11 @@ def refused(cuda: EmulatedCuda) -> tuple[Status, None]:
     return Status.cudaErrorStreamCaptureInvalidated, None
 
 
-def test_kernels_compiled_once_are_kept_beside_the_plan(own_bundle: Path) -> None:
+def test_kernels_compiled_once_are_kept_beside_the_plan(
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EmulatedRuntimeCache, "kept", True)
+
     def run() -> None:
         with load(own_bundle, "tensorrt-rtx") as model:
             model.generate(PROMPT, max_new_tokens=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,13 +42,18 @@ class OrtCudaBackend:
         self, bundle: Bundle, precision: str | None = None, device: int = 0, verify: bool = False
     ) -> None:
         self.precision = precision_for(bundle, precision)
-        found = import_onnxruntime().get_available_providers()
-        if PROVIDER not in found:
+        ort = import_onnxruntime()
+        if PROVIDER not in ort.get_available_providers():
             raise BackendUnavailableError(
                 f"the ONNX Runtime here has no {PROVIDER}: pip uninstall onnxruntime, then"
                 " pip install 'planforge[gpu]'"
             )
         self.device = Device(device)
+        if hasattr(ort, "preload_dlls"):  # of pip's packages, which the provider does not find by itself
+            with contextlib.redirect_stdout(
+                io.StringIO()
+            ):  # it prints what it misses; the provider says it too
+                ort.preload_dlls()
         self.verify = verify
 
     def __str__(self) -> str:
