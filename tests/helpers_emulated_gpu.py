@@ -61,6 +61,7 @@ class EmulatedEngine:
         return SimpleNamespace(name=names[self.specs[name].dtype])
 
     def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
+        assert self.specs[name] not in self.plan.weights, "a weight has no profile"
         return list(self.plan.profiles[index].shapes(self.specs[name]))
 
     def get_aliased_input_tensor(self, name: str) -> str | None:

@@ -78,9 +78,9 @@ class TensorRtBackend:
         with self.device.turn():
             engine = load_engine(self.trt, path, plan)
             cache = RuntimeCache(path, plan.version, self.device.gpu.sm) if self.is_rtx else None
-            program = TensorRtProgram(self.trt, engine, self.device, path.name, cache, self.explain(bundle))
-            program.bind_weights({w.name: self.weight(bundle, w) for w in plan.weights})
-            return program
+            weights = {w.name: self.weight(bundle, w) for w in plan.weights}
+            way_out = self.explain(bundle)
+            return TensorRtProgram(self.trt, engine, self.device, path.name, cache, way_out, weights)
 
     def weight(self, bundle: Bundle, weight: PlanWeight) -> DeviceBuffer:
         """A weight that a plan leaves out; one that several read is on the device once."""

@@ -57,15 +57,25 @@ class TensorRtProgram:
         name: for messages.
         cache: of kernels that TensorRT-RTX compiled on this GPU before.
         way_out: what to do about a shape that no profile takes.
+        weights: inputs that are the same at every step, and have no profiles.
     """
 
     def __init__(
-        self, trt: Any, engine: Any, device: Device, name: str, cache: RuntimeCache | None, way_out: str
+        self,
+        trt: Any,
+        engine: Any,
+        device: Device,
+        name: str,
+        cache: RuntimeCache | None,
+        way_out: str,
+        weights: Mapping[str, DeviceBuffer],
     ) -> None:
         self.trt, self.engine, self.device, self.name, self.way_out = trt, engine, device, name, way_out
         self.cache = cache
         device.programs += 1
-        self.tensors = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        self.weights = dict(weights)
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        self.tensors = [name for name in names if name not in weights]
         self.dtypes = {t: NUMPY_TYPES[engine.get_tensor_dtype(t).name] for t in self.tensors}
         is_input = {t: engine.get_tensor_mode(t) == trt.TensorIOMode.INPUT for t in self.tensors}
         self.inputs = [t for t in self.tensors if is_input[t]]
@@ -75,7 +85,6 @@ class TensorRtProgram:
             {t: range_of(engine.get_tensor_profile_shape(t, profile)) for t in self.inputs}
             for profile in range(engine.num_optimization_profiles)
         ]
-        self.weights: dict[str, DeviceBuffer] = {}
         self.lanes: dict[int, Lane] = {}
         self.staging = {t: Staging(device, t, self.dtypes[t]) for t in self.tensors}
         self.activations: Memory | None = None
@@ -83,12 +92,6 @@ class TensorRtProgram:
         self.graphs: OrderedDict[Step, Graph] = OrderedDict()
         self.captures = cache is None
         self.runtime_config = None if cache is None else rtx_config(trt, engine, cache)
-
-    def bind_weights(self, weights: Mapping[str, DeviceBuffer]) -> None:
-        """Says where inputs lie that are the same at every step."""
-        self.weights = dict(weights)
-        self.tensors = [name for name in self.tensors if name not in weights]
-        self.inputs = [name for name in self.inputs if name not in weights]
 
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:
         return new_buffer(self.device, name, shape, self.dtype_of(name))
