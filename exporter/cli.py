@@ -149,6 +149,14 @@ def build(
     strip: Annotated[
         bool, typer.Option("--strip", help="Leave the weights out; they come from the bundle's at load.")
     ] = False,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            help="Pick the K likeliest tokens on the GPU: for greedy and up to this --top-k at less copying.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     compatible: Annotated[
         bool,
         typer.Option("--compatible", help="For later GPUs and versions too; not for rtx, nor on Jetson."),
@@ -172,6 +180,7 @@ def build(
                 timing_cache=None if timing_cache is None else str(timing_cache.resolve()),
                 strip=strip,
                 compatible=compatible,
+                candidates=top_k or 0,
             ),
             progress=progress,
         )

@@ -54,7 +54,7 @@ def build(
         engine: instead of a target, the library: "tensorrt-rtx" or "tensorrt", in the version installed.
         sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's.
         limits: a smaller largest "batch" or "length" than the graph was exported for.
-        options: workspace, timing cache, stripped and compatible plans.
+        options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
         progress: called with a line when a stage begins.
 
     Raises:
@@ -69,6 +69,10 @@ def build(
     if not target_named(name).plans:
         plans = [name for name in NAMES if target_named(name).plans]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
+    if options.candidates and opened.manifest.task != "text-generation":
+        raise InputError(
+            f"only text generation picks its tokens on the GPU: leave out --top-k for {opened.manifest.task}"
+        )
     with staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         replaced = {(plan.built_from, plan.engine, plan.sms) for plan in new}

@@ -63,6 +63,7 @@ class EmulatedCuda(ModuleType):
         self.captured: list[Work] | None = None
         self.calls: list[str] = []
         self.graph_launches = 0
+        self.downloaded = 0  # bytes
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cuda"):
@@ -220,5 +221,6 @@ class EmulatedCuda(ModuleType):
                     self.at(a, width)[:] = np.frombuffer(read, np.uint8)
                 else:
                     ctypes.memmove(a, read, width)
+                    self.downloaded += width
 
         return self.ask(stream, work)

@@ -17,8 +17,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from planforge.exporter.tensorrt.candidates import add_candidates
 from planforge.exporter.tensorrt.profiles import Profile
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.backends.tensorrt_library import NUMPY_TYPES
@@ -225,25 +227,25 @@ def plans_in(bundle: Path) -> dict[str, EmulatedPlan]:
 def plan_of(bundle: Bundle, plan: Plan) -> EmulatedPlan:
     artifact = bundle.manifest.artifact(plan.built_from)
     profiles = [Profile.from_json(value) for value in plan.profiles]
-    graph = bundle.folder / artifact.file
     weights = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in plan.weights)
-    if weights:
-        graph = without_weights(graph, {weight.name for weight in weights})
-    return EmulatedPlan(graph, artifact, profiles, weights)
+    if not weights and not plan.candidates:
+        return EmulatedPlan(bundle.folder / artifact.file, artifact, profiles)
+    model = onnx.load(bundle.folder / artifact.file)
+    make_inputs_of(model, {weight.name for weight in weights})
+    if plan.candidates:
+        add_candidates(model, artifact, plan.candidates)
+        artifact = artifact.with_candidates(plan.candidates)
+    changed = bundle.folder.with_suffix(".changed.onnx")  # beside the bundle
+    onnx.save(model, changed)
+    return EmulatedPlan(changed, artifact, profiles, weights)
 
 
-def without_weights(path: Path, names: Collection[str]) -> Path:
-    """A graph whose weights of these names are inputs, written beside the bundle."""
-    import onnx
-
-    model = onnx.load(path)
+def make_inputs_of(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Makes inputs of a graph's weights."""
     for tensor in [t for t in model.graph.initializer if t.name in names]:
         value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         model.graph.input.append(value)
         model.graph.initializer.remove(tensor)
-    stripped = path.parents[1].with_suffix(".stripped.onnx")
-    onnx.save(model, stripped)
-    return stripped
 
 
 @contextmanager

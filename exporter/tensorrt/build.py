@@ -28,6 +28,7 @@ from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
 from ...runtime.errors import BackendUnavailableError
 from ..child import command_of
 from ..errors import BuildError, OutputError
+from .candidates import check_candidates
 from .profiles import Profile, check_profile, slots_of
 
 logger = logging.getLogger(__name__)
@@ -49,12 +50,14 @@ class Options:
         strip: leave out the large weights; the bundle's are bound when the plan is loaded.
         compatible: for Ampere and all later desktop and server GPUs, and for later versions of TensorRT;
             as a rule slower. Not for TensorRT-RTX, nor for Jetson.
+        candidates: how many of the likeliest tokens the plan picks by itself; 0 for logits alone.
     """
 
     workspace: int | None = None
     timing_cache: str | None = None
     strip: bool = False
     compatible: bool = False
+    candidates: int = 0
 
 
 USUAL = Options()
@@ -88,6 +91,7 @@ class PlanReport:
             cuda=self.cuda,
             weights=self.weights,
             compatible=self.options.compatible,
+            candidates=self.options.candidates,
         )
 
 
@@ -122,6 +126,8 @@ def build_plan(
     """
     sms = checked_target(engine, sms)
     check_options(engine, options)
+    if options.candidates:
+        check_candidates(artifact, options.candidates)
     if not profiles:
         raise BuildError("a plan needs at least one profile")
     for profile in profiles:

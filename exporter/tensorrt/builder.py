@@ -15,6 +15,7 @@ from ...runtime.backends.tensorrt_library import LIBRARIES, import_library, make
 from ...runtime.bundle.manifest import Artifact, PlanWeight, TensorSpec
 from ...runtime.errors import BackendUnavailableError, PlanForgeError
 from ..errors import BuildError, OutputError
+from .candidates import add_candidates
 from .log import FATAL_WARNING, build_errors, check_network, in_words, parse_errors
 from .older import for_tensorrt_8, keep_types
 from .profiles import SLOTS, Profile, add_profile, slots_of
@@ -55,6 +56,9 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     network = builder.create_network(1 << int(network_kind(trt, weak)))
     model = frozen_graph(Path(request["onnx"]), slots)
     weights = take_out_weights(model) if request["options"]["strip"] else []
+    if count := request["options"].get("candidates"):
+        add_candidates(model, artifact, count)
+        artifact = artifact.with_candidates(count)
     types = for_tensorrt_8(model, version_of(trt)) if weak else {}
     parser = trt.OnnxParser(network, log)  # owns the weights until the plan is built
     if not parser.parse(model.SerializeToString(), request["onnx"]):

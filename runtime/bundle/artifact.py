@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ManifestError
 from .json_reader import FILE_NAME, Reader, file_name
 
 SLOTS = "slots"  # the axis of a cache's capacity, which a plan has as a number
+CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")  # outputs of a plan that picks them, and roles
 DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
 
 
@@ -100,6 +101,16 @@ class Artifact:
                 if isinstance(axis, Axis) and axis.name == name:
                     return axis
         raise ManifestError(f"artifact {self.id} has no axis {name!r}")
+
+    def with_candidates(self, count: int) -> Artifact:
+        """With outputs for the `count` likeliest tokens and the log of the sum of all exponentials."""
+        *rows, _ = self.output("logits").axes
+        columns = (("float32", count), ("int32", count), ("float32", 1))
+        more = tuple(
+            TensorSpec(name, name, dtype, (*rows, length))
+            for name, (dtype, length) in zip(CANDIDATES, columns, strict=True)
+        )
+        return replace(self, outputs=(*self.outputs, *more))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -58,6 +58,7 @@ class Plan:
         cuda: the oldest version of CUDA whose driver runs it; None where that is not known.
         weights: those that a stripped plan leaves out; it reads the bundle's.
         compatible: whether later versions of the library, up to the next major one, read it too.
+        candidates: how many of the likeliest tokens it picks by itself; 0 if it gives all logits only.
         sources: the sha256 of each file that it was built from, and of the tokenizers that belong to it.
     """
 
@@ -70,12 +71,15 @@ class Plan:
     cuda: str | None = None
     weights: tuple[PlanWeight, ...] = ()
     compatible: bool = False
+    candidates: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for text, meant in ((self.cuda or "0.0", r"\d+\.\d+"), *((sm, r"sm\d+\+?") for sm in self.sms)):
             if not re.fullmatch(meant, text):
                 raise ManifestError(f"plan {self.file!r}: {text!r} does not look like {meant!r}")
+        if self.candidates < 0:
+            raise ManifestError(f"plan {self.file!r}: {self.candidates} candidates cannot be")
 
     def narrowed(self, artifact: Artifact) -> Artifact:
         """The artifact it was built from, with the lengths that its profiles take; cache slots are fixed.
@@ -98,7 +102,8 @@ class Plan:
             replace(s, axes=tuple(known.get(a.name, a) if isinstance(a, Axis) else a for a in s.axes))
             for s in artifact.outputs
         )
-        return replace(artifact, inputs=inputs, outputs=outputs)
+        narrowed = replace(artifact, inputs=inputs, outputs=outputs)
+        return narrowed.with_candidates(self.candidates) if self.candidates else narrowed
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -111,6 +116,7 @@ class Plan:
             **({"cuda": self.cuda} if self.cuda else {}),
             **({"weights": [asdict(weight) for weight in self.weights]} if self.weights else {}),
             **({"compatible": True} if self.compatible else {}),
+            **({"candidates": self.candidates} if self.candidates else {}),
             **({"sources": dict(self.sources)} if self.sources else {}),
         }
 
@@ -127,5 +133,6 @@ class Plan:
             cuda=r.get("cuda", str, None),
             weights=tuple(PlanWeight.from_json(w) for w in r.get("weights", list, ())),
             compatible=r.flag("compatible", False),
+            candidates=r.get("candidates", int, 0),
             sources=r.texts("sources"),
         )

@@ -14,6 +14,7 @@ from ..backends.backend import Array, Program
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError
 from .cache import LOGITS, NO_CONTEXT, Cache, Context, new_cache
+from .candidates import scores_of
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
@@ -40,13 +41,22 @@ class Decoder:
 
 
 class DecoderRun:
-    """One batch being decoded."""
+    """One batch being decoded.
+
+    What a step says of the next tokens are logits (V,) for each row, or with `outputs` from `results_for`
+    perhaps candidates (K,).
+    """
 
     def __init__(self, decoder: Decoder, cache: Cache) -> None:
         self.decoder = decoder
         self.cache = cache
 
-    def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = PREFILL_CHUNK) -> Array:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        chunk: int = PREFILL_CHUNK,
+        outputs: Sequence[str] = LOGITS,
+    ) -> Array:
         """Takes in each row's prompt; the logits (B, V) that follow each prompt's last token."""
         ids, valid = pad(prompts, self.decoder.artifact.padding_side)
         self.cache.check_room(ids.shape[1])
@@ -57,12 +67,17 @@ class DecoderRun:
             width = piece.stop - start
             ending = [b for b, column in enumerate(last) if start <= column < piece.stop]
             rows = [b * width + last[b] - start for b in ending] or [0]  # a graph has one row at least
-            out = self.step(ids[:, piece], valid[:, piece], rows)
+            out = self.step(ids[:, piece], valid[:, piece], rows, outputs)
             for b, row in zip(ending, out, strict=False):
                 logits[b] = row
         return np.stack([row for row in logits if row is not None])
 
-    def decode(self, tokens: Sequence[int], active: Sequence[bool] | None = None) -> Array:
+    def decode(
+        self,
+        tokens: Sequence[int],
+        active: Sequence[bool] | None = None,
+        outputs: Sequence[str] = LOGITS,
+    ) -> Array:
         """One more token per row; the logits (B, V) that follow it.
 
         Args:
@@ -71,21 +86,25 @@ class DecoderRun:
         """
         ids = np.asarray(tokens, np.int64)[:, None]
         valid = np.ones_like(ids, bool) if active is None else np.asarray(active, bool)[:, None]
-        return self.step(ids, valid, range(len(tokens)))
+        return self.step(ids, valid, range(len(tokens)), outputs)
 
-    def extend(self, tokens: Sequence[int], chunk: int = SCORE_CHUNK) -> Iterator[Array]:
+    def extend(
+        self, tokens: Sequence[int], chunk: int = SCORE_CHUNK, outputs: Sequence[str] = LOGITS
+    ) -> Iterator[Array]:
         """Several tokens on top of the cache, batch 1; the logits (T, V) that follow them, chunk by chunk."""
         for start in range(0, len(tokens), chunk):
             ids = np.asarray([tokens[start : start + chunk]], np.int64)
-            yield self.step(ids, np.ones_like(ids, bool), range(ids.shape[1]))
+            yield self.step(ids, np.ones_like(ids, bool), range(ids.shape[1]), outputs)
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens of every row; see `Cache.truncate`."""
         self.cache.truncate(length)
 
-    def step(self, ids: Array, valid: Array, logit_rows: Sequence[int]) -> Array:
-        """The graph once: logits (N, V) of `logit_rows`, flat indices into the B * T of this step."""
-        return self.results(ids, valid, logit_rows, LOGITS)["logits"]
+    def step(
+        self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
+    ) -> Array:
+        """The graph once: the scores (N, ...) of `logit_rows`, flat indices into the B * T of this step."""
+        return scores_of(self.results(ids, valid, logit_rows, outputs))
 
     def results(
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]

@@ -8,7 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..decoding.sampling import Logits, Sampling, choose, token_logprobs
+from ..backends.backend import Array
+from ..decoding.candidates import choose_tokens
+from ..decoding.sampling import Sampling
 from ..errors import InputError
 from ..text.stream import StopStrings
 from ..text.tokenizer import Tokenizer
@@ -112,7 +114,7 @@ class Row:
     def accept(
         self,
         drafts: Sequence[int],
-        logits: Logits,
+        scores: Array,
         sampling: Sampling,
         generator: np.random.Generator,
         eos: Sequence[int],
@@ -123,15 +125,15 @@ class Row:
 
         Args:
             drafts: k tokens that the model was given behind the row's last.
-            logits: (1 + k, V) that follow that one and each of them.
+            scores: (1 + k, ...) that follow that one and each of them.
 
         Returns:
             How many drafts were right.
         """
         right = 0
-        for scores, draft in zip(logits, [*drafts, None], strict=True):
-            tokens = choose(scores[None], [self.history], sampling, [generator])
-            self.add(int(tokens[0]), float(token_logprobs(scores[None], tokens)[0]), eos)
+        for row, draft in zip(scores, [*drafts, None], strict=True):
+            tokens, logprobs = choose_tokens(row[None], [self.history], sampling, [generator])
+            self.add(int(tokens[0]), float(logprobs[0]), eos)
             right += self.history[-1] == draft
             if self.history[-1] != draft or self.finish_reason is not None:
                 break

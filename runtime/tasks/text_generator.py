@@ -15,9 +15,10 @@ import numpy as np
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.cache import cache_bytes, capacity_for
+from ..decoding.candidates import choose_tokens, results_for
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
-from ..decoding.sampling import Sampling, choose, row_generators, token_logprobs
+from ..decoding.sampling import Sampling, row_generators, token_logprobs
 from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
 from ..text.tokenizer import Tokenizer
@@ -250,11 +251,11 @@ class TextGenerator(Closing):
         capacity = capacity_for(self.artifact, [len(row.prompt) for row in rows], new_tokens)
         self._check_memory(len(rows), capacity)
         run = self.decoder.start(len(rows), capacity)
+        outputs = results_for(self.artifact, sampling)
         start = time.perf_counter()
-        logits = run.prefill([row.prompt for row in rows])
+        scores = run.prefill([row.prompt for row in rows], outputs=outputs)
         while True:
-            tokens = choose(logits, [row.history for row in rows], sampling, generators)
-            logprobs = token_logprobs(logits, tokens)
+            tokens, logprobs = choose_tokens(scores, [row.history for row in rows], sampling, generators)
             for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
                 if row.finish_reason is None:
                     row.add(int(token), float(logprob), self.defaults.eos)
@@ -263,17 +264,18 @@ class TextGenerator(Closing):
             if not any(active):
                 return
             start = time.perf_counter()
-            logits = run.decode([int(token) for token in tokens], active)
+            scores = run.decode([int(token) for token in tokens], active, outputs)
 
     def _row_steps(self, row: Row, asked: Asked, generator: np.random.Generator) -> Iterator[float]:
         """One row, which may reuse a cache, and has a new token and those that were guessed at each step."""
         with self._run_of(row, asked) as (run, row.reused):
             lookup = PromptLookup(row.history) if asked.speculative else None
             drafts: list[int] = []
+            outputs = results_for(self.artifact, asked.sampling)
             start = time.perf_counter()
-            logits = run.prefill([row.prompt[row.reused :]])
+            scores = run.prefill([row.prompt[row.reused :]], outputs=outputs)
             while True:
-                accepted = row.accept(drafts, logits, asked.sampling, generator, self.defaults.eos)
+                accepted = row.accept(drafts, scores, asked.sampling, generator, self.defaults.eos)
                 yield time.perf_counter() - start
                 if row.finish_reason is not None:
                     return
@@ -283,7 +285,7 @@ class TextGenerator(Closing):
                         lookup.learn(accepted)
                         run.truncate(len(row.history) - 1)
                     drafts = lookup.draft(row.most_left - 1)
-                (logits,) = run.extend([row.history[-1], *drafts], chunk=1 + len(drafts))
+                (scores,) = run.extend([row.history[-1], *drafts], 1 + len(drafts), outputs)
 
     def _run_of(self, row: Row, asked: Asked) -> AbstractContextManager[tuple[DecoderRun, int]]:
         """A run of batch 1 for a row, and how many tokens of its prompt it holds."""
