@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,24 @@ def facts(
 
 
 FULL_SPEED = Power("MAXN", 0, 0, True)
+
+
+@dataclass
+class Driver:
+    """libcuda as far as the builder asks it, as an Orin with JetPack 6.2 unless told otherwise."""
+
+    sm: str = "sm87"
+    cuda: int = 12060
+    status: int = 0  # of cuInit
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self.status
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:  # noqa: N802
+        major, minor = divmod(int(self.sm[2:]), 10)
+        value._obj.value = {75: major, 76: minor}[attribute]
+        return 0
+
+    def cuDriverGetVersion(self, value: Any) -> int:  # noqa: N802
+        value._obj.value = self.cuda
+        return 0

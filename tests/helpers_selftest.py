@@ -12,7 +12,7 @@ import pytest
 from planforge.runtime import SelftestResult
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 
-from .test_runtime_tensorrt import with_manifest
+from .helpers_plans import with_manifest
 
 DECODING = ["prefill and decode, batch 1", "greedy, batch 2, padded", "greedy, batch 8, padded"]
 DECODING += ["parts of 7 tokens, batch 1 and 7", "prompts of 128, 129 tokens", "full context"]

@@ -154,6 +154,16 @@ def test_golden_data_catches_them_without_pytorch(
     assert not report.passed
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_golden_data_of_every_head_passes_without_pytorch(
+    name: str, head_bundle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    report = verify(Path(shutil.copytree(head_bundle(name), tmp_path / "bundle")))
+    assert not report.with_pytorch
+    assert not [c.failures for c in report.comparisons if not c.passed]
+
+
 def test_a_score_beyond_fp16_is_found_by_the_executor_alone(own: Path) -> None:
     def widen(model: ir.Model) -> None:
         (where,) = nodes(model, "Where")

@@ -25,6 +25,7 @@ from planforge.exporter.tensorrt.profiles import Profile, profiles_for
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 
+from .helpers_machines import Driver
 from .helpers_tensorrt_surface import limited
 
 V8_5, V8_6 = (8, 5), (8, 6)
@@ -129,21 +130,6 @@ MIXED = (
 )
 
 
-class Driver:
-    """libcuda as far as the builder asks it; an Orin with CUDA 12.2."""
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802
-        return 0
-
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:  # noqa: N802
-        value._obj.value = {75: 8, 76: 7}[attribute]
-        return 0
-
-    def cuDriverGetVersion(self, value: Any) -> int:  # noqa: N802
-        value._obj.value = 12020
-        return 0
-
-
 Built = Callable[..., tuple[Any, build.PlanReport]]
 
 
@@ -157,7 +143,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     ) -> tuple[Any, build.PlanReport]:
         trt = limited(tensorrt_rtx, version)
         monkeypatch.setitem(sys.modules, "tensorrt", trt)
-        monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+        monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(cuda=12020))
         monkeypatch.setattr(build, "answer_of_child", builder.build_in_this_process)
         path = tmp_path / "g.onnx"
         path.write_bytes(parsed(MIXED).SerializeToString())

@@ -12,7 +12,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,6 +25,8 @@ from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 from planforge.runtime.errors import BackendUnavailableError
+
+from .helpers_machines import Driver
 
 ALL_SMS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 needs_rtx = pytest.mark.skipif(
@@ -321,27 +322,12 @@ def test_tensorrt_older_than_8_5_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         builder.engine_module("tensorrt")
 
 
-class Driver:
-    """libcuda as far as `present_sm` asks it; a GPU of sm90."""
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802
-        return 0
-
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:  # noqa: N802
-        value._obj.value = {75: 9, 76: 0}[attribute]
-        return 0
-
-    def cuDriverGetVersion(self, value: Any) -> int:  # noqa: N802
-        value._obj.value = 13020
-        return 0
-
-
 def test_tensorrt_builds_for_the_present_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver("sm90", 13020))
     assert builder.present([]) == builder.present(["sm90"]) == (["sm90"], "13.0")
     with pytest.raises(BuildError, match="this machine's sm90 only, not sm86, sm90"):
         builder.present(["sm86", "sm90"])
-    monkeypatch.setattr(Driver, "cuInit", lambda self, flags: 100)  # CUDA_ERROR_NO_DEVICE
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(status=100))  # CUDA_ERROR_NO_DEVICE
     with pytest.raises(BackendUnavailableError, match="builds for the GPU that is present"):
         builder.present([])
 

@@ -28,8 +28,8 @@ from planforge.runtime.metrics import measure
 
 from .helpers_emulated_gpu import emulated_gpu
 from .helpers_models import edit_json
+from .helpers_plans import of_tensorrt, with_manifest
 from .helpers_selftest import DECODING, TRANSLATING, bundle_named, copied, failed, mend
-from .test_runtime_tensorrt import of_tensorrt, with_manifest
 
 
 def assert_passed(bundle: Path, result: SelftestResult) -> None:

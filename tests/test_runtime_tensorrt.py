@@ -10,9 +10,7 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,41 +22,16 @@ from planforge.exporter import build
 from planforge.exporter.tensorrt.build import Options
 from planforge.runtime import load
 from planforge.runtime.backends import cuda_memory, tensorrt_backend
-from planforge.runtime.backends.device_buffer import DeviceBuffer
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
-from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.decoding.cache import SlotCache, cache_bytes, new_cache
 from planforge.runtime.errors import (
-    BackendError,
-    BackendUnavailableError,
     InputError,
-    IntegrityError,
     ManifestError,
-    MemoryLimitError,
     PlanForgeError,
 )
 
 from .helpers_emulated_cuda import EmulatedCuda, Status
 from .helpers_emulated_gpu import EmulatedRuntimeCache, emulated_gpu
-
-PROMPT = "Now therefore"  # the demo's greedy answer has 27 different tokens of 40
-PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
-Change = Callable[[dict[str, Any]], None]
-
-
-def with_manifest(bundle: Path, change: Change) -> Path:
-    """Edits a bundle's manifest."""
-    path = bundle / "manifest.json"
-    value = json.loads(path.read_text(encoding="utf-8"))
-    change(value)
-    path.write_text(json.dumps(value), encoding="utf-8")
-    return bundle
-
-
-def of_tensorrt(value: dict[str, Any]) -> None:
-    """As if TensorRT had built the plans, on a machine with an RTX 3090."""
-    for plan in value["plans"]:
-        plan |= {"engine": "tensorrt", "version": "10.15.1.29", "sms": ["sm86"], "cuda": "12.0"}
+from .helpers_plans import PROMPT, PROMPTS, answers, of_tensorrt, only, with_manifest
 
 
 @pytest.fixture(scope="module")
@@ -85,24 +58,6 @@ def portable_plan(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def tensorrt_bundle(own_bundle: Path) -> Path:
     return with_manifest(own_bundle, of_tensorrt)
-
-
-def answers(bundle: Path, backend: str, **options: Any) -> list[tuple[int, ...]]:
-    with load(bundle, backend, precision="fp16") as model:
-        found = model.generate(PROMPTS, max_new_tokens=24, **options)
-        found += [model.generate(PROMPT * 60, max_new_tokens=8)]  # longer than one step's tokens
-        found += model.generate(PROMPTS, max_new_tokens=24, seed=5, temperature=1.2, **options)
-    return [one.token_ids for one in found]
-
-
-def only(bundle: Path, copy: Path, *ids: str) -> Path:
-    """A copy of a bundle that has no graphs but these."""
-
-    def change(value: dict[str, Any]) -> None:
-        value["artifacts"] = [a for a in value["artifacts"] if a["id"] in ids]
-        value["plans"] = [p for p in value["plans"] if p["built_from"] in ids]
-
-    return with_manifest(Path(shutil.copytree(bundle, copy)), change)
 
 
 @pytest.fixture(scope="module")
@@ -321,226 +276,6 @@ def test_the_unchanged_source_run_in_that_way_gives_the_same(
         assert answers(tensorrt_bundle, "tensorrt") == expected
 
 
-# Faults
-
-
-Open = Callable[..., AbstractContextManager[tuple[EmulatedCuda, Any, Any]]]
-
-
-@pytest.fixture
-def opened(demo_bundle: Path) -> Iterator[tuple[EmulatedCuda, Any, Any]]:
-    """An emulated GPU, the demo's program on it, and its artifact."""
-    with emulated_gpu(demo_bundle) as cuda:
-        bundle = Bundle.open(demo_bundle)
-        backend = tensorrt_backend.TensorRtBackend("tensorrt-rtx", bundle)
-        artifact = backend.artifact(bundle, "decoder", None)
-        yield cuda, backend.open(bundle, artifact), artifact
-
-
-def slots(program: Any, artifact: Artifact, batch: int = 1) -> SlotCache:
-    cache = new_cache(program, artifact, batch, 16)
-    assert isinstance(cache, SlotCache)
-    return cache
-
-
-def step(cache: Any, tokens: int = 3, batch: int = 1) -> Any:
-    ids = np.arange(7, 7 + tokens * batch).reshape(batch, tokens)
-    return cache.step(ids, np.ones_like(ids, bool), np.arange(batch))["logits"]
-
-
-def test_swapped_cache_bindings_are_refused(opened: tuple[EmulatedCuda, Any, Any]) -> None:
-    _, program, artifact = opened
-    cache = slots(program, artifact)
-    cache.buffers["present.0.key"], cache.buffers["present.0.value"] = (
-        cache.buffers["present.0.value"],
-        cache.buffers["present.0.key"],
-    )
-    with pytest.raises(InputError, match=r"'present.0.key' must be bound to the buffer of 'cache.0.key'"):
-        step(cache)
-
-
-def test_a_shape_past_the_profile_names_the_axis_and_the_way_out(
-    opened: tuple[EmulatedCuda, Any, Any],
-) -> None:
-    _, program, artifact = opened
-    most = artifact.axis("batch").max
-    ids = np.zeros((most + 1, 1), np.int64)
-    with pytest.raises(InputError) as caught:
-        program.run({"input_ids": ids, "past_lengths": ids[:, 0], "logit_rows": ids[:1, 0]}, {})
-    assert "was not given" in str(caught.value)
-    buffers = {
-        spec.name: program.allocate(spec.name, (most + 1, *[a for a in spec.axis_names()[1:]]))
-        for spec in artifact.inputs
-        if spec.role.startswith("past.")
-    }
-    with pytest.raises(InputError) as caught:
-        program.run({"input_ids": ids, "past_lengths": ids[:, 0], "logit_rows": ids[:1, 0]}, buffers)
-    text = str(caught.value)
-    assert f"takes 1 to {most} on axis 0 of input 'input_ids', not {most + 1}" in text
-    assert "planforge build" in text and "--max" in text
-
-
-def test_a_freed_buffer_is_noticed(opened: tuple[EmulatedCuda, Any, Any]) -> None:
-    cuda, program, artifact = opened
-    cache = slots(program, artifact)
-    step(cache)
-    buffer = cache.buffers["cache.0.key"]
-    assert isinstance(buffer, DeviceBuffer)
-    buffer.memory.close()
-    with pytest.raises(PlanForgeError, match="was freed"):
-        step(cache, 1)
-    cache = slots(program, artifact)
-    buffer = cache.buffers["cache.1.key"]
-    assert isinstance(buffer, DeviceBuffer)
-    cuda.cudaFree(buffer.address)  # behind the backend's back
-    with pytest.raises(BackendError, match="cudaErrorIllegalAddress"):
-        step(cache)
-
-
-def test_two_programs_cannot_share_a_cache(opened: tuple[EmulatedCuda, Any, Any], demo_bundle: Path) -> None:
-    _, program, artifact = opened
-    bundle = Bundle.open(demo_bundle)
-    other = tensorrt_backend.TensorRtBackend("tensorrt-rtx", bundle).open(bundle, artifact)
-    cache = slots(program, artifact)
-    step(cache)
-    cache.program = other
-    with pytest.raises(InputError, match=r"'present\.0\.key' is the cache of another program or plan"):
-        step(cache, 1)
-
-
-def test_memory_of_the_host_is_refused(opened: tuple[EmulatedCuda, Any, Any]) -> None:
-    from planforge.runtime.backends.backend import ArrayBuffer
-
-    _, program, artifact = opened
-    cache = slots(program, artifact)
-    cache.buffers["cache.0.key"] = ArrayBuffer(np.zeros(cache.buffers["cache.0.key"].shape, np.float16))
-    with pytest.raises(InputError, match=r"buffer 'cache\.0\.key' is a ArrayBuffer, not memory of the GPU"):
-        step(cache)
-
-
-def test_rows_are_copied_as_numpy_copies_them(opened: tuple[EmulatedCuda, Any, Any]) -> None:
-    _, program, artifact = opened
-    cache = slots(program, artifact, 3)
-    step(cache, 3, 3)
-    meant = cache.slots[1].numpy()
-    assert np.isfinite(meant).all() and len(np.unique(meant[:, 0, 0, 0])) == 3
-    cache.slots[1].copy_rows(2, 0, 2)
-    meant[0, :, :2] = meant[2, :, :2]
-    np.testing.assert_array_equal(cache.slots[1].numpy(), meant)
-    np.testing.assert_array_equal(cache.slots[1].row(1).numpy(), meant[1:2])
-
-
-def test_a_full_gpu_says_what_fits(demo_bundle: Path) -> None:
-    manifest = Bundle.open(demo_bundle).manifest
-    (plan,) = manifest.plans
-    row = cache_bytes(plan.narrowed(manifest.artifact(plan.built_from)), 1, manifest.max_length)
-    memory = 5 * row + 2_000_000  # beside the cache come logits and what the plan computes on the way
-    with emulated_gpu(demo_bundle, memory=memory), load(demo_bundle, "tensorrt-rtx") as model:
-        with pytest.raises(MemoryLimitError) as caught:
-            model.generate([PROMPT] * 8, max_new_tokens=2)
-        assert "cache for 8 rows of" in str(caught.value) and "MB are free" in str(caught.value)
-        rows = int(str(caught.value).rpartition("batch of ")[2].split()[0])
-        assert 1 <= rows < 8 and model.generate([PROMPT] * rows, max_new_tokens=2)
-    small = emulated_gpu(demo_bundle, memory=2000)
-    none = pytest.raises(MemoryLimitError, match="not even one row would fit")
-    with small, load(demo_bundle, "tensorrt-rtx", max_length=32) as model, none:
-        model.generate(PROMPT)
-
-
-def test_memory_is_reused_and_given_back(demo_bundle: Path) -> None:
-    with emulated_gpu(demo_bundle) as cuda:
-        with load(demo_bundle, "tensorrt-rtx") as model:
-            model.generate(PROMPT, max_new_tokens=4)
-            used = cuda.used
-            for _ in range(3):
-                model.generate(PROMPT, max_new_tokens=4)
-            assert cuda.used == used
-        assert cuda.used == 0
-
-
-# What is known before anything is loaded
-
-
-def refusal(bundle: Path, backend: str = "tensorrt-rtx", **machine: Any) -> str:
-    with emulated_gpu(bundle, backend, **machine), pytest.raises(PlanForgeError) as caught:
-        load(bundle, backend, device=machine.get("device", 0))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_plan_for_another_gpu(demo_bundle: Path) -> None:
-    text = refusal(demo_bundle, sm="sm90")
-    assert "is for sm75, sm80, sm86, sm89, sm120, sm121, this GPU is sm90, which it does not know" in text
-    assert "ort-cuda" in text and "planforge build" not in text
-
-
-def test_a_plan_for_some_gpus(own_bundle: Path) -> None:
-    build(own_bundle, target="rtx", sms=["sm86"])
-
-    def only_the_new(value: dict[str, Any]) -> None:
-        value["plans"] = [plan for plan in value["plans"] if plan["sms"] == ["sm86"]]
-
-    text = refusal(with_manifest(own_bundle, only_the_new), sm="sm89")
-    assert f"is for sm86, this GPU is sm89; planforge build {own_bundle} --target rtx --sm sm89" in text
-
-
-def test_a_plan_of_another_version(demo_bundle: Path) -> None:
-    text = refusal(demo_bundle, version="1.8.0.5")
-    assert "was built by tensorrt-rtx 1.7.1.116, installed is 1.8.0.5" in text and "planforge build" in text
-
-
-def test_drivers(own_bundle: Path) -> None:
-    assert "no NVIDIA driver was found" in refusal(own_bundle, driver=0)
-    old = refusal(own_bundle, driver=12040)
-    assert "too old: it has CUDA 12.4, cuda-bindings is of 13.0" in old and "cuda-bindings==12.*" in old
-    assert "finds no GPU" in refusal(own_bundle, count=0) or "no NVIDIA GPU" in refusal(own_bundle, count=0)
-
-    def needs_more(value: dict[str, Any]) -> None:
-        value["plans"][0]["cuda"] = "13.2"
-
-    text = refusal(with_manifest(own_bundle, needs_more))
-    assert "needs a driver with CUDA 13.2, this one has 13.0; update the driver" in text
-
-
-def test_a_gpu_that_does_not_exist(demo_bundle: Path) -> None:
-    with emulated_gpu(demo_bundle, count=2), pytest.raises(InputError) as caught:
-        load(demo_bundle, device=2)
-    assert str(caught.value) == "device=2 does not exist; this machine has 0 (Emulated GPU), 1 (Emulated GPU)"
-
-
-def test_a_plan_built_from_another_graph(own_bundle: Path) -> None:
-    def other_graph(value: dict[str, Any]) -> None:
-        sources = value["plans"][0]["sources"]
-        sources[next(iter(sources))] = "0" * 64
-
-    text = refusal(with_manifest(own_bundle, other_graph))
-    assert "its plan was built from another onnx/" in text and "planforge build" in text
-
-
-def test_another_precision(demo_bundle: Path) -> None:
-    with (
-        emulated_gpu(demo_bundle),
-        pytest.raises(BackendUnavailableError, match="plan is fp16, wanted is fp32"),
-    ):
-        load(demo_bundle, "tensorrt-rtx", precision="fp32")
-
-
-def test_a_damaged_plan_never_reaches_the_library(own_bundle: Path) -> None:
-    plan = own_bundle / Bundle.open(own_bundle).manifest.plans[0].file
-    content = bytearray(plan.read_bytes())
-    content[len(content) // 2] ^= 1
-    plan.write_bytes(content)
-    with emulated_gpu(own_bundle), pytest.raises(IntegrityError, match="has changed since it was exported"):
-        load(own_bundle, "tensorrt-rtx")
-
-
-def test_the_library_may_refuse_a_plan(demo_bundle: Path) -> None:
-    with emulated_gpu(demo_bundle):
-        sys.modules["tensorrt_rtx"].plans = {}  # type: ignore[attr-defined]
-        with pytest.raises(BackendError, match=r"cannot load .*: the magic tag does not match"):
-            load(demo_bundle, "tensorrt-rtx")
-
-
 def test_a_stripped_plan_reads_the_bundles_weights(own_bundle: Path, expected: list[tuple[int, ...]]) -> None:
     whole = Bundle.open(own_bundle).manifest
     build(own_bundle, target="rtx", options=Options(strip=True))
@@ -576,50 +311,3 @@ def test_a_stripped_plan_reads_the_bundles_weights(own_bundle: Path, expected: l
         pytest.raises(ManifestError, match="beyond the end"),
     ):
         load(own_bundle, "tensorrt-rtx")
-
-
-def test_auto_takes_the_plan_that_fits_and_says_why_not_a_better_one(
-    own_bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "planforge")
-
-    def chosen(**machine: Any) -> str:
-        caplog.clear()
-        with emulated_gpu(own_bundle, **machine), load(own_bundle) as model:
-            assert model.generate(PROMPT, max_new_tokens=1).token_ids
-        (line,) = (r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
-        return line
-
-    assert "runs on tensorrt-rtx, Emulated GPU: the plan of decoder.inplace.fp16" in chosen()
-    line = chosen(sm="sm70")
-    assert "runs on ort-cpu" in line
-    assert "tensorrt-rtx was skipped, as its plan is for sm75" in line
-    assert "tensorrt was skipped, as the bundle has no plan of tensorrt; make one: planforge build" in line
-
-    def unverified(value: dict[str, Any]) -> None:
-        for artifact in value["artifacts"]:
-            artifact["gate"] = {}
-
-    with_manifest(own_bundle, unverified)
-    assert "decoder.inplace.fp16 was not verified" in chosen()
-
-
-def test_a_bundle_may_have_a_plan_for_each_machine(own_bundle: Path) -> None:
-    def two(value: dict[str, Any]) -> None:
-        value["plans"].insert(0, {**value["plans"][0], "sms": ["sm87"]})
-
-    with emulated_gpu(with_manifest(own_bundle, two)), load(own_bundle, "tensorrt-rtx") as model:
-        assert model.generate(PROMPT, max_new_tokens=1)
-
-
-def test_narrowed_artifacts_have_the_plans_lengths(demo_bundle: Path) -> None:
-    manifest = Bundle.open(demo_bundle).manifest
-    (plan,) = manifest.plans
-    artifact = manifest.artifact(plan.built_from)
-    narrowed = plan.narrowed(artifact)
-    slots = {spec.axis_names()[2] for spec in narrowed.inputs if spec.role.startswith("past.")}
-    assert slots == {manifest.max_length}
-    assert narrowed.axis("batch") == artifact.axis("batch")
-    broken = replace(plan, profiles=({"name": "decode", "axes": {"batch": [1, 2]}},))
-    with pytest.raises((PlanForgeError, TypeError)):
-        broken.narrowed(artifact)

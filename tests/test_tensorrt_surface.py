@@ -14,6 +14,7 @@ from planforge.exporter.tensorrt.profiles import Profile
 from planforge.runtime.backends.tensorrt_library import make_logger
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 
+from .helpers_machines import Driver
 from .helpers_tensorrt_surface import VERSIONS, Handle, Surface, limited
 
 pytestmark = pytest.mark.skipif(
@@ -176,21 +177,6 @@ ATTENTION = (
     (QUERY, KEY, VALUE),
     TensorSpec("y", "y", "float16", QUERY.axes),
 )
-
-
-class Driver:
-    """libcuda as far as the builder asks it; an Orin."""
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802
-        return 0
-
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:  # noqa: N802
-        value._obj.value = {75: 8, 76: 7}[attribute]
-        return 0
-
-    def cuDriverGetVersion(self, value: Any) -> int:  # noqa: N802
-        value._obj.value = 12060
-        return 0
 
 
 @pytest.mark.parametrize(

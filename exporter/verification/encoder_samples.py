@@ -13,10 +13,18 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
 from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.golden import encoders as golden
-from ...runtime.golden.encoders import Golden, Outputs, Sample, is_per_token, measure_all, metrics_of
+from ...runtime.golden.encoders import (
+    Golden,
+    Outputs,
+    Sample,
+    is_per_token,
+    is_vector_of_tokens,
+    measure_all,
+    metrics_of,
+)
 from ...runtime.golden.evenly import evenly
 from ...runtime.golden.files import Arrays
-from ...runtime.metrics import Metrics
+from ...runtime.metrics import Metrics, VectorMetrics
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
@@ -157,14 +165,24 @@ def gaps(model: Bert, bundle: Bundle, expected: Expectation, rounding: Rounding)
     with rounding.applied(model):
         head = LinearHead.of(bundle)
         got = [reference(model, s.piece, s.positions, specs, head) for s in expected.samples]
-    want = [sample.outputs for sample in expected.samples]
-    found: Gaps = dict(measure_all(got, want, specs))
-    # A case has some of the samples: its mean is at most the largest of any sample.
-    alone = [measure_all([a], [b], specs) for a, b in zip(got, want, strict=True)]
+    found: Gaps = dict(measure_all(got, [sample.outputs for sample in expected.samples], specs))
+    # A case has some of the samples, and golden data some of their positions: a mean over all is at most the
+    # largest of any part, and so is the angle of a vector that has one number from each token.
+    parts = []
+    for sample, outputs in zip(expected.samples, got, strict=True):
+        both = replace(sample, outputs=outputs), sample
+        thin = (one.thinned(expected.per_token) for one in both)
+        parts += [measure_all([a.outputs], [b.outputs], specs) for a, b in (both, thin)]
+    vectors = {spec.name for spec in specs if is_vector_of_tokens(spec)}
     for name, gap in found.items():
+
+        def largest(metric: str, name: str = name) -> float:
+            return max(float(getattr(part[name], metric)) for part in parts)
+
         if isinstance(gap, Metrics):
-            kls = [m.mean_kl for metrics in alone if isinstance(m := metrics[name], Metrics)]
-            found[name] = replace(gap, mean_kl=max(kls))
+            found[name] = replace(gap, mean_kl=largest("mean_kl"))
+        elif isinstance(gap, VectorMetrics) and name in vectors:
+            found[name] = replace(gap, max_error=largest("max_error"), cosine_gap=largest("cosine_gap"))
     return found
 
 

@@ -178,7 +178,7 @@ def measure_all(
     found: dict[str, Metrics | VectorMetrics] = {}
     for spec in specs:
         sides = [[outputs[spec.name] for outputs in side] for side in (got, want)]
-        if spec.axis_names()[-1] == "tokens":  # a logit per token: one vector of all
+        if is_vector_of_tokens(spec):
             a, b = (np.concatenate(arrays)[None] for arrays in sides)
             found[spec.name] = measure_vectors(a, b, least_scale=1.0)
             continue
@@ -194,6 +194,11 @@ def measure_all(
 def metrics_of(spec: TensorSpec) -> type[Metrics] | type[VectorMetrics]:
     """Logits over classes or words are compared as distributions, everything else as vectors."""
     return Metrics if spec.role in DISTRIBUTIONS else VectorMetrics
+
+
+def is_vector_of_tokens(spec: TensorSpec) -> bool:
+    """Whether it has one number from each token: a logit, of which all together are one vector."""
+    return spec.axis_names()[-1] == "tokens"
 
 
 def is_per_token(spec: TensorSpec) -> bool:

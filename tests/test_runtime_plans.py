@@ -1,0 +1,152 @@
+"""Which plan runs is decided from the manifest, before anything is loaded; on an emulated GPU."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planforge.exporter import build
+from planforge.runtime import load
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.errors import (
+    BackendError,
+    BackendUnavailableError,
+    InputError,
+    IntegrityError,
+    PlanForgeError,
+)
+
+from .helpers_emulated_gpu import emulated_gpu
+from .helpers_plans import PROMPT, with_manifest
+
+
+def refusal(bundle: Path, backend: str = "tensorrt-rtx", **machine: Any) -> str:
+    with emulated_gpu(bundle, backend, **machine), pytest.raises(PlanForgeError) as caught:
+        load(bundle, backend, device=machine.get("device", 0))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_plan_for_another_gpu(demo_bundle: Path) -> None:
+    text = refusal(demo_bundle, sm="sm90")
+    assert "is for sm75, sm80, sm86, sm89, sm120, sm121, this GPU is sm90, which it does not know" in text
+    assert "ort-cuda" in text and "planforge build" not in text
+
+
+def test_a_plan_for_some_gpus(own_bundle: Path) -> None:
+    build(own_bundle, target="rtx", sms=["sm86"])
+
+    def only_the_new(value: dict[str, Any]) -> None:
+        value["plans"] = [plan for plan in value["plans"] if plan["sms"] == ["sm86"]]
+
+    text = refusal(with_manifest(own_bundle, only_the_new), sm="sm89")
+    assert f"is for sm86, this GPU is sm89; planforge build {own_bundle} --target rtx --sm sm89" in text
+
+
+def test_a_plan_of_another_version(demo_bundle: Path) -> None:
+    text = refusal(demo_bundle, version="1.8.0.5")
+    assert "was built by tensorrt-rtx 1.7.1.116, installed is 1.8.0.5" in text and "planforge build" in text
+
+
+def test_drivers(own_bundle: Path) -> None:
+    assert "no NVIDIA driver was found" in refusal(own_bundle, driver=0)
+    old = refusal(own_bundle, driver=12040)
+    assert "too old: it has CUDA 12.4, cuda-bindings is of 13.0" in old and "cuda-bindings==12.*" in old
+    assert "finds no GPU" in refusal(own_bundle, count=0) or "no NVIDIA GPU" in refusal(own_bundle, count=0)
+
+    def needs_more(value: dict[str, Any]) -> None:
+        value["plans"][0]["cuda"] = "13.2"
+
+    text = refusal(with_manifest(own_bundle, needs_more))
+    assert "needs a driver with CUDA 13.2, this one has 13.0; update the driver" in text
+
+
+def test_a_gpu_that_does_not_exist(demo_bundle: Path) -> None:
+    with emulated_gpu(demo_bundle, count=2), pytest.raises(InputError) as caught:
+        load(demo_bundle, device=2)
+    assert str(caught.value) == "device=2 does not exist; this machine has 0 (Emulated GPU), 1 (Emulated GPU)"
+
+
+def test_a_plan_built_from_another_graph(own_bundle: Path) -> None:
+    def other_graph(value: dict[str, Any]) -> None:
+        sources = value["plans"][0]["sources"]
+        sources[next(iter(sources))] = "0" * 64
+
+    text = refusal(with_manifest(own_bundle, other_graph))
+    assert "its plan was built from another onnx/" in text and "planforge build" in text
+
+
+def test_another_precision(demo_bundle: Path) -> None:
+    with (
+        emulated_gpu(demo_bundle),
+        pytest.raises(BackendUnavailableError, match="plan is fp16, wanted is fp32"),
+    ):
+        load(demo_bundle, "tensorrt-rtx", precision="fp32")
+
+
+def test_a_damaged_plan_never_reaches_the_library(own_bundle: Path) -> None:
+    plan = own_bundle / Bundle.open(own_bundle).manifest.plans[0].file
+    content = bytearray(plan.read_bytes())
+    content[len(content) // 2] ^= 1
+    plan.write_bytes(content)
+    with emulated_gpu(own_bundle), pytest.raises(IntegrityError, match="has changed since it was exported"):
+        load(own_bundle, "tensorrt-rtx")
+
+
+def test_the_library_may_refuse_a_plan(demo_bundle: Path) -> None:
+    with emulated_gpu(demo_bundle):
+        sys.modules["tensorrt_rtx"].plans = {}  # type: ignore[attr-defined]
+        with pytest.raises(BackendError, match=r"cannot load .*: the magic tag does not match"):
+            load(demo_bundle, "tensorrt-rtx")
+
+
+def test_auto_takes_the_plan_that_fits_and_says_why_not_a_better_one(
+    own_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "planforge")
+
+    def chosen(**machine: Any) -> str:
+        caplog.clear()
+        with emulated_gpu(own_bundle, **machine), load(own_bundle) as model:
+            assert model.generate(PROMPT, max_new_tokens=1).token_ids
+        (line,) = (r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
+        return line
+
+    assert "runs on tensorrt-rtx, Emulated GPU: the plan of decoder.inplace.fp16" in chosen()
+    line = chosen(sm="sm70")
+    assert "runs on ort-cpu" in line
+    assert "tensorrt-rtx was skipped, as its plan is for sm75" in line
+    assert "tensorrt was skipped, as the bundle has no plan of tensorrt; make one: planforge build" in line
+
+    def unverified(value: dict[str, Any]) -> None:
+        for artifact in value["artifacts"]:
+            artifact["gate"] = {}
+
+    with_manifest(own_bundle, unverified)
+    assert "decoder.inplace.fp16 was not verified" in chosen()
+
+
+def test_a_bundle_may_have_a_plan_for_each_machine(own_bundle: Path) -> None:
+    def two(value: dict[str, Any]) -> None:
+        value["plans"].insert(0, {**value["plans"][0], "sms": ["sm87"]})
+
+    with emulated_gpu(with_manifest(own_bundle, two)), load(own_bundle, "tensorrt-rtx") as model:
+        assert model.generate(PROMPT, max_new_tokens=1)
+
+
+def test_narrowed_artifacts_have_the_plans_lengths(demo_bundle: Path) -> None:
+    manifest = Bundle.open(demo_bundle).manifest
+    (plan,) = manifest.plans
+    artifact = manifest.artifact(plan.built_from)
+    narrowed = plan.narrowed(artifact)
+    slots = {spec.axis_names()[2] for spec in narrowed.inputs if spec.role.startswith("past.")}
+    assert slots == {manifest.max_length}
+    assert narrowed.axis("batch") == artifact.axis("batch")
+    broken = replace(plan, profiles=({"name": "decode", "axes": {"batch": [1, 2]}},))
+    with pytest.raises((PlanForgeError, TypeError)):
+        broken.narrowed(artifact)
