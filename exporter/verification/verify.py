@@ -86,7 +86,10 @@ def verify(
     if unknown := set(limits or {}) - ERRORS:
         raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(ERRORS))}")
     if backend not in ("auto", "ort-cpu"):
-        raise InputError(f"backend={backend!r}: this version verifies on 'ort-cpu' only")
+        raise InputError(
+            f"backend={backend!r}: verify runs on 'ort-cpu' only; `planforge selftest {bundle} --backend"
+            f" {backend}` holds another engine against golden data, on the machine that has it"
+        )
     if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
         if source is not None or prompts is not None or only:
             raise InputError("source, prompts and only are for a bundle, not for an .onnx file")
