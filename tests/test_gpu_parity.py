@@ -82,7 +82,7 @@ def skip_without(backend: str) -> None:
 @pytest.fixture
 def bundle_of(once: Callable[[str], Once], request: pytest.FixtureRequest) -> Callable[[Place, str], Path]:
     """A demo's verified bundle with what a backend runs. Don't change it."""
-    emulated = {"gpt2-demo": "demo_bundle", "transformer-demo": "dates_bundle"}
+    emulated = {"gpt2-demo": "demo_bundle", "transformer-demo": "marian_bundle"}
 
     def bundle(place: Place, name: str) -> Path:
         if not place.real and name == "bert-demo":  # the real one takes long to verify

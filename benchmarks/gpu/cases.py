@@ -17,6 +17,7 @@ NEEDED_GB = {"gpt2-xl": 32}  # on the device, of all that is loaded together; th
 EAGER, COMPILED, COPIES = "PyTorch eager", "torch.compile", "ORT-CUDA with copies"
 ORT_CUDA, RTX, TENSORRT = "PlanForge ort-cuda", "PlanForge tensorrt-rtx", "PlanForge tensorrt"
 PLANS = (RTX, TENSORRT)
+CANDIDATES = 64  # tokens that another plan of each library picks by itself
 SYSTEMS = "benchmarks.gpu.systems"
 
 
@@ -26,10 +27,15 @@ def entries(checkpoint: str, work: Work) -> dict[str, Entry]:
     def entry(system: str, prepare: Mapping[str, Any], **settings: Any) -> Entry:
         return Entry(f"{SYSTEMS}.{system}", "fp16", checkpoint, work, prepare=prepare, settings=settings)
 
-    def planforge(backend: str) -> Entry:
-        return entry("planforge", {"backend": backend, **batch}, backend=backend)
+    def planforge(backend: str, **build: Any) -> Entry:
+        return entry("planforge", {"backend": backend, **batch, **build}, backend=backend)
 
     batch = {"max_batch": BATCHES[checkpoint]}
+    picking = {
+        f"{name}, --top-k {CANDIDATES}": planforge(backend, candidates=CANDIDATES)
+        for name, backend in ((RTX, "tensorrt-rtx"), (TENSORRT, "tensorrt"))
+        if work.kind == "generate"
+    }
     return {
         EAGER: entry("pytorch", {}),
         COMPILED: entry("pytorch", {}, compiled=True),
@@ -37,6 +43,7 @@ def entries(checkpoint: str, work: Work) -> dict[str, Entry]:
         ORT_CUDA: planforge("ort-cuda"),
         RTX: planforge("tensorrt-rtx"),
         TENSORRT: planforge("tensorrt"),
+        **picking,
     }
 
 

@@ -24,7 +24,7 @@ FP16 = {"float16": "fp16", "float32": "fp32"}
 
 
 class PlanForgeGpu(PlanForge):
-    """To prepare: "backend" and "max_batch"; of a session "backend"."""
+    """To prepare: "backend", "max_batch" and perhaps "candidates"; of a session "backend"."""
 
     classes: Mapping[str, str] = {"fp16": "fp16"}
 
@@ -32,7 +32,13 @@ class PlanForgeGpu(PlanForge):
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
     ) -> None:
         require(settings["backend"])
-        exported(checkpoint, out, precision, TARGETS[settings["backend"]], settings["max_batch"])
+        target = TARGETS[settings["backend"]]
+        exported(checkpoint, out, precision, target, settings["max_batch"])
+        if count := settings.get("candidates"):
+            from planforge.exporter import build
+            from planforge.exporter.tensorrt.build import Options
+
+            build(out, target=target, options=Options(candidates=count))
 
     def code_stamp(self) -> str:
         """Plans are of one version of their library."""
