@@ -137,7 +137,7 @@ def build(
     sm: Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")] = None,
     maximum: Annotated[
         list[str] | None,
-        typer.Option("--max", help="batch=N or length=N, below the graph's.", show_default=False),
+        typer.Option("--max", help="batch=N,length=N: below the graph's.", show_default=False),
     ] = None,
     workspace: Annotated[
         int | None, typer.Option(help="MiB for TensorRT to work in.", min=1, show_default="all there is")
@@ -174,7 +174,7 @@ def build(
             target=target,
             engine=engine,
             sms=names(sm) if sm else None,
-            limits=dict(limit(text) for text in maximum or []),
+            limits=dict(limit(text) for texts in maximum or [] for text in names(texts)),
             options=Options(
                 workspace=None if workspace is None else workspace * 2**20,
                 timing_cache=None if timing_cache is None else str(timing_cache.resolve()),

@@ -101,9 +101,9 @@ def summarize_bundle(folder: Path) -> Inspection:
     plans = []
     for p in manifest.plans:
         source = f"from {p.built_from}"
-        plans.append((f"{p.engine} plan", " ".join(p.sms), size_of(manifest, p.file), source))
+        plans.append((p.file, " ".join(p.sms), size_of(manifest, p.file), source + extras_text(p)))
         plans += [
-            (f"  profile {profile.get('name')}", "at its largest shapes", memory[8:], "of GPU memory")
+            (f"  {ranges_text(profile)}", "at its largest shapes", memory[8:], "of GPU memory")
             for profile in p.profiles
             if (memory := memory_text(profile))
         ]
@@ -214,14 +214,28 @@ def plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
     return (
         plan.file,
         f"{plan.engine} {plan.version}",
-        plan.built_from,
+        plan.built_from + extras_text(plan),
         " ".join(plan.sms) or "the GPU it was built on",
         ", ".join(profile_text(profile) for profile in plan.profiles),
         size_of(manifest, plan.file),
     )
 
 
+def extras_text(plan: Plan) -> str:
+    """What a plan was built with, as in ", without weights, picks 64 tokens"."""
+    return (
+        ", without weights" * bool(plan.weights)
+        + f", picks {plan.candidates} tokens" * bool(plan.candidates)
+        + ", for later versions too" * plan.compatible
+    )
+
+
 def profile_text(profile: Mapping[str, Any]) -> str:
+    """A profile with its ranges and memory."""
+    return f"{ranges_text(profile)[:-1]}{memory_text(profile)})"
+
+
+def ranges_text(profile: Mapping[str, Any]) -> str:
     """A profile with its ranges, as in "decode (batch 1..8, tokens 1..1)"."""
     axes = profile.get("axes")
     ranges = [
@@ -229,7 +243,7 @@ def profile_text(profile: Mapping[str, Any]) -> str:
         for name, axis in (axes.items() if isinstance(axes, dict) else ())
         if name in ("batch", "tokens", "slots")
     ]
-    return f"{profile.get('name')} ({', '.join(ranges)}{memory_text(profile)})"
+    return f"{profile.get('name')} ({', '.join(ranges)})"
 
 
 def memory_text(profile: Mapping[str, Any]) -> str:

@@ -167,6 +167,8 @@ def check_choices(
             checked_target(engine, sms or LIBRARIES[engine].sms)
         if "fp16" not in precision:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
+    if sms and not any(target_named(name).plans for name in targets):
+        raise InputError(f"--sm {','.join(sms)} is for plans, and target {', '.join(targets)} builds none")
     if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch={max_batch} must be at least 1")
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
-from ..runtime.errors import InputError
+from ..runtime.errors import BackendUnavailableError, InputError
 from .bundle_writer import file_entries, install, staging_folder
 from .targets import INSTALLED, NAMES, target_named
 from .tensorrt.build import USUAL, Options, build_plan
@@ -85,6 +85,9 @@ def build(
         }
         manifest = dataclasses.replace(opened.manifest, plans=(*kept, *new), files=files)
         install(staging, manifest, opened.folder)
+    for plan in opened.manifest.plans:
+        if plan not in kept:
+            progress(f"replaced {plan.file}, of the same graph and GPUs")
     return BuildResult(opened.folder, tuple(new))
 
 
@@ -134,6 +137,13 @@ def build_plans_for(
 ) -> list[Plan]:
     """A target's plans, one of each graph, written below `folder`."""
     target = target_named(target_name)
+    if target_name.startswith("jetpack") and not is_installed(target.engine):
+        raise BackendUnavailableError(
+            f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: copy the bundle"
+            if target.version >= (8, 6)
+            else f"{target_name} has TensorRT for Python 3.8 alone, and PlanForge needs 3.10: for trtexec"
+            " write the graph as in docs/deploy/jetson.md"
+        )
     limits = dict(limits or {})
     if unknown := set(limits) - {"batch", "length"}:
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
@@ -171,7 +181,7 @@ def plan_of(
         profiles=profiles,
         out=folder / name,
         options=options,
-        release=target.version if target.engine == "tensorrt" else None,
+        release=target.version if target.engine == "tensorrt" and target_name != INSTALLED else None,
     )
     files = bundle.manifest.files
     tokenizers = bundle.manifest.tokenizer["files"]

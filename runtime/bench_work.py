@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .backends.backend import Array
-from .backends.ladder import choose_backend
 from .bundle.bundle import Bundle
 from .bundle.manifest import Artifact, Manifest
 from .decoding.cache import NO_CONTEXT, Context, cache_bytes
@@ -253,7 +252,7 @@ def serve(work: Work) -> None:
         subject.round(0)
         answer(
             {
-                "backend": choose_backend(work.backend, opened, work.precision, work.threads).name,
+                "backend": model.backend,
                 "artifacts": [artifact.id for artifact in subject.artifacts],
                 "prompt": subject.prompt,
                 "new_tokens": subject.new_tokens,

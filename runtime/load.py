@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .backends.backend import Backend, Program
-from .backends.ladder import choose_backend
+from .backends.ladder import open_on
 from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
@@ -51,10 +51,11 @@ def load(
         memory_limit: bytes for weights and cache, or weights and a batch, of one call; more is refused
             beforehand. Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
-        device: the GPU's number.
+        device: the GPU's number; a warning says when no GPU is used though it is not 0.
 
     Returns:
-        A `TextGenerator`, `TextEncoder` or `Translator`, by the bundle's task; a context manager.
+        A `TextGenerator`, `TextEncoder` or `Translator`, by the bundle's task; a context manager. Its
+        `backend` is the name of the engine that was taken.
 
     Raises:
         BundleError: the folder is no bundle, or a file is missing or has changed.
@@ -77,8 +78,13 @@ def load(
     check_whole("device", device, 0, 1023, "the GPU's number")
     if manifest.task not in OPENERS:
         raise ManifestError(f"{opened.folder} is for {manifest.task!r}, which this version does not run")
-    engine = choose_backend(backend, opened, precision, threads, verify, device)
-    return OPENERS[manifest.task](opened, engine, precision, max_length, memory_limit)
+
+    def open_model(engine: Backend) -> Any:
+        return OPENERS[manifest.task](opened, engine, precision, max_length, memory_limit)
+
+    engine, model = open_on(backend, opened, open_model, precision, threads, verify, device)
+    model.backend = engine.name
+    return model
 
 
 def open_generator(
@@ -178,8 +184,14 @@ def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[l
     programs: list[Program] = []
     with ThreadPoolExecutor(1, "planforge-open") as pool:
         opened = [pool.submit(engine.open, bundle, artifact) for artifact in artifacts]
-        yield programs
-        programs += [one.result() for one in opened]
+        try:
+            yield programs
+            programs += [one.result() for one in opened]
+        except BaseException:
+            for one in opened:
+                if one.exception() is None:
+                    one.result().close()
+            raise
 
 
 OPENERS: dict[str, Callable[[Bundle, Backend, str | None, int | None, int | None], Any]] = {

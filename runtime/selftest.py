@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .backends.ladder import choose_backend
+from .backends.backend import Backend
+from .backends.ladder import open_on
 from .bundle.bundle import Bundle
 from .bundle.manifest import Artifact
 from .errors import BundleError, ManifestError
@@ -107,10 +108,14 @@ def selftest(
     arrays, limits = golden_of(opened)
     progress("checking files")
     opened.verify_files()
-    engine = choose_backend(backend, opened, precision, device=device)
-    progress(f"loading it on {engine.name}")
+    progress("loading it")
+
+    def open_model(engine: Backend) -> Any:
+        return OPENERS[task](opened, engine, precision, None, None)
+
+    engine, model = open_on(backend, opened, open_model, precision, device=device)
     comparisons = []
-    with OPENERS[task](opened, engine, precision, None, None) as model:
+    with model:
         try:
             subjects = SUBJECTS[task](model, arrays, limits)
         except KeyError as error:

@@ -60,6 +60,7 @@ class EmulatedCuda(ModuleType):
         self.freed: list[Any] = []
         self.next = FIRST_ADDRESS
         self.queues: dict[int, list[Work]] = {}
+        self.numbers = itertools.count(1)  # of streams
         self.captured: list[Work] | None = None
         self.calls: list[str] = []
         self.graph_launches = 0
@@ -117,8 +118,7 @@ class EmulatedCuda(ModuleType):
         assert self.captured is None, "memory was freed during a capture"
         for stream in self.queues:
             self.cudaStreamSynchronize(stream)
-        del self.blocks[address]
-        return (OK,)
+        return (OK if self.blocks.pop(address, None) is not None else Status.cudaErrorInvalidValue,)
 
     def cudaMallocHost(self, size: int) -> tuple[Status, int]:
         block = (ctypes.c_uint8 * size)(*itertools.repeat(0xFF, min(size, 64)))
@@ -147,8 +147,9 @@ class EmulatedCuda(ModuleType):
         (self.queues[stream] if self.captured is None else self.captured).append(work)
         return (OK,)
 
-    def cudaStreamCreate(self) -> tuple[Status, int]:
-        self.queues[stream := len(self.queues) + 1] = []
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Status, int]:
+        assert flags == 1, "a stream that waits for others cannot be captured beside them"
+        self.queues[stream := next(self.numbers)] = []
         return OK, stream
 
     def cudaStreamDestroy(self, stream: int) -> tuple[Status]:

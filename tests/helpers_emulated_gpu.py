@@ -1,12 +1,14 @@
 """TensorRT on an emulated GPU: the small surface that the backend uses, executed by ONNX Runtime.
 
-A context computes with what it was told when it was enqueued, refuses what a profile does not take, and
-writes an aliased output nowhere but over its input.
+A context computes with what it was told when it was enqueued, refuses what a profile does not take, writes
+an aliased output nowhere but over its input, and makes a captured graph worthless when it is told something
+else. What an older release of TensorRT has not, it has not either.
 """
 # ruff: noqa: N802 (the names are TensorRT's)
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,6 +30,18 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 
 from .helpers_emulated_cuda import EmulatedCuda, IllegalAddressError
+from .helpers_tensorrt_surface import VERSIONS, Surface
+
+# Names that the backend asks for only where they are.
+OF_TENSORRT = {
+    *(
+        "get_aliased_input_tensor",
+        "get_device_memory_size_for_profile_v2",
+        "get_device_memory_size_for_profile",
+    ),
+    *("set_device_memory", "device_memory", "device_memory_size"),
+    "create_execution_context_without_device_memory",
+}
 
 
 @dataclass
@@ -40,11 +54,27 @@ class EmulatedPlan:
     weights: tuple[TensorSpec, ...] = ()  # that it reads as inputs
 
 
-class EmulatedEngine:
-    """An `ICudaEngine` of TensorRT 10.15 or TensorRT-RTX 1.7."""
+class Released:
+    """What has only the names of a release, where one is given."""
+
+    interface = ""
+    surface: Surface | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        known = object.__getattribute__
+        surface, path = known(self, "surface"), f"{known(self, 'interface')}.{name}"
+        if surface is not None and name in OF_TENSORRT and not surface.has(path):
+            raise AttributeError(f"TensorRT {surface.version} has no {path}")
+        return known(self, name)
+
+
+class EmulatedEngine(Released):
+    """An `ICudaEngine` of TensorRT 10.15, TensorRT-RTX 1.7, or older."""
+
+    interface = "ICudaEngine"
 
     def __init__(self, trt: EmulatedTensorRt, plan: EmulatedPlan) -> None:
-        self.trt, self.plan = trt, plan
+        self.trt, self.plan, self.surface = trt, plan, trt.surface
         self.inputs = (*plan.artifact.inputs, *plan.weights)
         self.specs = {spec.name: spec for spec in (*self.inputs, *plan.artifact.outputs)}
         self.num_io_tensors = len(self.specs)
@@ -69,11 +99,24 @@ class EmulatedEngine:
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self.plan.artifact.aliases.get(name)
 
-    def get_device_memory_size_for_profile_v2(self, index: int) -> int:
+    def memory_of(self, index: int) -> int:
         return 1000 * (1 + index)
+
+    def get_device_memory_size_for_profile_v2(self, index: int) -> int:
+        return self.memory_of(index)
+
+    def get_device_memory_size_for_profile(self, index: int) -> int:
+        return self.memory_of(index)
+
+    @property
+    def device_memory_size(self) -> int:
+        return self.memory_of(self.num_optimization_profiles - 1)
 
     def create_execution_context(self, how: Any) -> EmulatedContext:
         return EmulatedContext(self, how)
+
+    def create_execution_context_without_device_memory(self) -> EmulatedContext:
+        return EmulatedContext(self, "USER_MANAGED")
 
     def create_runtime_config(self) -> EmulatedRuntimeConfig:
         return EmulatedRuntimeConfig()
@@ -112,12 +155,16 @@ class EmulatedRuntimeCache:
         return self.content or (b"kernels of this GPU" if self.kept else b"")
 
 
-class EmulatedContext:
+class EmulatedContext(Released):
     """An `IExecutionContext` that takes nothing for granted."""
+
+    interface = "IExecutionContext"
 
     def __init__(self, engine: EmulatedEngine, how: Any) -> None:
         assert getattr(how, "strategy", how) == "USER_MANAGED"
-        self.engine, self.cuda = engine, engine.trt.cuda
+        self.engine, self.cuda, self.surface = engine, engine.trt.cuda, engine.trt.surface
+        self.strategy = getattr(how, "dynamic_shapes_kernel_specialization_strategy", None)
+        self.changes = 0  # of shapes and addresses
         self.profile: int | None = None
         self.fixed = {s.name: tuple(a for a in s.axes if isinstance(a, int)) for s in engine.plan.weights}
         self.shapes = dict(self.fixed)
@@ -132,15 +179,25 @@ class EmulatedContext:
     def set_device_memory(self, address: int, size: int) -> None:
         self.memory = (address, size)
 
+    @property
+    def device_memory(self) -> int:
+        return self.memory[0]
+
+    @device_memory.setter
+    def device_memory(self, address: int) -> None:
+        self.memory = (address, self.engine.memory_of(self.engine.num_optimization_profiles - 1))
+
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         assert self.profile is not None
         low, _, high = self.engine.get_tensor_profile_shape(name, self.profile)
         if len(shape) != len(low) or not all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True)):
             return False
+        self.changes += self.shapes.get(name) != shape
         self.shapes[name] = shape
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
+        self.changes += self.addresses.get(name) != address
         self.addresses[name] = address
         return name in self.engine.specs
 
@@ -161,12 +218,16 @@ class EmulatedContext:
         addresses, shapes, memory = dict(self.addresses), dict(self.shapes), self.memory
         aliases = engine.plan.artifact.aliases
         ready = set(shapes) == set(inputs) and set(addresses) == set(engine.specs)
-        needed = engine.get_device_memory_size_for_profile_v2(self.profile or 0)
+        needed = engine.memory_of(self.profile or 0)
         if not ready or memory[1] < needed or any(addresses[o] != addresses[i] for o, i in aliases.items()):
             return False
         dtypes = {name: np.dtype(spec.dtype) for name, spec in engine.specs.items()}
 
+        changes = None if cuda.captured is None else self.changes
+
         def work() -> None:
+            if changes not in (None, self.changes):
+                raise IllegalAddressError("a graph of another state of its context")
             cuda.at(*memory).fill(0xFF)
             values = {}
             for name in inputs:
@@ -189,7 +250,12 @@ class EmulatedTensorRt(ModuleType):
     TensorIOMode = SimpleNamespace(INPUT="INPUT", OUTPUT="OUTPUT")
     ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="USER_MANAGED", STATIC="STATIC")
     CudaGraphStrategy = SimpleNamespace(WHOLE_GRAPH_CAPTURE="WHOLE_GRAPH_CAPTURE")
-    DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="EAGER")
+    DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="EAGER", LAZY="LAZY")
+    EngineValidity = SimpleNamespace(VALID="VALID", INVALID="INVALID")
+    EngineInvalidityDiagnostics = enum.IntEnum(
+        "EngineInvalidityDiagnostics", {"VERSION_MISMATCH": 1, "UNSUPPORTED_CC": 2, "OLD_CUDA_DRIVER": 4}
+    )
+    invalid = 0  # what the library's validity call finds wrong with every plan
 
     class ILogger:
         Severity = SimpleNamespace(WARNING=2)
@@ -204,9 +270,15 @@ class EmulatedTensorRt(ModuleType):
         self.__version__ = version
         self.cuda, self.plans = cuda, plans
         self.engines: list[EmulatedEngine] = []
+        release = ".".join(version.split(".")[:2])
+        self.surface = Surface(release) if name == "tensorrt" and release in VERSIONS else None
+        if self.surface is not None and not self.surface.has("ExecutionContextAllocationStrategy"):
+            self.__class__ = EmulatedTensorRt8
 
     def Runtime(self, logger: Any) -> Any:
-        return SimpleNamespace(deserialize_cuda_engine=lambda content: self.engine(content, logger))
+        validity = (self.EngineValidity.INVALID if self.invalid else self.EngineValidity.VALID, self.invalid)
+        own = {"get_engine_validity": lambda content: validity} if self.__name__ == "tensorrt_rtx" else {}
+        return SimpleNamespace(deserialize_cuda_engine=lambda content: self.engine(content, logger), **own)
 
     def engine(self, content: bytes, logger: Any) -> EmulatedEngine | None:
         plan = self.plans.get(hashlib.sha256(content).hexdigest())
@@ -215,6 +287,15 @@ class EmulatedTensorRt(ModuleType):
             return None
         self.engines.append(EmulatedEngine(self, plan))
         return self.engines[-1]
+
+
+class EmulatedTensorRt8(EmulatedTensorRt):
+    """Without what came with TensorRT 10."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "ExecutionContextAllocationStrategy":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
 
 
 def plans_in(bundle: Path) -> dict[str, EmulatedPlan]:

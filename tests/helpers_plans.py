@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,15 @@ def of_tensorrt(value: dict[str, Any]) -> None:
         plan |= {"engine": "tensorrt", "version": "10.15.1.29", "sms": ["sm86"], "cuda": "12.0"}
 
 
-def answers(bundle: Path, backend: str, **options: Any) -> list[tuple[int, ...]]:
+def answers(bundle: Path, backend: str, **options: Any) -> list[tuple[Any, ...]]:
+    """Tokens of batches, of a long prompt, of draws; and the text of two caches that are used in turns."""
     with load(bundle, backend, precision="fp16") as model:
         found = model.generate(PROMPTS, max_new_tokens=24, **options)
         found += [model.generate(PROMPT * 60, max_new_tokens=8)]  # longer than one step's tokens
         found += model.generate(PROMPTS, max_new_tokens=24, seed=5, temperature=1.2, **options)
-    return [one.token_ids for one in found]
+        first, second = (model.stream(prompt, max_new_tokens=16) for prompt in PROMPTS[:2])
+        texts = [tuple(islice(first, 4)), tuple(islice(second, 4)), *zip_longest(first, second)]
+    return [*(one.token_ids for one in found), *texts]
 
 
 def only(bundle: Path, copy: Path, *ids: str) -> Path:

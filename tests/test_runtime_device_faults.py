@@ -64,6 +64,7 @@ def test_swapped_cache_bindings_are_refused(opened: tuple[EmulatedCuda, Any, Any
 
 def test_a_shape_past_the_profile_names_the_axis_and_the_way_out(
     opened: tuple[EmulatedCuda, Any, Any],
+    demo_bundle: Path,
 ) -> None:
     _, program, artifact = opened
     most = artifact.axis("batch").max
@@ -80,7 +81,11 @@ def test_a_shape_past_the_profile_names_the_axis_and_the_way_out(
         program.run({"input_ids": ids, "past_lengths": ids[:, 0], "logit_rows": ids[:1, 0]}, buffers)
     text = str(caught.value)
     assert f"takes 1 to {most} on axis 0 of input 'input_ids', not {most + 1}" in text
-    assert "planforge build" in text and "--max" in text
+    assert text.endswith("planforge export with a larger --max-batch") and f"takes {most} at most" in text
+    bundle = Bundle.open(demo_bundle)
+    (plan,) = bundle.manifest.plans
+    told = tensorrt_backend.explain(bundle, plan, "input_ids", 1, 7)
+    assert told.endswith("--max length=7") and told.startswith(f"planforge build {demo_bundle} --target rtx")
 
 
 def test_a_freed_buffer_is_noticed(opened: tuple[EmulatedCuda, Any, Any]) -> None:
@@ -148,6 +153,16 @@ def test_a_full_gpu_says_what_fits(demo_bundle: Path) -> None:
     none = pytest.raises(MemoryLimitError, match="not even one row would fit")
     with small, load(demo_bundle, "tensorrt-rtx", max_length=32) as model, none:
         model.generate(PROMPT)
+
+
+def test_a_gpu_that_was_full_serves_again_when_there_is_room(demo_bundle: Path) -> None:
+    with emulated_gpu(demo_bundle) as cuda, load(demo_bundle, "tensorrt-rtx") as model:
+        cuda.memory = cuda.used + 1_050_000  # of the cache, but not of what the plan computes on the way
+        for _ in range(2):
+            with pytest.raises(MemoryLimitError, match="are needed for"):
+                model.generate(PROMPT, max_new_tokens=4)
+        cuda.memory = 8 * 10**9
+        assert len(model.generate(PROMPT, max_new_tokens=4).token_ids) == 4
 
 
 def test_memory_is_reused_and_given_back(demo_bundle: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from dataclasses import replace
@@ -10,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from planforge.exporter import build
 from planforge.runtime import load
+from planforge.runtime.backends.passport import covers
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import (
     BackendError,
     BackendUnavailableError,
     InputError,
     IntegrityError,
+    ManifestError,
     PlanForgeError,
 )
 
@@ -39,13 +41,17 @@ def test_a_plan_for_another_gpu(demo_bundle: Path) -> None:
 
 
 def test_a_plan_for_some_gpus(own_bundle: Path) -> None:
-    build(own_bundle, target="rtx", sms=["sm86"])
+    def some(value: dict[str, Any]) -> None:
+        value["plans"][0] |= {"sms": ["sm86"], "candidates": 8}
 
-    def only_the_new(value: dict[str, Any]) -> None:
-        value["plans"] = [plan for plan in value["plans"] if plan["sms"] == ["sm86"]]
+    text = refusal(with_manifest(own_bundle, some), sm="sm89")
+    command = f"planforge build {own_bundle} --target rtx --sm sm89 --top-k 8"
+    assert f"is for sm86, this GPU is sm89; {command}" in text
 
-    text = refusal(with_manifest(own_bundle, only_the_new), sm="sm89")
-    assert f"is for sm86, this GPU is sm89; planforge build {own_bundle} --target rtx --sm sm89" in text
+
+def test_compatible_plans_are_not_for_jetson() -> None:
+    assert covers("sm80+", "sm89") and covers("sm80+", "sm120")
+    assert not any(covers("sm80+", sm) for sm in ("sm75", "sm87", "sm101", "sm110"))
 
 
 def test_a_plan_of_another_version(demo_bundle: Path) -> None:
@@ -131,6 +137,59 @@ def test_auto_takes_the_plan_that_fits_and_says_why_not_a_better_one(
     assert "decoder.inplace.fp16 was not verified" in chosen()
 
 
+def test_auto_goes_on_where_a_plan_does_not_open(own_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "planforge")
+
+    def line(**options: Any) -> str:
+        caplog.clear()
+        with load(own_bundle, **options) as model:
+            assert model.backend == "ort-cpu" and model.generate(PROMPT, max_new_tokens=1).token_ids
+        (line,) = (r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
+        return line
+
+    with emulated_gpu(own_bundle) as cuda:
+        trt: Any = sys.modules["tensorrt_rtx"]
+        trt.invalid = 1 | 4
+        assert "cannot run here: VERSION_MISMATCH, OLD_CUDA_DRIVER" in line()
+        trt.invalid = 0
+        plans, trt.plans = trt.plans, {}
+        assert "the magic tag does not match" in line()
+        trt.plans = plans
+        assert cuda.used == 0
+    with emulated_gpu(with_manifest(own_bundle, shortened)):
+        assert "max_length=100 is more than the 40 that the plan was built for" in line(max_length=100)
+        with pytest.raises(InputError, match="device=1 does not exist"):
+            load(own_bundle, device=1)
+
+
+def shortened(value: dict[str, Any]) -> None:
+    """As if the plan were for 40 tokens."""
+    for profile in value["plans"][0]["profiles"]:
+        axes = profile["axes"]
+        axes["tokens"] = [min(length, 40) for length in axes["tokens"]]
+
+
+def test_a_model_that_is_dropped_gives_its_memory_back_when_the_next_one_loads(demo_bundle: Path) -> None:
+    with emulated_gpu(demo_bundle) as cuda:
+        most = 0
+        for _ in range(4):
+            model = load(demo_bundle, "tensorrt-rtx")
+            model.generate(PROMPT, max_new_tokens=2)
+            most = most or cuda.used
+            del model
+            gc.collect()
+        assert cuda.used <= most
+        with load(demo_bundle, "tensorrt-rtx") as model:
+            stream = model.stream(PROMPT, max_new_tokens=9)
+            next(stream)
+        del stream
+        gc.collect()
+        load(demo_bundle, "tensorrt-rtx").close()
+        with load(demo_bundle, "tensorrt-rtx") as model:
+            model.generate(PROMPT, max_new_tokens=2)
+            assert cuda.used == most
+
+
 def test_a_bundle_may_have_a_plan_for_each_machine(own_bundle: Path) -> None:
     def two(value: dict[str, Any]) -> None:
         value["plans"].insert(0, {**value["plans"][0], "sms": ["sm87"]})
@@ -147,6 +206,13 @@ def test_narrowed_artifacts_have_the_plans_lengths(demo_bundle: Path) -> None:
     slots = {spec.axis_names()[2] for spec in narrowed.inputs if spec.role.startswith("past.")}
     assert slots == {manifest.max_length}
     assert narrowed.axis("batch") == artifact.axis("batch")
-    broken = replace(plan, profiles=({"name": "decode", "axes": {"batch": [1, 2]}},))
-    with pytest.raises((PlanForgeError, TypeError)):
+    broken = replace(plan, profiles=({"name": "decode", "axes": {"batch": [1, 2, 3]}},))
+    with pytest.raises(ManifestError, match=r"axes\.\w+ must be list, but is missing"):
         broken.narrowed(artifact)
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [3, 2, 1], [-1, 1, 1], ["1", 2, 3]])
+def test_a_passport_whose_lengths_are_none_is_refused(demo_bundle: Path, lengths: list[Any]) -> None:
+    (plan,) = Bundle.open(demo_bundle).manifest.plans
+    with pytest.raises(ManifestError, match="batch"):
+        replace(plan, profiles=({"name": "decode", "axes": {"batch": lengths}},))

@@ -32,6 +32,7 @@ from planforge.runtime.errors import (
 from .helpers_emulated_cuda import EmulatedCuda, Status
 from .helpers_emulated_gpu import EmulatedRuntimeCache, emulated_gpu
 from .helpers_plans import PROMPT, PROMPTS, answers, of_tensorrt, only, with_manifest
+from .helpers_tensorrt_surface import VERSIONS
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +140,7 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path], tmp_path: Pat
 
 def test_a_smaller_plan_limits_the_context(own_bundle: Path) -> None:
     build(own_bundle, target="rtx", sms=["sm86"], limits={"batch": 2, "length": 40})
-
-    def only_the_new(value: dict[str, Any]) -> None:
-        value["plans"] = [plan for plan in value["plans"] if plan["sms"] == ["sm86"]]
-
-    with_manifest(own_bundle, only_the_new)
-    with emulated_gpu(own_bundle):
+    with emulated_gpu(own_bundle):  # the one for all GPUs is still there
         with load(own_bundle, "tensorrt-rtx") as model:
             assert (model.max_length, model.max_batch) == (40, 2)
             assert model.generate(PROMPT, max_new_tokens=100).finish_reason == "context"
@@ -158,9 +154,9 @@ def test_steps_that_repeat_are_captured_once(tensorrt_bundle: Path) -> None:
         first = model.generate(PROMPT, max_new_tokens=20)
         launches, captured = cuda.graph_launches, cuda.calls.count("cudaStreamBeginCapture")
         assert (launches, captured) == (18, 1)  # prefill, a first step, and the others by the graph
-        for more, captured in ((19, 1), (20, 2)):
+        for captured in (2, 2):
             # The next call's cache lies where the last one's did; a prefill that is repeated is captured too.
-            launches += more
+            launches += 20
             assert model.generate(PROMPT, max_new_tokens=20).token_ids == first.token_ids
             assert (cuda.graph_launches, cuda.calls.count("cudaStreamBeginCapture")) == (launches, captured)
 
@@ -206,6 +202,34 @@ def test_kernels_compiled_once_are_kept_beside_the_plan(
         model.generate(PROMPT, max_new_tokens=1)
 
 
+@pytest.mark.parametrize("release", VERSIONS)
+def test_every_release_of_tensorrt_is_called_by_the_names_that_it_has(
+    release: str, portable_plan: Path, tmp_path: Path
+) -> None:
+    def of_release(value: dict[str, Any]) -> None:
+        of_tensorrt(value)
+        value["plans"][0]["version"] = f"{release}.0.1"
+
+    bundle = with_manifest(Path(shutil.copytree(portable_plan, tmp_path / "bundle")), of_release)
+    same = only(portable_plan, tmp_path / "same", "decoder.portable.fp16")
+    with load(same, "ort-cpu") as model:
+        meant = model.generate(PROMPTS, max_new_tokens=12)
+    with emulated_gpu(bundle, "tensorrt") as cuda:
+        with load(bundle, "tensorrt") as model:
+            found = model.generate(PROMPTS, max_new_tokens=12)
+        assert cuda.used == 0
+    assert [one.token_ids for one in found] == [one.token_ids for one in meant]
+
+
+def test_only_steps_whose_shapes_repeat_wait_for_kernels_of_their_own(demo_bundle: Path) -> None:
+    with emulated_gpu(demo_bundle), load(demo_bundle, "tensorrt-rtx") as model:
+        model.generate(PROMPT, max_new_tokens=3)
+        lanes = model.decoder.program.lanes
+        names = [profile["name"] for profile in Bundle.open(demo_bundle).manifest.plans[0].profiles]
+        found = {names[index]: lane.context.strategy for index, lane in lanes.items()}
+    assert found == {"prefill": "LAZY", "decode": "EAGER"}
+
+
 # Every line counts
 
 
@@ -221,10 +245,11 @@ LINES = [
         "return new_buffer(self.device, name, shape, self.dtype_of(name))",
         "return DeviceBuffer(self.device.allocate(2 * int(np.prod(shape)), name), shape, np.dtype('e'))",
     ),
-    (PROGRAM, "        self.set_shapes(lane, step.shapes)\n", ""),
+    (PROGRAM, "            self.set_shapes(lane, step.shapes)\n", ""),
+    (PROGRAM, "            lane.forget()\n            self.set", "            self.set"),
     (PROGRAM, "(*addresses.values(), *pinned)", "()"),
-    (PROGRAM, "self.share_activations(profile)", "pass"),
-    (PROGRAM, "lanes = list(self.lanes.values())", "pass"),
+    (PROGRAM, "context.set_device_memory(self.activations.address, self.activations.size)", "pass"),
+    (PROGRAM, "size = max(activation_bytes(", "size = min(activation_bytes("),
     (PROGRAM, "Step(profile, shapes, wanted,", "Step(0, (), wanted,"),
     (PROGRAM, ".on_host(array.shape)[...] = array", ".on_host(array.shape)"),
     (CACHE, "{spec.name: buffer, out.name: buffer}", "{spec.name: buffer}"),

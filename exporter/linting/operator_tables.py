@@ -68,8 +68,8 @@ INSTEAD = {
         " quantized graph for ONNX Runtime",
     ),
     "Attention": "write it as MatMul, Add, Softmax, MatMul: export at opset 22 or older",
-    "Gelu": "write it with Erf or Tanh, or export at opset 19 or older; `planforge build` does it by itself",
-    "LayerNormalization": "write it with ReduceMean and Sqrt; `planforge build` does it by itself",
+    "Gelu": "write it with Erf or Tanh: export at opset 19 or older, or see docs/deploy/jetson.md",
+    "LayerNormalization": "write it with ReduceMean and Sqrt, as docs/deploy/jetson.md does",
     "RMSNormalization": "write it as Mul, ReduceMean, Sqrt, Div: export at opset 22 or older",
     "RotaryEmbedding": "write it as Mul, Neg, Concat, Add: export at opset 22 or older",
     "TensorScatter": "grow the cache with Concat instead (`planforge export --target portable`)",
@@ -77,7 +77,7 @@ INSTEAD = {
     "NonZero": "use a mask of fixed shape",
     **dict.fromkeys(
         ("BiasGelu", "FastGelu", "GatherBlockQuantized", "GroupQueryAttention", "SkipLayerNormalization"),
-        "export for that target (`planforge export --target rtx` or portable)",
+        "they are for ONNX Runtime: take another graph, `planforge export --target portable` (or rtx)",
     ),
     "MatMulNBits": "store the weight in int4 behind DequantizeLinear, opset 21",
 }

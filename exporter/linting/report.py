@@ -98,7 +98,10 @@ class LintReport:
     def instead(self, graph: str, target: str) -> str:
         """Of a graph with errors, which other one of a bundle the target takes."""
         fitting = self.fitting(graph, target)
-        return "" if not fitting or graph in fitting else f"; use {Path(fitting[0]).name}"
+        if not fitting or graph in fitting:
+            return ""
+        alike = [other for other in fitting if precision_of(other) == precision_of(graph)]
+        return f"; use {Path((alike or fitting)[0]).name}"
 
     def of(self, graph: str, target: str) -> list[Finding]:
         """What was found of one graph for one target."""
@@ -151,6 +154,11 @@ class LintReport:
 def kind_of(graph: str) -> str:
     """Of a bundle's graph what it is for, such as "decoder"."""
     return Path(graph).name.partition(".")[0]
+
+
+def precision_of(graph: str) -> str:
+    """Of a bundle's graph, as in "decoder.ort.fp16-1a2b3c4d.onnx"."""
+    return Path(graph).name.rpartition(".")[0].rpartition(".")[2].partition("-")[0]
 
 
 def place_text(finding: Finding, with_graph: bool) -> str:

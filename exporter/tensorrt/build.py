@@ -161,7 +161,7 @@ def build_plan(
         tuple(answer["sms"]),
         out.stat().st_size,
         time.perf_counter() - started,
-        tuple(profiles),
+        tuple(Profile.from_json(profile) for profile in answer["profiles"]),
         answer["cuda"],
         options,
         tuple(PlanWeight.from_json(weight) for weight in answer["weights"]),
@@ -173,13 +173,13 @@ def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
     """The wanted compute capabilities, each once, if the engine is here and can build for them."""
     if engine not in LIBRARIES:
         raise BuildError(f"engine {engine!r} is not one of {sorted(LIBRARIES)}")
-    wanted = list(dict.fromkeys(sm.lower() for sm in sms))
+    wanted = list(dict.fromkeys(sm.lower() if not sm.isdecimal() else f"sm{sm}" for sm in sms))
     allowed = LIBRARIES[engine].sms
     unknown = [sm for sm in wanted if allowed and sm not in allowed]
     if unknown:
         raise BuildError(
             f"{engine} builds no plans for {', '.join(unknown)}, only for {', '.join(allowed)};"
-            " for another GPU use --engine tensorrt on the machine that has it"
+            " for another GPU use --target tensorrt on the machine that has it"
         )
     if allowed and not wanted:
         raise BuildError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")

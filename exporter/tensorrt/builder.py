@@ -72,10 +72,13 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
         config.set_flag(trt.BuilderFlag.FP16)
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
         keep_types(trt, network, types)
+    taken = []
     for profile in profiles:
-        if not add_profile(builder, config, profile, artifact):
+        added = add_profile(builder, config, profile, artifact)
+        if added is None:
             why = build_errors(log.errors)
             raise BuildError(f"TensorRT refuses profile {profile.name!r} of {profile.axes}: {why}")
+        taken.append(added.to_json())
     if library.sms:
         set_compute_capabilities(trt, config, sms)
     write_plan(trt, builder, network, config, Path(request["out"]), log)
@@ -83,7 +86,7 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     warnings = dict.fromkeys(in_words(warning) for warning in log.warnings)
     sms = ["sm80+"] if request["options"].get("compatible") else sms
     found = {"version": trt.__version__, "sms": sms, "cuda": cuda, "warnings": list(warnings)}
-    return {**found, "weights": [asdict(weight) for weight in weights]}
+    return {**found, "profiles": taken, "weights": [asdict(weight) for weight in weights]}
 
 
 def check_release(trt: Any, wanted: Sequence[int] | None) -> None:

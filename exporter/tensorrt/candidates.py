@@ -36,7 +36,10 @@ def check_candidates(artifact: Artifact, count: int) -> None:
     vocabulary = artifact.output("logits").axes[-1]
     most = min(MOST, vocabulary) if isinstance(vocabulary, int) else MOST
     if not 1 <= count <= most:
-        raise BuildError(f"--top-k {count} must be 1 to {most}, of which TensorRT picks the likeliest tokens")
+        raise BuildError(
+            f"--top-k {count} must be 1 to {most}: the model has {vocabulary} tokens, and TensorRT picks"
+            f" {MOST} at most"
+        )
 
 
 def add_candidates(model: ModelProto, artifact: Artifact, count: int) -> None:

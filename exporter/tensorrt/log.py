@@ -38,6 +38,10 @@ TRANSLATIONS = (
         "the length of its cache is not a number; the profiles must freeze the slots axis",
     ),
     (
+        r"Requested size was (?P<size>\d+) bytes",
+        "it needs {size} bytes to work in: give a larger --workspace (in MiB), or none",
+    ),
+    (
         r"Failed to open file: (?P<file>.*)$",
         "the weights file {file} is missing",
     ),

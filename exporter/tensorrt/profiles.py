@@ -145,7 +145,7 @@ def limited(artifact: Artifact, max_batch: int | None, max_length: int | None) -
     if max_batch is not None:
         maxima |= batch_maxima(artifact, max_batch)
     if max_length is not None:
-        length = checked("max_length", max_length, 2, artifact.axis("tokens").max)
+        length = checked("length", max_length, 2, artifact.axis("tokens").max)
         maxima |= {"tokens": length, "source_tokens": length, SLOTS: length, "past": length - 1}
     ranges: dict[str, Range] = {}
     for name, (_, axis) in first_uses(artifact).items():
@@ -158,16 +158,17 @@ def batch_maxima(artifact: Artifact, max_batch: int) -> dict[str, int]:
     """The maximum of "batch"; of a decoder with a source, whose rows are beams, that of "sources" too."""
     rows = artifact.axis("batch").max
     if "sources" not in first_uses(artifact):
-        return {"batch": checked("max_batch", max_batch, 1, rows)}
+        return {"batch": checked("batch", max_batch, 1, rows)}
     sources = artifact.axis("sources").max
-    checked("max_batch", max_batch, 1, sources)
+    checked("batch", max_batch, 1, sources)
     return {"sources": max_batch, "batch": max_batch * (rows // sources)}
 
 
 def checked(name: str, value: int, low: int, high: int) -> int:
     """A maximum that was asked for, if the graph allows it."""
     if not low <= value <= high:
-        raise BuildError(f"{name} is {value}, but the graph allows {low}..{high}; export again for more")
+        more = f"; for more, export again with a larger --max-{name}" if value > high else ""
+        raise BuildError(f"--max {name}={value} is outside of what the graph allows, {low} to {high}{more}")
     return value
 
 
@@ -200,9 +201,17 @@ def first_uses(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
     return uses
 
 
-def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact) -> bool:
-    """Adds one profile to a builder's config; False where TensorRT refuses it."""
+def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact) -> Profile | None:
+    """Adds one profile to a builder's config: as the builder has it then, or None where it refuses it."""
     added = builder.create_optimization_profile()
     for spec in artifact.inputs:
         added.set_shape(spec.name, *profile.shapes(spec))
-    return bool(config.add_optimization_profile(added) >= 0)
+    if config.add_optimization_profile(added) < 0:
+        return None
+    axes: dict[str, Range] = {}
+    for spec in artifact.inputs:
+        low, best, high = added.get_shape(spec.name)
+        for index, name in enumerate(spec.axis_names()):
+            if isinstance(name, str):
+                axes[name] = int(low[index]), int(best[index]), int(high[index])
+    return Profile(profile.name, axes)

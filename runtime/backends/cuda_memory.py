@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -16,8 +17,13 @@ import numpy as np
 from ..errors import BackendError, BackendUnavailableError, ClosedError, InputError, MemoryLimitError
 from .backend import Array, Shape
 
-OUT_OF_MEMORY, NOT_CAPTURABLE = 2, 900  # cudaErrorMemoryAllocation, cudaErrorStreamCaptureUnsupported
-INVALIDATED = 901  # cudaErrorStreamCaptureInvalidated
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+NOT_CAPTURABLE = range(900, 909)  # cudaErrorStreamCaptureUnsupported to cudaErrorCapturedEvent
+NO_DRIVER = (
+    "no NVIDIA driver was found: install it, start a container with --gpus all, or copy the bundle to a"
+    " machine with a GPU"
+)
+NON_BLOCKING = 1  # cudaStreamNonBlocking: what others ask of this GPU disturbs no capture
 
 
 @dataclass(frozen=True)
@@ -79,9 +85,10 @@ def gpus() -> list[Gpu]:
         BackendUnavailableError: the bindings or the driver are missing, or the driver is too old; says which.
     """
     cuda = import_cuda()
-    driver, needed = cuda_of_driver(), cuda_version(called(cuda, "cudaRuntimeGetVersion"))
+    driver = cuda_of_driver()
     if driver == (0, 0):
-        raise BackendUnavailableError("no NVIDIA driver was found")
+        raise BackendUnavailableError(NO_DRIVER)
+    needed = cuda_version(called(cuda, "cudaRuntimeGetVersion"))
     try:
         count = called(cuda, "cudaGetDeviceCount")
     except CudaError as error:
@@ -102,7 +109,26 @@ def gpus() -> list[Gpu]:
 
 def cuda_of_driver() -> tuple[int, int]:
     """The newest version of CUDA that the driver has, such as (13, 0); (0, 0) where there is no driver."""
-    return cuda_version(called(import_cuda(), "cudaDriverGetVersion"))
+    try:
+        return cuda_version(called(import_cuda(), "cudaDriverGetVersion"))
+    except RuntimeError:  # of cuda-bindings below 12.9
+        return 0, 0
+
+
+def driver_is_missing() -> bool:
+    """Whether there is no driver for sure; where the bindings are missing too, by looking for its library."""
+    try:
+        return cuda_of_driver() == (0, 0)
+    except BackendUnavailableError:
+        return not library_is_there("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def library_is_there(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
 
 
 def cuda_version(number: int) -> tuple[int, int]:
@@ -134,10 +160,14 @@ class Device:
         self.cuda = import_cuda()
         self.lock = threading.RLock()
         self.programs = 0  # that are open on it
-        self.pool: dict[int, deque[int]] = defaultdict(deque)  # freed memory, by its size, the oldest first
-        self.unpinned: list[int] = []  # freed host memory
+        self.released: deque[tuple[int, int]] = deque()  # (size, address) of freed memory, the oldest first
+        self.pool: dict[int, deque[int]] = defaultdict(deque)  # the same, by its size
+        self.unpinned: deque[int] = deque()  # freed host memory
         with self.turn():
-            self.stream = self.call("cudaStreamCreate")
+            self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self.streams = [self.stream]
+        left = Leftovers(self.cuda, index, self.released, self.pool, self.unpinned, self.streams)
+        weakref.finalize(self, LEFT_BEHIND.append, left).atexit = False
 
     def call(self, function: str, *arguments: Any) -> Any:
         """A CUDA function's result; errors as exceptions."""
@@ -162,8 +192,9 @@ class Device:
         """
         size = max(size, 1)
         with self.turn():
-            if self.pool[size]:
-                return Memory(self, self.pool[size].popleft(), size)
+            self.sort_released()
+            if blocks := self.pool.get(size):
+                return Memory(self, blocks.popleft(), size)
             self.sweep()  # calls that are alike find what they freed; another call must not find a full GPU
             try:
                 return Memory(self, self.call("cudaMalloc", size), size)
@@ -173,8 +204,9 @@ class Device:
                 free = self.free_memory()
                 raise MemoryLimitError(
                     f"{self.gpu.name} has {free / 1e6:.1f} MB free of {self.gpu.memory / 1e6:.0f} MB, and"
-                    f" {size / 1e6:.1f} MB are needed for {what}. Close other programs that use it, or load a"
-                    " smaller max_length",
+                    f" {size / 1e6:.1f} MB are needed for {what}. Close other programs that use it, take"
+                    " smaller batches, or load a smaller max_length (of a plan: build it again with --max"
+                    " length=N)",
                     needed=size,
                     limit=free,
                 ) from error
@@ -185,6 +217,7 @@ class Device:
             status, free, _ = self.cuda.cudaMemGetInfo()
             if int(status):
                 return 0
+            self.sort_released()
             return int(free) + sum(size * len(blocks) for size, blocks in self.pool.items())
 
     def release(self, address: int, size: int) -> None:
@@ -193,11 +226,19 @@ class Device:
         In the order in which it was allocated, so that the same addresses serve again, which graphs know.
         Called when garbage is collected, in any thread, perhaps while a graph is captured: it calls nothing.
         """
-        self.pool[size].append(address)
+        self.released.append((size, address))
+
+    def sort_released(self) -> None:
+        while self.released:
+            size, address = self.released.popleft()
+            self.pool[size].append(address)
 
     def sweep(self) -> None:
-        """Frees what was released."""
+        """Frees what was released, also by models that were dropped without being closed."""
+        while LEFT_BEHIND:
+            LEFT_BEHIND.popleft().free()
         with self.turn():
+            self.sort_released()
             for blocks in self.pool.values():
                 while blocks:
                     self.call("cudaFree", blocks.pop())
@@ -210,7 +251,7 @@ class Device:
         self.call("cudaStreamBeginCapture", self.stream, mode)
         try:
             work()
-        except BackendError:
+        except (BackendError, RuntimeError):
             status, graph = self.cuda.cudaStreamEndCapture(self.stream)
             if not int(status) and graph is not None:
                 self.call("cudaGraphDestroy", graph)
@@ -218,7 +259,7 @@ class Device:
         try:
             graph = self.call("cudaStreamEndCapture", self.stream)
         except CudaError as error:
-            if error.code in (NOT_CAPTURABLE, INVALIDATED):
+            if error.code in NOT_CAPTURABLE:
                 return None
             raise
         return Graph(self, graph)
@@ -229,7 +270,32 @@ class Device:
             self.programs -= 1
             self.sweep()
             if not self.programs:
-                self.call("cudaStreamDestroy", self.stream)
+                self.call("cudaStreamDestroy", self.streams.pop())
+
+
+@dataclass
+class Leftovers:
+    """What a device had when it was garbage. Another one frees it: here may be any thread, or a capture."""
+
+    cuda: Any
+    index: int
+    released: deque[tuple[int, int]]
+    pool: dict[int, deque[int]]
+    unpinned: deque[int]
+    streams: list[Any]
+
+    def free(self) -> None:
+        memory = [address for _, address in self.released]
+        memory += [address for blocks in self.pool.values() for address in blocks]
+        calls = [("cudaSetDevice", self.index), *(("cudaFree", address) for address in memory)]
+        calls += [("cudaFreeHost", address) for address in self.unpinned]
+        calls += [("cudaStreamDestroy", stream) for stream in self.streams]
+        for function, argument in calls:
+            with contextlib.suppress(CudaError):  # it is nobody's any more
+                called(self.cuda, function, argument)
+
+
+LEFT_BEHIND: deque[Leftovers] = deque()
 
 
 class Graph:
@@ -248,7 +314,7 @@ class Graph:
 
 
 class Memory:
-    """Device memory, freed when nobody holds it any more."""
+    """Device memory, free for the next buffer when nobody holds it any more."""
 
     def __init__(self, device: Device, address: int, size: int) -> None:
         self.device = device

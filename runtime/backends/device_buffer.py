@@ -75,8 +75,8 @@ def uploaded(device: Device, name: str, values: Array) -> DeviceBuffer:
     buffer = DeviceBuffer(device.allocate(values.nbytes, name), values.shape, values.dtype)
     with device.turn():
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
-        address = np.ascontiguousarray(values).ctypes.data
-        device.call("cudaMemcpyAsync", buffer.address, address, buffer.nbytes, kind, device.stream)
+        values = np.ascontiguousarray(values)
+        device.call("cudaMemcpyAsync", buffer.address, values.ctypes.data, buffer.nbytes, kind, device.stream)
         device.synchronise()  # before the values may go
     return buffer
 

@@ -3,52 +3,83 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from ..bundle.bundle import Bundle
-from ..errors import BackendUnavailableError, InputError
+from ..errors import BackendError, BackendUnavailableError, InputError, MemoryLimitError
 from .backend import Backend
+from .cuda_memory import NO_DRIVER, driver_is_missing
 
+Model = TypeVar("Model")
 log = logging.getLogger("planforge")
 
 RUNGS = ("tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu")  # the best first
 BACKENDS = ("auto", *RUNGS)
 
 
-def choose_backend(
+def open_on(
     name: str,
     bundle: Bundle,
+    open_model: Callable[[Backend], Model],
     precision: str | None = None,
     threads: int | None = None,
     verify: bool = False,
     device: int = 0,
-) -> Backend:
-    """The named engine, or with "auto" the best one that works here; one log line says which, and why.
+) -> tuple[Backend, Model]:
+    """A model on the named engine, or with "auto" on the best one that opens it; one log line says why.
 
     Raises:
         InputError: no such backend, or no such GPU.
         BackendUnavailableError: says what is missing, and what to install or to run.
+        PlanForgeError: whatever else the named engine, or the last one tried, says.
     """
     if name not in BACKENDS:
         raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}")
-    reasons = []
-    for rung in RUNGS if name == "auto" else (name,):
+    reasons: dict[str, list[str]] = {}
+    rungs = RUNGS if name == "auto" else (name,)
+    for rung in rungs:
         try:
-            backend = open_rung(rung, bundle, precision, threads, verify, device)
+            backend = new_backend(rung, bundle, precision, threads, verify, device)
+            model = opened(backend, open_model, last=rung == rungs[-1])
         except BackendUnavailableError as error:
             if rung == name:
                 raise BackendUnavailableError(
                     f"{bundle.folder.name} cannot run on {rung}: {error}"
                 ) from error
-            reasons.append(f"{rung} was skipped, as {error}")
+            reasons.setdefault(str(error), []).append(rung)
         else:
             break
     else:
-        raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {'; '.join(reasons)}")
-    log.info("%s runs on %s, %s", bundle.folder.name, backend.name, "; ".join([str(backend), *reasons]))
-    return backend
+        said = "; ".join(skipped(reasons))
+        raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {said}")
+    said = "; ".join([str(backend), *skipped(reasons)])
+    log.info("%s runs on %s, %s", bundle.folder.name, backend.name, said)
+    if device and backend.name == "ort-cpu":
+        log.warning("device=%d is not used: %s runs on ort-cpu", device, bundle.folder.name)
+    return backend, model
 
 
-def open_rung(
+def skipped(reasons: Mapping[str, Sequence[str]]) -> list[str]:
+    """Which rungs were passed over, by why."""
+    found = []
+    for reason, (first, *others) in reasons.items():
+        names = f"{', '.join((first, *others[:-1]))} and {others[-1]} were" if others else f"{first} was"
+        found.append(f"{names} skipped, as {reason}")
+    return found
+
+
+def opened(backend: Backend, open_model: Callable[[Backend], Model], last: bool) -> Model:
+    """The model; an engine that is not the last to try and does not open it is as good as not there."""
+    try:
+        return open_model(backend)
+    except (BackendError, InputError, MemoryLimitError) as error:
+        if last:
+            raise
+        raise BackendUnavailableError(str(error)) from error
+
+
+def new_backend(
     name: str, bundle: Bundle, precision: str | None, threads: int | None, verify: bool, device: int
 ) -> Backend:
     """One engine for a bundle. What an engine needs is imported when it is tried."""
@@ -56,6 +87,8 @@ def open_rung(
         from .ort_backend import OrtCpuBackend
 
         return OrtCpuBackend(threads, verify)
+    if driver_is_missing():  # the first thing to know, whatever else is missing
+        raise BackendUnavailableError(NO_DRIVER)
     if name == "ort-cuda":
         from .ort_cuda_backend import OrtCudaBackend
 

@@ -8,6 +8,8 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Plan
 from .tensorrt_library import LIBRARIES
 
+JETSON = ("sm72", "sm87", "sm101", "sm110")
+
 
 @dataclass(frozen=True)
 class Host:
@@ -34,7 +36,7 @@ def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[
     manifest = bundle.manifest
     wanted = precision or manifest.default_precision
     found: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
-    reasons = [f"the bundle has no plan of {library}; make one: {rebuild_command(bundle, library)}"]
+    reasons = [f"the bundle has no plan of {library}; {way_to_a_plan(bundle, library)}"]
     for plan in manifest.plans:
         artifact = manifest.artifact(plan.built_from)
         if plan.engine != library:
@@ -51,6 +53,22 @@ def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[
     return (found, "") if all(found.values()) else ({}, reasons[-1])
 
 
+def way_to_a_plan(bundle: Bundle, library: str) -> str:
+    """The command that builds a plan, if the bundle has the graphs for it; else that which exports them."""
+    artifacts = bundle.manifest.artifacts
+    of_encoders = {"encoder": ("portable",)}
+    of_decoders = ("inplace",) if library == "tensorrt-rtx" else ("inplace", "portable")
+    ready = {
+        a.graph
+        for a in artifacts
+        if a.precision == "fp16" and a.dialect in of_encoders.get(a.graph, of_decoders)
+    }
+    if ready == {a.graph for a in artifacts}:
+        return f"make one: {rebuild_command(bundle, library)}"
+    targets = "cpu,rtx" if library == "tensorrt-rtx" else "cpu,rtx,portable"
+    return f"it has no graphs for one either: planforge export with --precision fp32,fp16 --target {targets}"
+
+
 def changed_since(plan: Plan, bundle: Bundle) -> str:
     """What a plan was built from that is not in the bundle any more; empty where all is."""
     artifact = bundle.manifest.artifact(plan.built_from)
@@ -65,7 +83,7 @@ def changed_since(plan: Plan, bundle: Bundle) -> str:
 
 def misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
     """Why a plan does not run on a host, and what to do; empty where it runs."""
-    again = f"; {rebuild_command(bundle, plan.engine, host.sm)}"
+    again = f"; {rebuild_command(bundle, plan.engine, host.sm, plan)}"
     if LIBRARIES[plan.engine].sms and host.sm not in LIBRARIES[plan.engine].sms:
         again = ", which it does not know: use backend='ort-cuda', or a plan of TensorRT"
     if plan.sms and not any(covers(sm, host.sm) for sm in plan.sms):
@@ -80,8 +98,8 @@ def misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
 
 def covers(listed: str, present: str) -> bool:
     """Whether a listed architecture, "sm86" or "sm80+" for it and all later ones, is the present one."""
-    if listed.endswith("+"):
-        return int(present[2:]) >= int(listed[2:-1])
+    if listed.endswith("+"):  # hardware compatibility is not for Jetson
+        return int(present[2:]) >= int(listed[2:-1]) and present not in JETSON
     return listed == present
 
 
@@ -101,8 +119,16 @@ def version_of(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def rebuild_command(bundle: Bundle, library: str, sm: str | None = None) -> str:
-    """The command that makes a plan for this machine."""
-    target = {"tensorrt-rtx": "rtx"}.get(library, library)
-    architecture = f" --sm {sm}" if sm and library == "tensorrt-rtx" else ""
-    return f"planforge build {bundle.folder} --target {target}{architecture}"
+def rebuild_command(bundle: Bundle, library: str, sm: str | None = None, plan: Plan | None = None) -> str:
+    """The command that makes a plan for this machine.
+
+    Args:
+        plan: whose options are kept.
+    """
+    command = f"planforge build {bundle.folder} --target {'rtx' if library == 'tensorrt-rtx' else library}"
+    if library == "tensorrt-rtx" and (sm or plan):
+        command += f" --sm {sm or ','.join(plan.sms if plan else ())}"
+    if plan is not None:
+        command += " --strip" * bool(plan.weights) + " --compatible" * plan.compatible
+        command += f" --top-k {plan.candidates}" * bool(plan.candidates)
+    return command

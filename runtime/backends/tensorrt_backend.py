@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..bundle.bundle import Bundle
-from ..bundle.manifest import Artifact, Plan, PlanWeight
+from ..bundle.manifest import Artifact, Axis, Plan, PlanWeight
 from ..errors import BackendError, BackendUnavailableError, BundleError, ManifestError
 from .cuda_memory import Device, cuda_of_driver, gpu_at
 from .device_buffer import DeviceBuffer, uploaded
@@ -54,7 +55,8 @@ class TensorRtBackend:
         self.plans: dict[str, Plan] = {}
         for graph, candidates in plans.items():
             fits = {plan.file: misfit(plan, host, bundle) for plan in candidates}
-            chosen = next((plan for plan in candidates if not fits[plan.file]), None)
+            # Of several the one that was built last.
+            chosen = next((plan for plan in reversed(candidates) if not fits[plan.file]), None)
             if chosen is None:
                 raise BackendUnavailableError(fits[candidates[-1].file])
             self.plans[graph] = chosen
@@ -79,7 +81,7 @@ class TensorRtBackend:
             engine = load_engine(self.trt, path, plan)
             cache = RuntimeCache(path, plan.version, self.device.gpu.sm) if self.is_rtx else None
             weights = {w.name: self.weight(bundle, w) for w in plan.weights}
-            way_out = self.explain(bundle)
+            way_out = partial(explain, bundle, plan)
             return TensorRtProgram(self.trt, engine, self.device, path.name, cache, way_out, weights)
 
     def weight(self, bundle: Bundle, weight: PlanWeight) -> DeviceBuffer:
@@ -98,9 +100,18 @@ class TensorRtBackend:
     def is_rtx(self) -> bool:
         return self.name == "tensorrt-rtx"
 
-    def explain(self, bundle: Bundle) -> str:
-        """What to do about a shape that no profile takes."""
-        return f"for more, {rebuild_command(bundle, self.name)} --max AXIS=N"
+
+def explain(bundle: Bundle, plan: Plan, name: str, axis: int, length: int) -> str:
+    """What to do about a length of an input's axis that no profile takes."""
+    artifact = bundle.manifest.artifact(plan.built_from)
+    (spec,) = (spec for spec in artifact.inputs if spec.name == name)
+    graphs = spec.axes[axis]
+    if not isinstance(graphs, Axis) or length < graphs.min:
+        return "no plan of this graph takes it"
+    option = "batch" if graphs.name == "batch" else "length"
+    if length > graphs.max:
+        return f"the graph takes {graphs.max} at most: planforge export with a larger --max-{option}"
+    return f"{rebuild_command(bundle, plan.engine, plan=plan)} --max {option}={length}"
 
 
 def load_engine(trt: Any, path: Path, plan: Plan) -> Any:
@@ -115,9 +126,12 @@ def load_engine(trt: Any, path: Path, plan: Plan) -> Any:
         runtime.engine_host_code_allowed = True
     content = path.read_bytes()
     if hasattr(runtime, "get_engine_validity"):
-        validity, diagnostics = runtime.get_engine_validity(content)
+        validity, bits = runtime.get_engine_validity(content)
         if validity == trt.EngineValidity.INVALID:
-            raise BackendError(f"{trt.__name__} says that {path.name} cannot run here: {diagnostics}")
+            kinds = trt.EngineInvalidityDiagnostics.__members__.items()
+            names = [name for name, kind in kinds if int(bits) & int(kind)]
+            why = ", ".join(names) or said(logger)
+            raise BackendError(f"{trt.__name__} says that {path.name} cannot run here: {why}")
     engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
         raise BackendError(f"{trt.__name__} cannot load {path.name}: {said(logger)}")

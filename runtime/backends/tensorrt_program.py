@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,7 +21,6 @@ from .tensorrt_library import NUMPY_TYPES
 log = logging.getLogger("planforge")
 
 MOST_WAYS = 1024  # combinations of shapes that are remembered
-MOST_GRAPHS = 16  # captured steps that are kept; each holds some hundred kilobytes
 Range: TypeAlias = tuple[Shape, Shape, Shape]  # smallest, best, largest
 Shapes: TypeAlias = tuple[tuple[str, Shape], ...]
 
@@ -38,25 +37,33 @@ class Step:
 
 @dataclass
 class Lane:
-    """One profile's context, and what it was told last."""
+    """One profile's context, what it was told last, and that captured: a graph is of a context's state."""
 
     context: Any
     shapes: Shapes = ()
-    last: Step | None = None  # what ran last, not from a graph
+    last: Step | None = None
+    graph: Graph | None = None
+
+    def forget(self) -> None:
+        """Lets go of the last step, before the context is told something else."""
+        self.last = None
+        if self.graph is not None:
+            self.graph.close()
+            self.graph = None
 
 
 class TensorRtProgram:
     """One plan, loaded.
 
-    Host arrays go through pinned memory, and each step's launches are captured in a CUDA graph as soon as
-    a step is repeated; TensorRT-RTX captures by itself.
+    Host arrays go through pinned memory, and a step's launches are captured in a CUDA graph as soon as the
+    step is repeated; TensorRT-RTX captures by itself.
 
     Args:
         trt: the library.
         engine: an `ICudaEngine`.
         name: for messages.
         cache: of kernels that TensorRT-RTX compiled on this GPU before.
-        way_out: what to do about a shape that no profile takes.
+        way_out: what to do about a length that no profile takes, told the input, the axis and the length.
         weights: inputs that are the same at every step, and have no profiles.
     """
 
@@ -67,7 +74,7 @@ class TensorRtProgram:
         device: Device,
         name: str,
         cache: RuntimeCache | None,
-        way_out: str,
+        way_out: Callable[[str, int, int], str],
         weights: Mapping[str, DeviceBuffer],
     ) -> None:
         self.trt, self.engine, self.device, self.name, self.way_out = trt, engine, device, name, way_out
@@ -89,7 +96,6 @@ class TensorRtProgram:
         self.staging = {t: Staging(device, t, self.dtypes[t]) for t in self.tensors}
         self.activations: Memory | None = None
         self.ways: dict[Shapes, tuple[int, dict[str, Shape]]] = {}
-        self.graphs: OrderedDict[Step, Graph] = OrderedDict()
         self.captures = cache is None
         self.runtime_config = None if cache is None else rtx_config(trt, engine, cache)
 
@@ -117,7 +123,7 @@ class TensorRtProgram:
             raise InputError(f"{self.name}: input {missing[0]!r} was not given")
         shapes = tuple((name, given[name]) for name in self.inputs)
         wanted = tuple(n for n in (self.outputs if outputs is None else outputs) if n not in bound)
-        with self.device.turn():
+        with self.device.turn(), self.mapped_errors():
             profile, sizes = self.way_of(shapes)
             for name, array in inputs.items():
                 self.staging[name].on_host(array.shape)[...] = array
@@ -138,42 +144,41 @@ class TensorRtProgram:
             self.device.synchronise()
             return {name: array.copy() for name, array in results.items()}
 
+    @contextmanager
+    def mapped_errors(self) -> Iterator[None]:
+        """The library's own exceptions in ours."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise BackendError(f"{self.name}: {' '.join(str(error).split())}") from error
+
     def launch(self, step: Step, addresses: Mapping[str, int], work: Callable[[], None]) -> None:
         """Does the work, from the second time in succession on as one captured graph."""
-        if step in self.graphs:
-            self.graphs.move_to_end(step)
-            self.graphs[step].launch()
-            return
         lane = self.lanes[step.profile]
-        self.tell(lane, step, addresses)
-        if self.captures and lane.last == step:
-            graph = self.device.capture(work)
-            self.captures = graph is not None
-            if graph is None:
-                log.info("%s cannot be captured in a CUDA graph, so each step is launched anew", self.name)
-            else:
-                self.graphs[step] = graph
-                if len(self.graphs) > MOST_GRAPHS:
-                    self.graphs.popitem(last=False)[1].close()
-                graph.launch()
-                return
-        lane.last = None
-        work()
-        lane.last = step
-
-    def tell(self, lane: Lane, step: Step, addresses: Mapping[str, int]) -> None:
-        """Gives a context its shapes and addresses."""
-        self.set_shapes(lane, step.shapes)
-        if lane.last == step:
+        if lane.last != step:
+            lane.forget()
+            self.set_shapes(lane, step.shapes)
+            for name, address in addresses.items():
+                if not lane.context.set_tensor_address(name, address):
+                    raise BackendError(f"{self.name} refuses the address of {name!r}")
+            work()
+            lane.last = step
             return
-        for name, address in addresses.items():
-            if not lane.context.set_tensor_address(name, address):
-                raise BackendError(f"{self.name} refuses the address of {name!r}")
+        if lane.graph is None and self.captures:
+            lane.graph = self.device.capture(work)
+            self.captures = lane.graph is not None
+            if not self.captures:
+                log.info("%s cannot be captured in a CUDA graph, so each step is launched anew", self.name)
+        if lane.graph is not None:
+            lane.graph.launch()
+        else:
+            work()
 
     def set_shapes(self, lane: Lane, shapes: Shapes) -> None:
         if lane.shapes == shapes:
             return
-        lane.shapes, lane.last = (), None
+        lane.forget()
+        lane.shapes = ()
         for name, shape in shapes:
             if not lane.context.set_input_shape(name, shape):
                 raise BackendError(f"{self.name} refuses the shape {shape} of {name!r}")
@@ -216,7 +221,7 @@ class TensorRtProgram:
             if all(within(shape, profile[name]) for name, shape in shapes)
         ]
         if not fitting:
-            raise InputError(f"{self.name} {self.nearest_miss(shapes)}; {self.way_out}")
+            raise InputError(f"{self.name} {self.nearest_miss(shapes)}")
         return min(fitting, key=lambda i: sum(distance(s, self.profiles[i][n]) for n, s in shapes))
 
     def nearest_miss(self, shapes: Shapes) -> str:
@@ -228,57 +233,53 @@ class TensorRtProgram:
         if len(shape) != len(low):
             return f"takes no shape {shape} of input {name!r}, which has {len(low)} axes"
         axis = next(i for i, n in enumerate(shape) if not low[i] <= n <= high[i])
-        return f"takes {low[axis]} to {high[axis]} on axis {axis} of input {name!r}, not {shape[axis]}"
+        lengths = f"{low[axis]} to {high[axis]}"
+        way_out = self.way_out(name, axis, shape[axis])
+        return f"takes {lengths} on axis {axis} of input {name!r}, not {shape[axis]}; {way_out}"
 
     def lane(self, profile: int) -> Lane:
         """A profile's context; all share one piece of memory for what they compute on the way."""
         if profile not in self.lanes:
-            context = self.new_context()
+            if self.activations is None:
+                size = max(activation_bytes(self.engine, index) for index in range(len(self.profiles)))
+                self.activations = self.device.allocate(size, f"what {self.name} computes on the way")
+            context = self.new_context(profile)
             if context is None:
                 raise BackendError(f"{self.name}: no context could be made")
-            context.set_optimization_profile_async(profile, int(self.device.stream))
+            if not context.set_optimization_profile_async(profile, int(self.device.stream)):
+                raise BackendError(f"{self.name}: profile {profile} cannot be set")
             self.device.synchronise()
             for name, buffer in self.weights.items():
                 if not context.set_tensor_address(name, buffer.address):
                     raise BackendError(f"{self.name} refuses the address of {name!r}")
+            if hasattr(context, "set_device_memory"):
+                context.set_device_memory(self.activations.address, self.activations.size)
+            else:  # below 10.1
+                context.device_memory = self.activations.address
             self.lanes[profile] = Lane(context)
-            self.share_activations(profile)
         return self.lanes[profile]
 
-    def new_context(self) -> Any:
+    def new_context(self, profile: int) -> Any:
         if self.runtime_config is not None:
+            # A new shape waits for kernels of its own only where shapes repeat.
+            strategies = self.trt.DynamicShapesKernelSpecializationStrategy
+            eager = only_the_batch_varies(self.profiles[profile])
+            self.runtime_config.dynamic_shapes_kernel_specialization_strategy = (
+                strategies.EAGER if eager else strategies.LAZY
+            )
             return self.engine.create_execution_context(self.runtime_config)
         strategy = getattr(self.trt, "ExecutionContextAllocationStrategy", None)
         if strategy is None:  # below 10.0
             return self.engine.create_execution_context_without_device_memory()
         return self.engine.create_execution_context(strategy.USER_MANAGED)
 
-    def share_activations(self, profile: int) -> None:
-        """Gives the new context the memory; where it needs more, all contexts get a larger one."""
-        size = activation_bytes(self.engine, profile)
-        lanes = [self.lanes[profile]]
-        if self.activations is None or self.activations.size < size:
-            for graph in self.graphs.values():  # they know the smaller one
-                graph.close()
-            self.graphs.clear()
-            self.activations = None
-            self.activations = self.device.allocate(size, f"what {self.name} computes on the way")
-            lanes = list(self.lanes.values())
-        for lane in lanes:
-            lane.last = None
-            if hasattr(lane.context, "set_device_memory"):
-                lane.context.set_device_memory(self.activations.address, self.activations.size)
-            else:  # below 10.1
-                lane.context.device_memory = self.activations.address
-
     def close(self) -> None:
         with self.device.turn():
             self.device.synchronise()
             if self.cache is not None and self.runtime_config is not None:
                 self.cache.save(self.runtime_config.get_runtime_cache().serialize())
-            for graph in self.graphs.values():
-                graph.close()
-            self.graphs.clear()
+            for lane in self.lanes.values():
+                lane.forget()
             self.lanes.clear()
             self.staging.clear()
             self.weights.clear()
@@ -287,11 +288,10 @@ class TensorRtProgram:
 
 
 def rtx_config(trt: Any, engine: Any, cache: RuntimeCache) -> Any:
-    """How TensorRT-RTX compiles and launches: for the shapes at hand at once, and in its own graphs."""
+    """How TensorRT-RTX launches, in its own graphs, and keeps what it compiles."""
     config = engine.create_runtime_config()
     config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
     config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-    config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
     kernels = config.create_runtime_cache()
     if (content := cache.load()) is not None and not kernels.deserialize(content):
         log.info("%s is not taken by this TensorRT-RTX and will be written again", cache.path.name)
@@ -315,6 +315,11 @@ def range_of(shapes: Sequence[Sequence[int]]) -> Range:
 def within(shape: Shape, lengths: Range) -> bool:
     low, _, high = lengths
     return len(shape) == len(low) and all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
+
+
+def only_the_batch_varies(profile: Mapping[str, Range]) -> bool:
+    """Whether every axis but the first has one length: a decode step in fixed slots."""
+    return all(low[1:] == high[1:] for low, _, high in profile.values())
 
 
 def distance(shape: Shape, lengths: Range) -> float:

@@ -75,9 +75,21 @@ class Plan:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for text, meant in ((self.cuda or "0.0", r"\d+\.\d+"), *((sm, r"sm\d+\+?") for sm in self.sms)):
-            if not re.fullmatch(meant, text):
-                raise ManifestError(f"plan {self.file!r}: {text!r} does not look like {meant!r}")
+        looks = [("version", self.version, r"\d+(\.\w+)+", "10.3.0")]
+        looks += [("cuda", self.cuda or "0.0", r"\d+\.\d+", "12.6")]
+        looks += [("one of sms", sm, r"sm\d+\+?", "sm86") for sm in self.sms]
+        for name, text, pattern, example in looks:
+            if not re.fullmatch(pattern, text):
+                raise ManifestError(f"plan {self.file!r}: {name} is {text!r}, meant is such as {example!r}")
+        for profile in self.profiles:
+            axes = Reader(Reader(profile, "profile").object("axes"), "axes")
+            for name in axes.value:
+                lengths = axes.list_of(name, int)
+                if len(lengths) != 3 or list(lengths) != sorted(lengths) or lengths[0] < 0:
+                    raise ManifestError(
+                        f"plan {self.file!r}: a profile's lengths of {name!r} must be [least, best, most],"
+                        f" not {list(lengths)}"
+                    )
         if self.candidates < 0:
             raise ManifestError(f"plan {self.file!r}: {self.candidates} candidates cannot be")
 

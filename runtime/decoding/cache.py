@@ -283,10 +283,16 @@ def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int
     if free is None or needed <= free:
         return
     rows = free // cache_bytes(artifact, 1, capacity)
-    fits = f"a batch of {rows} would fit" if rows else "not even one row would fit; a smaller max_length may"
+    fixed = next((a[2] for s, _ in cache_pairs(artifact) if isinstance((a := s.axis_names())[2], int)), None)
+    smaller = (
+        "a smaller max_length may"
+        if fixed is None
+        else "a plan built with a smaller --max length=N may"  # its slots are fixed
+    )
+    fits = f"a batch of {rows} would fit" if rows else f"not even one row would fit; {smaller}"
     raise MemoryLimitError(
-        f"a cache for {batch} rows of {capacity} tokens needs {needed / 1e6:.1f} MB of the GPU's memory, of"
-        f" which {free / 1e6:.1f} MB are free; {fits}",
+        f"a cache for {batch} rows of {fixed or capacity} tokens needs {needed / 1e6:.1f} MB of the GPU's"
+        f" memory, of which {free / 1e6:.1f} MB are free; {fits}",
         needed=needed,
         limit=free,
     )

@@ -1,4 +1,4 @@
-"""Models are closed at the end of a with statement."""
+"""What every model has: the engine that runs it, and an end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ C = TypeVar("C", bound="Closing")
 
 
 class Closing(ABC):
-    """Base of what has a close()."""
+    """Base of what has a close(), for a with statement.
+
+    Attributes:
+        backend: the engine that runs it, such as "ort-cpu"; `load` sees to it.
+    """
+
+    backend: str = ""
 
     @abstractmethod
     def close(self) -> None:
