@@ -19,6 +19,7 @@ from .run_options import (
     AttentionOption,
     BackendOption,
     BundleArgument,
+    DeviceOption,
     EarlyStoppingOption,
     InputFileOption,
     JsonOption,
@@ -97,6 +98,7 @@ def run(
     attention_head: AttentionHeadOption = None,
     parse_special: ParseSpecialOption = False,
     backend: BackendOption = "auto",
+    device: DeviceOption = 0,
     precision: PrecisionOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
@@ -110,7 +112,7 @@ def run(
 
         picture = Picture(attention, attention_layer, attention_head)
         check_sources(texts, input_file, beside)
-        with load(bundle, backend=backend, precision=precision, threads=threads) as model:
+        with load(bundle, backend, precision, threads, device=device) as model:
             chosen = checked_task(task or task_of(model, beside), model, options)
             check_beside(model, chosen, beside, input_file)
             items = items_of(texts, input_file, beside, keep_blank=chosen == "translate")

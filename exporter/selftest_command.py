@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from .console import print_tables, running
-from .run_options import BackendOption, BundleArgument, JsonOption, PrecisionOption
+from .run_options import BackendOption, BundleArgument, DeviceOption, JsonOption, PrecisionOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ def selftest(
     bundle: BundleArgument,
     backend: BackendOption = "auto",
     precision: PrecisionOption = None,
-    device: Annotated[int, typer.Option(help="The GPU's number.")] = 0,
+    device: DeviceOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Compare this machine's engine with PyTorch's answers, kept at export; exit 1 if one differs.

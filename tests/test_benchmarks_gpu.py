@@ -190,7 +190,7 @@ def test_the_first_token_and_the_later_ones_have_their_own_times(
     assert prefill * 1e3 <= figures["ttft_ms"]["p50"] < prefill * 1e3 + 18
     assert step * 1e3 <= figures["inter_token_ms"]["p50"] < step * 1e3 + 9
     whole = prefill + 7 * step
-    assert 0.6 / whole < figures["tokens_per_s"] / 8 <= 1 / whole
+    assert 0.2 / whole < figures["tokens_per_s"] / 8 <= 1 / whole
     read = step_bytes(demo("gpt2-demo"), work)
     assert read is not None
     share = read / (figures["inter_token_ms"]["p50"] / 1e3) / 1e9

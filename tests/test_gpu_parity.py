@@ -22,7 +22,7 @@ from benchmarks.checkpoints import demo
 from planforge.exporter import build, export
 from planforge.runtime import load
 from planforge.runtime.backends.cuda_memory import Device, gpu_at, gpus
-from planforge.runtime.backends.device_buffer import DeviceBuffer
+from planforge.runtime.backends.device_buffer import uploaded
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.doctor import diagnose
 from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError, PlanForgeError
@@ -249,21 +249,11 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     yield Device(0)
 
 
-def uploaded(device: Device, array: np.ndarray[Any, Any]) -> DeviceBuffer:
-    """Device memory that holds an array."""
-    buffer = DeviceBuffer(device.allocate(array.nbytes, "a test"), array.shape, array.dtype)
-    kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
-    with device.turn():
-        device.call("cudaMemcpyAsync", buffer.address, array.ctypes.data, array.nbytes, kind, device.stream)
-        device.synchronise()
-    return buffer
-
-
 def test_a_captured_copy_happens_when_it_is_launched_and_again_with_what_is_there_then(
     device: Device,
 ) -> None:
     ones, twos = np.full(1000, 1, np.float32), np.full(1000, 2, np.float32)
-    source, target = uploaded(device, ones), uploaded(device, np.zeros(1000, np.float32))
+    source, target = uploaded(device, "a test", ones), uploaded(device, "a test", np.zeros(1000, np.float32))
 
     def copy() -> None:
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
@@ -274,7 +264,7 @@ def test_a_captured_copy_happens_when_it_is_launched_and_again_with_what_is_ther
         assert graph is not None and not target.numpy().any()
         graph.launch()
         np.testing.assert_array_equal(target.numpy(), ones)
-        again = uploaded(device, twos)
+        again = uploaded(device, "a test", twos)
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         device.call("cudaMemcpyAsync", source.address, again.address, source.nbytes, kind, device.stream)
         graph.launch()
@@ -288,13 +278,13 @@ def test_what_cannot_be_captured_leaves_the_stream_usable() -> None:
     device = Device(0)
     with device.turn():
         assert device.capture(device.synchronise) is None
-    np.testing.assert_array_equal(uploaded(device, np.arange(9)).numpy(), np.arange(9))
+    np.testing.assert_array_equal(uploaded(device, "a test", np.arange(9)).numpy(), np.arange(9))
 
 
 def test_rows_of_a_cache_are_copied_as_numpy_copies_them(device: Device) -> None:
     rng = np.random.default_rng(0)
     cache = rng.standard_normal((3, 4, 10, 8)).astype(np.float16)  # rows, heads, slots, size of a head
-    buffer = uploaded(device, cache)
+    buffer = uploaded(device, "a test", cache)
     buffer.copy_rows(2, 0, 7)
     cache[0, :, :7] = cache[2, :, :7]
     np.testing.assert_array_equal(buffer.numpy(), cache)

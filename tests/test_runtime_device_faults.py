@@ -81,7 +81,7 @@ def test_a_shape_past_the_profile_names_the_axis_and_the_way_out(
         program.run({"input_ids": ids, "past_lengths": ids[:, 0], "logit_rows": ids[:1, 0]}, buffers)
     text = str(caught.value)
     assert f"takes 1 to {most} on axis 0 of input 'input_ids', not {most + 1}" in text
-    assert text.endswith("planforge export with a larger --max-batch") and f"takes {most} at most" in text
+    assert text.endswith("export it again with a larger --max-batch") and f"takes {most} at most" in text
     bundle = Bundle.open(demo_bundle)
     (plan,) = bundle.manifest.plans
     told = tensorrt_backend.explain(bundle, plan, "input_ids", 1, 7)

@@ -93,7 +93,7 @@ LITERAL: dict[str, Any] = {
             "engine": "tensorrt-rtx",
             "version": "1.7.1.116",
             "sms": ["sm75", "sm86"],
-            "profiles": [{"tokens": [1, 1, 1]}],
+            "profiles": [{"name": "decode", "axes": {"tokens": [1, 1, 1]}}],
         }
     ],
     "source": {"argument": "gpt2", "sha256": "ee"},
@@ -144,7 +144,7 @@ OBJECT = Manifest(
             engine="tensorrt-rtx",
             version="1.7.1.116",
             sms=("sm75", "sm86"),
-            profiles=({"tokens": [1, 1, 1]},),
+            profiles=({"name": "decode", "axes": {"tokens": [1, 1, 1]}},),
         ),
     ),
     source={"argument": "gpt2", "sha256": "ee"},
@@ -256,12 +256,19 @@ def manifests(draw: st.DrawFn) -> Manifest:
         file=file,
         offset=st.integers(0, 2**50),
     )
+    lengths = st.lists(st.integers(0, 2**31), min_size=3, max_size=3).map(sorted)
+    profiles = st.fixed_dictionaries(
+        {"name": st.text(), "axes": st.dictionaries(st.text(), lengths, max_size=3)},
+        optional={"memory": json_objects},
+    )
     plans = st.builds(
         Plan,
         built_from=st.sampled_from([artifact.id for artifact in graphs]),
         file=file,
         sms=st.lists(st.sampled_from(["sm75", "sm80+", "sm120"]), max_size=3).map(tuple),
-        profiles=st.lists(json_objects, max_size=2).map(tuple),
+        version=st.sampled_from(["1.7.1.116", "10.3.0.26", "10.15.0rc1"]),
+        profiles=st.lists(profiles, max_size=2).map(tuple),
+        candidates=st.integers(0, 99),
         cuda=st.none() | st.sampled_from(["12.6", "13.0"]),
         weights=st.lists(weights, max_size=2).map(tuple),
         compatible=st.booleans(),
@@ -296,8 +303,10 @@ def test_every_manifest_survives_writing_and_reading(manifest: Manifest) -> None
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("sms", ["86"], r"'86' does not look like 'sm"),
-        ("cuda", "13", r"'13' does not look like"),
+        ("sms", ["86"], r"one of sms is '86', meant is such as 'sm86'"),
+        ("cuda", "13", r"cuda is '13', meant is such as '12\.6'"),
+        ("version", "banana", r"version is 'banana', meant is such as '10\.3\.0'"),
+        ("profiles", [{"axes": {"batch": [2, 1, 3]}}], r"lengths of 'batch' must be \[least, best, most\]"),
         ("built_from", "decoder.x.fp16", r"no artifact 'decoder\.x\.fp16'"),
         ("compatible", "yes", r"compatible must be true or false"),
         (

@@ -66,7 +66,7 @@ def way_to_a_plan(bundle: Bundle, library: str) -> str:
     if ready == {a.graph for a in artifacts}:
         return f"make one: {rebuild_command(bundle, library)}"
     targets = "cpu,rtx" if library == "tensorrt-rtx" else "cpu,rtx,portable"
-    return f"it has no graphs for one either: planforge export with --precision fp32,fp16 --target {targets}"
+    return f"it has no graphs for one either; export it again with --precision fp32,fp16 --target {targets}"
 
 
 def changed_since(plan: Plan, bundle: Bundle) -> str:

@@ -110,7 +110,7 @@ def explain(bundle: Bundle, plan: Plan, name: str, axis: int, length: int) -> st
         return "no plan of this graph takes it"
     option = "batch" if graphs.name == "batch" else "length"
     if length > graphs.max:
-        return f"the graph takes {graphs.max} at most: planforge export with a larger --max-{option}"
+        return f"the graph takes {graphs.max} at most; export it again with a larger --max-{option}"
     return f"{rebuild_command(bundle, plan.engine, plan=plan)} --max {option}={length}"
 
 
