@@ -46,8 +46,15 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, a
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
 
-test: .venv/.ready-dev ## the whole suite, two files at a time
+test: .venv/.ready-dev build/optimum-venv/.ready ## the whole suite, two files at a time
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# optimum wants an older transformers than the tests' witness is.
+build/optimum-venv/.ready: tests/optimum_requirements.txt
+	@echo "Installing optimum into build/optimum-venv (once) ..."
+	@$(PYTHON) -m venv --clear build/optimum-venv
+	@build/optimum-venv/bin/pip install -q --disable-pip-version-check -r tests/optimum_requirements.txt
+	@touch $@
 
 .PHONY: bench
 bench: .venv/.ready-dev build/bench-venv/.ready ## PlanForge beside its peers, half an hour: tables, plot, README

@@ -247,9 +247,9 @@ def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
 
     The text is read in pieces as long as the context, so that late positions are seen too.
     """
-    from .verification.decoder_reference import Reference
+    from .verification.decoder_reference import reference_of
 
-    reference, context = Reference(model), len(expected.context)
+    reference, context = reference_of(model), len(expected.context)
     largest: dict[str, Array] = {}
     text = [token for tokens in expected.texts for token in tokens]
     for start in range(0, len(text), context):

@@ -29,6 +29,9 @@ LEAST_LENGTH = {"text-generation": 2, "text-encoding": 8, "translation": 4}
 class Checkpoint:
     """A checkpoint's config and what follows from it.
 
+    Attributes:
+        exporter: what made its graphs, if PlanForge did not.
+
     Args:
         source: where it lies.
         max_batch: the largest batch; None: the family's usual one.
@@ -40,6 +43,8 @@ class Checkpoint:
         InputError: a choice that the model does not allow.
     """
 
+    exporter = ""
+
     def __init__(
         self,
         source: Source,
@@ -49,13 +54,13 @@ class Checkpoint:
     ) -> None:
         from ..models.checkpoint import describe
 
-        self.source = source
-        self.export_id = uuid.uuid4().hex
+        self.begin(source)
         try:
             self.description = describe(source.folder)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        self.config = self.description.config
+        self.folder, self.config_json = self.description.folder, self.description.config_json
+        self.config: Any = self.description.config
         self.family = self.description.family.name
         family = FAMILIES[self.family]
         self.task = family.TASK
@@ -71,9 +76,13 @@ class Checkpoint:
         self.generation = self.read_generation()
         self.encoder = self.read_encoder()
 
+    def begin(self, source: Source) -> None:
+        self.source = source
+        self.export_id = uuid.uuid4().hex
+
     def read_tokenizers(self) -> None:
         """Opens the tokenizers, and checks that they know the model's vocabulary and any text."""
-        folder, config = self.description.folder, self.config
+        folder, config = self.folder, self.config
         if self.task == "translation":
             self.tokenizer_kind, both = translation_tokenizers(folder)
             sides = ("source", "target")
@@ -116,12 +125,12 @@ class Checkpoint:
 
         if self.task == "text-encoding":
             return None
-        folder = self.description.folder
+        folder = self.folder
         try:
             generation = read_json(folder / "generation_config.json", missing={})
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        merged = settings_of(self.description.config_json, generation)
+        merged = settings_of(self.config_json, generation)
         settings = Settings(merged, str(folder), self.config.vocab_size)
         if self.task == "text-generation":
             return decoder_defaults(settings, self.choices.max_length)
@@ -132,12 +141,10 @@ class Checkpoint:
         """The source's end token: spelled as the tokenizer's files say, else as the target's."""
         source, target = self.tokenizers
         spelled = "</s>" if self.tokenizer_kind == PIECES else target.spelling(eos)
-        name = names_of_roles(tokenizer_settings(self.description.folder)).get("eos", spelled)
+        name = names_of_roles(tokenizer_settings(self.folder)).get("eos", spelled)
         found = source.token_id(name)
         if found is None:
-            raise CheckpointError(
-                f"{self.description.folder}: the source's tokenizer has no end token {name!r}"
-            )
+            raise CheckpointError(f"{self.folder}: the source's tokenizer has no end token {name!r}")
         if target.decode([eos]):
             log.warning(
                 "the end token %r is not special in the target's tokenizer, so it will show",
@@ -152,11 +159,10 @@ class Checkpoint:
         config, modules = self.config, self.description.modules
         if not isinstance(config, BertConfig):
             return None
-        folder = self.description.folder
-        tokens = special_tokens(folder, self.tokenizers[0])
+        tokens = special_tokens(self.folder, self.tokenizers[0])
         if missing := {"cls", "sep", "pad"} - set(tokens):
             raise CheckpointError(
-                f"{self.description.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
+                f"{self.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
                 " tokenizer_config.json or special_tokens_map.json"
             )
         classifies = {"sequence_classification", "token_classification"} & set(config.heads)
@@ -182,7 +188,7 @@ class Checkpoint:
 
     def labels(self, count: int) -> tuple[str, ...]:
         """The classes' names from config.json's id2label; LABEL_0 and so on without one."""
-        named = self.description.config_json.get("id2label")
+        named = self.config_json.get("id2label")
         if named is None:
             log.warning("config.json has no id2label; the classes are called LABEL_0 to LABEL_%d", count - 1)
             return tuple(f"LABEL_{i}" for i in range(count))
@@ -200,7 +206,7 @@ class Checkpoint:
 
     def problem_type(self, count: int) -> str:
         """What the classes' logits mean; transformers' reading where config.json does not say."""
-        kind = self.description.config_json.get("problem_type")
+        kind = self.config_json.get("problem_type")
         if kind is None:
             return "regression" if count == 1 else "single_label_classification"
         if kind not in PROBLEM_TYPES:
@@ -209,7 +215,7 @@ class Checkpoint:
 
     def score_activation(self) -> str:
         """How a cross-encoder's logit becomes a score: as sentence-transformers does it."""
-        config_json = self.description.config_json
+        config_json = self.config_json
         settings: Any = config_json.get("sentence_transformers")
         name = settings.get("activation_fn") if isinstance(settings, dict) else None
         name = str(name or config_json.get("sbert_ce_default_activation_function") or "Sigmoid")

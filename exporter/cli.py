@@ -120,6 +120,61 @@ def export(
     show(summarize_bundle(result.bundle), as_json)
 
 
+@app.command("import")
+def import_(
+    folder: Annotated[
+        str,
+        typer.Argument(help="What optimum wrote; or a checkpoint that it is to export.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.", show_default=False)],
+    source: Annotated[
+        str | None,
+        typer.Option(help="The checkpoint, to compare with.", show_default="FOLDER"),
+    ] = None,
+    optimum_python: Annotated[
+        str | None,
+        typer.Option(help="The python of an environment with optimum-onnx.", show_default="this one"),
+    ] = None,
+    precision: Annotated[str, typer.Option(help="fp32, fp16, int8, int4.")] = "fp32",
+    target: Annotated[str, typer.Option(help="cpu, portable, cuda.")] = "cpu",
+    max_batch: Annotated[int | None, typer.Option(help="The largest batch.", show_default="8")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Context in tokens.", show_default="the model's")
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="Compare every graph with transformers.")] = True,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="A prompt a line, to verify with.", show_default="built-in texts"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bundle at OUTPUT.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a bundle of a decoder that optimum exported: Llama, Qwen2, GPT-NeoX, OPT, Phi and the like."""
+    with running() as progress:
+        from .imported.import_folder import import_folder, import_model
+        from .inspection import summarize_bundle
+
+        options: dict[str, Any] = {
+            "precision": names(precision),
+            "target": names(target),
+            "max_batch": max_batch,
+            "max_length": max_length,
+            "verify": verify,
+            "prompts": prompts,
+            "force": force,
+            "progress": progress,
+        }
+        if any(Path(folder).glob("*.onnx")):
+            result = import_folder(folder, output, source=source, **options)
+        elif source is not None:
+            raise InputError(
+                f"{folder} has no .onnx file; leave out --source to export the checkpoint {folder}"
+            )
+        else:
+            result = import_model(folder, output, optimum_python=optimum_python, **options)
+    show(summarize_bundle(result.bundle), as_json)
+
+
 @app.command()
 def build(
     bundle: BundleArgument,

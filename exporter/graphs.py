@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from .calibration import Calibration
 
 
-def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: Model) -> None:
+def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: Model | None) -> None:
     """Gives traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
     from .graph_check import check_graph, name_axes
     from .passes.fusions import FuseForOnnxRuntime
     from .passes.weights import AttachWeights
 
-    tensors = tensors_of(model)
+    tensors = {} if model is None else tensors_of(model)
     for recipe_id, graph in graphs.items():
         recipe = checkpoint.recipes[recipe_id]
         AttachWeights(tensors)(graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,12 +97,40 @@ def export(
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
     checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
+    wanted = Wanted(tuple(targets), tuple(precision), sms, None if prompts is None else Path(prompts), verify)
+    return write_bundle(checkpoint, output, wanted, trace, progress)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a bundle is to have, checked."""
+
+    targets: tuple[str, ...]
+    precisions: tuple[str, ...]
+    sms: Sequence[str] | None
+    prompts: Path | None
+    verify: bool
+
+
+def write_bundle(
+    checkpoint: Checkpoint,
+    output: Path,
+    wanted: Wanted,
+    make_graphs: Callable[[Checkpoint, Sequence[Artifact], Path, Progress], tuple[dict[str, ir.Model], Any]],
+    progress: Progress,
+) -> ExportResult:
+    """Graphs, weights, plans, verification, manifest.
+
+    Args:
+        make_graphs: the graphs by their recipe's id, and the model in PyTorch, or None if nothing needs it.
+    """
+    targets, precision, sms, verify = wanted.targets, wanted.precisions, wanted.sms, wanted.verify
     artifacts = planned(checkpoint, targets, precision)
     if verify:
         check_engine(artifacts)
-    texts = read_prompts(None if prompts is None else Path(prompts), checkpoint.source.folder)
+    texts = read_prompts(wanted.prompts, checkpoint.source.folder)
     with staging_folder(output) as staging:
-        graphs, reference = trace(checkpoint, artifacts, staging, progress)
+        graphs, reference = make_graphs(checkpoint, artifacts, staging, progress)
         attach_weights(checkpoint, graphs, reference)
         manifest = first_manifest(checkpoint, artifacts, staging, output)
         expected, calibration = None, Calibration()
@@ -243,6 +271,7 @@ def first_manifest(
             "argument": checkpoint.source.recorded(output),
             "kind": checkpoint.source.kind,
             "sha256": checkpoint.source.sha256(),
+            **({"exporter": checkpoint.exporter} if checkpoint.exporter else {}),
         },
         tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},
     )
@@ -268,6 +297,9 @@ def verified(
 
     bundle = Bundle(staging, manifest)
     report, golden, limits = examine(bundle, model, expected, calibration, progress)
-    report = explain(bundle, report, expected, progress, model, calibration, lambda _: graphs)
+    if manifest.source.get("exporter"):  # its modules are not ours to walk through
+        report = explain(bundle, report, expected, progress)
+    else:
+        report = explain(bundle, report, expected, progress, model, calibration, lambda _: graphs)
     report.raise_if_failed()
     return keep_checks(staging, manifest, report, golden, limits), report

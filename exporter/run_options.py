@@ -141,7 +141,7 @@ AttentionHeadOption = Annotated[int | None, typer.Option(help="Of --attention.",
 ParseSpecialOption = Annotated[
     bool, typer.Option("--parse-special", help="Read <|endoftext|>, [SEP] and the like.")
 ]
-DeviceOption = Annotated[int, typer.Option(help="The GPU's number.", min=0)]
+DeviceOption = Annotated[int, typer.Option(help="The GPU's number.")]
 BackendOption = Annotated[str, typer.Option(help="auto, tensorrt-rtx, tensorrt, ort-cuda or ort-cpu.")]
 PrecisionOption = Annotated[
     str | None,

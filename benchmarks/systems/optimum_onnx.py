@@ -33,7 +33,7 @@ class OptimumOnnx(System):
     def prepare(
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
     ) -> None:
-        from optimum.exporters.onnx import main_export  # type: ignore[import-not-found]
+        from optimum.exporters.onnx import main_export
 
         main_export(str(checkpoint), out, task=TASKS[kind], do_validation=False)
         if precision == "int8":
@@ -44,7 +44,7 @@ class OptimumOnnx(System):
             (out / "int8.onnx").replace(fp32)
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        from optimum.onnxruntime import ORTModelForCausalLM  # type: ignore[import-not-found]
+        from optimum.onnxruntime import ORTModelForCausalLM
 
         return Generator(loaded(ORTModelForCausalLM, model, threads, settings))
 

@@ -146,7 +146,10 @@ def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
     """Cast and its kind name their result's type in an attribute."""
     if node.op_type == "Cast" and node.attributes["to"].as_int() == FLOAT:
         node.attributes["to"] = ir.AttrInt64("to", int(precision))
-    if node.op_type in ("ConstantOfShape", "RandomNormal", "EyeLike"):
+    if node.op_type == "ConstantOfShape" and node.outputs[0].dtype == precision == HALF:
+        value = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else np.zeros(1)
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(value.astype(np.float16)))
+    if node.op_type in ("RandomNormal", "EyeLike"):
         raise ValueError(f"the fp16 pass has no rule for {node.op_type} ({node.name}) yet")
 
 

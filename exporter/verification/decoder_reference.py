@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +23,17 @@ from .passages import measure_text
 from .rounding import RoundedCache, Rounding
 
 
+def reference_of(model: Any) -> Reference:
+    """PyTorch's answers: of our own GPT-2, or of transformers' model."""
+    return Reference(model) if isinstance(model, GPT2) else HubReference(model)
+
+
 class Reference:
     """The model in PyTorch, in fp32."""
 
     def __init__(self, model: GPT2) -> None:
-        self.model = model
-        self.config = model.config
+        self.model: Any = model
+        self.config: Any = model.config
         self.cache: Callable[..., GrowingCache] = GrowingCache
 
     @torch.no_grad()
@@ -79,3 +85,25 @@ class Reference:
         want = [*(s.logits for s in samples), last]
         worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
         return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **text}
+
+
+class HubReference(Reference):
+    """A decoder of transformers."""
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
+        found: Logits = self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0, rows].numpy()
+        return found
+
+    @torch.no_grad()
+    def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+        return [self.continuation(prompt, steps) for prompt in prompts]
+
+    def continuation(self, prompt: Sequence[int], steps: int) -> list[int]:
+        """One prompt's, through the model's own cache."""
+        ids, past, tokens = torch.tensor([list(prompt)]), None, []
+        for _ in range(steps):
+            out = self.model(ids, past_key_values=past, use_cache=True)
+            past, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)  # (1, 1)
+            tokens.append(int(ids))
+        return tokens

@@ -49,28 +49,28 @@ def expect(model: GPT2, bundle: Bundle, prompts: Sequence[str]) -> Expectation:
     Args:
         prompts: real text, cut to unequal lengths, so that batches are padded; all of it fills the context.
     """
-    from .decoder_reference import Reference
+    from .decoder_reference import reference_of
 
     manifest = bundle.manifest
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
     tuned = {artifact.axis("tokens").opt for artifact in manifest.artifacts}
-    return expectation_of(Reference(model), tokenizer, prompts, manifest.max_length, tuned)
+    return expectation_of(reference_of(model), tokenizer, prompts, manifest.max_length, tuned)
 
 
 def gaps(model: GPT2, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
     """What rounding does in PyTorch."""
     del bundle
-    from .decoder_reference import Reference
+    from .decoder_reference import reference_of
 
-    return Reference(model).gaps(expected, rounding)
+    return reference_of(model).gaps(expected, rounding)
 
 
 def run_texts(model: GPT2, expected: Expectation) -> None:
     """Runs PyTorch over the texts to calibrate with."""
-    from .decoder_reference import Reference
+    from .decoder_reference import reference_of
 
     for tokens in expected.texts:
-        Reference(model).logits(tokens, slice(None))
+        reference_of(model).logits(tokens, slice(None))
 
 
 def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:

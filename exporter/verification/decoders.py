@@ -136,9 +136,9 @@ def trial(
 
     def reading(text: Sequence[int]) -> Callable[[Any], object]:
         def read(model: GPT2) -> object:
-            from .decoder_reference import Reference
+            from .decoder_reference import reference_of
 
-            return Reference(model).logits(text, slice(None))
+            return reference_of(model).logits(text, slice(None))
 
         return read
 

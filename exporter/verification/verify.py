@@ -138,20 +138,31 @@ def with_pytorch(
         raise VerificationError(
             f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
         )
-    try:
-        from ...models import load_model
-
-        model = load_model(checkpoint.folder)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
+    model = model_of(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
     progress("asking PyTorch")
     expected = examiner_of(opened.manifest).expect(model, opened, texts)
     give_back_memory()
     calibration = recorded(opened, model)
     report, _, _ = examine(opened, model, expected, calibration, progress)
+    if opened.manifest.source.get("exporter"):
+        return tightened(explain(opened, report, expected, progress), limits)
     tracer = tracer_of(opened.manifest, checkpoint, model)
     return tightened(explain(opened, report, expected, progress, model, calibration, tracer), limits)
+
+
+def model_of(bundle: Bundle, checkpoint: Source) -> Any:
+    """The model in PyTorch: ours, or for what another exporter made, transformers'."""
+    if bundle.manifest.source.get("exporter"):
+        from ..imported.reference import model_of_transformers
+
+        return model_of_transformers(checkpoint.folder)
+    try:
+        from ...models import load_model
+
+        return load_model(checkpoint.folder)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def restricted(bundle: Bundle, only: Sequence[str]) -> Bundle:

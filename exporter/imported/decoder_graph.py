@@ -1,0 +1,168 @@
+"""An imported decoder's graph as our `portable` dialect has it: its names, and a choice of rows.
+
+B batch, T tokens of this step, G heads of keys and values, D head size, N logit rows, V vocabulary
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnxscript.optimizer
+from onnx_ir.passes import common
+
+from ...models.attention import MASKED
+from ...runtime.bundle.manifest import TensorSpec
+from ..errors import ExportError
+from ..graph_check import axis_name
+from ..passes.weights import initializer
+
+PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+PRESENT = re.compile(r"present\.(\d+)\.(key|value)")
+ROLES = {"input_ids": "ids", "attention_mask": "mask", "position_ids": "positions"}
+LOWEST, MOST_OF_A_MASK = -1e30, 2**20  # of a mask's numbers; how many it may have
+BETWEEN_HEAD_AND_LOGITS = ("Add", "Cast", "Div", "Mul", "Tanh")  # a bias, a type, soft caps
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of attention.
+
+    Attributes:
+        layers: how many.
+        cached: G, heads of keys and values.
+        size: D.
+    """
+
+    layers: int
+    cached: int
+    size: int
+
+
+def simplified(model: ir.Model) -> None:
+    """Folds the shape arithmetic that tracing left behind; every constant becomes an initializer."""
+    onnxscript.optimizer.optimize_ir(model, num_iterations=3)
+    for each in (
+        common.IdentityEliminationPass(),
+        common.LiftConstantsToInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+    ):
+        each(model)
+    finite_masks(model.graph)
+
+
+def finite_masks(graph: ir.Graph) -> None:
+    """Numbers that hide something become as low as fp16 can hold: the softmax of both is 0."""
+    for value in graph.initializers.values():
+        constant = value.const_value
+        if constant is None or constant.dtype != ir.DataType.FLOAT or constant.size > MOST_OF_A_MASK:
+            continue
+        array = constant.numpy()
+        if (array < LOWEST).any():
+            value.const_value = ir.tensor(
+                np.where(array < LOWEST, np.float32(MASKED), array), name=value.name
+            )
+
+
+def heads_of(model: ir.Model) -> Heads:
+    """What the cached inputs say of attention.
+
+    Raises:
+        ExportError: the graph's inputs and outputs are not those of a decoder with a cache; lists them.
+    """
+    graph = model.graph
+    unknown = [v.name for v in graph.inputs if v.name not in ROLES and not PAST.fullmatch(str(v.name))]
+    unknown += [v.name for v in graph.outputs if v.name != "logits" and not PRESENT.fullmatch(str(v.name))]
+    past = {str(v.name): v for v in graph.inputs if PAST.fullmatch(str(v.name))}
+    layers = len(past) // 2
+    names = {f"past_key_values.{i}.{kind}" for i in range(layers) for kind in ("key", "value")}
+    if unknown or not past or set(past) != names or "input_ids" not in {v.name for v in graph.inputs}:
+        signature = ", ".join(str(v.name) for v in (*graph.inputs, *graph.outputs))
+        raise ExportError(
+            f"what {', '.join(map(str, unknown)) or 'the cache'} means cannot be told; the graph has"
+            f" {signature}. Meant are input_ids, attention_mask, position_ids, past_key_values.N.key and"
+            " .value; logits, present.N.key and .value, as optimum writes them"
+        )
+    shapes = {tuple(axis_name(d) for d in v.shape or ())[1::2] for v in past.values()}
+    if len(shapes) != 1 or not all(isinstance(n, int) for n in next(iter(shapes))):
+        raise ExportError(f"the layers' caches have different shapes {sorted(map(str, shapes))}")
+    ((cached, size),) = shapes
+    assert isinstance(cached, int) and isinstance(size, int)
+    return Heads(layers, cached, size)
+
+
+def choose_rows(model: ir.Model) -> None:
+    """Adds the input logit_rows (N,): the head multiplies those rows alone, and logits are (N, V)."""
+    graph = model.graph
+    logits = next(value for value in graph.outputs if value.name == "logits")
+    head = producer_of(logits)
+    while head.op_type not in ("MatMul", "Gemm"):
+        given = [v for v in head.inputs if v is not None and v.const_value is None]
+        if head.op_type not in BETWEEN_HEAD_AND_LOGITS or len(given) != 1:
+            raise ExportError(f"the product that gives the logits was not found behind {head.op_type}")
+        head = producer_of(given[0])
+    states = head.inputs[0]
+    assert states is not None and states.shape is not None
+    rows = ir.Value(name="logit_rows", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["rows"]))
+    graph.inputs.append(rows)
+    flat = initializer(graph, "rows/flat", ir.tensor(np.array([-1, width_of(head)], np.int64)))
+    reshape = ir.node("Reshape", [states, flat])
+    gather = ir.node("Gather", [reshape.outputs[0], rows], {"axis": 0})
+    for node in (reshape, gather):
+        node.outputs[0].type = states.type
+        graph.insert_before(head, node)
+    head.replace_input_with(0, gather.outputs[0])
+    node = head
+    while True:
+        (result,) = node.outputs
+        result.shape = ir.Shape(["rows", vocabulary_of(logits)])
+        if result is logits:
+            return
+        (use,) = result.uses()
+        node = use.node
+
+
+def width_of(product: ir.Node) -> int:
+    weight = product.inputs[1]
+    if weight is None or weight.shape is None or len(weight.shape) != 2:
+        raise ExportError("the head's weight is no matrix")
+    by_rows = product.op_type == "Gemm" and product.attributes.get_int("transB", 0) == 1
+    return int(weight.shape.numpy()[1 if by_rows else 0])
+
+
+def vocabulary_of(logits: ir.Value) -> int:
+    length = None if logits.shape is None else logits.shape[-1]
+    if not isinstance(length, int):
+        raise ExportError("the logits' last axis has no fixed length")
+    return length
+
+
+def producer_of(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    if node is None:
+        raise ExportError(f"{value.name!r} is computed by no node")
+    return node
+
+
+def with_signature(
+    model: ir.Model,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    renamed: Mapping[str, str],
+) -> None:
+    """Gives a graph the names, order and axes of a recipe.
+
+    Args:
+        renamed: names that a value of the graph has in the recipe.
+    """
+    for values, specs in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
+        by_name = {renamed.get(str(v.name), str(v.name)): v for v in values}
+        values.clear()
+        for spec in specs:
+            value = by_name[spec.name]
+            value.name, value.shape = spec.name, ir.Shape(spec.axis_names())
+            values.append(value)

@@ -1,0 +1,134 @@
+"""A folder that optimum wrote -> a verified bundle."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.bundle.manifest import Artifact
+from ...runtime.errors import InputError
+from ..bundle_writer import check_output
+from ..checkpoint import Checkpoint
+from ..errors import VerificationError
+from ..graphs import recipe_of, tensors_of
+from ..pipeline import ExportResult, Wanted, check_choices, write_bundle
+from ..plans import Progress, silent
+from ..precisions import PRECISIONS, checked_precisions
+from ..source import Source, resolve_source
+from ..targets import target_named
+from .checkpoint import ImportedCheckpoint
+from .optimum import export_with_optimum
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+log = logging.getLogger("planforge")
+
+TARGETS = ("cpu", "portable", "cuda")
+ALLOWED = ("fp32", "fp16", "int8", "int4")
+
+
+def import_folder(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    source: str | Path | None = None,
+    precision: Sequence[str] = ("fp32",),
+    target: Sequence[str] = ("cpu",),
+    max_batch: int | None = None,
+    max_length: int | None = None,
+    verify: bool = True,
+    force: bool = False,
+    prompts: str | Path | None = None,
+    progress: Progress = silent,
+) -> ExportResult:
+    """Makes a bundle of what optimum-cli, or ORTModelForCausalLM.save_pretrained, wrote.
+
+    The graph runs through the same caches, precisions and checks as PlanForge's own. For the target cpu its
+    attention becomes ONNX Runtime's over shared buffers; where it is of a form that is not known, or does not
+    compute the same, it stays as it is, and a warning says so.
+
+    Args:
+        folder: with model.onnx, config.json and tokenizer files.
+        output: the bundle's folder; must not exist unless `force`.
+        source: the checkpoint, whose weights transformers reads for verification; by default `folder`.
+        precision: fp32, fp16, int8, int4.
+        target: cpu, portable, cuda.
+        max_batch: as of `export`, like max_length, verify, force, prompts and progress.
+
+    Raises:
+        PlanForgeError: CheckpointError, ExportError, OutputError or VerificationError; nothing is left at
+            `output` that was not there before.
+    """
+    output = Path(output)
+    targets, precisions = list(dict.fromkeys(target)), checked_precisions(precision)
+    if wrong := [name for name in targets if name not in TARGETS]:
+        raise InputError(f"an imported model is for {', '.join(TARGETS)}, not yet for {wrong[0]}")
+    if wrong := [name for name in precisions if name not in ALLOWED]:
+        raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not yet {wrong[0]}")
+    check_choices(precisions, targets, None, max_batch)
+    check_output(output, force)
+    at = Path(folder)
+    origin = resolve_source(at if source is None else source)
+    wanted = Wanted(
+        tuple(targets), tuple(precisions), None, None if prompts is None else Path(prompts), verify
+    )
+    checkpoint = ImportedCheckpoint(origin, at, max_batch, max_length)
+    try:
+        return write_bundle(checkpoint, output, wanted, graphs_of, progress)
+    except VerificationError as error:
+        if "decoder.ort" not in checkpoint.recipes or only_ort(targets, precisions):
+            raise
+        log.warning("attention over shared buffers is not the model's, so it is left out: %s", error)
+    checkpoint = ImportedCheckpoint(origin, at, max_batch, max_length, shared=False)
+    return write_bundle(checkpoint, output, wanted, graphs_of, progress)
+
+
+def import_model(
+    model: str | Path, output: str | Path, *, optimum_python: str | None = None, **options: Any
+) -> ExportResult:
+    """Exports a checkpoint with optimum, and makes a bundle of it.
+
+    Args:
+        model: a folder in Hugging Face's layout, or a hub id.
+        optimum_python: of an environment that has optimum-onnx; by default this one.
+        options: of `import_folder`.
+
+    Raises:
+        PlanForgeError: as `import_folder`; ExportError also where optimum is missing.
+    """
+    origin = resolve_source(model)
+    check_output(Path(output), bool(options.get("force")))
+    options.get("progress", silent)("exporting with optimum")
+    with tempfile.TemporaryDirectory(prefix="planforge-optimum-") as folder:
+        graphs = Path(folder, "graphs")
+        export_with_optimum(origin.folder, graphs, optimum_python)
+        return import_folder(graphs, output, source=model, **options)
+
+
+def only_ort(targets: Sequence[str], precisions: Sequence[str]) -> bool:
+    """Whether no other graph could be had."""
+    return any("portable" not in PRECISIONS[name].dialects for name in precisions) or not any(
+        target_named(name).dialect == "ort" for name in targets
+    )
+
+
+def graphs_of(
+    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
+) -> tuple[dict[str, ir.Model], Any]:
+    """The graphs by their recipe's id, and transformers' model."""
+    del staging
+    assert isinstance(checkpoint, ImportedCheckpoint)
+    progress("reading the model with transformers")
+    model = reference(checkpoint.source)
+    tensors = {name: tensor.numpy() for name, tensor in tensors_of(model).items()}
+    return checkpoint.graphs({recipe_of(artifact) for artifact in artifacts}, tensors), model
+
+
+def reference(source: Source) -> Any:
+    from .reference import model_of_transformers
+
+    return model_of_transformers(source.folder)

@@ -1,0 +1,46 @@
+"""Imported constants get the names of the checkpoint's tensors that they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED
+
+
+def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
+    """Renames the large constants that equal a tensor, or its transpose, of the checkpoint.
+
+    So every graph of a model shares a weight by its name, and what rounds a weight finds it in PyTorch.
+
+    Args:
+        tensors: by name; of two with the same numbers the first counts.
+    """
+    known: dict[tuple[tuple[int, ...], bytes], str] = {}
+    for name, array in tensors.items():
+        known.setdefault(key_of(array), name)
+    for name, array in tensors.items():
+        if array.ndim == 2:
+            known.setdefault(key_of(array.T), name + TRANSPOSED)
+    values = model.graph.initializers
+    for value in list(values.values()):
+        constant = value.const_value
+        if constant is None or constant.nbytes < EXTERNAL_FROM_BYTES or constant.dtype != ir.DataType.FLOAT:
+            continue
+        found = known.get(key_of(constant.numpy()))
+        if found is None or found == value.name:
+            continue
+        if found in values:
+            ir.convenience.replace_all_uses_with(value, values[found])
+            del values[str(value.name)]
+        else:
+            del values[str(value.name)]
+            value.name = constant.name = found
+            model.graph.register_initializer(value)
+
+
+def key_of(array: np.ndarray) -> tuple[tuple[int, ...], bytes]:
+    return array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
