@@ -20,12 +20,18 @@ SHAPE: dict[str, Any] = {
 }
 GROUPED: dict[str, Any] = {**SHAPE, "num_key_value_heads": 2}
 OPT: dict[str, Any] = {"word_embed_proj_dim": 64, "ffn_dim": 96, "pad_token_id": 0, **SHAPE}
+BLOOM: dict[str, Any] = {
+    **{"vocab_size": 2048, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 256},
+    **{"bos_token_id": 0, "eos_token_id": 0},
+}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**GROUPED),
     "qwen2": transformers.Qwen2Config(**GROUPED),
     "gpt_neox": transformers.GPTNeoXConfig(**SHAPE),
     "opt": transformers.OPTConfig(**OPT),
     "phi": transformers.PhiConfig(**SHAPE),
+    # Its attention adds what grows with the distance, and it reads no positions.
+    "bloom": transformers.BloomConfig(**BLOOM),
     # Its attention sees 16 tokens, which ONNX Runtime's over shared buffers is not told.
     "mistral": transformers.MistralConfig(**GROUPED, sliding_window=16),
 }

@@ -95,8 +95,10 @@ def artifact(dialect: str, dtype: str = "float32") -> Artifact:
         return tuple(TensorSpec(name + x, role + x, dtype, axes) for x in ("key", "value"))
 
     side = "left" if grows else "right"
+    own = ("input_ids", "attention_mask", "position_ids") if grows else ("input_ids", "past_lengths")
+    read = tuple(TensorSpec(n, n, "int64", (batch, total)) for n in (*own, "logit_rows"))
     ins, outs = specs(name, "past.0.", past), specs("present.0.", "present.0.", total)
-    return Artifact("decoder", dialect, "fp32", 20, "x.onnx", (), side, ins, outs)
+    return Artifact("decoder", dialect, "fp32", 20, "x.onnx", (), side, (*read, *ins), outs)
 
 
 def decoder(dialect: str) -> Decoder:

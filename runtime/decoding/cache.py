@@ -106,6 +106,7 @@ class GrowingCache:
         self.forgotten = 0  # columns of these that no row sees any more
         self.mask = np.zeros((batch, capacity), np.int64)
         self.names = [(i.name, o.name, i) for i, o in cache_pairs(artifact)]
+        self.reads = {spec.name for spec in artifact.inputs}  # of imported graphs some read no positions
         self.past, self.present = (
             {name: program.allocate(name, cache_shape(spec, batch, capacity)) for name, _, spec in self.names}
             for _ in range(2)
@@ -129,14 +130,9 @@ class GrowingCache:
             if not moved:
                 buffers[name] = self.past[name].view(cache_shape(spec, B, past))
             buffers[grown] = self.present[name].view(cache_shape(spec, B, total))
-        inputs = {
-            **self.context.inputs,
-            **moved,
-            "input_ids": ids,
-            "attention_mask": mask,
-            "position_ids": positions,
-            "logit_rows": logit_rows,
-        }
+        own = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "logit_rows": logit_rows}
+        read = {name: array for name, array in own.items() if name in self.reads}
+        inputs = {**self.context.inputs, **moved, **read}
         results = self.program.run(inputs, buffers, outputs)
         self.past, self.present = self.present, self.past
         self.columns = total
