@@ -26,6 +26,7 @@ from planforge.runtime.errors import InputError
 from .conftest import Once
 from .helpers_models import edit_json, greedy
 from .helpers_plans import only
+from .helpers_selftest import mend
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / "build/optimum-venv/bin/python"
@@ -135,14 +136,8 @@ def test_a_bundle_is_verified_again_with_and_without_its_checkpoint(
     (first, *_) = (node for node in graph.graph.node if node.op_type == "GroupQueryAttention")
     next(a for a in first.attribute if a.name == "scale").f *= 1.5
     onnx.save(graph, bundle / artifact.file)
-    edit_manifest_hash(bundle, artifact.file)
+    mend(bundle, artifact.file)
     assert {c.artifact for c in verify(bundle).comparisons if not c.passed} == {GRAPHS[0]}
-
-
-def edit_manifest_hash(bundle: Path, name: str) -> None:
-    from .helpers_selftest import mend
-
-    mend(bundle, name)
 
 
 def test_fp16(exported: Path, tmp_path: Path) -> None:
@@ -185,12 +180,18 @@ def test_an_unknown_form_of_attention_stays_as_it_is(
     )
     softmax.input[0] = "strange"
     onnx.save(graph, own / "model.onnx")
-    result = import_folder(own, tmp_path / "bundle", source=exported / "llama", verify=False)
-    assert [a.id for a in result.manifest.artifacts] == ["decoder.portable.fp32"]
-    assert "attention stays as it is: no Softmax of layer 0" in caplog.text
     with pytest.raises(VerificationError, match=r"decoder\.portable\.fp32"):
-        import_folder(own, tmp_path / "other", source=exported / "llama")
-    assert not (tmp_path / "other").exists()
+        import_folder(own, tmp_path / "bundle", source=exported / "llama")
+    assert "attention stays as it is: no Softmax of layer 0" in caplog.text
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_attention_that_nobody_verified_stays_as_it_is(exported: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"source": exported / "mistral", "verify": False}
+    result = import_folder(exported / "mistral.onnx", tmp_path / "bundle", **options)
+    assert [a.id for a in result.manifest.artifacts] == ["decoder.portable.fp32"]
+    with pytest.raises(InputError, match="leave out --no-verify"):
+        import_folder(exported / "mistral.onnx", tmp_path / "other", precision=["int8"], **options)
 
 
 # Bad input

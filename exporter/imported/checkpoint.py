@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -32,7 +31,6 @@ class DecoderConfig:
     Attributes:
         n_head: of keys and values, as they are cached.
         query_heads: None where config.json does not say.
-        said: config.json, as it stands.
     """
 
     n_layer: int
@@ -41,7 +39,6 @@ class DecoderConfig:
     vocab_size: int
     n_positions: int
     query_heads: int | None
-    said: Mapping[str, Any]
 
 
 class ImportedCheckpoint(Checkpoint):
@@ -96,7 +93,6 @@ class ImportedCheckpoint(Checkpoint):
         return DecoderConfig(
             *(heads.layers, heads.cached, heads.size, vocabulary, context),
             query_heads=folder.whole(HEADS),
-            said=folder.config,
         )
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:

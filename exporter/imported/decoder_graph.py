@@ -22,7 +22,7 @@ from ..passes.weights import initializer
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 PRESENT = re.compile(r"present\.(\d+)\.(key|value)")
-ROLES = {"input_ids": "ids", "attention_mask": "mask", "position_ids": "positions"}
+READ = ("input_ids", "attention_mask", "position_ids")
 LOWEST, MOST_OF_A_MASK = -1e30, 2**20  # of a mask's numbers; how many it may have
 BETWEEN_HEAD_AND_LOGITS = ("Add", "Cast", "Div", "Mul", "Tanh")  # a bias, a type, soft caps
 
@@ -75,7 +75,7 @@ def heads_of(model: ir.Model) -> Heads:
         ExportError: the graph's inputs and outputs are not those of a decoder with a cache; lists them.
     """
     graph = model.graph
-    unknown = [v.name for v in graph.inputs if v.name not in ROLES and not PAST.fullmatch(str(v.name))]
+    unknown = [v.name for v in graph.inputs if v.name not in READ and not PAST.fullmatch(str(v.name))]
     unknown += [v.name for v in graph.outputs if v.name != "logits" and not PRESENT.fullmatch(str(v.name))]
     past = {str(v.name): v for v in graph.inputs if PAST.fullmatch(str(v.name))}
     layers = len(past) // 2

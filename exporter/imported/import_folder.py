@@ -17,7 +17,7 @@ from ..graphs import recipe_of, tensors_of
 from ..pipeline import ExportResult, Wanted, check_choices, write_bundle
 from ..plans import Progress, silent
 from ..precisions import PRECISIONS, checked_precisions
-from ..source import Source, resolve_source
+from ..source import resolve_source
 from ..targets import target_named
 from .checkpoint import ImportedCheckpoint
 from .optimum import export_with_optimum
@@ -48,8 +48,8 @@ def import_folder(
     """Makes a bundle of what optimum-cli, or ORTModelForCausalLM.save_pretrained, wrote.
 
     The graph runs through the same caches, precisions and checks as PlanForge's own. For the target cpu its
-    attention becomes ONNX Runtime's over shared buffers; where it is of a form that is not known, or does not
-    compute the same, it stays as it is, and a warning says so.
+    attention becomes ONNX Runtime's over shared buffers; where it is of a form that is not known, or is not
+    verified to compute the same, it stays as it is, and a warning says so.
 
     Args:
         folder: with model.onnx, config.json and tokenizer files.
@@ -76,11 +76,15 @@ def import_folder(
     wanted = Wanted(
         tuple(targets), tuple(precisions), None, None if prompts is None else Path(prompts), verify
     )
-    checkpoint = ImportedCheckpoint(origin, at, max_batch, max_length)
+    shareless = [name for name in precisions if "portable" in PRECISIONS[name].dialects]
+    if not verify and shareless != precisions:
+        raise InputError("int8 and int4 run in graphs that are taken only if verified: leave out --no-verify")
+    checkpoint = ImportedCheckpoint(origin, at, max_batch, max_length, shared=verify)
     try:
         return write_bundle(checkpoint, output, wanted, graphs_of, progress)
     except VerificationError as error:
-        if "decoder.ort" not in checkpoint.recipes or only_ort(targets, precisions):
+        tried = any(target_named(name).dialect == "ort" for name in targets)
+        if "decoder.ort" not in checkpoint.recipes or not tried or shareless != precisions:
             raise
         log.warning("attention over shared buffers is not the model's, so it is left out: %s", error)
     checkpoint = ImportedCheckpoint(origin, at, max_batch, max_length, shared=False)
@@ -109,26 +113,15 @@ def import_model(
         return import_folder(graphs, output, source=model, **options)
 
 
-def only_ort(targets: Sequence[str], precisions: Sequence[str]) -> bool:
-    """Whether no other graph could be had."""
-    return any("portable" not in PRECISIONS[name].dialects for name in precisions) or not any(
-        target_named(name).dialect == "ort" for name in targets
-    )
-
-
 def graphs_of(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Any]:
     """The graphs by their recipe's id, and transformers' model."""
+    from .reference import model_of_transformers
+
     del staging
     assert isinstance(checkpoint, ImportedCheckpoint)
     progress("reading the model with transformers")
-    model = reference(checkpoint.source)
+    model = model_of_transformers(checkpoint.source.folder)
     tensors = {name: tensor.numpy() for name, tensor in tensors_of(model).items()}
     return checkpoint.graphs({recipe_of(artifact) for artifact in artifacts}, tensors), model
-
-
-def reference(source: Source) -> Any:
-    from .reference import model_of_transformers
-
-    return model_of_transformers(source.folder)

@@ -20,7 +20,7 @@ def model_of_transformers(folder: Path) -> Any:
         from transformers.utils import logging as progress
     except ImportError as error:
         raise VerificationError(
-            "an imported model is compared with transformers: pip install transformers, or --no-verify"
+            "an imported model is read with transformers too: pip install transformers"
         ) from error
     import torch
 
