@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ..models.checkpoint import Model
+    from .passes.int8_encoder import Linears
     from .passes.quantize import Blocks
     from .verification.gate import Gaps
     from .verification.rounding import Rounding
@@ -263,13 +264,19 @@ def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
 
 
 def row_products(model: Model, graph: ir.Graph, run: Callable[[], None]) -> dict[tuple[str, ...], RowProduct]:
-    """The int8 form of a BERT's linears, from what they read of real text."""
+    """The int8 form of an encoder's linears, from what they read of real text.
+
+    A weight that several places read has one form: that of those that read most weights at once.
+    """
     from .passes.int8_encoder import linears_of
     from .passes.int8_rows import choose_product
 
-    found = linears_of(graph)
-    rows = rows_read(model, [linears.names[0] for linears in found], run)
-    return {linears.names: choose_product(rows.pop(linears.names[0]), linears.weight()) for linears in found}
+    found: dict[tuple[str, ...], Linears] = {}
+    for linears in sorted(linears_of(graph), key=lambda linears: -len(linears.names)):
+        if not {name for names in found for name in names}.intersection(linears.names):
+            found[linears.names] = linears
+    rows = rows_read(model, [names[0] for names in found], run)
+    return {names: choose_product(rows.pop(names[0]), linears.weight()) for names, linears in found.items()}
 
 
 def rows_read(model: Model, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:

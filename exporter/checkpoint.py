@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
 from ..runtime.errors import InputError
 from ..runtime.text.kinds import PIECES, PLAIN, open_tokenizer
 from ..runtime.text.tokenizer import Tokenizer
-from ..runtime.text.tokenizer_files import names_of_roles, special_tokens, tokenizer_json
+from ..runtime.text.tokenizer_files import Frame, frame_of, names_of_roles, special_tokens, tokenizer_json
 from ..runtime.text.tokenizer_files import settings_of as tokenizer_settings
 from .errors import CheckpointError
 from .generation import Settings, decoder_defaults, settings_of, translation_defaults
@@ -19,6 +19,9 @@ from .recipes import FAMILIES, Choices
 from .source import Source
 from .targets import target_named
 from .translation_tokenizers import translation_tokenizers
+
+if TYPE_CHECKING:
+    from ..models.sentence_transformers import SentenceModules
 
 log = logging.getLogger("planforge")
 
@@ -31,6 +34,7 @@ class Checkpoint:
 
     Attributes:
         exporter: what made its graphs, if PlanForge did not.
+        modules: what sentence-transformers adds.
 
     Args:
         source: where it lies.
@@ -44,6 +48,7 @@ class Checkpoint:
     """
 
     exporter = ""
+    modules: SentenceModules | None = None
 
     def __init__(
         self,
@@ -64,12 +69,8 @@ class Checkpoint:
         self.family = self.description.family.name
         family = FAMILIES[self.family]
         self.task = family.TASK
-        context, least = family.context_of(self.config), LEAST_LENGTH[self.task]
-        if max_length is not None and not least <= max_length <= context:
-            raise InputError(
-                f"max_length={max_length} must be from {least} to the model's context of {context}"
-            )
-        length = max_length or min(context, self.sentence_length or context)
+        self.modules = self.description.modules
+        length = self.length_of(max_length, family.context_of(self.config))
         self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
         self.recipes = family.recipes(self.config, self.choices)
         self.read_tokenizers()
@@ -79,6 +80,14 @@ class Checkpoint:
     def begin(self, source: Source) -> None:
         self.source = source
         self.export_id = uuid.uuid4().hex
+
+    def length_of(self, asked: int | None, context: int) -> int:
+        """What was asked for, else all that the model takes, or where sentence-transformers cuts."""
+        least = LEAST_LENGTH[self.task]
+        if asked is not None and not least <= asked <= context:
+            raise InputError(f"max_length={asked} must be from {least} to the model's context of {context}")
+        cut = None if self.modules is None else self.modules.max_seq_length
+        return asked or min(context, cut or context)
 
     def read_tokenizers(self) -> None:
         """Opens the tokenizers, and checks that they know the model's vocabulary and any text."""
@@ -102,12 +111,8 @@ class Checkpoint:
                 )
             opened.encode("Zoë 我 🙂")  # fails here, not at a user's text, without a token for the unknown
             self.tokenizers.append(opened)
-
-    @property
-    def sentence_length(self) -> int | None:
-        """Where sentence-transformers cuts a text."""
-        modules = self.description.modules
-        return None if modules is None else modules.max_seq_length
+        first = "tokenizer" if self.task != "translation" else "tokenizer.source"
+        self.frame = Frame() if self.tokenizer_kind == PIECES else frame_of(files[first], str(folder))
 
     def recipes_for(self, target: str) -> list[str]:
         """The ids of the recipes of a target's graphs; encoders cache nothing, so they have one dialect."""
@@ -133,9 +138,14 @@ class Checkpoint:
         merged = settings_of(self.config_json, generation)
         settings = Settings(merged, str(folder), self.config.vocab_size)
         if self.task == "text-generation":
-            return decoder_defaults(settings, self.choices.max_length)
+            return replace(decoder_defaults(settings, self.choices.max_length), prefix=self.frame.prefix)
         defaults = translation_defaults(settings, self.choices.max_length)
-        return replace(defaults, source_eos=self.source_eos(defaults.eos[0]))
+        if len(self.frame.suffix) > 1:
+            raise CheckpointError(
+                f"{folder}: the tokenizer puts {len(self.frame.suffix)} tokens behind a source, meant is one"
+            )
+        end = self.frame.suffix[0] if self.frame.suffix else self.source_eos(defaults.eos[0])
+        return replace(defaults, source_eos=end, prefix=self.frame.prefix)
 
     def source_eos(self, eos: int) -> int:
         """The source's end token: spelled as the tokenizer's files say, else as the target's."""
@@ -154,10 +164,8 @@ class Checkpoint:
 
     def read_encoder(self) -> EncoderDefaults | None:
         """What an encoder's results mean; None of a decoder."""
-        from ..models import BertConfig
-
-        config, modules = self.config, self.description.modules
-        if not isinstance(config, BertConfig):
+        config, modules = self.config, self.modules
+        if self.task != "text-encoding":
             return None
         tokens = special_tokens(self.folder, self.tokenizers[0])
         if missing := {"cls", "sep", "pad"} - set(tokens):
@@ -177,13 +185,14 @@ class Checkpoint:
         return EncoderDefaults(
             max_length=self.choices.max_length,
             tokens={role: tokens[role] for role in ("cls", "sep", "pad", "mask") if role in tokens},
+            separators=max(1, len(self.frame.between)),
             heads=config.heads,
             labels=self.labels(config.num_labels) if classifies else (),
             problem_type=self.problem_type(config.num_labels)
             if "sequence_classification" in config.heads
             else None,
             score_activation=self.score_activation(),
-            **embeds,  # type: ignore[arg-type]
+            **embeds,
         )
 
     def labels(self, count: int) -> tuple[str, ...]:

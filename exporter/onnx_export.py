@@ -48,6 +48,7 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
     """Runs torch.export over the recipe's module and simplifies the ONNX graph."""
     import torch
 
+    assert recipe.module is not None
     module = recipe.module(model).eval()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch.onnx warns of its own internals

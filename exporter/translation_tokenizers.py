@@ -6,10 +6,11 @@ from pathlib import Path
 
 from ..runtime.text.kinds import PIECES, PLAIN
 from ..runtime.text.tokenizer import parse, read
+from ..runtime.text.tokenizer_files import tokenizer_json
 from .errors import CheckpointError
 from .marian_tokenizer import marian_tokenizers
 
-OWN_FILES = ("tokenizer.source.json", "tokenizer.target.json")
+OWN_FILES, SHARED_FILE = ("tokenizer.source.json", "tokenizer.target.json"), "tokenizer.json"
 
 
 def translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:
@@ -21,10 +22,13 @@ def translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:
     """
     if (folder / "source.spm").is_file():
         return PIECES, marian_tokenizers(folder)
+    if (folder / SHARED_FILE).is_file():
+        both = tokenizer_json(folder)
+        return PLAIN, (both, both)
     if missing := [name for name in OWN_FILES if not (folder / name).is_file()]:
         raise CheckpointError(
-            f"{folder} has no {missing[0]}; an encoder-decoder needs {' and '.join(OWN_FILES)},"
-            " or source.spm, target.spm and vocab.json"
+            f"{folder} has no {missing[0]}; an encoder-decoder needs {' and '.join(OWN_FILES)}, or one"
+            f" {SHARED_FILE} for both, or source.spm, target.spm and vocab.json"
         )
     source, target = (parse(read(folder / name), str(folder / name)).to_str().encode() for name in OWN_FILES)
     return PLAIN, (source, target)

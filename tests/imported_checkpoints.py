@@ -3,15 +3,17 @@
 For an environment of its own: transformers 4.57 and optimum-onnx.
 """
 
-import shutil
+import json
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from optimum.exporters.onnx import main_export
+from tokenizers import processors
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "models/demos/gpt2-demo/tokenizer.json"
 SHAPE: dict[str, Any] = {
@@ -24,6 +26,20 @@ BLOOM: dict[str, Any] = {
     **{"vocab_size": 2048, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 256},
     **{"bos_token_id": 0, "eos_token_id": 0},
 }
+ENCODER: dict[str, Any] = {**SHAPE, "vocab_size": 2056, "pad_token_id": 2050}
+SEQ2SEQ: dict[str, Any] = {
+    **{"vocab_size": 2056, "d_model": 64, "pad_token_id": 2050, "bos_token_id": 2048, "eos_token_id": 2049},
+}
+T5: dict[str, Any] = {"d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 2050}
+BART: dict[str, Any] = {
+    **{"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 256},
+    **{"decoder_start_token_id": 2049, "forced_eos_token_id": None},
+}
+DEBERTA: dict[str, Any] = {
+    **{"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 32},
+    **{"norm_rel_ebd": "layer_norm", "share_att_key": True, "max_position_embeddings": 256},
+}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**GROUPED),
     "qwen2": transformers.Qwen2Config(**GROUPED),
@@ -34,23 +50,58 @@ CONFIGS = {
     "bloom": transformers.BloomConfig(**BLOOM),
     # Its attention sees 16 tokens, which ONNX Runtime's over shared buffers is not told.
     "mistral": transformers.MistralConfig(**GROUPED, sliding_window=16),
+    # Its positions begin behind the padding's number, 3 here.
+    "roberta": transformers.RobertaConfig(**ENCODER | {"pad_token_id": 3, "type_vocab_size": 1}),
+    "deberta": transformers.DebertaV2Config(**ENCODER | DEBERTA),
+    "electra": transformers.ElectraConfig(**ENCODER | {"embedding_size": 32, "num_labels": 3}),
+    "albert": transformers.AlbertConfig(**ENCODER, embedding_size=32),
+    "t5": transformers.T5Config(**SEQ2SEQ | T5),
+    "bart": transformers.BartConfig(**SEQ2SEQ | BART),
 }
+TASKS = {
+    **dict.fromkeys(("roberta", "deberta"), ("feature-extraction", transformers.AutoModel)),
+    "electra": ("text-classification", transformers.AutoModelForSequenceClassification),
+    "albert": ("fill-mask", transformers.AutoModelForMaskedLM),
+    **dict.fromkeys(("t5", "bart"), ("text2text-generation-with-past", transformers.AutoModelForSeq2SeqLM)),
+}
+GENERATES = ("text-generation-with-past", transformers.AutoModelForCausalLM)
 
 
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     for name, config in CONFIGS.items():
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        task, auto = TASKS.get(name, GENERATES)
+        model = auto.from_config(config)
         for parameter in model.parameters():
             if parameter.dim() == 2:  # so wide that likeliest tokens differ clearly
                 torch.nn.init.normal_(parameter, std=0.12)
         model.eval().save_pretrained(folder / name)
-        shutil.copy(TOKENIZER, folder / name)
+        write_tokenizer(name, folder / name)
         out = folder / f"{name}.onnx"
-        task = "text-generation-with-past"
         main_export(str(folder / name), str(out), task=task, do_validation=False, local_files_only=True)
-        shutil.copy(TOKENIZER, out)
+        write_tokenizer(name, out)
+
+
+def write_tokenizer(name: str, folder: Path) -> None:
+    """GPT-2's demo tokenizer; what is no decoder gets special tokens around its texts."""
+    tokenizer: Any = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    if name in TASKS:
+        roles = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
+        tokenizer.add_special_tokens(list(roles.values()))
+        if name == "roberta":
+            roles["pad_token"] = tokenizer.id_to_token(3)
+        frame: dict[str, Any] = {"cls": ("<s>", 2048), "sep": ("</s>", 2049)}
+        if name in ("roberta", "bart"):
+            tokenizer.post_processor = processors.RobertaProcessing(**frame, add_prefix_space=False)
+        elif name == "t5":
+            template = {"single": "$A </s>", "pair": "$A </s> $B </s>", "special_tokens": [frame["sep"]]}
+            tokenizer.post_processor = processors.TemplateProcessing(**template)
+        else:
+            tokenizer.post_processor = processors.BertProcessing(**frame)
+        roles |= {"bos_token": "<s>", "eos_token": "</s>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(roles))
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import onnx_ir as ir
@@ -13,20 +14,35 @@ from ..errors import CheckpointError, first_line
 
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-HEADS = ("num_attention_heads", "n_head", "num_heads")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+# What optimum calls the graphs of one model. A merged decoder has the others in the branches of an If.
+ALONE = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+ENCODER, DECODERS = "encoder_model.onnx", ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+FIRST_DECODER = "decoder_model.onnx"  # of a first step: it projects what the decoder reads of the source
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Its config.json and its one graph.
+    """Its config.json, and which of its graphs count.
 
     Attributes:
         config: as it stands.
+        model: the graph of a decoder or an encoder; of both together the decoder's.
+        encoder: of an encoder-decoder.
+        first: the decoder's first step; None where `model` has it in a branch.
     """
 
     path: Path
     config: Mapping[str, Any]
-    graph: Path
+    model: Path
+    encoder: Path | None = None
+    first: Path | None = None
+
+    @cached_property
+    def graph(self) -> ir.Model:
+        """`model`, read once; who takes it may change it."""
+        return load_graph(self.model)
 
     def whole(self, names: tuple[str, ...]) -> int | None:
         """The first of some settings that is a whole number."""
@@ -34,10 +50,10 @@ class Folder:
 
 
 def read_folder(path: Path) -> Folder:
-    """Finds a decoder's graph.
+    """Finds the graphs.
 
     Raises:
-        CheckpointError: no ONNX file, several that belong together, not a model of text; says what there is.
+        CheckpointError: no ONNX file, or others than optimum writes; says what there is.
     """
     from ...models.folder import read_json
 
@@ -50,27 +66,39 @@ def read_folder(path: Path) -> Folder:
         pickles = sorted(file.name for file in path.glob("*.bin"))
         why = f"only {pickles[0]}, a pickle, which is never read" if pickles else "none"
         raise CheckpointError(
-            f"{path} has no .onnx file ({why}); make one: optimum-cli export onnx --model CHECKPOINT"
-            " --task text-generation-with-past FOLDER"
+            f"{path} has no .onnx file ({why}); make one: optimum-cli export onnx --model CHECKPOINT FOLDER"
         )
-    if graphs != ["model.onnx"]:
-        raise CheckpointError(
-            f"{path} has {', '.join(graphs)}; this version imports decoders, which are one model.onnx"
-        )
-    return Folder(path, config, path / graphs[0])
+    if ENCODER in graphs:
+        decoder = next((name for name in DECODERS if name in graphs), None)
+        if decoder == DECODERS[0]:
+            return Folder(path, config, path / decoder, path / ENCODER)
+        if decoder is not None and FIRST_DECODER in graphs:
+            return Folder(path, config, path / decoder, path / ENCODER, path / FIRST_DECODER)
+    elif found := next((name for name in ALONE if name in graphs), None):
+        return Folder(path, config, path / found)
+    raise CheckpointError(
+        f"{path} has {', '.join(graphs)}; read are {ALONE[0]}, or {ENCODER} with {DECODERS[0]}, or with"
+        f" {FIRST_DECODER} and {DECODERS[1]}, as `optimum-cli export onnx` writes them"
+    )
 
 
-def load_graph(folder: Folder) -> ir.Model:
-    """The graph.
+def load_graph(path: Path) -> ir.Model:
+    """A graph.
 
     Raises:
-        CheckpointError: it cannot be read, or is not of text.
+        CheckpointError: it cannot be read, reads files elsewhere, or is not of text.
     """
     try:
-        model = ir.load(folder.graph)
+        model = ir.load(path)
     except Exception as error:  # protobuf's own errors
-        raise CheckpointError(f"{folder.graph} is not an ONNX file: {first_line(error)}") from error
+        raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
+    for value in model.graph.initializers.values():
+        constant = value.const_value
+        if isinstance(constant, ir.ExternalTensor):
+            location = PurePosixPath(str(constant.location).replace("\\", "/"))
+            if location.is_absolute() or ".." in location.parts or ":" in str(location):
+                raise CheckpointError(f"{path} has weights in {location}, outside of its folder")
     names = {str(value.name) for value in model.graph.inputs}
     if found := sorted(names.intersection(NOT_OF_TEXT)):
-        raise CheckpointError(f"{folder.path} is no model of text: its graph reads {found[0]}")
+        raise CheckpointError(f"{path.parent} is no model of text: its graph reads {found[0]}")
     return model

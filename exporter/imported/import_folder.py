@@ -20,7 +20,11 @@ from ..precisions import PRECISIONS, checked_precisions
 from ..source import resolve_source
 from ..targets import target_named
 from .checkpoint import ImportedCheckpoint
+from .decoder import ImportedDecoder
+from .encoder import ImportedEncoder
+from .folder import Folder, read_folder
 from .optimum import export_with_optimum
+from .translator import ImportedTranslator
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -79,7 +83,9 @@ def import_folder(
     shareless = [name for name in precisions if "portable" in PRECISIONS[name].dialects]
     if not verify and shareless != precisions:
         raise InputError("int8 and int4 run in graphs that are taken only if verified: leave out --no-verify")
-    checkpoint = ImportedCheckpoint(origin, at, max_batch, max_length, shared=verify)
+    found = read_folder(at)
+    kind = kind_of(found)
+    checkpoint = kind(origin, found, max_batch, max_length, shared=verify)
     try:
         return write_bundle(checkpoint, output, wanted, graphs_of, progress)
     except VerificationError as error:
@@ -87,7 +93,7 @@ def import_folder(
         if "decoder.ort" not in checkpoint.recipes or not tried or shareless != precisions:
             raise
         log.warning("attention over shared buffers is not the model's, so it is left out: %s", error)
-    checkpoint = ImportedCheckpoint(origin, at, max_batch, max_length, shared=False)
+    checkpoint = kind(origin, read_folder(at), max_batch, max_length, shared=False)
     return write_bundle(checkpoint, output, wanted, graphs_of, progress)
 
 
@@ -113,6 +119,14 @@ def import_model(
         return import_folder(graphs, output, source=model, **options)
 
 
+def kind_of(found: Folder) -> type[ImportedCheckpoint]:
+    """How a folder's graphs are read: by what they read themselves, not by what config.json calls them."""
+    if found.encoder is not None:
+        return ImportedTranslator
+    names = {str(value.name) for value in found.graph.graph.inputs}
+    return ImportedDecoder if any(name.startswith("past") for name in names) else ImportedEncoder
+
+
 def graphs_of(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Any]:
@@ -122,6 +136,7 @@ def graphs_of(
     del staging
     assert isinstance(checkpoint, ImportedCheckpoint)
     progress("reading the model with transformers")
-    model = model_of_transformers(checkpoint.source.folder)
+    heads = () if checkpoint.encoder is None else checkpoint.encoder.heads
+    model = model_of_transformers(checkpoint.source.folder, checkpoint.task, heads)
     tensors = {name: tensor.numpy() for name, tensor in tensors_of(model).items()}
     return checkpoint.graphs({recipe_of(artifact) for artifact in artifacts}, tensors), model

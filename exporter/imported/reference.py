@@ -1,22 +1,47 @@
-"""The same model in transformers, for verification. It needs any version of transformers that knows it."""
+"""The same model in transformers, for verification. It needs any version of transformers that knows it.
+
+T tokens, E hidden size
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, VerificationError, first_line
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def model_of_transformers(folder: Path) -> Any:
-    """A decoder with its weights in fp32.
+    from ...runtime.text.long_text import Piece
+
+AUTO_MODELS = {
+    "text-generation": "AutoModelForCausalLM",
+    "translation": "AutoModelForSeq2SeqLM",
+    "text-encoding": "AutoModel",
+    "masked_lm": "AutoModelForMaskedLM",
+    "question_answering": "AutoModelForQuestionAnswering",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+}
+OF_LOGITS = ("masked_lm", "sequence_classification", "token_classification")
+
+
+def model_of_transformers(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
+    """A model with its weights in fp32.
+
+    Args:
+        folder: the checkpoint.
+        task: of the bundle.
+        heads: of an encoder.
 
     Raises:
         VerificationError: transformers is not installed.
         CheckpointError: it cannot read the folder; in its words.
     """
     try:
-        from transformers import AutoModelForCausalLM
+        import transformers
         from transformers.utils import logging as progress
     except ImportError as error:
         raise VerificationError(
@@ -25,10 +50,27 @@ def model_of_transformers(folder: Path) -> Any:
     import torch
 
     progress.disable_progress_bar()
+    auto = getattr(transformers, AUTO_MODELS[heads[0] if heads else task])
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = auto.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # transformers raises whatever a file brings it to
         raise CheckpointError(f"transformers cannot load {folder}: {first_line(error)}") from error
     return model.eval().requires_grad_(False)
+
+
+def run_encoder(model: Any, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The last hidden states (1, T, E) of one sequence, as those of any layer, and the head's results."""
+    import torch
+
+    with torch.no_grad():
+        given = {"input_ids": torch.tensor([piece.ids]), "attention_mask": torch.ones(1, len(piece)).long()}
+        if any(piece.segments):
+            given["token_type_ids"] = torch.tensor([piece.segments])
+        out = model(**given)
+    if "start_logits" in out:
+        return [], {"question_answering": torch.stack([out.start_logits, out.end_logits], dim=-1)}
+    if "logits" in out:
+        return [], dict.fromkeys(OF_LOGITS, out.logits)
+    return [out.last_hidden_state] * (model.config.num_hidden_layers + 1), {}

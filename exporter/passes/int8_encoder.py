@@ -69,7 +69,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         self.graph = model.graph
-        found = linears_of(model.graph)
+        found = [linears for linears in linears_of(model.graph) if linears.names in self.products]
         for linears in found:
             self.before = linears.matmuls[0]
             self.replace(linears, self.products[linears.names])

@@ -35,7 +35,8 @@ class Recipe:
     """One graph in one dialect.
 
     Attributes:
-        module: wraps the reference model so that its inputs and outputs are the graph's, in order.
+        module: wraps the reference model so that its inputs and outputs are the graph's, in order; None of a
+            graph that is imported.
         example: a length for each dynamic axis while tracing; at least 2, and no two alike,
             because torch.export takes 0, 1 and equal lengths for facts.
     """
@@ -44,7 +45,7 @@ class Recipe:
     dialect: str
     opset: int
     padding_side: str
-    module: Callable[[Any], nn.Module]
+    module: Callable[[Any], nn.Module] | None
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     example: Mapping[str, int]

@@ -80,8 +80,15 @@ def pieces_from(
         raise VerificationError("the texts to verify with have no tokens that this model knows")
 
     def cut(first: Sequence[int], second: Sequence[int] | None, length: int) -> Piece:
-        length = max(4, min(length, defaults.max_length))
-        fitted = fit(first, second, max_length=length, tokens=defaults.tokens, truncation="head")
+        length = max(3 + defaults.separators, min(length, defaults.max_length))
+        separators = defaults.separators
+        fitted = fit(
+            *(first, second),
+            max_length=length,
+            tokens=defaults.tokens,
+            truncation="head",
+            separators=separators,
+        )
         return fitted.pieces[0]
 
     pieces = [cut(text, None, TEXT_TOKENS // (1 + i % 3)) for i, text in enumerate(texts)]
@@ -119,8 +126,12 @@ def run_model(model: Bert, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor
     """Every layer's hidden states (1, T, E) of one sequence, and the heads' results."""
     import torch
 
-    from ...models import PaddedAttention
+    from ...models import Bert, PaddedAttention
 
+    if not isinstance(model, Bert):
+        from ..imported.reference import run_encoder
+
+        return run_encoder(model, piece)
     with torch.no_grad():
         ids, segments = torch.tensor([piece.ids]), torch.tensor([piece.segments])
         mask = torch.ones_like(ids)

@@ -6,7 +6,7 @@ S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from ...runtime.golden.translations import Sample
 
 
+def reference_of(model: Any, start: int, gives_attention: bool = False) -> Reference:
+    """PyTorch's answers: of our own Transformer, or of transformers' model."""
+    kind = Reference if isinstance(model, Transformer) else HubReference
+    return kind(model, start, gives_attention)
+
+
 class Reference:
     """The model in PyTorch, in fp32. Sources are computed one by one, without padding.
 
@@ -32,7 +38,7 @@ class Reference:
         gives_attention: whether `results` has the attention too.
     """
 
-    def __init__(self, model: Transformer, start: int, gives_attention: bool = False) -> None:
+    def __init__(self, model: Any, start: int, gives_attention: bool = False) -> None:
         self.model = model
         self.start = start
         self.gives_attention = gives_attention
@@ -42,7 +48,7 @@ class Reference:
         """What the decoder's layers read of a source: L pairs of (1, H, S, D)."""
         ids = torch.tensor([list(source)])
         memory = self.model.encode(ids, PaddedAttention(torch.ones_like(ids)))
-        found: list[KeyValue] = self.model.decoder.keys_values(memory)  # type: ignore[operator]
+        found: list[KeyValue] = self.model.decoder.keys_values(memory)
         return found
 
     def cross(self, source: Sequence[int]) -> Logits:
@@ -107,6 +113,38 @@ class Reference:
             looked = [attention[:, :, list(s.steps)] for (_, attention), s in zip(both, samples, strict=True)]
             gaps["attention."] = measure_attention(looked, [s.attention for s in samples])
         return gaps
+
+
+class HubReference(Reference):
+    """An encoder-decoder of transformers; targets are computed without its cache."""
+
+    @torch.no_grad()
+    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+        ids = torch.tensor([list(source)])
+        out = self.model(ids, decoder_input_ids=torch.tensor([[self.start]]), use_cache=True)
+        return [(layer.keys, layer.values) for layer in out.past_key_values.cross_attention_cache.layers]
+
+    @torch.no_grad()
+    def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
+        fed = torch.tensor([[self.start, *target[:-1]]])
+        logits = self.model(torch.tensor([list(source)]), decoder_input_ids=fed, use_cache=False).logits
+        return logits[0].numpy(), np.zeros((0, 0, len(target), 0), np.float32)
+
+    @torch.no_grad()
+    def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
+        beams = BeamSearch(1, self.start, search)
+        encoded = self.model.get_encoder()(torch.tensor([list(source)]), return_dict=True)
+        states = encoded.last_hidden_state.expand(search.num_beams, -1, -1)
+        rows: list[list[int]] = [[] for _ in range(search.num_beams)]
+        while not beams.done:
+            rows = [[*row, int(token)] for row, token in zip(rows, beams.tokens, strict=True)]
+            fed = torch.tensor(rows)
+            out = self.model(encoder_outputs=(states,), decoder_input_ids=fed, use_cache=False)
+            copies = beams.advance(out.logits[:, -1].numpy())
+            before = list(rows)
+            for origin, row in copies:
+                rows[row] = before[origin]
+        return beams.hypotheses()[0]
 
 
 def joined(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:

@@ -59,15 +59,15 @@ def trial(
 
     def reading(row: int) -> Callable[[Any], object]:
         def read(model: Transformer) -> object:
-            from .translation_reference import Reference
+            from .translation_reference import reference_of
 
             # The model is fed a target but for its last token, so there has to be one more.
-            return Reference(model, start).results(sources[row], [*targets[row], 0])
+            return reference_of(model, start).results(sources[row], [*targets[row], 0])
 
         def read_source(model: Transformer) -> object:
-            from .translation_reference import Reference
+            from .translation_reference import reference_of
 
-            return Reference(model, start).keys_values(sources[row])
+            return reference_of(model, start).keys_values(sources[row])
 
         return read_source if artifact.graph == "encoder" else read
 

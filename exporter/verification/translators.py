@@ -50,14 +50,14 @@ def search_of(defaults: GenerationDefaults, steps: int, beams: int) -> Search:
 
 def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectation:
     """Asks PyTorch about texts of unequal length."""
-    from .translation_reference import Reference
+    from .translation_reference import reference_of
 
     defaults = bundle.manifest.generation
     assert defaults is not None and defaults.decoder_start is not None and defaults.source_eos is not None
     gives_attention = any(
         s.role.startswith("cross_attention.") for a in bundle.manifest.artifacts for s in a.outputs
     )
-    reference = Reference(model, defaults.decoder_start, gives_attention)
+    reference = reference_of(model, defaults.decoder_start, gives_attention)
     end = defaults.source_eos
     tokenizer, _ = translation_tokenizers(bundle)
     encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")

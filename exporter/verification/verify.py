@@ -156,7 +156,9 @@ def model_of(bundle: Bundle, checkpoint: Source) -> Any:
     if bundle.manifest.source.get("exporter"):
         from ..imported.reference import model_of_transformers
 
-        return model_of_transformers(checkpoint.folder)
+        encoder = bundle.manifest.encoder
+        heads = () if encoder is None else encoder.heads
+        return model_of_transformers(checkpoint.folder, bundle.manifest.task, heads)
     try:
         from ...models import load_model
 

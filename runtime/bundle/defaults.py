@@ -16,6 +16,7 @@ class GenerationDefaults:
 
     Attributes:
         eos: tokens that end it.
+        prefix: special tokens that every prompt begins with, or of a translation every source.
         decoder_start: the token that every target begins with.
         source_eos: the token that every source ends with.
         forced_bos, forced_eos: the target's first token after that, and its last at full length.
@@ -28,6 +29,7 @@ class GenerationDefaults:
     """
 
     eos: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
     bos: int | None = None
     pad: int | None = None
     decoder_start: int | None = None
@@ -45,13 +47,15 @@ class GenerationDefaults:
     max_length: int = 1024
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "eos": list(self.eos), "suppressed": list(self.suppressed)}
+        lists = {name: list(getattr(self, name)) for name in ("eos", "prefix", "suppressed")}
+        return {**vars(self), **lists}
 
     @staticmethod
     def from_json(value: Any) -> GenerationDefaults:
         r = Reader(value, "generation")
         return GenerationDefaults(
             eos=r.list_of("eos", int, ()),
+            prefix=r.list_of("prefix", int, ()),
             bos=r.get("bos", int, None),
             pad=r.get("pad", int, None),
             decoder_start=r.get("decoder_start", int, None),
@@ -92,6 +96,7 @@ class EncoderDefaults:
     Attributes:
         max_length: tokens of one sequence, special ones included.
         tokens: the special tokens "cls", "sep", "pad" and, if there is one, "mask".
+        separators: how many "sep" stand between the two texts of a pair.
         heads: names of the graph's heads.
         labels: of the classification head's classes, in order.
         problem_type: "regression", "single_label_classification" or "multi_label_classification".
@@ -105,6 +110,7 @@ class EncoderDefaults:
 
     max_length: int
     tokens: Mapping[str, int]
+    separators: int = 1
     heads: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
@@ -119,6 +125,7 @@ class EncoderDefaults:
         return {
             "max_length": self.max_length,
             "tokens": dict(self.tokens),
+            "separators": self.separators,
             "heads": list(self.heads),
             "labels": list(self.labels),
             "problem_type": self.problem_type,
@@ -139,6 +146,7 @@ class EncoderDefaults:
         return EncoderDefaults(
             max_length=r.get("max_length", int),
             tokens={role: tokens.get(role, int) for role in tokens.value},
+            separators=r.get("separators", int, 1),
             heads=r.list_of("heads", str),
             labels=r.list_of("labels", str),
             problem_type=r.get("problem_type", str, None),

@@ -109,8 +109,8 @@ def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mappin
         ManifestError: names what is wrong.
     """
     roles = {spec.role for spec in artifact.outputs}
-    if not any(re.fullmatch(r"hidden\.\d+", role) for role in roles):
-        raise ManifestError(f"artifact {artifact.id} has no output with a hidden state")
+    if not defaults.heads and not any(re.fullmatch(r"hidden\.\d+", role) for role in roles):
+        raise ManifestError(f"artifact {artifact.id} has neither an output with a hidden state nor a head")
     for head in defaults.heads:
         found = [spec for spec in artifact.outputs if spec.role.partition(".")[0] == head]
         if not found:

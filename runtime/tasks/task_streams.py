@@ -68,7 +68,7 @@ class TaskStreams:
         self.defaults = defaults
         self.roles = {spec.role for spec in encoder.artifact.outputs}
         layers = [int(role.removeprefix("hidden.")) for role in self.roles if role.startswith("hidden.")]
-        self.last_layer = max(layers)
+        self.last_layer = max(layers, default=None)  # an imported graph with a head may have none
 
     def embed(
         self,
@@ -82,10 +82,11 @@ class TaskStreams:
     ) -> Iterator[Embedding]:
         if pooling is not None and pooling not in POOLINGS:
             raise InputError(f"pooling={pooling!r} is not one of {', '.join(POOLINGS)}")
+        last = self.need_states("embed")
         defaults = self.defaults
         unit = defaults.normalize if normalize is None else normalize
         own = pooling is None and "sentence_embedding" in self.roles and (unit or not defaults.normalize)
-        role = "sentence_embedding" if own else f"hidden.{self.last_layer}"
+        role = "sentence_embedding" if own else f"hidden.{last}"
         if not own and pooling is None and defaults.pooling not in POOLINGS:
             raise InputError(f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}")
         how = pooling or defaults.pooling
@@ -133,7 +134,7 @@ class TaskStreams:
         """The roles of the hidden states that a choice of features needs."""
         if layers not in LAYERS:
             raise InputError(f"layers={layers!r} is not one of {', '.join(LAYERS)}")
-        needed = LAYERS[layers](self.last_layer)
+        needed = LAYERS[layers](self.need_states("features"))
         if min(needed) < 0:
             raise InputError(f"layers={layers!r} needs four layers, this model has {self.last_layer}")
         roles = [f"hidden.{layer}" for layer in needed]
@@ -276,6 +277,15 @@ class TaskStreams:
         roles = ["question_answering.start", "question_answering.end"]
         return self.results(checked(pairs, check_pair), roles, finish, Reading(truncation, **options))
 
+    def need_states(self, task: str) -> int:
+        """The last layer's number; refuses a graph that gives only its head's logits."""
+        if self.last_layer is None:
+            raise InputError(
+                f"{task} needs hidden states, which this bundle's graph does not give; its heads are"
+                f" {', '.join(self.defaults.heads)}"
+            )
+        return self.last_layer
+
     def need_head(self, task: str, head: str) -> None:
         """Refuses a task that this bundle's graph has no head for."""
         if head not in self.defaults.heads:
@@ -328,6 +338,7 @@ class TaskStreams:
                 tokens=self.defaults.tokens,
                 truncation=reading.truncation,
                 stride=reading.stride,
+                separators=self.defaults.separators,
             )
             requests.append(Request(pair, first, second, fitted))
         return requests

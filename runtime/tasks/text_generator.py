@@ -202,11 +202,13 @@ class TextGenerator(Closing):
     def score(self, text: str, parse_special: bool = False) -> Score:
         """The log-probability of each of the text's tokens after the first, given those before it.
 
+        Of a model whose prompts begin with a special token, that one is the first.
+
         Raises:
             InputError: fewer than two tokens.
             ContextLengthError: more tokens than the context.
         """
-        tokens = self.tokenizer.encode(text, parse_special=parse_special)
+        tokens = self._framed(self.tokenizer.encode(text, parse_special=parse_special))
         if len(tokens) < 2:
             raise InputError(f"score needs a text of at least 2 tokens, this one has {len(tokens)}")
         if len(tokens) > self.max_length:
@@ -320,7 +322,12 @@ class TextGenerator(Closing):
                 else ""
             )
             raise InputError(f"the prompt is empty{start}")
-        return tokens
+        return self._framed(tokens)
+
+    def _framed(self, tokens: list[int]) -> list[int]:
+        """Tokens behind the special ones that begin every prompt, unless they are there already."""
+        prefix = list(self.defaults.prefix)
+        return tokens if tokens[: len(prefix)] == prefix else prefix + tokens
 
     def _fit(self, tokens: list[int], max_new_tokens: int, truncate: str | None) -> tuple[list[int], int]:
         """The prompt, or its end if it is to be cut, and how many tokens were dropped."""
@@ -336,7 +343,8 @@ class TextGenerator(Closing):
             )
         keep = self.max_length - min(max_new_tokens, self.max_length // 2)
         log.warning("the prompt has %d tokens; its first %d were dropped", len(tokens), len(tokens) - keep)
-        return tokens[-keep:], len(tokens) - keep
+        prefix = self.defaults.prefix[:keep]
+        return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
 
     def _check_memory(self, batch: int, capacity: int, reusing: bool = False) -> None:
         """Refuses a cache that does not fit; one that is kept for reuse gives way."""

@@ -255,8 +255,9 @@ class Translator(Closing):
         )
 
     def count_tokens(self, text: str, parse_special: bool = False) -> int:
-        """How many tokens the model reads of a text, the end token included."""
-        return len(self.source_tokenizer.encode(text, parse_special=parse_special)) + 1
+        """How many tokens the model reads of a text, those that begin and end it included."""
+        tokens = self.source_tokenizer.encode(text, parse_special=parse_special)
+        return len(self.defaults.prefix) + len(tokens) + 1
 
     def close(self) -> None:
         """Frees the engine. Later calls raise ClosedError; closing twice is fine."""
@@ -304,14 +305,15 @@ class Translator(Closing):
         tokens = self.source_tokenizer.encode(text, parse_special=parse_special)
         if not tokens:
             raise InputError("a text to translate is empty; leave it out")
-        if len(tokens) + 1 > limit:
+        source = [*self.defaults.prefix, *tokens, self.source_eos]
+        if len(source) > limit:
             raise ContextLengthError(
-                f"the text {text[:40]!r}... has {len(tokens) + 1} tokens, the end token included; the model"
+                f"the text {text[:40]!r}... has {len(source)} tokens, the end token included; the model"
                 f" reads {limit}. Translate it in parts, such as sentences",
-                tokens=len(tokens) + 1,
+                tokens=len(source),
                 limit=limit,
             )
-        return [*tokens, self.source_eos]
+        return source
 
     def _steps(self, sources: Sequence[Sequence[int]], search: Search) -> Iterator[tuple[BeamSearch, float]]:
         """The search after each step, and the step's seconds; first those of the encoder."""

@@ -17,17 +17,21 @@ TRUNCATIONS = ("head", "tail", "head+tail", "windows")
 class Piece:
     """One sequence for an encoder: [CLS] first [SEP], or [CLS] first [SEP] second [SEP].
 
+    Between two texts RoBERTa has two separators.
+
     Attributes:
         ids: token ids, special ones included.
         segments: 0 for the first text, 1 for the second.
         first: which tokens of the first text it holds, in order; first[k] stands at position 1 + k.
-        second: the same of the second text, from position 2 + len(first) on; None without one.
+        second: the same of the second text, from position 1 + len(first) + separators on; None without one.
+        separators: [SEP] between the two.
     """
 
     ids: list[int]
     segments: list[int]
     first: Sequence[int]
     second: Sequence[int] | None
+    separators: int = 1
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -35,7 +39,9 @@ class Piece:
     @property
     def body(self) -> tuple[int, Sequence[int]]:
         """The text that windows slide over, the second if there is one: its position, and its tokens."""
-        return (1, self.first) if self.second is None else (2 + len(self.first), self.second)
+        if self.second is None:
+            return 1, self.first
+        return 1 + len(self.first) + self.separators, self.second
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ def fit(
     tokens: Mapping[str, int],
     truncation: str,
     stride: int | None = None,
+    separators: int = 1,
 ) -> FittedText:
     """Makes sequences of at most `max_length` tokens.
 
@@ -71,6 +78,7 @@ def fit(
             text; "tail" keeps the end; "head+tail" both (Sun et al., 2019); "windows" keeps all of it in
             sequences that overlap, of a pair all of the second.
         stride: tokens that neighbouring windows share; a quarter of `max_length` unless given.
+        separators: between the texts of a pair.
 
     Raises:
         InputError: no such truncation or stride.
@@ -78,7 +86,8 @@ def fit(
     """
     if truncation not in TRUNCATIONS:
         raise InputError(f"truncation={truncation!r} is not one of {', '.join(map(repr, TRUNCATIONS))}")
-    M = max_length - (2 if second is None else 3)
+    special = 2 if second is None else 2 + separators
+    M = max_length - special
     long = len(first) + (0 if second is None else len(second))
     chosen: list[tuple[Sequence[int], Sequence[int] | None]]
     if long <= M:
@@ -92,8 +101,8 @@ def fit(
     else:
         rooms = shared_room(len(first), len(second), M)
         chosen = [(kept(len(first), rooms[0], truncation), kept(len(second), rooms[1], truncation))]
-    pieces = tuple(piece_of(first, second, a, b, tokens) for a, b in chosen)
-    dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - (2 if second is None else 3))
+    pieces = tuple(piece_of(first, second, a, b, tokens, separators) for a, b in chosen)
+    dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - special)
     return FittedText(pieces, dropped)
 
 
@@ -103,14 +112,16 @@ def piece_of(
     of_first: Sequence[int],
     of_second: Sequence[int] | None,
     tokens: Mapping[str, int],
+    separators: int,
 ) -> Piece:
     """The sequence of some tokens of a text, or of a pair."""
-    ids = [tokens["cls"], *(first[i] for i in of_first), tokens["sep"]]
+    ids = [tokens["cls"], *(first[i] for i in of_first)]
+    ids += [tokens["sep"]] * (1 if of_second is None else separators)
     segments = [0] * len(ids)
     if second is not None and of_second is not None:
         ids += [*(second[i] for i in of_second), tokens["sep"]]
         segments += [1] * (len(of_second) + 1)
-    return Piece(ids, segments, of_first, of_second)
+    return Piece(ids, segments, of_first, of_second, separators)
 
 
 def kept(length: int, room: int, truncation: str) -> Sequence[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,43 @@ def special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
     names = _BERT_NAMES | names_of_roles(settings_of(folder))
     ids = {role: tokenizer.token_id(names[role]) for role in _ROLES if role in names}
     return {role: token_id for role, token_id in ids.items() if token_id is not None}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens that a tokenizer.json puts around texts."""
+
+    prefix: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+
+def frame_of(data: bytes, source: str) -> Frame:
+    """What stands before a text, between the two of a pair, and behind them.
+
+    Args:
+        data: of a tokenizer.json.
+        source: what error messages call it.
+    """
+    tokenizer = parse(data, source)
+
+    def special(first: str, second: str | None = None) -> list[tuple[int, ...]]:
+        """The special tokens, split at the texts."""
+        encoded = tokenizer.encode(first, second)
+        parts: list[tuple[int, ...]] = [()]
+        previous = None
+        for token, sequence in zip(encoded.ids, encoded.sequence_ids, strict=True):
+            if sequence is None:
+                parts[-1] += (token,)
+            elif sequence != previous:
+                parts.append(())
+            previous = sequence
+        return parts
+
+    single, pair = special("a b"), special("a b", "c d")
+    if len(single) != 2 or len(pair) != 3:  # a vocabulary without letters
+        return Frame()
+    return Frame(single[0], pair[1], single[1])
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ B batch, T tokens of this step, G heads of keys and values, D head size, N logit
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from ...runtime.bundle.manifest import TensorSpec
 from ..errors import ExportError
 from ..graph_check import axis_name
 from ..passes.weights import initializer
+from .branches import decide_branches
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 PRESENT = re.compile(r"present\.(\d+)\.(key|value)")
@@ -44,6 +45,7 @@ class Heads:
 
 def simplified(model: ir.Model) -> None:
     """Folds the shape arithmetic that tracing left behind; every constant becomes an initializer."""
+    decide_branches(model)
     onnxscript.optimizer.optimize_ir(model, num_iterations=3)
     for each in (
         common.IdentityEliminationPass(),
@@ -68,14 +70,19 @@ def finite_masks(graph: ir.Graph) -> None:
             )
 
 
-def heads_of(model: ir.Model) -> Heads:
+def heads_of(model: ir.Model, others: Sequence[str] = ()) -> Heads:
     """What the cached inputs say of attention.
+
+    Args:
+        others: names of inputs that are known too.
 
     Raises:
         ExportError: the graph's inputs and outputs are not those of a decoder with a cache; lists them.
     """
     graph = model.graph
-    unknown = [v.name for v in graph.inputs if v.name not in READ and not PAST.fullmatch(str(v.name))]
+    unknown = [
+        v.name for v in graph.inputs if v.name not in (*READ, *others) and not PAST.fullmatch(str(v.name))
+    ]
     unknown += [v.name for v in graph.outputs if v.name != "logits" and not PRESENT.fullmatch(str(v.name))]
     past = {str(v.name): v for v in graph.inputs if PAST.fullmatch(str(v.name))}
     layers = len(past) // 2
@@ -166,3 +173,4 @@ def with_signature(
             value = by_name[spec.name]
             value.name, value.shape = spec.name, ir.Shape(spec.axis_names())
             values.append(value)
+    common.RemoveUnusedNodesPass()(model)

@@ -1,0 +1,63 @@
+"""Branches that a graph always takes, or that are chosen, become part of it.
+
+optimum merges a decoder's first and later steps into the two branches of an If; DeBERTa asks in each layer
+whether queries are as many as keys, which they always are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from .build import evaluate
+
+SHAPES = ((1, 1), (1, 2), (3, 7), (2, 40))  # of the ids that a condition is tried with
+
+
+def decide_branches(model: ir.Model) -> None:
+    """Puts in the place of each If the branch that it takes for sequences of any shape."""
+    found = [node for node in model.graph if node.op_type == "If"]
+    if not found:
+        return
+
+    names = [str(node.inputs[0].name) for node in found if node.inputs[0] is not None]
+    runs = evaluate(model, names, lambda _: [np.ones(shape, np.int64) for shape in SHAPES])
+    for node, *answers in zip(found, *runs, strict=True):
+        taken = {bool(answer) for answer in answers}
+        if len(taken) == 1:
+            inline(node, "then_branch" if taken.pop() else "else_branch")
+    common.RemoveUnusedNodesPass()(model)
+
+
+def choose_branch(model: ir.Model, name: str, branch: str) -> None:
+    """Takes one branch wherever an input decides, and drops the input."""
+    for node in list(model.graph):
+        if node.op_type == "If" and node.inputs[0] is not None and node.inputs[0].name == name:
+            inline(node, branch)
+    for value in [value for value in model.graph.inputs if value.name == name]:
+        model.graph.inputs.remove(value)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def inline(node: ir.Node, branch: str) -> None:
+    """Moves a branch's nodes and constants to where its If stands."""
+    outer, inner = node.graph, node.attributes[branch].as_graph()
+    assert isinstance(outer, ir.Graph)
+    results = list(inner.outputs)
+    inner.outputs.clear()
+    for value in list(inner.initializers.values()):
+        inner.initializers.pop(str(value.name))
+        while value.name in outer.initializers:
+            value.name = f"{value.name}.inner"
+        outer.register_initializer(value)
+    for each in list(inner):
+        inner.remove(each)
+        outer.insert_before(node, each)
+    for old, new in zip(node.outputs, results, strict=True):
+        name = old.name
+        is_output = old.is_graph_output()
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        if is_output:
+            old.name, new.name = None, name
+    outer.remove(node, safe=True)

@@ -1,0 +1,95 @@
+"""Adding nodes to a graph, and computing a few of its values."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ...runtime.backends.ort_backend import import_onnxruntime
+from ..passes.weights import initializer
+
+Array = npt.NDArray[Any]
+
+
+class Builder:
+    """Adds nodes before one of a graph; results are called after `name`."""
+
+    def __init__(self, graph: ir.Graph, before: ir.Node, name: str) -> None:
+        self.graph, self.before, self.name = graph, before, name
+        self.count = 0
+
+    def __call__(
+        self, operator: str, *values: ir.Value | None, domain: str = "", results: int = 1, **attributes: Any
+    ) -> ir.Value:
+        """Adds a node; returns its first result."""
+        node = ir.node(operator, values, attributes, domain=domain, num_outputs=results)
+        self.graph.insert_before(self.before, node)
+        for result in node.outputs:
+            result.type = type_of(node)
+            result.name = f"{self.name}/{operator}_{self.count}"
+            self.count += 1
+        node.name = f"{node.outputs[0].name}_node"
+        return node.outputs[0]
+
+    def constant(self, value: Any, dtype: npt.DTypeLike = np.int64) -> ir.Value:
+        """A small constant, which is in the graph once."""
+        array = np.array(value, dtype)
+        return initializer(self.graph, f"constant/{array.dtype}/{array.tolist()}", ir.tensor(array))
+
+
+def type_of(node: ir.Node) -> ir.TypeProtocol | None:
+    """Of a node's results, for the operators that are used here."""
+    if node.op_type == "Shape":
+        return ir.TensorType(ir.DataType.INT64)
+    if node.op_type == "Cast":
+        return ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
+    if node.op_type in ("And", "GreaterOrEqual"):
+        return ir.TensorType(ir.DataType.BOOL)
+    given = node.inputs[1 if node.op_type == "Where" else 0]
+    return None if given is None else given.type
+
+
+def stand_in(value: ir.Value, past: int) -> Array:
+    """Something for an input of a decoder: one row, one token, two source tokens, `past` cached ones."""
+    assert value.shape is not None
+    name, whole = str(value.name), value.dtype == ir.DataType.INT64
+    free = past if name.startswith("past") else 2 if name.startswith(("cross", "encoder")) else 1
+    shape = [1, *(axis if isinstance(axis, int) else free for axis in list(value.shape)[1:])]
+    return np.ones(shape, np.int64) if whole else np.zeros(shape, np.float32)
+
+
+def evaluate(
+    model: ir.Model, names: Sequence[str], given: Callable[[ir.Value], Sequence[Array]]
+) -> list[list[Array]]:
+    """Computes values of a graph, on ONNX Runtime.
+
+    Args:
+        names: of the values.
+        given: what an input that they depend on is, in one run after the other.
+
+    Returns:
+        For each run an array per name.
+    """
+    asked = model.clone()
+    by_name = {str(out.name): out for node in asked.graph for out in node.outputs}
+    asked.graph.outputs.clear()
+    for name in dict.fromkeys(names):
+        by_name[name].type = by_name[name].type or ir.TensorType(ir.DataType.BOOL)
+        asked.graph.outputs.append(by_name[name])
+    common.RemoveUnusedNodesPass()(asked)
+    feeds = {str(value.name): given(value) for value in asked.graph.inputs if value.uses()}
+    for value in [value for value in asked.graph.inputs if not value.uses()]:
+        asked.graph.inputs.remove(value)
+    with tempfile.TemporaryDirectory(prefix="planforge-import-") as folder:
+        path = Path(folder, "asked.onnx")
+        ir.save(asked, path, external_data="asked.data")
+        session = import_onnxruntime().InferenceSession(path, providers=["CPUExecutionProvider"])
+        runs = zip(*feeds.values(), strict=True) if feeds else [()]
+        return [session.run(list(names), dict(zip(feeds, arrays, strict=True))) for arrays in runs]

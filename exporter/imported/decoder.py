@@ -1,0 +1,104 @@
+"""An imported decoder: one graph with a growing cache."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from ..errors import ExportError
+from ..recipes import Recipe, gpt2
+from ..recipes.recipe import HEAD_SIZES
+from .checkpoint import ImportedCheckpoint, Tensors
+from .folder import HEADS, Folder
+from .graph import choose_rows, heads_of, simplified, vocabulary_of, with_signature
+from .names import name_weights
+from .shared_buffers import share_buffers
+
+log = logging.getLogger("planforge")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What recipes and the runtime ask of a decoder.
+
+    Attributes:
+        n_head: of keys and values, as they are cached.
+        query_heads: None where config.json does not say.
+    """
+
+    n_layer: int
+    n_head: int
+    head_size: int
+    vocab_size: int
+    n_positions: int
+    query_heads: int | None
+
+
+class ImportedDecoder(ImportedCheckpoint):
+    """A decoder that generates text."""
+
+    task = gpt2.TASK
+    most_rows = gpt2.MAX_BATCH
+
+    def read_graphs(self, found: Folder) -> None:
+        self.graph = found.graph
+        simplified(self.graph)
+        self.heads = heads_of(self.graph)
+        self.opset = self.graph.opset_imports[""]
+
+    def read_config(self, found: Folder) -> DecoderConfig:
+        logits = next(value for value in self.graph.graph.outputs if value.name == "logits")
+        heads = self.heads
+        return DecoderConfig(
+            *(heads.layers, heads.cached, heads.size, vocabulary_of(logits), self.context_of(found)),
+            query_heads=found.whole(HEADS),
+        )
+
+    def read_recipes(self, shared: bool) -> dict[str, Recipe]:
+        made = [gpt2.portable(self.config, self.choices)]
+        if shared and self.can_share():
+            made.append(gpt2.ort(self.config, self.choices))
+        names = {str(value.name) for value in self.graph.graph.inputs} | {"logit_rows", "past_lengths"}
+        found = {}
+        for recipe in made:
+            inputs = tuple(s for s in recipe.inputs if s.name in names or s.name.startswith("cache."))
+            found[recipe.id] = replace(recipe, inputs=inputs, opset=self.opset)
+        return found
+
+    def can_share(self) -> bool:
+        """Whether attention is of a form that is known; a warning says why not."""
+        if self.heads.size % HEAD_SIZES:
+            log.warning(
+                "heads of %d are no multiple of %d: attention stays as it is", self.heads.size, HEAD_SIZES
+            )
+            return False
+        if self.config.query_heads is None:
+            log.warning("config.json says no number of heads: attention stays as it is")
+            return False
+        try:
+            share_buffers(self.graph.clone(), self.heads, self.config.query_heads)
+        except ExportError as error:
+            log.warning("attention stays as it is: %s", error)
+            return False
+        return True
+
+    def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+        name_weights(self.graph, tensors)
+        choose_rows(self.graph)
+        made = {}
+        for name in sorted(wanted):
+            recipe, graph = self.recipes[name], self.graph.clone()
+            renamed = {}
+            if recipe.dialect == "ort":
+                share_buffers(graph, self.heads, self.config.query_heads)
+                kinds = ("key", "value")
+                renamed = {
+                    f"past_key_values.{i}.{kind}": f"cache.{i}.{kind}"
+                    for i in range(self.heads.layers)
+                    for kind in kinds
+                }
+            with_signature(graph, recipe.inputs, recipe.outputs, renamed)
+            made[name] = graph
+        return made

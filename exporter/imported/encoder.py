@@ -1,0 +1,201 @@
+"""An imported encoder: one graph that caches nothing.
+
+B batch, T tokens, E hidden size, V vocabulary, C classes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from ...models.sentence import SentenceConfig
+from ...models.sentence_transformers import read_modules
+from ...runtime.backends.ort_backend import import_onnxruntime
+from ...runtime.bundle.manifest import Axis, TensorSpec
+from ...runtime.tasks.pooling import POOLINGS
+from ...runtime.text.tokenizer_files import settings_of as tokenizer_settings
+from ..checkpoint import LEAST_LENGTH
+from ..errors import CheckpointError, ExportError, first_line
+from ..recipes import Recipe, bert
+from ..recipes.recipe import by_id
+from .checkpoint import ImportedCheckpoint, Tensors
+from .folder import HEADS, LAYERS, Folder
+from .graph import choose_rows, simplified, with_signature
+from .names import name_weights
+
+ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
+STATES = ("last_hidden_state", "token_embeddings")  # the latter of what sentence-transformers reads
+ENDS = {"start_logits": "question_answering.start", "end_logits": "question_answering.end"}
+IGNORED = ("sentence_embedding", "pooler_output")  # the runtime pools; a pooler's vector is seldom wanted
+WIDTHS, FEED_FORWARD = ("hidden_size", "dim"), ("intermediate_size", "hidden_dim", "ffn_dim")
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """What recipes and the runtime ask of an encoder.
+
+    Attributes:
+        heads: whose logits the graph gives.
+        num_labels: of a classification head; 0 without one.
+        sentence: how sentence-transformers makes one vector of a text's.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_hidden_layers: int
+    heads: tuple[str, ...]
+    num_labels: int
+    sentence: SentenceConfig | None
+
+
+class ImportedEncoder(ImportedCheckpoint):
+    """An encoder with or without a head."""
+
+    task = bert.TASK
+    most_rows = bert.MAX_BATCH
+
+    def read_graphs(self, found: Folder) -> None:
+        self.graph = found.graph
+        simplified(self.graph)
+        try:
+            self.modules = read_modules(self.source.folder)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        sentence = None if self.modules is None else self.modules.config
+        if sentence is not None and (sentence.dense or "+".join(sentence.pooling) not in POOLINGS):
+            raise CheckpointError(
+                f"{self.source.folder} pools by {'+'.join(sentence.pooling)} with {len(sentence.dense)} dense"
+                f" layers; an imported encoder can pool by {', '.join(POOLINGS)} alone"
+            )
+
+    def read_config(self, found: Folder) -> EncoderConfig:
+        def whole(names: tuple[str, ...]) -> int:
+            value = found.whole(names)
+            if value is None:
+                raise CheckpointError(f"{found.path / 'config.json'} says none of {', '.join(names)}")
+            return value
+
+        vocabulary, graph = whole(("vocab_size",)), self.graph.graph
+        if unknown := [str(v.name) for v in graph.inputs if v.name not in ROLES]:
+            raise self.cannot_tell(unknown)
+        self.roles = {str(v.name): self.role_of(v, vocabulary) for v in graph.outputs}
+        heads = tuple(
+            dict.fromkeys(role.partition(".")[0] for role in self.roles.values() if role and role != "hidden")
+        )
+        classes = [
+            v.shape[-1]
+            for v in graph.outputs
+            if self.roles[str(v.name)].endswith("_classification") and v.shape is not None
+        ]
+        return EncoderConfig(
+            vocabulary,
+            hidden_size=(width := whole(WIDTHS)),
+            intermediate_size=found.whole(FEED_FORWARD) or 4 * width,
+            num_attention_heads=whole(HEADS),
+            num_hidden_layers=whole(LAYERS),
+            heads=heads,
+            num_labels=classes[0] if classes and isinstance(classes[0], int) else 0,
+            sentence=None if self.modules is None else self.modules.config,
+        )
+
+    def role_of(self, value: ir.Value, vocabulary: int) -> str:
+        """What an output means, by its name and shape; "" of what is left out."""
+        name, shape = str(value.name), list(value.shape or ())
+        last = shape[-1] if shape and isinstance(shape[-1], int) else None
+        if name in STATES and len(shape) == 3:
+            return "hidden"
+        if name in IGNORED:
+            return ""
+        if name in ENDS:
+            return ENDS[name]
+        if name == "logits" and last is not None and len(shape) in (2, 3):
+            by_token = "masked_lm" if last == vocabulary else "token_classification"
+            return "sequence_classification" if len(shape) == 2 else by_token
+        raise self.cannot_tell([name])
+
+    def cannot_tell(self, names: list[str]) -> ExportError:
+        graph = self.graph.graph
+        signature = ", ".join(str(v.name) for v in (*graph.inputs, *graph.outputs))
+        return ExportError(
+            f"what {', '.join(names)} means cannot be told; the graph has {signature}. Meant are"
+            f" {', '.join(ROLES)}; {STATES[0]}, logits of a known shape, {' and '.join(ENDS)}"
+        )
+
+    def context_of(self, found: Folder) -> int:
+        """What config.json says, if the graph takes it: RoBERTa's positions begin behind that of padding."""
+        context = super().context_of(found)
+        pad = found.whole(("pad_token_id",)) or 0
+        engine = import_onnxruntime()
+        options = engine.SessionOptions()
+        options.log_severity_level = 4  # what does not run is told here
+        session = engine.InferenceSession(found.model, options, providers=["CPUExecutionProvider"])
+        error: Exception | None = None
+        for length in (context, context - pad - 1):
+            ids = np.full((1, length), pad + 1, np.int64)
+            given = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
+            try:
+                session.run(None, {i.name: given[ROLES[i.name]] for i in session.get_inputs()})
+            except Exception as caught:  # onnxruntime's own
+                error = caught
+                continue
+            return min(length, self.tokens_of_tokenizer or length)
+        assert error is not None
+        raise ExportError(f"{found.model} does not run with {context} tokens: {first_line(error)}")
+
+    @property
+    def tokens_of_tokenizer(self) -> int | None:
+        """Where the tokenizer of a checkpoint cuts its texts."""
+        length = tokenizer_settings(self.folder).get("model_max_length")
+        return length if type(length) is int and length >= LEAST_LENGTH[self.task] else None
+
+    def read_recipes(self, shared: bool) -> dict[str, Recipe]:
+        """Both dialects; they differ by operators alone."""
+        del shared
+        choices = self.choices
+        batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
+        tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
+        rows = Axis("rows", 1, 1, choices.max_batch * min(bert.ROWS, choices.max_length))
+        read = [str(value.name) for value in self.graph.graph.inputs]
+        inputs = [TensorSpec(name, ROLES[name], "int64", (batch, tokens)) for name in ROLES if name in read]
+        has_rows = "masked_lm" in self.config.heads
+        if has_rows:
+            inputs.append(TensorSpec("logit_rows", "logit_rows", "int64", (rows,)))
+        axes: dict[str, tuple[Axis | int, ...]] = {
+            "hidden": (batch, tokens, self.config.hidden_size),
+            "masked_lm": (rows, self.config.vocab_size),
+            "sequence_classification": (batch, self.config.num_labels),
+            "token_classification": (batch, tokens, self.config.num_labels),
+            **dict.fromkeys(ENDS.values(), (batch, tokens)),
+        }
+        last = f"hidden.{self.config.num_hidden_layers}"
+        outputs = tuple(
+            TensorSpec(name, last if role == "hidden" else role, "float32", axes[role])
+            for name, role in self.roles.items()
+            if role
+        )
+        portable = Recipe(
+            graph="encoder",
+            dialect="portable",
+            opset=self.graph.opset_imports[""],
+            padding_side="right",
+            module=None,
+            inputs=tuple(inputs),
+            outputs=outputs,
+            example=bert.EXAMPLE,
+            constraints=("logit_rows < batch * tokens",) if has_rows else (),
+        )
+        return by_id(portable, replace(portable, dialect="ort"))
+
+    def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+        name_weights(self.graph, tensors)
+        if "masked_lm" in self.config.heads:
+            choose_rows(self.graph)
+        made = {}
+        for name in sorted(wanted):
+            made[name] = self.graph.clone()
+            with_signature(made[name], self.recipes[name].inputs, self.recipes[name].outputs, {})
+        return made

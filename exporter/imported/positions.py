@@ -1,0 +1,101 @@
+"""Positions that a traced decoder counts from the length of its cache become each row's own.
+
+B batch, T tokens of this step, P cached tokens, E hidden size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from ..errors import ExportError
+from .build import Builder, evaluate, stand_in
+
+SPREADS = ("Unsqueeze", "Expand", "Cast")
+PASTS = (0, 5)  # of the two runs that tell how positions follow from P
+
+
+def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Value]) -> bool:
+    """Looks learned or fixed positions up by `positions` (B, T), wherever a table is read by P alone.
+
+    Args:
+        biases: of attention: what they depend on is left out.
+
+    Returns:
+        Whether there is such a table.
+
+    Raises:
+        ExportError: a table is read in another way than token by token behind the past.
+    """
+    graph = model.graph
+    others = {id(node) for bias in biases for node in nodes_behind(bias)}
+    found = [
+        node
+        for node in graph
+        if node.op_type == "Gather"
+        and id(node) not in others
+        and is_table(node.inputs[0])
+        and depends_on_shapes(node.inputs[1])
+    ]
+    for node, offset in zip(found, offsets(model, found), strict=True):
+        value = node.outputs[0]
+        while (reader := only_reader(value)) is not None and reader.op_type in (
+            "Unsqueeze",
+            "Expand",
+            "Cast",
+        ):
+            value = reader.outputs[0]
+        op = Builder(graph, node, f"positions/{node.name}")
+        rows = op("Gather", node.inputs[0], op("Add", positions, op.constant(offset)), axis=0)  # (B, T, E)
+        ir.convenience.replace_all_uses_with(value, rows)
+    return bool(found)
+
+
+def offsets(model: ir.Model, nodes: list[ir.Node]) -> list[int]:
+    """What each table's index is beyond P."""
+    names = [str(node.inputs[1].name) for node in nodes if node.inputs[1] is not None]
+    if not names:
+        return []
+
+    runs = evaluate(model, names, lambda value: [stand_in(value, past) for past in PASTS])
+    found = []
+    for name, *arrays in zip(names, *runs, strict=True):
+        sizes = {array.size for array in arrays}
+        beyond = {int(array.flat[0]) - past for array, past in zip(arrays, PASTS, strict=True)}
+        if sizes != {1} or len(beyond) != 1:
+            raise ExportError(f"positions {name!r} do not count the tokens behind the past")
+        found.append(beyond.pop())
+    return found
+
+
+def is_table(value: ir.Value | None) -> bool:
+    return value is not None and value.const_value is not None and len(value.const_value.shape) == 2
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 else None
+
+
+def depends_on_shapes(value: ir.Value | None) -> bool:
+    """Whether a value is computed of the shapes of others, and of nothing else that varies."""
+    if value is None:
+        return False
+    nodes = list(nodes_behind(value))
+    read = [v for node in nodes if node.op_type != "Shape" for v in node.inputs if v is not None]
+    varies = any(v.producer() is None and v.const_value is None for v in read)
+    return not varies and any(node.op_type == "Shape" for node in nodes)
+
+
+def nodes_behind(value: ir.Value) -> Iterator[ir.Node]:
+    """What a value is computed by, up to nodes that read a shape alone."""
+    waiting, seen = [value], set()
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if node.op_type != "Shape":
+            waiting += [v for v in node.inputs if v is not None]

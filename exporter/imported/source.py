@@ -1,0 +1,138 @@
+"""What an imported encoder-decoder's decoder reads of the source.
+
+optimum's decoder projects keys and values in its first step; here the encoder does, so that they are computed
+once and every step is the same.
+
+B sources, K beams of each, T tokens of this step, S tokens of the source, H heads, D head size, E hidden size
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ...models.attention import MASKED
+from ..errors import ExportError
+from .attention import Attention
+from .build import Builder
+from .graph import Heads, producer_of
+from .growing_cache import weighted
+
+STATES = "encoder_hidden_states"
+CROSS = re.compile(r"present\.(\d+)\.encoder\.(key|value)")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """states (B, S, E) @ weight (E, H * D) + bias.
+
+    Attributes:
+        name: of what it gives: cross.0.key and so on.
+    """
+
+    name: str
+    weight: ir.Value
+    bias: ir.Value | None
+    heads: int
+    size: int
+
+
+def projections(first: ir.Model) -> list[Projection]:
+    """Of each layer's keys and values, in a decoder's first step.
+
+    Raises:
+        ExportError: one is no product of the encoder's states with a matrix.
+    """
+    found = []
+    for value in first.graph.outputs:
+        match = CROSS.fullmatch(str(value.name))
+        if match is None:
+            continue
+        assert value.shape is not None
+        heads, size = value.shape[1], value.shape[3]
+        node, bias = producer_of(value), None
+        while node.op_type in ("Transpose", "Reshape", "Add", "Cast"):
+            constants = [v for v in node.inputs if v is not None and v.const_value is not None]
+            given = [v for v in node.inputs if v is not None and v.const_value is None]
+            if node.op_type == "Add":
+                (bias,) = constants
+            node = producer_of(given[0])
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        read = node.inputs[0]
+        if weight is None or weight.const_value is None or read is None or read.name != STATES:
+            raise ExportError(
+                f"{value.name} is no product of {STATES} with a matrix, but comes from {node.op_type}"
+            )
+        if not isinstance(heads, int) or not isinstance(size, int):
+            raise ExportError(
+                f"{value.name} has the shape {value.shape}, meant are fixed heads and their size"
+            )
+        found.append(Projection(f"cross.{match[1]}.{match[2]}", weight, bias, heads, size))
+    if not found:
+        raise ExportError(
+            f"the decoder's first step gives no present.N.encoder.key, which it projects of {STATES}"
+        )
+    return found
+
+
+def project(encoder: ir.Model, found: Sequence[Projection]) -> None:
+    """Makes keys and values (B, H, S, D) of every layer an encoder's outputs, instead of its states."""
+    graph = encoder.graph
+    states = next(value for value in graph.outputs if value.name == "last_hidden_state")
+    states.name = STATES
+    graph.outputs.clear()
+    last = ir.node("Identity", [states])
+    graph.append(last)
+    for each in found:
+        op = Builder(graph, last, each.name)
+        x = op("MatMul", states, constant(graph, each.weight))
+        x.shape = ir.Shape([None, None, each.heads * each.size])
+        if each.bias is not None:
+            x = op("Add", x, constant(graph, each.bias))
+        apart = op("Reshape", x, op.constant([0, 0, each.heads, each.size]))
+        result = op("Transpose", apart, perm=[0, 2, 1, 3])
+        result.name = each.name
+        graph.outputs.append(result)
+    graph.remove(last, safe=True)
+
+
+def constant(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """Another graph's constant, in this one."""
+    tensor = value.const_value
+    assert tensor is not None
+    name = f"{STATES}/{value.name}"
+    if name not in graph.initializers:
+        own = ir.Value(name=name, shape=value.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        graph.register_initializer(own)
+    return graph.initializers[name]
+
+
+def source_mask(op: Builder, mask: ir.Value) -> ir.Value:
+    """A mask (B, S) of 1 and 0 as (B, 1, 1, S) to add to scores."""
+    counts = op("Cast", op("Unsqueeze", mask, op.constant([1, 2])), to=ir.DataType.BOOL)
+    added = op("Where", counts, op.constant(0.0, np.float32), op.constant(MASKED, np.float32))
+    return added
+
+
+def write_source(graph: ir.Graph, attention: Attention, mask: ir.Value, ids: ir.Value, heads: Heads) -> None:
+    """Attention over the source in which a source's beams are one row of K * T queries.
+
+    Args:
+        mask: of `source_mask`.
+        ids: (B * K, T).
+    """
+    op = Builder(graph, attention.product, f"{attention.keys.name}/attention")
+    q, k, v = attention.queries, attention.keys, attention.values
+    sources = op("Shape", k, start=0, end=1)
+    together = op("Concat", sources, op.constant([-1, heads.cached, heads.size]), axis=0)
+    by_token = op("Transpose", q, perm=[0, 2, 1, 3])  # (B * K, T, H, D)
+    folded = op("Transpose", op("Reshape", by_token, together), perm=[0, 2, 1, 3])
+    context = op("Transpose", weighted(op, folded, k, v, attention.scale, mask), perm=[0, 2, 1, 3])
+    rows = op("Concat", op("Shape", ids), op.constant([heads.cached, heads.size]), axis=0)
+    apart = op("Reshape", context, rows)  # (B * K, T, H, D)
+    unfolded = op("Transpose", apart, perm=[0, 2, 1, 3])
+    ir.convenience.replace_all_uses_with(attention.product.outputs[0], unfolded)

@@ -1,0 +1,212 @@
+"""An imported encoder-decoder: what optimum writes as three graphs, or two, as an encoder and a decoder.
+
+L the context's length, H heads
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ...runtime.text.tokenizer_files import settings_of as tokenizer_settings
+from ..checkpoint import LEAST_LENGTH
+from ..errors import ExportError
+from ..passes.weights import MICROSOFT, initializer
+from ..recipes import Recipe, transformer
+from ..recipes.recipe import HEAD_SIZES, by_id
+from .attention import Attention, self_attention, source_attention
+from .branches import choose_branch
+from .build import Array, Builder
+from .checkpoint import ImportedCheckpoint, Tensors
+from .distances import distance_bias, distance_tables
+from .folder import LENGTHS, Folder, load_graph
+from .graph import Heads, choose_rows, heads_of, simplified, vocabulary_of, with_signature
+from .growing_cache import growing_mask, write_growing
+from .names import name_weights
+from .positions import use_positions
+from .shared_buffers import rows_of, write_shared
+from .source import STATES, project, projections, source_mask, write_source
+
+USUAL_LENGTH = 512  # of a model without positions whose files say no length, such as T5's
+SWITCH = "use_cache_branch"  # of a merged decoder: true of later steps
+SOURCE_MASK = "encoder_attention_mask"
+
+
+@dataclass(frozen=True)
+class TranslatorConfig:
+    """What recipes and the runtime ask of an encoder-decoder."""
+
+    decoder_layers: int
+    decoder_heads: int
+    decoder_head_size: int
+    source_vocab_size: int
+    target_vocab_size: int
+    max_positions: int
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target_vocab_size
+
+
+class ImportedTranslator(ImportedCheckpoint):
+    """An encoder-decoder."""
+
+    task = transformer.TASK
+    most_rows = transformer.MAX_BATCH
+
+    def read_graphs(self, found: Folder) -> None:
+        assert found.encoder is not None
+        self.source_graph, self.graph = load_graph(found.encoder), found.graph
+        if found.first is None:
+            first = self.graph.clone()
+            choose_branch(first, SWITCH, "else_branch")
+            choose_branch(self.graph, SWITCH, "then_branch")
+        else:
+            first = load_graph(found.first)
+        for model in (self.source_graph, self.graph, first):
+            simplified(model)
+        project(self.source_graph, projections(first))
+        rename(self.graph)
+        cross = [str(v.name) for v in self.graph.graph.inputs if str(v.name).startswith("cross.")]
+        self.heads = heads_of(self.graph, (SOURCE_MASK, STATES, *cross))
+        biases = [bias for attention in attentions(self.graph.graph, self.heads) for bias in attention.biases]
+        positions = add_input(self.graph, "position_ids", ["batch", "tokens"])
+        self.has_positions = use_positions(self.graph, positions, biases)
+        self.opset = self.graph.opset_imports[""]
+
+    def read_config(self, found: Folder) -> TranslatorConfig:
+        logits = next(value for value in self.graph.graph.outputs if value.name == "logits")
+        vocabulary, heads = vocabulary_of(logits), self.heads
+        return TranslatorConfig(
+            *(heads.layers, heads.cached, heads.size, vocabulary, vocabulary), self.context_of(found)
+        )
+
+    def context_of(self, found: Folder) -> int:
+        length = tokenizer_settings(self.folder).get("model_max_length")
+        usual = length if type(length) is int and length >= LEAST_LENGTH[self.task] else USUAL_LENGTH
+        return found.whole(LENGTHS) or usual
+
+    def read_recipes(self, shared: bool) -> dict[str, Recipe]:
+        config, choices = self.config, self.choices
+        decoders = [transformer.portable(config, choices)]
+        if shared and self.heads.size % HEAD_SIZES == 0:
+            decoders.append(transformer.ort(config, choices))
+        encoders = [transformer.encoder(config, choices, decoder.dialect) for decoder in decoders]
+        made = [replace(encoder, opset=self.source_graph.opset_imports[""]) for encoder in encoders]
+        for decoder in decoders:
+            inputs = tuple(s for s in decoder.inputs if s.role != "positions" or self.has_positions)
+            made.append(replace(decoder, inputs=inputs, opset=self.opset))
+        return by_id(*made)
+
+    def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+        found = attentions(self.graph.graph, self.heads)
+        tables = distance_tables(self.graph, found, self.config.max_positions)
+        for model in (self.source_graph, self.graph):
+            name_weights(model, tensors)
+        choose_rows(self.graph)
+        made = {}
+        for name in sorted(wanted):
+            recipe, renamed = self.recipes[name], {}
+            if recipe.graph == "encoder":
+                made[name] = self.source_graph.clone()
+            else:
+                made[name] = rewritten(self.graph, self.heads, tables, shared=recipe.dialect == "ort")
+            if recipe.dialect == "ort":
+                pasts = [spec.name for spec in recipe.inputs if spec.role.startswith("past.")]
+                renamed = {name.replace("cache", "past_key_values"): name for name in pasts}
+            with_signature(made[name], recipe.inputs, recipe.outputs, renamed)
+        return made
+
+
+def attentions(graph: ir.Graph, heads: Heads) -> list[Attention]:
+    """Each layer's, over its own cache."""
+    inputs = {str(value.name): value for value in graph.inputs}
+    return [self_attention(graph, inputs, layer, heads.size) for layer in range(heads.layers)]
+
+
+def rewritten(decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], shared: bool) -> ir.Model:
+    """A decoder's step with its attention written anew.
+
+    Args:
+        tables: each layer's biases by distance, (L, H).
+        shared: over shared buffers.
+    """
+    model = decoder.clone()
+    graph = model.graph
+    inputs = {str(value.name): value for value in graph.inputs}
+    ids, first, found = inputs["input_ids"], graph[0], attentions(graph, heads)
+    over_source = [source_attention(inputs, layer, heads.size) for layer in range(heads.layers)]
+    if shared:
+        rows = rows_of(graph, ids)
+        ir.convenience.replace_all_uses_with(inputs["position_ids"], rows.positions)
+        graph.inputs.remove(inputs["position_ids"])
+    op = Builder(graph, first, "masks")
+    if shared:
+        slots = op("Range", op.constant(0), op("Cast", rows.total, to=ir.DataType.INT64), op.constant(1))
+        mask, behind = None, op("Sub", op("Unsqueeze", rows.positions, op.constant([2])), slots)
+    else:
+        own = inputs.get("attention_mask") or add_input(model, "attention_mask", ["batch", "total"])
+        mask, behind = growing_mask(op, ids, own)
+    biases: dict[bytes, ir.Value | None] = {}
+    for layer, (attention, table) in enumerate(zip(found, tables, strict=True)):
+        key = b"" if table is None else table.tobytes()
+        if key not in biases:
+            biases[key] = bias_of(op, mask, behind, table, f"distances.{layer}")
+        if shared:
+            past = [inputs[f"past_key_values.{layer}.{kind}"] for kind in ("key", "value")]
+            write_shared(graph, attention, past, rows, heads, heads.cached, biases[key])
+        else:
+            write_growing(graph, attention, biases[key])
+    seen = source_mask(op, inputs[SOURCE_MASK])
+    for attention in over_source:
+        write_source(graph, attention, seen, ids, heads)
+    if shared:
+        model.opset_imports.setdefault(MICROSOFT, 1)
+    common.RemoveUnusedNodesPass()(model)
+    check_caches(graph)
+    return model
+
+
+def bias_of(
+    op: Builder, mask: ir.Value | None, behind: ir.Value, table: Array | None, name: str
+) -> ir.Value | None:
+    """Mask and biases of a layer together."""
+    if table is None:
+        return mask
+    bias = distance_bias(op, initializer(op.graph, name, ir.tensor(table)), behind)
+    return bias if mask is None else op("Add", mask, bias)
+
+
+def check_caches(graph: ir.Graph) -> None:
+    """Refuses a decoder that asks its cache for more than keys and values.
+
+    Raises:
+        ExportError: names what does.
+    """
+    for value in graph.inputs:
+        readers = {use.node.op_type for use in value.uses()}
+        if str(value.name).startswith("past_key_values") and readers - {"Concat", "GroupQueryAttention"}:
+            raise ExportError(f"{value.name} is read outside of attention, by {', '.join(sorted(readers))}")
+
+
+def add_input(model: ir.Model, name: str, axes: Sequence[str]) -> ir.Value:
+    """A new input of whole numbers."""
+    value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(axes))
+    model.graph.inputs.append(value)
+    return value
+
+
+def rename(model: ir.Model) -> None:
+    """Optimum's names of an encoder-decoder's caches -> those of a decoder alone, and cross.0.key."""
+    graph = model.graph
+    for value in [value for value in graph.inputs if not value.uses()]:
+        graph.inputs.remove(value)
+    for value in [value for value in graph.outputs if ".encoder." in str(value.name)]:
+        graph.outputs.remove(value)
+    for value in (*graph.inputs, *graph.outputs):
+        name = re.sub(r"\.decoder\.(key|value)$", r".\1", str(value.name))
+        value.name = re.sub(r"^past_key_values\.(\d+)\.encoder\.(key|value)$", r"cross.\1.\2", name)
