@@ -9,10 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ..errors import ExportError
+from ..passes.weights import initializer
 from .attention import Attention
 from .build import Array, Builder, evaluate, stand_in
+from .positions import depends_on_shapes
+
+LONGEST_TABLE = 2048  # of which the whole bias is computed once to be read off
 
 
 def distance_tables(model: ir.Model, found: Sequence[Attention], length: int) -> list[Array | None]:
@@ -51,3 +56,48 @@ def distance_bias(op: Builder, table: ir.Value, behind: ir.Value) -> ir.Value:
     found = op("Gather", table, op("Max", behind, op.constant(0)), axis=0)
     bias = op("Transpose", found, perm=[0, 3, 1, 2])
     return bias
+
+
+def tabulate(model: ir.Model, ids: ir.Value, length: int) -> None:
+    """Looks up what an encoder adds to its scores by distance alone, instead of computing it in each run.
+
+    T5 takes a logarithm of distances, which is infinite for 0, and which fp16 cannot hold.
+
+    Args:
+        ids: (B, T).
+        length: L.
+    """
+    graph = model.graph
+    found = [
+        value
+        for node in graph
+        if node.op_type == "Add"
+        for value in node.inputs
+        if value is not None and value.dtype == ir.DataType.FLOAT and depends_on_shapes(value)
+    ]
+    if not found or length > LONGEST_TABLE:
+        return
+    names = list(dict.fromkeys(str(value.name) for value in found))
+    (arrays,) = evaluate(model, names, lambda value: [np.ones((1, length), np.int64)])
+    op = Builder(graph, graph[0], "distances")
+    tokens = op("Squeeze", op("Shape", ids, start=1, end=2), op.constant([0]))
+    own = op("Range", op.constant(0), tokens, op.constant(1))
+    ahead = op("Sub", own, op("Unsqueeze", own, op.constant([1])))  # (T, T)
+    index = op("Add", ahead, op.constant(length - 1))
+    for value in {str(value.name): value for value in found}.values():
+        table = table_of(arrays[names.index(str(value.name))], length)
+        if table is not None:
+            constant = initializer(graph, f"{value.name}/table", ir.tensor(table))
+            rows = op("Transpose", op("Gather", constant, index, axis=0), perm=[2, 0, 1])
+            ir.convenience.replace_all_uses_with(value, op("Unsqueeze", rows, op.constant([0])))
+    common.RemoveUnusedNodesPass()(model)
+
+
+def table_of(bias: Array, length: int) -> Array | None:
+    """(2 * L - 1, H) of a bias (1, H, L, L) in which the distance alone counts; None of another."""
+    if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[2:] != (length, length):
+        return None
+    table = np.concatenate([bias[0, :, -1, :-1], bias[0, :, 0]], axis=1)  # (H, 2 * L - 1)
+    rows = np.arange(length)
+    same = np.array_equal(table[:, rows - rows[:, None] + length - 1], bias[0])
+    return np.ascontiguousarray(table.T) if same else None

@@ -22,7 +22,7 @@ from .attention import Attention, self_attention, source_attention
 from .branches import choose_branch
 from .build import Array, Builder
 from .checkpoint import ImportedCheckpoint, Tensors
-from .distances import distance_bias, distance_tables
+from .distances import distance_bias, distance_tables, tabulate
 from .folder import LENGTHS, Folder, load_graph
 from .graph import Heads, choose_rows, heads_of, simplified, vocabulary_of, with_signature
 from .growing_cache import growing_mask, write_growing
@@ -103,6 +103,8 @@ class ImportedTranslator(ImportedCheckpoint):
         return by_id(*made)
 
     def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+        ids = next(value for value in self.source_graph.graph.inputs if value.name == "input_ids")
+        tabulate(self.source_graph, ids, self.config.max_positions)
         found = attentions(self.graph.graph, self.heads)
         tables = distance_tables(self.graph, found, self.config.max_positions)
         for model in (self.source_graph, self.graph):
