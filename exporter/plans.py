@@ -194,8 +194,13 @@ def plan_of(
 
 
 def fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
-    """The graphs that plans are built from; an encoder caches nothing, so it has one dialect."""
+    """The graphs that plans are built from; an encoder caches nothing, so it has one dialect.
+
+    What another exporter made has the portable one alone.
+    """
     found = []
+    if manifest.source.get("exporter"):
+        dialect = "portable"
     for graph in dict.fromkeys(artifact.graph for artifact in manifest.artifacts):
         wanted = (graph, "portable" if graph == "encoder" else dialect, "fp16")
         matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("planforge")
 
-TARGETS = ("cpu", "portable", "cuda")
 ALLOWED = ("fp32", "fp16", "int8", "int4")
 
 
@@ -69,8 +68,6 @@ def import_folder(
     """
     output = Path(output)
     targets, precisions = list(dict.fromkeys(target)), checked_precisions(precision)
-    if wrong := [name for name in targets if name not in TARGETS]:
-        raise InputError(f"an imported model is for {', '.join(TARGETS)}, not yet for {wrong[0]}")
     if wrong := [name for name in precisions if name not in ALLOWED]:
         raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not yet {wrong[0]}")
     check_choices(precisions, targets, None, max_batch)
