@@ -7,14 +7,15 @@ import logging
 import math
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..runtime.errors import InputError, PlanForgeError
 from .bench_command import bench
-from .console import Settings, errors, print_tables, running
+from .console import Settings, errors, names, print_tables, running, show
 from .doctor_command import doctor
+from .export_command import SM_HELP, export, import_bundle
 from .lint_command import lint
 from .run_command import run
 from .run_options import BundleArgument, JsonOption
@@ -28,14 +29,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-PRECISION_HELP = (
-    "fp32, fp16, int8, int4, and with keys and values in int8 fp32-kv8, int8-kv8, int4-kv8; the first is what"
-    " run takes."
-)
-SM_HELP = (
-    "GPU architectures: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121."
 )
 
 
@@ -58,121 +51,11 @@ def before_every_command(
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
     level = logging.DEBUG if debug else logging.INFO if errors.is_terminal else logging.WARNING
     logging.getLogger("planforge").setLevel(level)
+    logging.getLogger("onnxscript").setLevel(logging.DEBUG if debug else logging.ERROR)
 
 
-@app.command()
-def export(
-    model: Annotated[str, typer.Argument(help="A demo, a folder in Hugging Face's layout, or a hub id.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.", show_default=False)],
-    precision: Annotated[
-        str | None, typer.Option(help=PRECISION_HELP, show_default="fp32, and fp16 but for cpu")
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="cpu, cuda (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
-            " jetpack6.2, tensorrt11, ... (for the GPU here).",
-            show_default="cpu,rtx",
-        ),
-    ] = None,
-    sm: Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")] = None,
-    max_batch: Annotated[
-        int | None, typer.Option(help="The largest batch.", show_default="8 of a decoder, 32 of an encoder")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Context in tokens.", show_default="the model's")
-    ] = None,
-    outputs: Annotated[
-        str | None,
-        typer.Option(
-            help="Of an encoder, beside its last hidden state and heads: hidden_states (of all layers),"
-            " hidden_states.3, pooler_output. Of an encoder-decoder: cross_attentions.",
-            show_default=False,
-        ),
-    ] = None,
-    verify: Annotated[bool, typer.Option(help="Compare every graph with PyTorch.")] = True,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="A prompt a line, to verify with.", show_default="built-in texts"),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the bundle at OUTPUT.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Export a checkpoint to ONNX, build its plans, verify it, and write a bundle."""
-    with running() as progress:
-        from .inspection import summarize_bundle
-        from .pipeline import export as export_bundle
-
-        result = export_bundle(
-            model,
-            output,
-            precision=names(precision) if precision else None,
-            target=names(target) if target else None,
-            sms=names(sm) if sm else None,
-            max_batch=max_batch,
-            max_length=max_length,
-            outputs=names(outputs) if outputs else (),
-            verify=verify,
-            prompts=prompts,
-            force=force,
-            progress=progress,
-        )
-    show(summarize_bundle(result.bundle), as_json)
-
-
-@app.command("import")
-def import_(
-    folder: Annotated[
-        str,
-        typer.Argument(help="What optimum wrote; or a checkpoint that it is to export.", show_default=False),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.", show_default=False)],
-    source: Annotated[
-        str | None,
-        typer.Option(help="The checkpoint, to compare with.", show_default="FOLDER"),
-    ] = None,
-    optimum_python: Annotated[
-        str | None,
-        typer.Option(help="The python of an environment with optimum-onnx.", show_default="this one"),
-    ] = None,
-    precision: Annotated[str, typer.Option(help="fp32, fp16, int8, int4.")] = "fp32",
-    target: Annotated[str, typer.Option(help="cpu, portable, cuda.")] = "cpu",
-    max_batch: Annotated[int | None, typer.Option(help="The largest batch.", show_default="8")] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Context in tokens.", show_default="the model's")
-    ] = None,
-    verify: Annotated[bool, typer.Option(help="Compare every graph with transformers.")] = True,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="A prompt a line, to verify with.", show_default="built-in texts"),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the bundle at OUTPUT.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a bundle of a decoder that optimum exported: Llama, Qwen2, GPT-NeoX, OPT, Phi and the like."""
-    with running() as progress:
-        from .imported.import_folder import import_folder, import_model
-        from .inspection import summarize_bundle
-
-        options: dict[str, Any] = {
-            "precision": names(precision),
-            "target": names(target),
-            "max_batch": max_batch,
-            "max_length": max_length,
-            "verify": verify,
-            "prompts": prompts,
-            "force": force,
-            "progress": progress,
-        }
-        if any(Path(folder).glob("*.onnx")):
-            result = import_folder(folder, output, source=source, **options)
-        elif source is not None:
-            raise InputError(
-                f"{folder} has no .onnx file; leave out --source to export the checkpoint {folder}"
-            )
-        else:
-            result = import_model(folder, output, optimum_python=optimum_python, **options)
-    show(summarize_bundle(result.bundle), as_json)
+app.command()(export)
+app.command("import")(import_bundle)
 
 
 @app.command()
@@ -364,11 +247,6 @@ app.command()(doctor)
 app.command()(selftest)
 
 
-def names(text: str) -> list[str]:
-    """A comma-separated list."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def limit(text: str) -> tuple[str, int]:
     """NAME=N."""
     name, _, number = text.partition("=")
@@ -415,14 +293,6 @@ def write_files(result: VerificationReport, bundle: Path, report: Path | None, j
         from .verification.junit import junit_xml
 
         write_whole(junit, junit_xml(result, bundle.resolve().name))
-
-
-def show(result: Any, as_json: bool) -> None:
-    """Prints an inspection as JSON or as tables."""
-    if as_json:
-        typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
-    else:
-        print_tables(result.tables())
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -73,3 +75,16 @@ def running() -> Iterator[Callable[[str], None]]:
 def print_tables(tables: Sequence[RenderableType]) -> None:
     """Prints tables to stdout, as wide as the terminal, or wide enough for a file."""
     Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
+
+
+def show(result: Any, as_json: bool) -> None:
+    """Prints an inspection as JSON or as tables."""
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
+    else:
+        print_tables(result.tables())
+
+
+def names(text: str) -> list[str]:
+    """A comma-separated list."""
+    return [name.strip() for name in text.split(",") if name.strip()]

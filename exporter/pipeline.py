@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,14 @@ from ..runtime.backends.ort_backend import import_onnxruntime
 from ..runtime.backends.requirements import check_version
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
-from ..runtime.bundle.manifest import Artifact, Manifest
+from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import InputError
 from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
 from .calibration import Calibration, calibrate
 from .checkpoint import Checkpoint
-from .errors import CheckpointError
+from .errors import BuildError, CheckpointError
 from .graphs import attach_weights, planned, recipe_of, write_graphs
+from .linting.lint import lint
 from .plans import Progress, build_plans, default_targets, silent
 from .precisions import PRECISIONS, checked_precisions
 from .prompts import read_prompts
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
     from ..models.checkpoint import Model
     from .verification.report import VerificationReport
+
+
+log = logging.getLogger("planforge")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ def export(
     max_batch: int | None = None,
     max_length: int | None = None,
     outputs: Sequence[str] = (),
+    exporter: str = "auto",
+    optimum_python: str | None = None,
     verify: bool = True,
     force: bool = False,
     prompts: str | Path | None = None,
@@ -83,6 +90,8 @@ def export(
         outputs: of an encoder, beside its last hidden state and heads: "hidden_states" (of all layers),
             "hidden_states.3" (one, 0 being the embeddings), "pooler_output"; of an encoder-decoder
             "cross_attentions".
+        exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
+        optimum_python: of an environment that has optimum-onnx; by default this one.
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with a prompt a line to verify with, instead of the built-in ones.
@@ -96,9 +105,38 @@ def export(
     targets, precision = chosen(target, precision)
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
-    checkpoint = Checkpoint(resolve_source(model), max_batch, max_length, tuple(outputs))
-    wanted = Wanted(tuple(targets), tuple(precision), sms, None if prompts is None else Path(prompts), verify)
+    source, texts = resolve_source(model), None if prompts is None else Path(prompts)
+    if exporter_of(source.folder, exporter) == "optimum":
+        from .imported.import_folder import export_and_import
+
+        if outputs:
+            raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
+        return export_and_import(
+            *(model, output, optimum_python),
+            precision=precision,
+            target=target,
+            sms=sms,
+            max_batch=max_batch,
+            max_length=max_length,
+            verify=verify,
+            force=force,
+            prompts=prompts,
+            progress=progress,
+        )
+    checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
+    wanted = Wanted(tuple(targets), tuple(precision), sms, texts, verify)
     return write_bundle(checkpoint, output, wanted, trace, progress)
+
+
+def exporter_of(checkpoint: Path, asked: str) -> str:
+    """Who exports a checkpoint: "planforge" or "optimum"."""
+    if asked not in ("auto", "planforge", "optimum"):
+        raise InputError(f"exporter {asked!r} is not one of auto, planforge, optimum")
+    if asked != "auto":
+        return asked
+    from .imported.optimum import has_reference_model
+
+    return "planforge" if has_reference_model(checkpoint) else "optimum"
 
 
 @dataclass(frozen=True)
@@ -148,10 +186,30 @@ def write_bundle(
                 manifest, report = verified(
                     *(staging, manifest, reference, graphs), expected, calibration, progress
                 )
-        manifest = dataclasses.replace(manifest, plans=tuple(plans.result()), files=file_entries(staging))
+        built = finished(plans, checkpoint, Bundle(staging, manifest), targets)
+        manifest = dataclasses.replace(manifest, plans=built, files=file_entries(staging))
         progress("committing the bundle")
         install(staging, manifest, output)
     return ExportResult(output, manifest, report)
+
+
+def finished(
+    plans: Future[list[Plan]], checkpoint: Checkpoint, bundle: Bundle, targets: Sequence[str]
+) -> tuple[Plan, ...]:
+    """The plans; of a graph that another exporter made, a refusal is said, and what lint says of it."""
+    try:
+        return tuple(plans.result())
+    except BuildError as error:
+        if not checkpoint.exporter:
+            raise
+        log.warning("no plan was built: %s", error)
+    builders = [name for name in targets if target_named(name).plans]
+    for artifact in bundle.manifest.artifacts:
+        if artifact.precision == "fp16":
+            for finding in lint(bundle.path(artifact.file), builders).findings:
+                if finding.is_error:
+                    log.warning("%s: %s: %s; %s", artifact.id, finding.where, finding.what, finding.fix)
+    return ()
 
 
 def chosen(target: Sequence[str] | None, precision: Sequence[str] | None) -> tuple[list[str], list[str]]:

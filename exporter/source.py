@@ -35,11 +35,14 @@ class Source:
     def sha256(self) -> str:
         """One hash over the names and contents of config.json and all safetensors files.
 
-        Of a sentence-transformers folder, modules.json and the folders that hold its modules count too.
+        Of a sentence-transformers folder, modules.json and the folders that hold its modules count too; of
+        one without weights its graphs.
         """
         patterns = ["*.safetensors", "config.json"]
         if (self.folder / "modules.json").is_file():
             patterns += ["modules.json", "sentence_bert_config.json", "*/config.json", "*/*.safetensors"]
+        if not any(self.folder.glob("*.safetensors")):  # what optimum wrote, compared with itself
+            patterns += ["*.onnx", "*.onnx_data", "*.onnx.data"]
         digest = hashlib.sha256()
         for path in sorted(path for pattern in patterns for path in self.folder.glob(pattern)):
             digest.update(f"{path.relative_to(self.folder).as_posix()} {sha256_of(path)}\n".encode())

@@ -12,6 +12,7 @@ from onnx_ir.passes import common
 
 from .build import evaluate
 
+SWITCH = "use_cache_branch"  # the input of a merged decoder: true of later steps
 SHAPES = ((1, 1), (1, 2), (3, 7), (2, 40))  # of the ids that a condition is tried with
 
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ..errors import ExportError
 from ..recipes import Recipe, gpt2
 from ..recipes.recipe import HEAD_SIZES
+from .branches import SWITCH, choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
 from .graph import choose_rows, heads_of, simplified, vocabulary_of, with_signature
@@ -44,6 +45,7 @@ class ImportedDecoder(ImportedCheckpoint):
 
     def read_graphs(self, found: Folder) -> None:
         self.graph = found.graph
+        choose_branch(self.graph, SWITCH, "then_branch")
         simplified(self.graph)
         self.heads = heads_of(self.graph)
         self.opset = self.graph.opset_imports[""]

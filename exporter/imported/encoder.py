@@ -21,12 +21,11 @@ from ..errors import CheckpointError, ExportError, first_line
 from ..recipes import Recipe, bert
 from ..recipes.recipe import by_id
 from .checkpoint import ImportedCheckpoint, Tensors
-from .folder import HEADS, LAYERS, Folder
+from .folder import HEADS, LAYERS, STATE_NAMES, Folder
 from .graph import choose_rows, simplified, with_signature
 from .names import name_weights
 
 ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
-STATES = ("last_hidden_state", "token_embeddings")  # the latter of what sentence-transformers reads
 ENDS = {"start_logits": "question_answering.start", "end_logits": "question_answering.end"}
 IGNORED = ("sentence_embedding", "pooler_output")  # the runtime pools; a pooler's vector is seldom wanted
 WIDTHS, FEED_FORWARD = ("hidden_size", "dim"), ("intermediate_size", "hidden_dim", "ffn_dim")
@@ -106,7 +105,7 @@ class ImportedEncoder(ImportedCheckpoint):
         """What an output means, by its name and shape; "" of what is left out."""
         name, shape = str(value.name), list(value.shape or ())
         last = shape[-1] if shape and isinstance(shape[-1], int) else None
-        if name in STATES and len(shape) == 3:
+        if name in STATE_NAMES and len(shape) == 3:
             return "hidden"
         if name in IGNORED:
             return ""
@@ -122,7 +121,7 @@ class ImportedEncoder(ImportedCheckpoint):
         signature = ", ".join(str(v.name) for v in (*graph.inputs, *graph.outputs))
         return ExportError(
             f"what {', '.join(names)} means cannot be told; the graph has {signature}. Meant are"
-            f" {', '.join(ROLES)}; {STATES[0]}, logits of a known shape, {' and '.join(ENDS)}"
+            f" {', '.join(ROLES)}; {STATE_NAMES[0]}, logits of a known shape, {' and '.join(ENDS)}"
         )
 
     def context_of(self, found: Folder) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import onnx_ir as ir
+from onnxscript import version_converter
 
 from ..errors import CheckpointError, first_line
 
@@ -16,8 +17,10 @@ NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+STATE_NAMES = ("last_hidden_state", "token_embeddings")  # the latter of what sentence-transformers reads
 # What optimum calls the graphs of one model. A merged decoder has the others in the branches of an If.
 ALONE = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+LEAST_OPSET = 18  # in which reductions take their axes as an input; older graphs are brought to it
 ENCODER, DECODERS = "encoder_model.onnx", ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 FIRST_DECODER = "decoder_model.onnx"  # of a first step: it projects what the decoder reads of the source
 
@@ -66,7 +69,8 @@ def read_folder(path: Path) -> Folder:
         pickles = sorted(file.name for file in path.glob("*.bin"))
         why = f"only {pickles[0]}, a pickle, which is never read" if pickles else "none"
         raise CheckpointError(
-            f"{path} has no .onnx file ({why}); make one: optimum-cli export onnx --model CHECKPOINT FOLDER"
+            f"{path} has no .onnx file ({why}); make one: optimum-cli export onnx --model CHECKPOINT --task"
+            " TASK FOLDER; or planforge export CHECKPOINT"
         )
     if ENCODER in graphs:
         decoder = next((name for name in DECODERS if name in graphs), None)
@@ -92,6 +96,14 @@ def load_graph(path: Path) -> ir.Model:
         model = ir.load(path)
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
+    if (opset := model.opset_imports.get("", 0)) < LEAST_OPSET:
+        try:
+            version_converter.convert_version(model, LEAST_OPSET, fallback=True)
+        except Exception as error:  # the converter's own
+            raise CheckpointError(
+                f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET} ({first_line(error)});"
+                f" export it again: optimum-cli export onnx --opset {LEAST_OPSET}"
+            ) from error
     for value in model.graph.initializers.values():
         constant = value.const_value
         if isinstance(constant, ir.ExternalTensor):

@@ -14,9 +14,9 @@ from ..bundle_writer import check_output
 from ..checkpoint import Checkpoint
 from ..errors import VerificationError
 from ..graphs import recipe_of, tensors_of
-from ..pipeline import ExportResult, Wanted, check_choices, write_bundle
+from ..pipeline import ExportResult, Wanted, check_choices, chosen, write_bundle
 from ..plans import Progress, silent
-from ..precisions import PRECISIONS, checked_precisions
+from ..precisions import PRECISIONS
 from ..source import resolve_source
 from ..targets import target_named
 from .checkpoint import ImportedCheckpoint
@@ -39,8 +39,9 @@ def import_folder(
     output: str | Path,
     *,
     source: str | Path | None = None,
-    precision: Sequence[str] = ("fp32",),
-    target: Sequence[str] = ("cpu",),
+    precision: Sequence[str] | None = None,
+    target: Sequence[str] | None = None,
+    sms: Sequence[str] | None = None,
     max_batch: int | None = None,
     max_length: int | None = None,
     verify: bool = True,
@@ -48,38 +49,41 @@ def import_folder(
     prompts: str | Path | None = None,
     progress: Progress = silent,
 ) -> ExportResult:
-    """Makes a bundle of what optimum-cli, or ORTModelForCausalLM.save_pretrained, wrote.
+    """Makes a bundle of what optimum-cli, or save_pretrained of an ORTModel, wrote.
 
-    The graph runs through the same caches, precisions and checks as PlanForge's own. For the target cpu its
-    attention becomes ONNX Runtime's over shared buffers; where it is of a form that is not known, or is not
-    verified to compute the same, it stays as it is, and a warning says so.
+    The graphs run through the same caches, precisions and checks as PlanForge's own. For the target cpu a
+    decoder's attention becomes ONNX Runtime's over shared buffers; where it is of a form that is not known,
+    or is not verified to compute the same, it stays as it is, and a warning says so.
 
     Args:
-        folder: with model.onnx, config.json and tokenizer files.
+        folder: with model.onnx, or an encoder's and a decoder's, config.json and tokenizer files.
         output: the bundle's folder; must not exist unless `force`.
-        source: the checkpoint, whose weights transformers reads for verification; by default `folder`.
-        precision: fp32, fp16, int8, int4.
-        target: cpu, portable, cuda.
-        max_batch: as of `export`, like max_length, verify, force, prompts and progress.
+        source: the checkpoint, whose weights transformers reads for verification; by default `folder`. Where
+            it has none, the bundle is compared with the folder's graphs as they are.
+        precision: fp32, fp16, int8, int4; by default as of `export`, like target, sms, max_batch, max_length,
+            verify, force, prompts and progress.
 
     Raises:
-        PlanForgeError: CheckpointError, ExportError, OutputError or VerificationError; nothing is left at
-            `output` that was not there before.
+        PlanForgeError: CheckpointError, ExportError, OutputError, BuildError or VerificationError; nothing is
+            left at `output` that was not there before.
     """
-    output = Path(output)
-    targets, precisions = list(dict.fromkeys(target)), checked_precisions(precision)
+    output, at = Path(output), Path(folder)
+    targets, precisions = chosen(target, precision)
     if wrong := [name for name in precisions if name not in ALLOWED]:
-        raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not yet {wrong[0]}")
-    check_choices(precisions, targets, None, max_batch)
+        raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not {wrong[0]}")
+    check_choices(precisions, targets, sms, max_batch)
     check_output(output, force)
-    at = Path(folder)
     origin = resolve_source(at if source is None else source)
-    wanted = Wanted(
-        tuple(targets), tuple(precisions), None, None if prompts is None else Path(prompts), verify
-    )
+    texts = None if prompts is None else Path(prompts)
+    wanted = Wanted(tuple(targets), tuple(precisions), sms, texts, verify)
     shareless = [name for name in precisions if "portable" in PRECISIONS[name].dialects]
     if not verify and shareless != precisions:
         raise InputError("int8 and int4 run in graphs that are taken only if verified: leave out --no-verify")
+    if shareless != precisions and not any(origin.folder.rglob("*.safetensors")):
+        raise InputError(
+            f"int8 and int4 are chosen with the checkpoint's weights, which {origin.folder} has not: pass"
+            " --source"
+        )
     found = read_folder(at)
     kind = kind_of(found)
     checkpoint = kind(origin, found, max_batch, max_length, shared=verify)
@@ -94,8 +98,8 @@ def import_folder(
     return write_bundle(checkpoint, output, wanted, graphs_of, progress)
 
 
-def import_model(
-    model: str | Path, output: str | Path, *, optimum_python: str | None = None, **options: Any
+def export_and_import(
+    model: str | Path, output: str | Path, optimum_python: str | None, **options: Any
 ) -> ExportResult:
     """Exports a checkpoint with optimum, and makes a bundle of it.
 
@@ -128,12 +132,12 @@ def graphs_of(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Any]:
     """The graphs by their recipe's id, and transformers' model."""
-    from .reference import model_of_transformers
+    from .reference import reference_model
 
     del staging
     assert isinstance(checkpoint, ImportedCheckpoint)
-    progress("reading the model with transformers")
+    progress("reading the model to compare with")
     heads = () if checkpoint.encoder is None else checkpoint.encoder.heads
-    model = model_of_transformers(checkpoint.source.folder, checkpoint.task, heads)
+    model = reference_model(checkpoint.source.folder, checkpoint.task, heads)
     tensors = {name: tensor.numpy() for name, tensor in tensors_of(model).items()}
     return checkpoint.graphs({recipe_of(artifact) for artifact in artifacts}, tensors), model

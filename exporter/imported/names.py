@@ -15,6 +15,7 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     """Renames the large constants that equal a tensor, or its transpose, of the checkpoint.
 
     So every graph of a model shares a weight by its name, and what rounds a weight finds it in PyTorch.
+    Others are called by their content.
 
     Args:
         tensors: by name; of two with the same numbers the first counts.
@@ -30,8 +31,9 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
         constant = value.const_value
         if constant is None or constant.nbytes < EXTERNAL_FROM_BYTES or constant.dtype != ir.DataType.FLOAT:
             continue
-        found = known.get(key_of(constant.numpy()))
-        if found is None or found == value.name:
+        key = key_of(constant.numpy())
+        found = known.get(key, f"weight.{key[1].hex()[:16]}")
+        if found == value.name:
             continue
         if found in values:
             ir.convenience.replace_all_uses_with(value, values[found])

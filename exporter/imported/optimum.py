@@ -3,37 +3,57 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from ..errors import CheckpointError, ExportError
 
-TASK = "text-generation-with-past"
 VENV = "optimum-venv"
 ENVIRONMENT = (
     f"python3 -m venv {VENV}, then {VENV}/bin/pip install optimum-onnx onnxruntime 'transformers<4.58'"
 )
+# What optimum calls the task of an architecture, by the end of its name.
+TASKS = {
+    "ForCausalLM": "text-generation-with-past",
+    "LMHeadModel": "text-generation-with-past",
+    "ForConditionalGeneration": "text2text-generation-with-past",
+    "MTModel": "text2text-generation-with-past",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForPreTraining": "feature-extraction",
+    "Model": "feature-extraction",
+}
+# Settings that only models of something else than text have.
+OTHERS = {
+    **dict.fromkeys(("image_size", "vision_config", "patch_size", "num_channels"), "images"),
+    **dict.fromkeys(("num_mel_bins", "audio_config", "feat_extract_norm", "sampling_rate"), "sound"),
+}
 
 
 def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) -> None:
-    """Writes a decoder's graph and tokenizer to a folder. Code that a checkpoint brings is never run.
+    """Writes a model's graphs and tokenizer to a folder. Code that a checkpoint brings is never run.
 
     Args:
         python: of an environment that has optimum-onnx; by default this one.
 
     Raises:
-        CheckpointError: the checkpoint asks for code of its own, or has pickles alone.
+        CheckpointError: the checkpoint asks for code of its own, has pickles alone, or is not of text.
         ExportError: optimum is missing, with the two lines that install it, or does not export this model.
     """
-    check(checkpoint)
+    task = task_of(checkpoint)
     if python is None and importlib.util.find_spec("optimum") is None:
         raise ExportError(
             "this model is exported by optimum, which is not here, as it wants transformers < 4.58:"
             f" {ENVIRONMENT}; then --optimum-python {VENV}/bin/python"
         )
+    if python is not None and os.path.dirname(python):
+        python = os.path.abspath(python)  # a link stays one: it is how Python finds its environment
     command = [python or sys.executable, "-m", "optimum.commands.optimum_cli", "export", "onnx"]
-    command += ["--model", str(checkpoint.resolve()), "--task", TASK, "--no-post-process", str(out.resolve())]
+    command += ["--model", str(checkpoint.resolve()), "--task", task, "--no-post-process", str(out.resolve())]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=out.parent)
     except OSError as error:
@@ -44,8 +64,12 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
         raise ExportError(f"optimum does not export {checkpoint}: {said}{way_out}")
 
 
-def check(checkpoint: Path) -> None:
-    """Refuses what optimum would not, or in its own words."""
+def task_of(checkpoint: Path) -> str:
+    """What optimum is to export of a checkpoint, by its config.json.
+
+    Raises:
+        CheckpointError: it cannot be exported; says why.
+    """
     from ...models.folder import read_json
 
     try:
@@ -56,13 +80,43 @@ def check(checkpoint: Path) -> None:
         raise CheckpointError(
             f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run"
         )
-    if not any(checkpoint.glob("*.safetensors")):
-        pickles = sorted(path.name for path in checkpoint.glob("*.bin"))
-        convert = (
-            "; convert it: python -c \"from transformers import AutoModel as M; M.from_pretrained('FOLDER')"
-            ".save_pretrained('NEW')\", and copy the tokenizer's files"
-        )
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    if other := next((kind for setting, kind in OTHERS.items() if setting in config), None):
+        raise CheckpointError(f"{checkpoint} is a model of {other} ({name or 'unnamed'}), not of text")
+    task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
+    if task is None:
         raise CheckpointError(
-            f"{checkpoint} has no .safetensors file"
-            + (f", only {pickles[0]}, a pickle, which is never read{convert}" if pickles else "")
+            f"{checkpoint}: config.json's architectures is {named!r}; known is what ends in"
+            f" {', '.join(TASKS)}"
         )
+    check_weights(checkpoint)
+    return task
+
+
+def check_weights(checkpoint: Path) -> None:
+    """Refuses pickles."""
+    if any(checkpoint.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for path in checkpoint.glob("*.bin"))
+    convert = (
+        "; convert it: python -c \"from transformers import AutoModel as M; M.from_pretrained('FOLDER')"
+        ".save_pretrained('NEW')\", and copy the tokenizer's files"
+    )
+    raise CheckpointError(
+        f"{checkpoint} has no .safetensors file"
+        + (f", only {pickles[0]}, a pickle, which is never read{convert}" if pickles else "")
+    )
+
+
+def has_reference_model(checkpoint: Path) -> bool:
+    """Whether PlanForge exports a checkpoint itself. What cannot be told it refuses in its own words."""
+    from ...models.checkpoint import FAMILIES
+    from ...models.folder import read_json
+
+    folder = checkpoint if (checkpoint / "config.json").is_file() else checkpoint / "0_Transformer"
+    try:
+        kind = read_json(folder / "config.json", missing={}).get("model_type")
+    except ValueError:
+        return True
+    return kind in FAMILIES or not isinstance(kind, str)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, VerificationError, first_line
+from .folder import read_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +27,15 @@ AUTO_MODELS = {
     "token_classification": "AutoModelForTokenClassification",
 }
 OF_LOGITS = ("masked_lm", "sequence_classification", "token_classification")
+
+
+def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
+    """What an imported bundle is compared with: transformers' model, or the folder's graphs as they are."""
+    if any(folder.glob("*.safetensors")) or any(folder.glob("*/*.safetensors")):
+        return model_of_transformers(folder, task, heads)
+    from .onnx_reference import OnnxGraphs
+
+    return OnnxGraphs(read_folder(folder))
 
 
 def model_of_transformers(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
@@ -64,6 +74,10 @@ def run_encoder(model: Any, piece: Piece) -> tuple[list[Tensor], dict[str, Tenso
     """The last hidden states (1, T, E) of one sequence, as those of any layer, and the head's results."""
     import torch
 
+    from . import onnx_reference
+
+    if isinstance(model, onnx_reference.OnnxGraphs):
+        return onnx_reference.run_encoder(model, piece)
     with torch.no_grad():
         given = {"input_ids": torch.tensor([piece.ids]), "attention_mask": torch.ones(1, len(piece)).long()}
         if any(piece.segments):

@@ -19,7 +19,7 @@ from ..passes.weights import MICROSOFT, initializer
 from ..recipes import Recipe, transformer
 from ..recipes.recipe import HEAD_SIZES, by_id
 from .attention import Attention, self_attention, source_attention
-from .branches import choose_branch
+from .branches import SWITCH, choose_branch
 from .build import Array, Builder
 from .checkpoint import ImportedCheckpoint, Tensors
 from .distances import distance_bias, distance_tables, tabulate
@@ -32,7 +32,6 @@ from .shared_buffers import rows_of, write_shared
 from .source import STATES, project, projections, source_mask, write_source
 
 USUAL_LENGTH = 512  # of a model without positions whose files say no length, such as T5's
-SWITCH = "use_cache_branch"  # of a merged decoder: true of later steps
 SOURCE_MASK = "encoder_attention_mask"
 
 

@@ -24,8 +24,12 @@ from .rounding import RoundedCache, Rounding
 
 
 def reference_of(model: Any) -> Reference:
-    """PyTorch's answers: of our own GPT-2, or of transformers' model."""
-    return Reference(model) if isinstance(model, GPT2) else HubReference(model)
+    """The answers of our own GPT-2, of transformers' model, or of optimum's graph."""
+    if isinstance(model, GPT2):
+        return Reference(model)
+    from ..imported.onnx_reference import OnnxDecoder, OnnxGraphs
+
+    return (OnnxDecoder if isinstance(model, OnnxGraphs) else HubReference)(model)
 
 
 class Reference:

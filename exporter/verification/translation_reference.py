@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 
 def reference_of(model: Any, start: int, gives_attention: bool = False) -> Reference:
-    """PyTorch's answers: of our own Transformer, or of transformers' model."""
-    kind = Reference if isinstance(model, Transformer) else HubReference
-    return kind(model, start, gives_attention)
+    """The answers of our own Transformer, of transformers' model, or of optimum's graphs."""
+    if isinstance(model, Transformer):
+        return Reference(model, start, gives_attention)
+    from ..imported.onnx_reference import OnnxGraphs, OnnxTranslator
+
+    return (OnnxTranslator if isinstance(model, OnnxGraphs) else HubReference)(model, start)
 
 
 class Reference:
@@ -115,36 +118,53 @@ class Reference:
         return gaps
 
 
-class HubReference(Reference):
-    """An encoder-decoder of transformers; targets are computed without its cache."""
+class UncachedReference(Reference):
+    """An encoder-decoder of others: every target is computed whole, at each of its steps."""
 
-    @torch.no_grad()
-    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
-        ids = torch.tensor([list(source)])
-        out = self.model(ids, decoder_input_ids=torch.tensor([[self.start]]), use_cache=True)
-        return [(layer.keys, layer.values) for layer in out.past_key_values.cross_attention_cache.layers]
+    def states(self, source: Sequence[int]) -> Any:
+        """What the encoder makes of a source."""
+        raise NotImplementedError
 
-    @torch.no_grad()
+    def step(self, states: Any, targets: Sequence[Sequence[int]]) -> Logits:
+        """Logits (K, T, V) of K targets of one source, each with the start token."""
+        raise NotImplementedError
+
     def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
-        fed = torch.tensor([[self.start, *target[:-1]]])
-        logits = self.model(torch.tensor([list(source)]), decoder_input_ids=fed, use_cache=False).logits
-        return logits[0].numpy(), np.zeros((0, 0, len(target), 0), np.float32)
+        logits = self.step(self.states(source), [[self.start, *target[:-1]]])
+        return logits[0], np.zeros((0, 0, len(target), 0), np.float32)
 
-    @torch.no_grad()
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
-        beams = BeamSearch(1, self.start, search)
-        encoded = self.model.get_encoder()(torch.tensor([list(source)]), return_dict=True)
-        states = encoded.last_hidden_state.expand(search.num_beams, -1, -1)
+        beams, states = BeamSearch(1, self.start, search), self.states(source)
         rows: list[list[int]] = [[] for _ in range(search.num_beams)]
         while not beams.done:
             rows = [[*row, int(token)] for row, token in zip(rows, beams.tokens, strict=True)]
-            fed = torch.tensor(rows)
-            out = self.model(encoder_outputs=(states,), decoder_input_ids=fed, use_cache=False)
-            copies = beams.advance(out.logits[:, -1].numpy())
-            before = list(rows)
+            copies, before = beams.advance(self.step(states, rows)[:, -1]), list(rows)
             for origin, row in copies:
                 rows[row] = before[origin]
         return beams.hypotheses()[0]
+
+
+class HubReference(UncachedReference):
+    """An encoder-decoder of transformers."""
+
+    @torch.no_grad()
+    def states(self, source: Sequence[int]) -> Tensor:
+        encoded = self.model.get_encoder()(torch.tensor([list(source)]), return_dict=True)
+        found: Tensor = encoded.last_hidden_state
+        return found
+
+    @torch.no_grad()
+    def step(self, states: Tensor, targets: Sequence[Sequence[int]]) -> Logits:
+        fed, shared = torch.tensor(targets), (states.expand(len(targets), -1, -1),)
+        out = self.model(encoder_outputs=shared, decoder_input_ids=fed, use_cache=False)
+        logits: Logits = out.logits.numpy()
+        return logits
+
+    @torch.no_grad()
+    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+        start = torch.tensor([[self.start]])
+        out = self.model(torch.tensor([list(source)]), decoder_input_ids=start, use_cache=True)
+        return [(layer.keys, layer.values) for layer in out.past_key_values.cross_attention_cache.layers]
 
 
 def joined(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:

@@ -154,11 +154,11 @@ def with_pytorch(
 def model_of(bundle: Bundle, checkpoint: Source) -> Any:
     """The model in PyTorch: ours, or for what another exporter made, transformers'."""
     if bundle.manifest.source.get("exporter"):
-        from ..imported.reference import model_of_transformers
+        from ..imported.reference import reference_model
 
         encoder = bundle.manifest.encoder
         heads = () if encoder is None else encoder.heads
-        return model_of_transformers(checkpoint.folder, bundle.manifest.task, heads)
+        return reference_model(checkpoint.folder, bundle.manifest.task, heads)
     try:
         from ...models import load_model
 
@@ -274,10 +274,11 @@ def examine(
         VerificationError: rounded to a precision, the model itself is not finite.
     """
     examiner = examiner_of(bundle.manifest)
+    witness = getattr(model, "witness", "")  # of what is no PyTorch: nothing is known of what rounding does
 
     def limits_of(precision: str) -> dict[str, float]:
         progress(f"asking PyTorch what {precision} may lose")
-        rounding = calibration.rounding(precision)
+        rounding = None if witness else calibration.rounding(precision)
         gaps = {} if rounding is None else examiner.gaps(model, bundle, expected, rounding)
         return examiner.limits(bundle, expected, precision, gaps)
 
@@ -286,7 +287,8 @@ def examine(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(bundle, expected, limits, progress, model)
+    report = compare_all(bundle, expected, limits, progress, None if witness else model)
+    report = dataclasses.replace(report, witness=witness)
     return report, examiner.to_arrays(expected), limits
 
 
