@@ -1,6 +1,6 @@
 """The same model in transformers, for verification. It needs any version of transformers that knows it.
 
-T tokens, E hidden size
+T tokens, E hidden size, N outputs and K inputs of a linear layer
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..errors import CheckpointError, VerificationError, first_line
 from .folder import read_folder
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ...runtime.text.long_text import Piece
 
@@ -67,7 +67,21 @@ def model_of_transformers(folder: Path, task: str, heads: Sequence[str] = ()) ->
         )
     except Exception as error:  # transformers raises whatever a file brings it to
         raise CheckpointError(f"transformers cannot load {folder}: {first_line(error)}") from error
+    with_linears(model)
     return model.eval().requires_grad_(False)
+
+
+def with_linears(model: nn.Module) -> None:
+    """GPT-2's Conv1D, a linear layer whose weight lies transposed, becomes one: so all weights are (N, K)."""
+    from torch.nn import Linear, Parameter
+    from transformers.pytorch_utils import Conv1D
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Conv1D):
+                linear = Linear(*child.weight.shape)
+                linear.weight, linear.bias = Parameter(child.weight.T.contiguous()), child.bias
+                setattr(module, name, linear)
 
 
 def run_encoder(model: Any, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
