@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from filelock import FileLock
@@ -180,3 +181,36 @@ def dates_bundle(once: Callable[[str], Once]) -> Path:
 def own_bundle(demo_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `demo_bundle` to damage."""
     return Path(shutil.copytree(demo_bundle, tmp_path / "bundle"))
+
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTIMUM_PYTHON = ROOT / "build/optimum-venv/bin/python"
+
+
+@pytest.fixture(scope="session")
+def exported(once: Callable[[str], Once]) -> Path:
+    """Random checkpoints by their names, and beside them what optimum made of each. Don't change it."""
+    if not OPTIMUM_PYTHON.exists():
+        pytest.skip("needs make build/optimum-venv/.ready")
+    with once("imported") as (folder, first):
+        if first:
+            folder.mkdir()
+            script = ROOT / "tests/imported_checkpoints.py"
+            done = subprocess.run([OPTIMUM_PYTHON, script, folder], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def imported(exported: Path, once: Callable[[str], Once]) -> Callable[[str], Path]:
+    """Verified bundles of `exported`, in fp32, with their source recorded. Don't change them."""
+    from planforge.exporter.imported.import_folder import import_folder
+
+    def bundle(name: str) -> Path:
+        with once(f"imported-{name}") as (folder, first):
+            if first:
+                folders: dict[str, Any] = {"source": exported / name, "target": ["cpu", "portable"]}
+                import_folder(exported / f"{name}.onnx", folder, precision=["fp32"], **folders)
+        return folder
+
+    return bundle

@@ -78,14 +78,19 @@ def main(folder: Path) -> None:
                 torch.nn.init.normal_(parameter, std=0.12)
         model.eval().save_pretrained(folder / name)
         write_tokenizer(name, folder / name)
-        out = folder / f"{name}.onnx"
-        main_export(str(folder / name), str(out), task=task, do_validation=False, local_files_only=True)
+        out, opset = folder / f"{name}.onnx", 14 if name == "opt" else 18
+        main_export(
+            str(folder / name), str(out), task=task, opset=opset, do_validation=False, local_files_only=True
+        )
         write_tokenizer(name, out)
 
 
 def write_tokenizer(name: str, folder: Path) -> None:
-    """GPT-2's demo tokenizer; what is no decoder gets special tokens around its texts."""
+    """GPT-2's demo tokenizer; Llama's begins every text, and what is no decoder has them framed."""
     tokenizer: Any = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    if name == "llama":
+        begin = tokenizer.id_to_token(0)
+        tokenizer.post_processor = processors.TemplateProcessing(f"{begin} $A", None, [(begin, 0)])
     if name in TASKS:
         roles = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
         tokenizer.add_special_tokens(list(roles.values()))
