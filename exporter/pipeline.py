@@ -304,7 +304,7 @@ def trace(
 def first_manifest(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, output: Path
 ) -> Manifest:
-    """Writes tokenizers and chat template, and says what the bundle will hold; other files are listed later."""
+    """Writes the tokenizer's files, and says what the bundle will hold; what is to come is not yet listed."""
     (staging / "tokenizer").mkdir()
     tokenizers = {
         checkpoint.file(f"tokenizer/{stem}", "json"): d for stem, d in checkpoint.tokenizer_files.items()

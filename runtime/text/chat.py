@@ -93,6 +93,8 @@ class Chat:
                 "messages": checked(messages, guard.mark),
             }
         )
+        if not rendered:
+            raise InputError(f"the chat template made nothing of these messages; see {self.source}")
         return guard.encode(rendered, tokenizer)
 
 

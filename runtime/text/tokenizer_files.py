@@ -140,9 +140,9 @@ def names_of_roles(settings: Mapping[str, Any]) -> dict[str, str]:
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens by the names that transformers has for them, such as ``bos_token``."""
     extra = settings.get("extra_special_tokens")
-    named = {name: _content(entry) for name, entry in extra.items()} if isinstance(extra, dict) else {}
-    named |= {f"{role}_token": text for role, text in names_of_roles(settings).items()}
-    return {name: text for name, text in named.items() if text is not None}
+    named = {**(extra if isinstance(extra, dict) else {}), **settings}
+    texts = {name: _content(entry) for name, entry in named.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _content(entry: object) -> str | None:
