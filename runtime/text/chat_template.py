@@ -1,7 +1,8 @@
 """Renders a checkpoint's chat template as transformers does, in jinja2's sandbox and within limits.
 
 A template is data from elsewhere. It reaches no file, no attribute that begins with "_" and no method that
-changes what it was given; loops in loops, and text that doubles again and again, end in an error.
+changes what it was given; loops in loops, and text that doubles again and again, end in an error. What one
+call of a filter or method makes is limited by memory alone.
 Needs jinja2, which nothing else of the runtime loads.
 """
 
