@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import sys
 from typing import Any
@@ -273,6 +274,18 @@ def test_a_chat_is_generated_from_what_the_template_makes() -> None:
         answer, wanted = model.chat(messages, **how), model.generate("abck", **how)
         assert (answer.token_ids, answer.finish_reason) == (wanted.token_ids, wanted.finish_reason)
         assert "".join(model.stream_chat(messages, **how)) == answer.text == wanted.text
+
+
+def test_tokens_that_begin_every_prompt_are_the_templates_to_write() -> None:
+    model, steps = generator("inplace", chat=chat_of(PLAIN))
+    model.defaults = dataclasses.replace(model.defaults, prefix=(0,))
+    model.chat([{"role": "user", "content": "bc"}], max_new_tokens=1)
+    model.chat([{"role": "user", "content": "b" * CONTEXT}], max_new_tokens=1, truncate="left")
+    model.chat([{"role": "user", "content": "a" + "b" * CONTEXT}], max_new_tokens=1, truncate="left")
+    model.generate("bck", max_new_tokens=1)
+    whole, cut, kept, framed = steps.fed
+    assert (whole, framed) == ([1, 2, 10], [0, 1, 2, 10])
+    assert (cut[:2], kept[:2], len(cut), len(kept)) == ([1, 1], [0, 1], CONTEXT - 1, CONTEXT - 1)
 
 
 def test_a_chat_that_grows_computes_only_what_is_new() -> None:

@@ -339,6 +339,8 @@ class TextGenerator(Closing):
         keep = self.max_length - min(max_new_tokens, self.max_length // 2)
         log.warning("the prompt has %d tokens; its first %d were dropped", len(tokens), len(tokens) - keep)
         prefix = self.defaults.prefix[:keep]
+        if tuple(tokens[: len(prefix)]) != prefix:  # a chat template may begin without it
+            prefix = ()
         return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
 
     def _check_memory(self, batch: int, capacity: int, reusing: bool = False) -> None:
