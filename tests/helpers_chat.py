@@ -85,7 +85,7 @@ LOOPS = """\
     {{- turn(message, last=loop.index0 == ns.last_user) }}
 {%- endfor %}
 {{- {'seen': ns.seen, 'last': messages[-1].content, 'extra': dict(a=[1, 2.5, none, true])} | tojson }}
-{%- if messages | selectattr('role', 'equalto', 'system') | list %}
+    {% if messages | selectattr('role', 'equalto', 'system') | list %}
 {{ (messages | map(attribute='content') | join(' | ')) ~ '*' * 3 }}
 {%- endif %}
 {%- if add_generation_prompt %}<|im_start|>assistant
