@@ -112,7 +112,7 @@ class Guard:
         self.marked = re.compile(f"({marked or '(?!)'})|{MARK}")
 
     def mark(self, text: str) -> str:
-        return self.spelled.sub(lambda found: MARK.join(found[0]), text.replace(MARK, ""))
+        return self.spelled.sub(lambda found: MARK.join(found[0]), text)
 
     def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
         """The tokens of a text with marks, which are left out."""
