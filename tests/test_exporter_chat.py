@@ -42,6 +42,7 @@ MESSAGES = [
     {"role": "user", "content": "Whose house?"},
 ]
 SHORT = ["--max-new-tokens", "12"]
+OPTIMUM = Path(__file__).resolve().parents[1] / "build/optimum-venv/bin/python"
 
 
 @pytest.fixture(scope="session")
@@ -163,6 +164,19 @@ def test_the_answer_is_that_of_transformers(checkpoint: Path, bundle: Path) -> N
         answer = model.chat(MESSAGES, max_new_tokens=24)
         assert list(answer.token_ids) == greedy(reference, prompt, 24)
         assert "".join(model.stream_chat(MESSAGES, max_new_tokens=24)) == answer.text
+
+
+@pytest.mark.skipif(not OPTIMUM.exists(), reason="needs make build/optimum-venv/.ready")
+def test_a_template_comes_along_through_optimum(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"precision": ["fp32"], "target": ["portable"], "verify": False}
+    export(checkpoint, tmp_path / "bundle", exporter="optimum", optimum_python=str(OPTIMUM), **how)
+    opened = Bundle.open(tmp_path / "bundle")
+    template = opened.manifest.tokenizer["chat_template"]
+    assert (opened.folder / template["file"]).read_text(encoding="utf-8") == BIBLE
+    assert template["tokens"]["bos_token"] == "<|endoftext|>"
+    with load(opened.folder) as imported, load(bundle) as model:
+        wanted = model.chat(MESSAGES, max_new_tokens=12).token_ids
+        assert imported.chat(MESSAGES, max_new_tokens=12).token_ids == wanted
 
 
 def test_generating_without_messages_loads_no_jinja2(bundle: Path) -> None:

@@ -281,19 +281,7 @@ def test_optimum_exports_in_an_environment_of_its_own(exported: Path, tmp_path: 
         import_model(checkpoint, tmp_path / "bundle")
     with pytest.raises(ExportError, match="nowhere/python cannot be run"):
         import_model(checkpoint, tmp_path / "bundle", optimum_python="nowhere/python")
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|endoftext|>",
-        "chat_template": "{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}",
-    }
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     result = import_model(checkpoint, tmp_path / "bundle", optimum_python=str(PYTHON))
     assert [(a.id, a.passed) for a in result.manifest.artifacts] == [("decoder.ort.fp32", True)]
     assert result.manifest.source["argument"] == "../checkpoint"
     assert result.manifest.source["exporter"] == "optimum"
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    messages = [{"role": "user", "content": "Where is the ark?"}]
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    with load(tmp_path / "bundle") as model:
-        assert list(model.chat(messages, max_new_tokens=12).token_ids) == greedy(reference, prompt, 12)
