@@ -13,6 +13,7 @@ from ..runtime.text.kinds import PIECES, PLAIN, open_tokenizer
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import Frame, frame_of, names_of_roles, special_tokens, tokenizer_json
 from ..runtime.text.tokenizer_files import settings_of as tokenizer_settings
+from .chat_template import TemplateFile, read_chat_template
 from .errors import CheckpointError
 from .generation import Settings, decoder_defaults, settings_of, translation_defaults
 from .recipes import FAMILIES, Choices
@@ -101,6 +102,7 @@ class Checkpoint:
             self.tokenizer_kind, files = PLAIN, {"tokenizer": tokenizer_json(folder)}
             sizes = [config.vocab_size]
         self.tokenizer_files = files
+        self.chat_template = self.read_chat_template()
         self.tokenizers: list[Tokenizer] = []
         for (stem, data), size in zip(files.items(), sizes, strict=True):
             opened = open_tokenizer(data, f"{folder / stem}.json", self.tokenizer_kind, size)
@@ -113,6 +115,12 @@ class Checkpoint:
             self.tokenizers.append(opened)
         first = "tokenizer" if self.task != "translation" else "tokenizer.source"
         self.frame = Frame() if self.tokenizer_kind == PIECES else frame_of(files[first], str(folder))
+
+    def read_chat_template(self) -> TemplateFile | None:
+        """Of what generates text, in its folder, or where that was made from another, there."""
+        if self.task != "text-generation":
+            return None
+        return read_chat_template(dict.fromkeys((self.folder, self.source.folder)))
 
     def recipes_for(self, target: str) -> list[str]:
         """The ids of the recipes of a target's graphs; encoders cache nothing, so they have one dialect."""

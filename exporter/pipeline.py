@@ -304,13 +304,18 @@ def trace(
 def first_manifest(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, output: Path
 ) -> Manifest:
-    """Writes the tokenizers, and says what the bundle will hold: its files are listed when they are there."""
+    """Writes the tokenizer's files, and says what the bundle will hold; what is to come is not yet listed."""
     (staging / "tokenizer").mkdir()
     tokenizers = {
         checkpoint.file(f"tokenizer/{stem}", "json"): d for stem, d in checkpoint.tokenizer_files.items()
     }
     for name, data in tokenizers.items():
         (staging / name).write_bytes(data)
+    chat = {}
+    if (template := checkpoint.chat_template) is not None:
+        name = checkpoint.file("tokenizer/chat_template", "jinja")
+        (staging / name).write_bytes(template.content)
+        chat = {"chat_template": {"file": name, "tokens": template.tokens}}
     return Manifest(
         family=checkpoint.family,
         task=checkpoint.task,
@@ -322,6 +327,7 @@ def first_manifest(
             "files": list(tokenizers),
             "kind": checkpoint.tokenizer_kind,
             "vocab_size": checkpoint.config.vocab_size,
+            **chat,
         },
         files=file_entries(staging),
         artifacts=tuple(artifacts),

@@ -12,6 +12,7 @@ import typer
 
 from ..runtime.errors import InputError
 from .console import errors, running
+from .run_chat import converse
 from .run_options import (
     TASKS,
     AttentionHeadOption,
@@ -19,6 +20,7 @@ from .run_options import (
     AttentionOption,
     BackendOption,
     BundleArgument,
+    ChatOption,
     DeviceOption,
     EarlyStoppingOption,
     InputFileOption,
@@ -42,6 +44,7 @@ from .run_options import (
     SpeculativeOption,
     StopOption,
     StrideOption,
+    SystemOption,
     TaskOption,
     TemperatureOption,
     TextsArgument,
@@ -82,6 +85,8 @@ def run(
     seed: SeedOption = None,
     truncate: TruncateOption = None,
     speculative: SpeculativeOption = None,
+    chat: ChatOption = None,
+    system: SystemOption = None,
     truncation: TruncationOption = None,
     stride: StrideOption = None,
     pooling: PoolingOption = None,
@@ -119,7 +124,10 @@ def run(
             picture.check(chosen)
             options |= {} if chosen == "fill_mask" else {"parse_special": parse_special}  # it always does
             typed = not (texts or input_file) and sys.stdin.isatty()
-            if chosen == "generate":
+            if options.pop("chat", False):
+                one = not (texts or input_file)
+                converse(model, items, options, one, options.pop("system", None), as_json)
+            elif chosen == "generate":
                 generate(model, items, options, as_json)
             elif chosen == "translate":
                 translate(model, items, options, typed, as_json, picture, progress)
@@ -188,6 +196,8 @@ def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
     for name in options:
         if name not in TASKS[task]:
             raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
+    if "system" in options and "chat" not in options:
+        raise InputError("--system goes with --chat")
     return task
 
 

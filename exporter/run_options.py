@@ -20,6 +20,8 @@ GENERATION = (
     "seed",
     "truncate",
     "speculative",
+    "chat",
+    "system",
 )
 TRANSLATION = (
     *("num_beams", "length_penalty", "early_stopping", "n_best", "max_new_tokens"),
@@ -89,6 +91,16 @@ SpeculativeOption = Annotated[
         show_default="off",
     ),
 ]
+ChatOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat",
+        help="Texts are a user's messages, worded by the checkpoint's chat template; lines on stdin are one"
+        " conversation.",
+        show_default=False,
+    ),
+]
+SystemOption = Annotated[str | None, typer.Option(help="What a --chat begins with.", show_default=False)]
 TruncationOption = Annotated[
     str | None,
     typer.Option(

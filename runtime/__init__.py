@@ -22,8 +22,9 @@ if TYPE_CHECKING:
         Ranked,
         Tags,
     )
+    from .tasks.generation import Generation, Timings
     from .tasks.text_encoder import TextEncoder
-    from .tasks.text_generator import Generation, Score, TextGenerator, Timings
+    from .tasks.text_generator import Score, TextGenerator
     from .tasks.translator import Alignment, Candidate, Translation, TranslationTimings, Translator
 
 __all__ = [
@@ -56,7 +57,8 @@ __all__ = [
 
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
 MODULES = {
-    **dict.fromkeys(("TextGenerator", "Generation", "Score", "Timings"), "text_generator"),
+    **dict.fromkeys(("Generation", "Timings"), "generation"),
+    **dict.fromkeys(("TextGenerator", "Score"), "text_generator"),
     **dict.fromkeys(
         ("Translator", "Translation", "TranslationTimings", "Candidate", "Alignment"), "translator"
     ),

@@ -92,6 +92,7 @@ def open_generator(
 ) -> TextGenerator:
     from .decoding.decoder import Decoder
     from .tasks.text_generator import TextGenerator
+    from .text.chat import Chat
 
     manifest = bundle.manifest
     assert manifest.generation is not None  # the manifest of what is no encoder has it
@@ -100,6 +101,7 @@ def open_generator(
     check_weights(bytes_of(manifest, artifact), memory_limit)
     with opening(engine, bundle, artifact) as programs:
         tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
+        chat = Chat.of(bundle)
     return TextGenerator(
         Decoder(programs[0], artifact),
         tokenizer,
@@ -107,6 +109,7 @@ def open_generator(
         max_length=max_length,
         memory_limit=memory_limit,
         weight_bytes=bytes_of(manifest, artifact),
+        chat=chat,
     )
 
 

@@ -16,6 +16,7 @@ from planforge.runtime.backends.backend import FakeProgram
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 from planforge.runtime.errors import BackendError
+from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from .test_runtime_decoder import (
@@ -77,11 +78,13 @@ def generator(
     eos: tuple[int, ...] = (),
     max_length: int = CONTEXT,
     memory_limit: int | None = None,
+    chat: Chat | None = None,
 ) -> tuple[TextGenerator, Steps]:
     steps = Steps(dialect, counts)
     decoder = Decoder(FakeProgram(steps), artifact(dialect))
     defaults = GenerationDefaults(eos=eos, max_length=max_length)
-    model = TextGenerator(decoder, TOKENIZER, defaults, max_length=max_length, memory_limit=memory_limit)
+    limits: dict[str, Any] = {"max_length": max_length, "memory_limit": memory_limit}
+    model = TextGenerator(decoder, TOKENIZER, defaults, chat=chat, **limits)
     return model, steps
 
 

@@ -85,6 +85,7 @@ def test_the_attention_is_drawn(dates_bundle: Path, tmp_path: Path) -> None:
         (["x", "--early-stopping", "soon"], "must be true, false or never"),
         (["x", "--task", "embed"], "this bundle translates, which does not go with the task 'embed'"),
         (["x", "--temperature", "1"], "--temperature is no option of the task translate"),
+        (["x", "--chat"], "--chat is no option of the task translate"),
         (["x", "--pair", "y"], "--pair is no option of the task translate"),
         (["x", "--attention-head", "1"], "go with --attention FILE"),
         (["3/5/98 " * 20], "Translate it in parts"),

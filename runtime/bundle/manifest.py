@@ -147,6 +147,9 @@ class Manifest:
         if not tokenizer_files:
             raise ManifestError(f"{FILE_NAME}: tokenizer.files is empty")
         named += tokenizer_files
+        if "chat_template" in self.tokenizer:
+            template = Reader(self.tokenizer["chat_template"], "tokenizer.chat_template")
+            named.append(template.get("file", str))
         for name in named:
             if name not in self.files:
                 raise ManifestError(f"{FILE_NAME} uses {name!r} without listing its hash under 'files'")

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -21,56 +21,13 @@ from ..decoding.reuse import PromptReuse
 from ..decoding.sampling import Sampling, row_generators, token_logprobs
 from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
+from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
 from .closing import Closing
-from .generation_row import Asked, FinishReason, Row
+from .generation import Generation, generation
+from .generation_row import Asked, Row
 
 log = logging.getLogger("planforge")
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Where a call's time went. A batch's rows share one clock.
-
-    Attributes:
-        prefill_ms: from the tokens of the prompt to its logits.
-        decode_ms: all later steps.
-        tokens_per_s: new tokens of this row over both.
-    """
-
-    prefill_ms: float
-    decode_ms: float
-    tokens_per_s: float
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One prompt's answer.
-
-    Attributes:
-        text: without the prompt, special tokens, or the stop string.
-        token_ids: every new token, the end-of-text token included.
-        finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens) or "context" (full).
-        logprobs: of each new token under the model itself, before temperature and the like.
-        prompt_tokens_cut: tokens that truncate="left" dropped.
-        prompt_tokens_reused: tokens of the prompt that reuse_prompt=True found computed.
-        drafted_tokens: guesses of speculative="prompt-lookup" that the model verified.
-        accepted_tokens: those of them that were right; each saved a step.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    logprobs: tuple[float, ...]
-    timings: Timings
-    prompt_tokens_cut: int = 0
-    prompt_tokens_reused: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields of `planforge run --json`."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -109,6 +66,7 @@ class TextGenerator(Closing):
         max_length: int,
         memory_limit: int | None = None,
         weight_bytes: int = 0,
+        chat: Chat | None = None,
     ) -> None:
         self.decoder = decoder
         self.tokenizer = tokenizer
@@ -117,6 +75,7 @@ class TextGenerator(Closing):
         self.memory_limit = memory_limit
         self.weight_bytes = weight_bytes
         self.max_batch = decoder.artifact.axis("batch").max
+        self._chat = chat
         self._reuse = PromptReuse()
 
     @property
@@ -191,6 +150,33 @@ class TextGenerator(Closing):
         """
         asked = Asked.of(max_new_tokens, options)
         return self._pieces(self._rows([prompt], asked), asked)
+
+    def chat(self, messages: Sequence[Message], max_new_tokens: int = 64, **options: Any) -> Generation:
+        """Answers a conversation, worded by the checkpoint's chat template; `generate`'s options.
+
+        Special tokens that a message spells are plain text unless parse_special=True. reuse_prompt=True
+        spares a conversation that grows what was computed before.
+
+        Args:
+            messages: mappings with the texts "role" ("system", "user", "assistant") and "content"; the
+                template gets what else they have.
+
+        Raises:
+            InputError: also where the bundle has no chat template, or it refuses the messages.
+            BackendUnavailableError: jinja2 is missing.
+            BundleError: the template is unusable.
+        """
+        asked = Asked.of(max_new_tokens, options)
+        row = self._chat_row(messages, asked)
+        seconds = list(self._steps([row], asked, row_generators(asked.sampling.seed, [0])))
+        return generation(row, seconds)
+
+    def stream_chat(
+        self, messages: Sequence[Message], max_new_tokens: int = 64, **options: Any
+    ) -> Iterator[str]:
+        """Answers a conversation as `chat` does, piece by piece as `stream` does."""
+        asked = Asked.of(max_new_tokens, options)
+        return self._pieces([self._chat_row(messages, asked)], asked)
 
     def _pieces(self, rows: list[Row], asked: Asked) -> Iterator[str]:
         shown = 0
@@ -302,13 +288,22 @@ class TextGenerator(Closing):
         """Checks every prompt before anything runs."""
         if self.decoder.closed:
             raise ClosedError("the model was closed; load() it again")
-        rows = []
-        for prompt in prompts:
-            tokens, cut = self._fit(
-                self._encode(prompt, asked.parse_special), asked.max_new_tokens, asked.truncate
+        return [self._row(self._encode(prompt, asked.parse_special), asked) for prompt in prompts]
+
+    def _chat_row(self, messages: Sequence[Message], asked: Asked) -> Row:
+        if self.decoder.closed:
+            raise ClosedError("the model was closed; load() it again")
+        if self._chat is None:
+            raise InputError(
+                "the bundle has no chat template; generate() (without --chat) takes a prompt as it is, or"
+                " export again from a folder with chat_template.jinja or chat_template in"
+                " tokenizer_config.json"
             )
-            rows.append(Row(self.tokenizer, tokens, cut, self.max_length - len(tokens), asked))
-        return rows
+        return self._row(self._chat.encode(messages, self.tokenizer, asked.parse_special), asked)
+
+    def _row(self, prompt: list[int], asked: Asked) -> Row:
+        tokens, cut = self._fit(prompt, asked.max_new_tokens, asked.truncate)
+        return Row(self.tokenizer, tokens, cut, self.max_length - len(tokens), asked)
 
     def _encode(self, prompt: str, parse_special: bool) -> list[int]:
         if not isinstance(prompt, str):
@@ -344,6 +339,8 @@ class TextGenerator(Closing):
         keep = self.max_length - min(max_new_tokens, self.max_length // 2)
         log.warning("the prompt has %d tokens; its first %d were dropped", len(tokens), len(tokens) - keep)
         prefix = self.defaults.prefix[:keep]
+        if tuple(tokens[: len(prefix)]) != prefix:  # a chat template may begin without it
+            prefix = ()
         return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
 
     def _check_memory(self, batch: int, capacity: int, reusing: bool = False) -> None:
@@ -364,20 +361,3 @@ class TextGenerator(Closing):
                 needed=needed,
                 limit=self.memory_limit,
             )
-
-
-def generation(row: Row, seconds: Sequence[float]) -> Generation:
-    """The answer of a row that has a finish reason, after steps of so many seconds."""
-    assert row.finish_reason is not None
-    prefill, decode = seconds[0], sum(seconds[1:])
-    return Generation(
-        text="".join(row.pieces),
-        token_ids=tuple(row.token_ids),
-        finish_reason=row.finish_reason,
-        logprobs=tuple(row.logprobs),
-        timings=Timings(prefill * 1e3, decode * 1e3, len(row.token_ids) / (prefill + decode)),
-        prompt_tokens_cut=row.cut,
-        prompt_tokens_reused=row.reused,
-        drafted_tokens=row.drafted,
-        accepted_tokens=row.accepted,
-    )

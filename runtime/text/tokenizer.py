@@ -101,6 +101,11 @@ class Tokenizer:
         """One more than the highest token id; a model may have rows beyond it."""
         return self._vocab_size
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """How the special tokens are spelled, in a fixed order."""
+        return tuple(sorted(self._special))
+
     def token_id(self, text: str) -> int | None:
         """The id of the token spelled ``text`` in the vocabulary, or None."""
         return self._plain.token_to_id(text)

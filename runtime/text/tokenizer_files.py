@@ -137,6 +137,14 @@ def names_of_roles(settings: Mapping[str, Any]) -> dict[str, str]:
     return {role: name for role, name in names.items() if name is not None}
 
 
+def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens by the names that transformers has for them, such as ``bos_token``."""
+    extra = settings.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **settings}
+    texts = {name: _content(entry) for name, entry in named.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
 def _content(entry: object) -> str | None:
     """The text of a token that is given as a string or as the fields of an AddedToken."""
     content = entry.get("content") if isinstance(entry, dict) else entry

@@ -1,0 +1,181 @@
+"""Messages of a conversation to the tokens of a prompt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..bundle.bundle import Bundle
+from ..bundle.json_reader import Reader
+from ..errors import BackendUnavailableError, BundleError, InputError
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .chat_template import ChatTemplate
+
+MAX_BYTES = 2**20  # of a template
+MARK = "\ufdd0"  # Unicode keeps it from being a character of any text
+
+Message: TypeAlias = Mapping[str, Any]
+
+
+class Chat:
+    """A bundle's chat template; safe to use from several threads. Needs jinja2 when it is used.
+
+    Args:
+        template: in jinja2's language.
+        tokens: special tokens by the names that the template has for them, such as bos_token.
+        source: what errors call the template.
+    """
+
+    def __init__(self, template: str, tokens: Mapping[str, str], source: str) -> None:
+        self.template = template
+        self.tokens = tokens
+        self.source = source
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Chat | None:
+        """The template of a bundle, if it has one.
+
+        Raises:
+            BundleError: its file is missing, has changed, is too large or no text.
+        """
+        if "chat_template" not in bundle.manifest.tokenizer:
+            return None
+        r = Reader(bundle.manifest.tokenizer["chat_template"], "tokenizer.chat_template")
+        path = bundle.path(r.get("file", str))
+        try:
+            check_template_size(path.stat().st_size)
+            return cls(path.read_text(encoding="utf-8"), r.texts("tokens"), str(path))
+        except ValueError as error:
+            raise BundleError(f"{path} is no chat template: {error}; export the bundle again") from error
+
+    @cached_property
+    def compiled(self) -> ChatTemplate:
+        """The template, ready to be rendered.
+
+        Raises:
+            BackendUnavailableError: jinja2 is missing or too old.
+            BundleError: it is no template.
+        """
+        try:
+            from .chat_template import ChatTemplate
+        except ModuleNotFoundError as error:
+            raise BackendUnavailableError(
+                f"chat templates need {error.name}: pip install 'planforge[chat]'"
+            ) from error
+        return ChatTemplate(self.template, self.source)
+
+    def encode(
+        self, messages: Sequence[Message], tokenizer: Tokenizer, parse_special: bool = False
+    ) -> list[int]:
+        """The tokens of a conversation, up to where the model is to answer.
+
+        The template's own special tokens are read as such. Those that a message spells are plain text, so
+        that a user cannot end his turn and speak as another.
+
+        Args:
+            messages: each with the texts "role" and "content"; what else they have goes to the template.
+            parse_special: read those that a message spells too, as transformers does by default.
+
+        Raises:
+            InputError: messages that cannot be used, or that the template refuses.
+            BundleError: the template is no template, or tries what it may not.
+            BackendUnavailableError: jinja2 is missing or too old.
+        """
+        guard = Guard(() if parse_special else tokenizer.special_tokens)
+        rendered = self.compiled.render(
+            {
+                **self.tokens,
+                **{"tools": None, "documents": None, "add_generation_prompt": True},
+                "messages": checked(messages, guard.mark),
+            }
+        )
+        if not rendered:
+            raise InputError(f"the chat template made nothing of these messages; see {self.source}")
+        return guard.encode(rendered, tokenizer)
+
+
+class Guard:
+    """Keeps special tokens that a text spells plain text after a template has put it in its place.
+
+    Marks stand between the letters of each, so that no part that a template cuts off is one either.
+    """
+
+    def __init__(self, special_tokens: Sequence[str]) -> None:
+        # A single letter is read as the token everywhere: see Tokenizer.encode.
+        longest_first = sorted((token for token in special_tokens if len(token) > 1), key=len, reverse=True)
+        self.spelled = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        marked = "|".join(MARK.join(map(re.escape, token)) for token in longest_first)
+        self.marked = re.compile(f"({marked or '(?!)'})|{MARK}")
+
+    def mark(self, text: str) -> str:
+        return self.spelled.sub(lambda found: MARK.join(found[0]), text)
+
+    def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
+        """The tokens of a text with marks, which are left out."""
+        first, *others = self.marked.split(text)
+        ids = tokenizer.encode(first, parse_special=True)
+        for number, piece in enumerate(others):
+            if piece:
+                ids += continued(tokenizer, piece.replace(MARK, ""), parse_special=bool(number % 2))
+        return ids
+
+
+def continued(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
+    """The tokens of a text that follows another: some tokenizers put a space before the first of all."""
+    before = tokenizer.encode("\n")
+    ids = tokenizer.encode("\n" + text, parse_special=parse_special)
+    if ids[: len(before)] == before:
+        return ids[len(before) :]
+    return tokenizer.encode(text, parse_special=parse_special)
+
+
+def checked(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dict[str, Any]]:
+    """The messages in plain types, every text through `mark`; keys without a value are left out."""
+    form = 'a list of {"role": "user", "content": "..."}'
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InputError(f"messages must be {form}, not {type(messages).__name__}")
+    if not messages:
+        raise InputError(f"messages is empty; it must be {form}")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InputError(f"messages[{number}] is {type(message).__name__}; messages must be {form}")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                got = type(message[key]).__name__ if key in message else "missing"
+                raise InputError(f"messages[{number}]: {key!r} must be a text, but is {got}")
+    try:
+        return [
+            {key: value for key, value in plain(message, f"messages[{i}]", mark).items() if value is not None}
+            for i, message in enumerate(messages)
+        ]
+    except RecursionError as error:
+        raise InputError("messages are nested too deep, or contain themselves") from error
+
+
+def plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
+    """A value without methods of its own, which a template might call."""
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if isinstance(value, str):
+        return mark(str.__str__(value))
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{name}[{i}]", mark) for i, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {key: plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
+    raise InputError(
+        f"{name} is {type(value).__name__}; messages hold texts, numbers, lists and mappings of them"
+    )
+
+
+def check_template_size(size: int) -> None:
+    """Refuses what is too large for a template.
+
+    Raises:
+        ValueError: it has more than 1 MiB.
+    """
+    if size > MAX_BYTES:
+        raise ValueError(f"{size} bytes are more than the {MAX_BYTES} that a template may have")
