@@ -306,10 +306,9 @@ def first_manifest(
 ) -> Manifest:
     """Writes the tokenizer's files, and says what the bundle will hold; what is to come is not yet listed."""
     (staging / "tokenizer").mkdir()
-    tokenizers = {
-        checkpoint.file(f"tokenizer/{stem}", "json"): d for stem, d in checkpoint.tokenizer_files.items()
-    }
-    for name, data in tokenizers.items():
+    written: dict[bytes, str] = {}  # a tokenizer that a source and its target share once
+    for stem, data in checkpoint.tokenizer_files.items():
+        name = written.setdefault(data, checkpoint.file(f"tokenizer/{stem}", "json"))
         (staging / name).write_bytes(data)
     chat = {}
     if (template := checkpoint.chat_template) is not None:
@@ -324,7 +323,7 @@ def first_manifest(
         generation=checkpoint.generation,
         encoder=checkpoint.encoder,
         tokenizer={
-            "files": list(tokenizers),
+            "files": [written[data] for data in checkpoint.tokenizer_files.values()],
             "kind": checkpoint.tokenizer_kind,
             "vocab_size": checkpoint.config.vocab_size,
             **chat,

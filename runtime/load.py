@@ -173,12 +173,13 @@ def translation_tokenizers(bundle: Bundle) -> tuple[Tokenizer, Tokenizer]:
     manifest = bundle.manifest
     kind = Reader(manifest.tokenizer, "tokenizer").get("kind", str)
     config = Reader(manifest.config, "config")
-    paths = [bundle.path(name) for name in tokenizer_files(manifest, 2)]
-    source, target = (
-        open_tokenizer(read(path), str(path), kind, config.get(f"{side}_vocab_size", int))
-        for path, side in zip(paths, ("source", "target"), strict=True)
-    )
-    return source, target
+    names = tokenizer_files(manifest, 2)
+    opened = {}
+    for name, side in zip(names, ("source", "target"), strict=True):
+        if name not in opened:  # some models have one for both
+            path = bundle.path(name)
+            opened[name] = open_tokenizer(read(path), str(path), kind, config.get(f"{side}_vocab_size", int))
+    return opened[names[0]], opened[names[1]]
 
 
 @contextmanager

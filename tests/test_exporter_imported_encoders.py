@@ -64,7 +64,8 @@ def test_classes_of_texts_and_pairs_are_those_of_transformers(
         for item in (TEXTS[0], PAIR):
             given = (item,) if isinstance(item, str) else item
             with torch.no_grad():
-                logits = reference.eval()(**tokenizer(*given, return_tensors="pt")).logits[0]
+                read = tokenizer(*given, return_tensors="pt", return_token_type_ids=True)
+                logits = reference.eval()(**read).logits[0]
             found = model.classify(item)
             assert found.label == f"LABEL_{int(logits.argmax())}"
             np.testing.assert_allclose(found.score, logits.softmax(-1).max(), atol=1e-5)

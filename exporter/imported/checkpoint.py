@@ -44,7 +44,9 @@ class ImportedCheckpoint(Checkpoint):
         shared: bool = True,
     ) -> None:
         self.begin(source)
-        self.folder, self.config_json = found.path, dict(found.config)
+        has_tokenizer = (source.folder / "tokenizer.json").is_file()  # optimum writes one only as it reads it
+        self.folder = source.folder if has_tokenizer else found.path
+        self.config_json = dict(found.config)
         self.family = str(found.config.get("model_type"))
         self.read_graphs(found)
         self.config = self.read_config(found)

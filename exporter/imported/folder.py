@@ -97,13 +97,12 @@ def load_graph(path: Path) -> ir.Model:
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
     if (opset := model.opset_imports.get("", 0)) < LEAST_OPSET:
-        try:
-            version_converter.convert_version(model, LEAST_OPSET, fallback=True)
-        except Exception as error:  # the converter's own
+        version_converter.convert_version(model, LEAST_OPSET, fallback=True)
+        if model.opset_imports.get("", 0) < LEAST_OPSET:
             raise CheckpointError(
-                f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET} ({first_line(error)});"
-                f" export it again: optimum-cli export onnx --opset {LEAST_OPSET}"
-            ) from error
+                f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET}; export it again:"
+                f" optimum-cli export onnx --opset {LEAST_OPSET}"
+            )
     for value in model.graph.initializers.values():
         constant = value.const_value
         if isinstance(constant, ir.ExternalTensor):

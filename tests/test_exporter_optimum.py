@@ -1,0 +1,245 @@
+"""`planforge export` through optimum, what it refuses, and optimum's exports of our models beside ours."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from planforge.exporter import export
+from planforge.exporter.errors import CheckpointError, ExportError
+from planforge.exporter.imported.import_folder import import_folder
+from planforge.exporter.imported.optimum import task_of
+from planforge.exporter.source import demo_folder
+from planforge.runtime import load
+from planforge.runtime.errors import InputError
+
+from .conftest import OPTIMUM_PYTHON
+from .helpers_cli import planforge
+from .helpers_models import edit_json
+
+TEXT = "In the beginning God created the heaven and the earth"
+
+
+@pytest.fixture
+def own(exported: Path, tmp_path: Path) -> Path:
+    """A copy of a folder to damage."""
+    return Path(shutil.copytree(exported / "llama.onnx", tmp_path / "folder"))
+
+
+def test_what_has_no_reference_model_goes_through_optimum(exported: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(exported / "electra", tmp_path / "checkpoint"))
+    with pytest.raises(ExportError, match=r"pip install .*transformers<4\.58.*--optimum-python"):
+        export(checkpoint, tmp_path / "bundle")
+    with pytest.raises(ExportError, match="nowhere/python cannot be run"):
+        export(checkpoint, tmp_path / "bundle", optimum_python="nowhere/python")
+    with pytest.raises(InputError, match="exporter 'torch' is not one of auto, planforge, optimum"):
+        export(checkpoint, tmp_path / "bundle", exporter="torch")
+    python = os.path.relpath(OPTIMUM_PYTHON)  # as a user types it
+    options = ["--optimum-python", python, "--precision", "fp32", "--target", "cpu", "--json"]
+    done = planforge("export", checkpoint, "-o", tmp_path / "bundle", *options)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text(encoding="utf-8"))
+    assert manifest["source"]["exporter"] == "optimum"
+    assert manifest["source"]["argument"] == "../checkpoint"
+    assert [a["graph"] for a in manifest["artifacts"]] == ["encoder"]
+
+
+def test_optimums_export_of_our_gpt2_agrees_with_ours(demo_bundle: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
+    export("gpt2-demo", tmp_path / "bundle", precision=["fp32"], target=["cpu", "portable"], **options)
+
+    def logits(bundle: Path) -> Any:
+        with load(bundle, precision="fp32") as model:
+            tokens = model.tokenizer.encode(TEXT)
+            return np.concatenate(list(model.decoder.start(1, len(tokens)).extend(tokens)))
+
+    ours = logits(demo_bundle)
+    assert ours.shape[0] > 10
+    np.testing.assert_allclose(logits(tmp_path / "bundle"), ours, atol=1e-4)
+
+
+def test_optimums_export_of_our_bert_agrees_with_ours(minilm_bundle: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
+    export("bert-demo", tmp_path / "bundle", precision=["fp32"], target=["cpu"], **options)
+    texts = [TEXT, "And", TEXT * 4]
+    with load(minilm_bundle) as ours, load(tmp_path / "bundle") as theirs:
+        assert theirs.defaults.pooling == ours.defaults.pooling == "mean"
+        for one, two in zip(ours.features(texts), theirs.features(texts), strict=True):
+            np.testing.assert_allclose(two.vectors, one.vectors, atol=1e-4)
+        np.testing.assert_allclose(theirs.embed(texts), ours.embed(texts), atol=1e-5)
+
+
+# Plans
+
+
+def test_a_plan_is_built_of_what_tensorrt_takes(exported: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"precision": ["fp32", "fp16"], "target": ["rtx"], "sms": ["sm86"]}
+    result = import_folder(exported / "electra.onnx", tmp_path / "bundle", **options)
+    (plan,) = result.manifest.plans
+    assert plan.built_from == "encoder.portable.fp16"
+
+
+def test_what_tensorrt_refuses_is_said_in_lints_words(
+    exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(exported / "electra.onnx", tmp_path / "folder"))
+    model = onnx.load(folder / "model.onnx")
+    logits = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["before" if name == logits else name for name in node.output]
+    # Half of the sum of a determinant and its negative is nothing; TensorRT has no Det.
+    eye = helper.make_tensor("eye", TensorProto.FLOAT, [1, 1], [0.0])
+    model.graph.initializer.append(eye)
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceSum", ["before"], ["all"], keepdims=0),
+            helper.make_node("Mul", ["eye", "all"], ["nothing"]),
+            helper.make_node("Det", ["nothing"], ["determinant"], name="strange"),
+            helper.make_node("Add", ["before", "determinant"], [logits]),
+        ]
+    )
+    onnx.save(model, folder / "model.onnx")
+    options: dict[str, Any] = {"precision": ["fp32", "fp16"], "target": ["cpu", "rtx"], "sms": ["sm86"]}
+    caplog.set_level(logging.WARNING, "planforge")
+    result = import_folder(folder, tmp_path / "bundle", source=exported / "electra", **options)
+    assert not result.manifest.plans and len(result.manifest.artifacts) == 3
+    assert "no plan was built" in caplog.text
+    assert "encoder.portable.fp16: strange: " in caplog.text and "Det" in caplog.text
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architectures": ["ViTForImageClassification"], "image_size": 224}, "is a model of images"),
+        ({"architectures": ["WhisperForConditionalGeneration"], "num_mel_bins": 80}, "is a model of sound"),
+        (
+            {"architectures": ["LlamaForRewards"]},
+            r"architectures is .'LlamaForRewards'.; known is what",
+        ),
+        ({"architectures": None}, "architectures is None; known is"),
+        ({"auto_map": {"AutoModel": "m.M"}}, r"code of its own \(auto_map\), which is never run"),
+    ],
+)
+def test_checkpoints_that_optimum_is_not_asked_for(
+    settings: dict[str, Any], message: str, exported: Path, tmp_path: Path
+) -> None:
+    checkpoint = Path(shutil.copytree(exported / "llama", tmp_path / "checkpoint"))
+    edit_json(checkpoint / "config.json", **settings)
+    (checkpoint / "m.py").write_text("raise SystemExit('it ran')\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=message):
+        export(checkpoint, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_pickles_are_never_read(own: Path, exported: Path, tmp_path: Path) -> None:
+    (own / "model.onnx").unlink()
+    (own / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch run'\ntR.")
+    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle, which is never read"):
+        import_folder(own, tmp_path / "bundle")
+    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle.*convert it: python -c"):
+        export(own, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
+
+
+def test_our_own_demos_are_of_known_tasks() -> None:
+    tasks = [task_of(demo_folder(name)) for name in ("gpt2-demo", "bert-demo")]
+    assert tasks == ["text-generation-with-past", "feature-extraction"]
+
+
+def test_graphs_whose_roles_cannot_be_told_are_refused(own: Path, exported: Path, tmp_path: Path) -> None:
+    def refused(change: Callable[[onnx.GraphProto], None]) -> str:
+        model = onnx.load(exported / "llama.onnx/model.onnx")
+        change(model.graph)
+        onnx.save(model, own / "model.onnx")
+        with pytest.raises((CheckpointError, ExportError)) as caught:
+            import_folder(own, tmp_path / "bundle")
+        assert not (tmp_path / "bundle").exists()
+        return str(caught.value)
+
+    def renamed(old: str, new: str) -> Callable[[onnx.GraphProto], None]:
+        def change(graph: onnx.GraphProto) -> None:
+            for value in (*graph.input, *graph.output):
+                value.name = new if value.name == old else value.name
+            for node in graph.node:
+                for names in (node.input, node.output):
+                    for index, name in enumerate(names):
+                        names[index] = new if name == old else name
+
+        return change
+
+    text = refused(renamed("attention_mask", "pixel_values"))
+    assert text == f"{own} is no model of text: its graph reads pixel_values"
+    text = refused(renamed("attention_mask", "what_is_this"))
+    assert "what what_is_this means cannot be told; the graph has input_ids, what_is_this" in text
+    text = refused(renamed("present.1.value", "state"))
+    assert text.startswith("what state means cannot be told")
+
+
+def outside(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="w.data", size_threshold=64)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "../../secret" if entry.key == "location" else entry.value
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def too_old(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    model.opset_import[0].version = 6
+    onnx.save(model, folder / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "model.onnx").write_bytes(b"no"), "is not an ONNX file"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda folder: (folder / "model.onnx").rename(folder / "graph.onnx"), r"has graph\.onnx; read are"),
+        (lambda folder: edit_json(folder / "config.json", max_position_embeddings=None), "says no length"),
+        (outside, r"has weights in \.\./\.\./secret, outside of its folder"),
+        (too_old, "has opset 6 and cannot be brought to 18"),
+    ],
+)
+def test_folders_that_cannot_be_used(
+    change: Callable[[Path], None], message: str, own: Path, tmp_path: Path
+) -> None:
+    change(own)
+    with pytest.raises(Exception, match=message) as caught:
+        import_folder(own, tmp_path / "bundle")
+    assert type(caught.value).__module__.startswith("planforge") and "\n" not in str(caught.value)
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": ["fp32-kv8"]}, "an imported model can be fp32, fp16, int8, int4, not fp32-kv8"),
+        ({"max_length": 9999}, "max_length=9999 must be from 2 to the model's context of 256"),
+        ({"target": ["phone"]}, "phone"),
+    ],
+)
+def test_choices_that_cannot_be(
+    options: dict[str, Any], message: str, exported: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        import_folder(exported / "llama.onnx", tmp_path / "bundle", source=exported / "llama", **options)
+
+
+def test_what_optimums_graphs_do_not_have(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="of a graph that optimum exports none can be chosen"):
+        export(exported / "electra", tmp_path / "bundle", outputs=["hidden_states"])
