@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ class Checkpoint:
     Attributes:
         exporter: what made its graphs, if PlanForge did not.
         modules: what sentence-transformers adds.
+        unshared: why attention over shared buffers cannot be had, if that is known.
 
     Args:
         source: where it lies.
@@ -49,6 +51,7 @@ class Checkpoint:
     """
 
     exporter = ""
+    unshared = ""
     modules: SentenceModules | None = None
 
     def __init__(
@@ -181,6 +184,7 @@ class Checkpoint:
                 f"{self.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
                 " tokenizer_config.json or special_tokens_map.json"
             )
+        self.check_frame(tokens)
         classifies = {"sequence_classification", "token_classification"} & set(config.heads)
         embeds = {}
         if modules is not None and config.sentence is not None:
@@ -201,6 +205,25 @@ class Checkpoint:
             else None,
             score_activation=self.score_activation(),
             **embeds,
+        )
+
+    def check_frame(self, tokens: Mapping[str, int]) -> None:
+        """Refuses a tokenizer that puts other tokens around texts than the runtime does.
+
+        Raises:
+            CheckpointError: shows both.
+        """
+        frame, (cls, sep) = self.frame, (tokens["cls"], tokens["sep"])
+        if frame == Frame() or (frame.prefix, frame.suffix, {*frame.between, sep}) == ((cls,), (sep,), {sep}):
+            return
+        spelled = [
+            " ".join(self.tokenizers[0].spelling(token) for token in part) or "nothing"
+            for part in (frame.prefix, frame.between, frame.suffix)
+        ]
+        raise CheckpointError(
+            f"{self.folder}: the tokenizer puts {spelled[0]} before a text, {spelled[1]} between two and"
+            f" {spelled[2]} behind; supported is {self.tokenizers[0].spelling(cls)} before, and"
+            f" {self.tokenizers[0].spelling(sep)} between and behind"
         )
 
     def labels(self, count: int) -> tuple[str, ...]:

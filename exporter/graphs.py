@@ -15,6 +15,8 @@ from .precisions import PRECISIONS
 from .recipes import Recipe
 from .targets import target_named
 
+HEADS = "its head size is no multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
+
 if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import Tensor
@@ -114,9 +116,7 @@ def check_precision(
         why = f"its {graph} is exported as {', '.join(r.id for r in recipes if r.graph == graph)} only"
         way = f"add the target {'portable' if 'portable' in kind.dialects else 'cpu'}"
         if kind.dialects == ("ort",) and f"{graph}.ort" not in checkpoint.recipes:
-            why += (
-                ", because its head size is no multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
-            )
+            why += f", because {checkpoint.unshared or HEADS}"
             way = "export fp32"
         raise InputError(
             f"precision {precision!r} runs in graphs of {' and '.join(kind.dialects)}, and {why}."

@@ -200,7 +200,7 @@ def finished(
     try:
         return tuple(plans.result())
     except BuildError as error:
-        if not checkpoint.exporter:
+        if not checkpoint.exporter or all(target_named(name).plans for name in targets):
             raise
         log.warning("no plan was built: %s", error)
     builders = [name for name in targets if target_named(name).plans]

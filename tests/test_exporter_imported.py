@@ -175,3 +175,12 @@ def test_attention_that_nobody_verified_stays_as_it_is(exported: Path, tmp_path:
     assert [a.id for a in result.manifest.artifacts] == ["decoder.portable.fp32"]
     with pytest.raises(InputError, match="leave out --no-verify"):
         import_folder(exported / "mistral.onnx", tmp_path / "other", precision=["int8"], **options)
+    options["verify"] = True
+    with pytest.raises(InputError, match=r"runs in graphs of ort, .*, because no Softmax of"):
+        import_folder(
+            exported / "bloom.onnx",
+            tmp_path / "other",
+            source=exported / "bloom",
+            precision=["int8"],
+            target=["cpu"],
+        )

@@ -12,8 +12,10 @@ import numpy as np
 import onnx
 import pytest
 import sentence_transformers
+import tokenizers
 import torch
 import transformers
+from tokenizers import processors
 
 from planforge.exporter import verify
 from planforge.exporter.errors import CheckpointError, ExportError
@@ -23,6 +25,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 from planforge.runtime.text.long_text import fit
 
+from .helpers_models import edit_json
 from .helpers_plans import only
 
 GRAPHS = ["encoder.ort.fp32", "encoder.portable.fp32"]
@@ -104,6 +107,16 @@ def test_sequences_are_framed_and_cut_as_in_transformers(
         assert len(cut) == context and cut.ids.count(model.defaults.tokens["sep"]) == between + 1
 
 
+def test_a_tokenizer_that_frames_texts_otherwise_is_refused(exported: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(exported / "roberta.onnx", tmp_path / "folder"))
+    tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 2049)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    message = "puts nothing before a text, .* behind; supported is <s> before, and </s> between and behind"
+    with pytest.raises(CheckpointError, match=message):
+        import_folder(folder, tmp_path / "bundle")
+
+
 def test_whole_numbers_and_halves(exported: Path, tmp_path: Path) -> None:
     """ALBERT reads every weight in each layer, DeBERTa's attention some of them for words and distances."""
     options: dict[str, Any] = {"precision": ["fp32", "fp16", "int8"], "target": ["cpu", "portable"]}
@@ -168,6 +181,15 @@ def test_without_the_checkpoint_the_folders_own_graph_is_the_reference(
     onnx.save(model, folder / "model.onnx")
     report = verify(tmp_path / "bundle")  # the folder has changed, so golden data is what counts
     assert report.passed and not report.witness and not report.with_pytorch
+
+
+def test_padding_may_be_the_last_word(exported: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(exported / "electra.onnx", tmp_path / "folder"))
+    edit_json(folder / "config.json", pad_token_id=2055)
+    result = import_folder(
+        folder, tmp_path / "bundle", source=exported / "electra", precision=["fp32"], target=["cpu"]
+    )
+    assert result.manifest.encoder is not None and result.manifest.encoder.max_length == 256
 
 
 def test_an_output_that_cannot_be_told_is_named(exported: Path, tmp_path: Path) -> None:

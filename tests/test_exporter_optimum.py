@@ -56,7 +56,11 @@ def test_what_has_no_reference_model_goes_through_optimum(exported: Path, tmp_pa
 
 def test_optimums_export_of_our_gpt2_agrees_with_ours(demo_bundle: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
-    export("gpt2-demo", tmp_path / "bundle", precision=["fp32"], target=["cpu", "portable"], **options)
+    precision = ["fp32", "int8", "int4"]  # of trained weights
+    result = export("gpt2-demo", tmp_path / "bundle", precision=precision, target=["cpu"], **options)
+    assert [(a.id, a.passed) for a in result.manifest.artifacts] == [
+        (f"decoder.ort.{name}", True) for name in precision
+    ]
 
     def logits(bundle: Path) -> Any:
         with load(bundle, precision="fp32") as model:
@@ -149,13 +153,22 @@ def test_pickles_are_never_read(own: Path, exported: Path, tmp_path: Path) -> No
     (own / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch run'\ntR.")
     with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle, which is never read"):
         import_folder(own, tmp_path / "bundle")
-    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle.*convert it: python -c"):
+    (own / "decoy.safetensors").write_bytes(b"")
+    way_out = r"only pytorch_model\.bin, a pickle.*convert it: python -c .*import LlamaForCausalLM as M"
+    with pytest.raises(CheckpointError, match=way_out):
         export(own, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
 
 
 def test_our_own_demos_are_of_known_tasks() -> None:
     tasks = [task_of(demo_folder(name)) for name in ("gpt2-demo", "bert-demo")]
     assert tasks == ["text-generation-with-past", "feature-extraction"]
+
+
+def test_sentence_transformers_are_exported_without_a_head(exported: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(exported / "albert", tmp_path / "checkpoint"))
+    assert task_of(checkpoint) == "fill-mask"
+    (checkpoint / "modules.json").write_text("[]", encoding="utf-8")
+    assert task_of(checkpoint) == "feature-extraction"
 
 
 def test_graphs_whose_roles_cannot_be_told_are_refused(own: Path, exported: Path, tmp_path: Path) -> None:
@@ -197,6 +210,28 @@ def outside(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
+def linked(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="w.data", size_threshold=64)
+    (folder / "w.data").rename(folder.parent / "w.data")
+    (folder / "w.data").symlink_to(folder.parent / "w.data")
+
+
+def in_halves(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    for value in model.graph.input:
+        if value.name.startswith("past"):
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save(model, folder / "model.onnx")
+
+
+def without_cache(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    for value in [value for value in model.graph.input if value.name.startswith("past")]:
+        value.name = value.name.replace("past", "gone")
+    onnx.save(model, folder / "model.onnx")
+
+
 def too_old(folder: Path) -> None:
     model = onnx.load(folder / "model.onnx")
     model.opset_import[0].version = 6
@@ -206,12 +241,15 @@ def too_old(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json does not exist"),
         (lambda folder: (folder / "model.onnx").write_bytes(b"no"), "is not an ONNX file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
         (lambda folder: (folder / "model.onnx").rename(folder / "graph.onnx"), r"has graph\.onnx; read are"),
         (lambda folder: edit_json(folder / "config.json", max_position_embeddings=None), "says no length"),
         (outside, r"has weights in \.\./\.\./secret, outside of its folder"),
+        (linked, r"has weights in w\.data, which is a link; copy the file there"),
+        (in_halves, "computes in half precision; export it in fp32, and choose --precision fp16"),
+        (without_cache, "has no cache, and LlamaForCausalLM generates text; export it again"),
         (too_old, "has opset 6 and cannot be brought to 18"),
     ],
 )

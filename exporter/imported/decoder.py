@@ -72,19 +72,17 @@ class ImportedDecoder(ImportedCheckpoint):
     def can_share(self) -> bool:
         """Whether attention is of a form that is known; a warning says why not."""
         if self.heads.size % HEAD_SIZES:
-            log.warning(
-                "heads of %d are no multiple of %d: attention stays as it is", self.heads.size, HEAD_SIZES
-            )
-            return False
-        if self.config.query_heads is None:
-            log.warning("config.json says no number of heads: attention stays as it is")
-            return False
-        try:
-            share_buffers(self.graph.clone(), self.heads, self.config.query_heads)
-        except ExportError as error:
-            log.warning("attention stays as it is: %s", error)
-            return False
-        return True
+            self.unshared = f"its heads of {self.heads.size} are no multiple of {HEAD_SIZES}"
+        elif self.config.query_heads is None:
+            self.unshared = "config.json says no number of heads"
+        else:
+            try:
+                share_buffers(self.graph.clone(), self.heads, self.config.query_heads)
+            except ExportError as error:
+                self.unshared = str(error)
+        if self.unshared:
+            log.warning("attention stays as it is: %s", self.unshared)
+        return not self.unshared
 
     def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
         name_weights(self.graph, tensors)

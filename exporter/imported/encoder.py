@@ -133,8 +133,10 @@ class ImportedEncoder(ImportedCheckpoint):
         options.log_severity_level = 4  # what does not run is told here
         session = engine.InferenceSession(found.model, options, providers=["CPUExecutionProvider"])
         error: Exception | None = None
-        for length in (context, context - pad - 1):
-            ids = np.full((1, length), pad + 1, np.int64)
+        word = (pad + 1) % self.config.vocab_size
+        lengths = [n for n in (context, context - pad - 1) if n >= LEAST_LENGTH[self.task]]
+        for length in lengths:
+            ids = np.full((1, length), word, np.int64)
             given = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
             try:
                 session.run(None, {i.name: given[ROLES[i.name]] for i in session.get_inputs()})
@@ -142,8 +144,8 @@ class ImportedEncoder(ImportedCheckpoint):
                 error = caught
                 continue
             return min(length, self.tokens_of_tokenizer or length)
-        assert error is not None
-        raise ExportError(f"{found.model} does not run with {context} tokens: {first_line(error)}")
+        why = "too few" if error is None else first_line(error)
+        raise ExportError(f"{found.model} does not run with {context} tokens: {why}")
 
     @property
     def tokens_of_tokenizer(self) -> int | None:

@@ -96,6 +96,7 @@ def load_graph(path: Path) -> ir.Model:
         model = ir.load(path)
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
+    check_files(model, path)
     if (opset := model.opset_imports.get("", 0)) < LEAST_OPSET:
         version_converter.convert_version(model, LEAST_OPSET, fallback=True)
         if model.opset_imports.get("", 0) < LEAST_OPSET:
@@ -103,13 +104,37 @@ def load_graph(path: Path) -> ir.Model:
                 f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET}; export it again:"
                 f" optimum-cli export onnx --opset {LEAST_OPSET}"
             )
-    for value in model.graph.initializers.values():
-        constant = value.const_value
-        if isinstance(constant, ir.ExternalTensor):
-            location = PurePosixPath(str(constant.location).replace("\\", "/"))
-            if location.is_absolute() or ".." in location.parts or ":" in str(location):
-                raise CheckpointError(f"{path} has weights in {location}, outside of its folder")
+    if any(
+        v.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        for v in (*model.graph.inputs, *model.graph.outputs)
+    ):
+        raise CheckpointError(
+            f"{path} computes in half precision; export it in fp32, and choose --precision fp16 of the bundle"
+        )
     names = {str(value.name) for value in model.graph.inputs}
     if found := sorted(names.intersection(NOT_OF_TEXT)):
         raise CheckpointError(f"{path.parent} is no model of text: its graph reads {found[0]}")
     return model
+
+
+def check_files(model: ir.Model, path: Path) -> None:
+    """Refuses weights that lie outside of the folder, or not whole in it.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    for value in model.graph.initializers.values():
+        constant = value.const_value
+        if not isinstance(constant, ir.ExternalTensor):
+            continue
+        location = PurePosixPath(str(constant.location).replace("\\", "/"))
+        if location.is_absolute() or ".." in location.parts or ":" in str(location):
+            raise CheckpointError(f"{path} has weights in {location}, outside of its folder")
+        if (path.parent / location).is_symlink():
+            raise CheckpointError(f"{path} has weights in {location}, which is a link; copy the file there")
+        try:
+            constant.numpy()  # maps it
+        except Exception as error:  # onnx_ir's own
+            raise CheckpointError(
+                f"{path} has weights in {location}, which cannot be read: {first_line(error)}"
+            ) from error

@@ -34,13 +34,12 @@ def growing_mask(op: Builder, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, 
     return added, op("Unsqueeze", behind, axis)
 
 
-def write_growing(graph: ir.Graph, attention: Attention, bias: ir.Value | None) -> None:
+def write_growing(graph: ir.Graph, attention: Attention, bias: ir.Value) -> None:
     """softmax(q k^T * scale + bias) v in the place of a layer's attention.
 
     Args:
         bias: mask and biases, broadcastable to (B, H, T, S).
     """
-    assert bias is not None
     op = Builder(graph, attention.product, str(attention.present[0].name))
     context = weighted(
         op, attention.queries, attention.present[0], attention.present[1], attention.scale, bias

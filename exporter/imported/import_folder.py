@@ -12,12 +12,12 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import InputError
 from ..bundle_writer import check_output
 from ..checkpoint import Checkpoint
-from ..errors import VerificationError
+from ..errors import CheckpointError, VerificationError
 from ..graphs import recipe_of, tensors_of
 from ..pipeline import ExportResult, Wanted, check_choices, chosen, write_bundle
 from ..plans import Progress, silent
 from ..precisions import PRECISIONS
-from ..source import resolve_source
+from ..source import Source, resolve_source
 from ..targets import target_named
 from .checkpoint import ImportedCheckpoint
 from .decoder import ImportedDecoder
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("planforge")
 
+GENERATES = ("ForCausalLM", "LMHeadModel")
 ALLOWED = ("fp32", "fp16", "int8", "int4")
 
 
@@ -68,17 +69,12 @@ def import_folder(
             left at `output` that was not there before.
     """
     output, at = Path(output), Path(folder)
-    targets, precisions = chosen(target, precision)
-    if wrong := [name for name in precisions if name not in ALLOWED]:
-        raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not {wrong[0]}")
-    check_choices(precisions, targets, sms, max_batch)
+    targets, precisions = checked_choices(target, precision, sms, max_batch, verify)
     check_output(output, force)
-    origin = resolve_source(at if source is None else source)
+    origin = Source("folder", str(folder), at) if source is None else resolve_source(source)
     texts = None if prompts is None else Path(prompts)
     wanted = Wanted(tuple(targets), tuple(precisions), sms, texts, verify)
     shareless = [name for name in precisions if "portable" in PRECISIONS[name].dialects]
-    if not verify and shareless != precisions:
-        raise InputError("int8 and int4 run in graphs that are taken only if verified: leave out --no-verify")
     if shareless != precisions and not any(origin.folder.rglob("*.safetensors")):
         raise InputError(
             f"int8 and int4 are chosen with the checkpoint's weights, which {origin.folder} has not: pass"
@@ -91,11 +87,37 @@ def import_folder(
         return write_bundle(checkpoint, output, wanted, graphs_of, progress)
     except VerificationError as error:
         tried = any(target_named(name).dialect == "ort" for name in targets)
-        if "decoder.ort" not in checkpoint.recipes or not tried or shareless != precisions:
+        if "decoder.ort" not in checkpoint.recipes or not tried:
             raise
+        if shareless != precisions:
+            raise VerificationError(
+                f"{error}\nint8 and int4 run in attention over shared buffers, which may not be the model's;"
+                " fp32 and fp16 do without"
+            ) from error
         log.warning("attention over shared buffers is not the model's, so it is left out: %s", error)
     checkpoint = kind(origin, read_folder(at), max_batch, max_length, shared=False)
     return write_bundle(checkpoint, output, wanted, graphs_of, progress)
+
+
+def checked_choices(
+    target: Sequence[str] | None,
+    precision: Sequence[str] | None,
+    sms: Sequence[str] | None,
+    max_batch: int | None,
+    verify: bool,
+) -> tuple[list[str], list[str]]:
+    """Targets and precisions.
+
+    Raises:
+        InputError: what an imported model cannot have.
+    """
+    targets, precisions = chosen(target, precision)
+    if wrong := [name for name in precisions if name not in ALLOWED]:
+        raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not {wrong[0]}")
+    check_choices(precisions, targets, sms, max_batch)
+    if not verify and any("portable" not in PRECISIONS[name].dialects for name in precisions):
+        raise InputError("int8 and int4 run in graphs that are taken only if verified: leave out --no-verify")
+    return targets, precisions
 
 
 def export_and_import(
@@ -112,6 +134,8 @@ def export_and_import(
         PlanForgeError: as `import_folder`; ExportError also where optimum is missing.
     """
     origin = resolve_source(model)
+    given = {name: options.get(name) for name in ("target", "precision", "sms", "max_batch")}
+    checked_choices(**given, verify=options.get("verify", True))
     check_output(Path(output), bool(options.get("force")))
     options.get("progress", silent)("exporting with optimum")
     with tempfile.TemporaryDirectory(prefix="planforge-optimum-") as folder:
@@ -125,6 +149,12 @@ def kind_of(found: Folder) -> type[ImportedCheckpoint]:
     if found.encoder is not None:
         return ImportedTranslator
     names = {str(value.name) for value in found.graph.graph.inputs}
+    written = str((found.config.get("architectures") or [""])[0])
+    if not any(name.startswith("past") for name in names) and written.endswith(GENERATES):
+        raise CheckpointError(
+            f"{found.model} has no cache, and {written} generates text; export it again with"
+            " --task text-generation-with-past"
+        )
     return ImportedDecoder if any(name.startswith("past") for name in names) else ImportedEncoder
 
 

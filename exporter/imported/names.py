@@ -12,7 +12,7 @@ from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED
 
 
 def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
-    """Renames the large constants that equal a tensor, or its transpose, of the checkpoint.
+    """Renames matrices, and large constants, that equal a tensor, or its transpose, of the checkpoint.
 
     So every graph of a model shares a weight by its name, and what rounds a weight finds it in PyTorch.
     Others are called by their content.
@@ -29,10 +29,13 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     values = model.graph.initializers
     for value in list(values.values()):
         constant = value.const_value
-        if constant is None or constant.nbytes < EXTERNAL_FROM_BYTES or constant.dtype != ir.DataType.FLOAT:
+        if constant is None or constant.dtype != ir.DataType.FLOAT:
+            continue
+        is_large = constant.nbytes >= EXTERNAL_FROM_BYTES
+        if not is_large and len(constant.shape) != 2:
             continue
         key = key_of(constant.numpy())
-        found = known.get(key, f"weight.{key[1].hex()[:16]}")
+        found = known.get(key, f"weight.{key[1].hex()[:16]}" if is_large else str(value.name))
         if found == value.name:
             continue
         if found in values:

@@ -12,10 +12,12 @@ from ..errors import CheckpointError, ExportError
 
 VENV = "optimum-venv"
 ENVIRONMENT = (
-    f"python3 -m venv {VENV}, then {VENV}/bin/pip install optimum-onnx onnxruntime 'transformers<4.58'"
+    f"python3 -m venv {VENV}, then {VENV}/bin/pip install optimum-onnx onnxruntime sentencepiece protobuf"
+    " 'transformers<4.58'"
 )
 # What optimum calls the task of an architecture, by the end of its name.
 TASKS = {
+    "T5WithLMHeadModel": "text2text-generation-with-past",  # what T5 was called
     "ForCausalLM": "text-generation-with-past",
     "LMHeadModel": "text-generation-with-past",
     "ForConditionalGeneration": "text2text-generation-with-past",
@@ -31,6 +33,8 @@ TASKS = {
 OTHERS = {
     **dict.fromkeys(("image_size", "vision_config", "patch_size", "num_channels"), "images"),
     **dict.fromkeys(("num_mel_bins", "audio_config", "feat_extract_norm", "sampling_rate"), "sound"),
+    **dict.fromkeys(("input_feat_per_channel", "audio_encoder", "thinker_config"), "sound"),
+    **dict.fromkeys(("encoder", "decoder"), "two models"),
 }
 
 
@@ -78,7 +82,8 @@ def task_of(checkpoint: Path) -> str:
         raise CheckpointError(str(error)) from error
     if "auto_map" in config:
         raise CheckpointError(
-            f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run"
+            f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run; take"
+            " auto_map out where transformers knows the model by itself"
         )
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
@@ -90,22 +95,20 @@ def task_of(checkpoint: Path) -> str:
             f"{checkpoint}: config.json's architectures is {named!r}; known is what ends in"
             f" {', '.join(TASKS)}"
         )
-    check_weights(checkpoint)
-    return task
+    check_weights(checkpoint, name)
+    return "feature-extraction" if (checkpoint / "modules.json").is_file() else task
 
 
-def check_weights(checkpoint: Path) -> None:
+def check_weights(checkpoint: Path, architecture: str) -> None:
     """Refuses pickles."""
-    if any(checkpoint.glob("*.safetensors")):
+    if any((checkpoint / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         return
     pickles = sorted(path.name for path in checkpoint.glob("*.bin"))
-    convert = (
-        "; convert it: python -c \"from transformers import AutoModel as M; M.from_pretrained('FOLDER')"
-        ".save_pretrained('NEW')\", and copy the tokenizer's files"
-    )
+    only = f", only {pickles[0]}, a pickle, which is never read" if pickles else ""
     raise CheckpointError(
-        f"{checkpoint} has no .safetensors file"
-        + (f", only {pickles[0]}, a pickle, which is never read{convert}" if pickles else "")
+        f'{checkpoint} has no model.safetensors{only}; convert it: python -c "from transformers import'
+        f" {architecture} as M; M.from_pretrained('MODEL').save_pretrained('FOLDER')\", and copy the"
+        " tokenizer's files"
     )
 
 

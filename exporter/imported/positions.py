@@ -40,11 +40,7 @@ def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Valu
     ]
     for node, offset in zip(found, offsets(model, found), strict=True):
         value = node.outputs[0]
-        while (reader := only_reader(value)) is not None and reader.op_type in (
-            "Unsqueeze",
-            "Expand",
-            "Cast",
-        ):
+        while (reader := only_reader(value)) is not None and reader.op_type in SPREADS:
             value = reader.outputs[0]
         op = Builder(graph, node, f"positions/{node.name}")
         rows = op("Gather", node.inputs[0], op("Add", positions, op.constant(offset)), axis=0)  # (B, T, E)

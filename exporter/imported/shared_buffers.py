@@ -56,6 +56,7 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
         write_shared(graph, attention, past, rows, heads, queries)
     model.opset_imports.setdefault(MICROSOFT, 1)
     common.RemoveUnusedNodesPass()(model)
+    check_caches(graph)
     for name in ("attention_mask", "position_ids"):
         if name in inputs and inputs[name].uses():
             raise ExportError(f"{name} is used outside of attention")
@@ -124,3 +125,18 @@ def write_shared(
         old.name = f"{name}/grown"
         new.name = name
         graph.outputs[list(graph.outputs).index(old)] = new
+
+
+def check_caches(graph: ir.Graph) -> None:
+    """Refuses a decoder that asks its cache for more than keys and values, such as its length.
+
+    Raises:
+        ExportError: names what does.
+    """
+    for value in graph.inputs:
+        others = {use.node.op_type for use in value.uses()} - {"Concat", "GroupQueryAttention"}
+        if str(value.name).startswith("past_key_values") and others:
+            raise ExportError(
+                f"{value.name} is read outside of attention, by {', '.join(sorted(others))}: positions follow"
+                " from the cache's length in a way that is not known"
+            )

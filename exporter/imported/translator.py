@@ -14,7 +14,6 @@ from onnx_ir.passes import common
 
 from ...runtime.text.tokenizer_files import settings_of as tokenizer_settings
 from ..checkpoint import LEAST_LENGTH
-from ..errors import ExportError
 from ..passes.weights import MICROSOFT, initializer
 from ..recipes import Recipe, transformer
 from ..recipes.recipe import HEAD_SIZES, by_id
@@ -28,7 +27,7 @@ from .graph import Heads, choose_rows, heads_of, simplified, vocabulary_of, with
 from .growing_cache import growing_mask, write_growing
 from .names import name_weights
 from .positions import use_positions
-from .shared_buffers import rows_of, write_shared
+from .shared_buffers import check_caches, rows_of, write_shared
 from .source import STATES, project, projections, source_mask, write_source
 
 USUAL_LENGTH = 512  # of a model without positions whose files say no length, such as T5's
@@ -160,8 +159,8 @@ def rewritten(decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], s
         if shared:
             past = [inputs[f"past_key_values.{layer}.{kind}"] for kind in ("key", "value")]
             write_shared(graph, attention, past, rows, heads, heads.cached, biases[key])
-        else:
-            write_growing(graph, attention, biases[key])
+        elif (bias := biases[key]) is not None:
+            write_growing(graph, attention, bias)
     seen = source_mask(op, inputs[SOURCE_MASK])
     for attention in over_source:
         write_source(graph, attention, seen, ids, heads)
@@ -180,18 +179,6 @@ def bias_of(
         return mask
     bias = distance_bias(op, initializer(op.graph, name, ir.tensor(table)), behind)
     return bias if mask is None else op("Add", mask, bias)
-
-
-def check_caches(graph: ir.Graph) -> None:
-    """Refuses a decoder that asks its cache for more than keys and values.
-
-    Raises:
-        ExportError: names what does.
-    """
-    for value in graph.inputs:
-        readers = {use.node.op_type for use in value.uses()}
-        if str(value.name).startswith("past_key_values") and readers - {"Concat", "GroupQueryAttention"}:
-            raise ExportError(f"{value.name} is read outside of attention, by {', '.join(sorted(readers))}")
 
 
 def add_input(model: ir.Model, name: str, axes: Sequence[str]) -> ir.Value:

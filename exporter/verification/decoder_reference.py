@@ -5,6 +5,7 @@ T tokens of one prompt and its continuation, N rows, V vocabulary
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -96,7 +97,12 @@ class HubReference(Reference):
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
-        found: Logits = self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0, rows].numpy()
+        ids, wanted = torch.tensor([list(tokens)]), torch.arange(len(tokens))[rows]
+        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
+            kept = self.model(ids, use_cache=False, logits_to_keep=wanted).logits[0]
+        else:  # those of a whole context may take gigabytes
+            kept = self.model(ids, use_cache=False).logits[0, wanted]
+        found: Logits = kept.numpy()
         return found
 
     @torch.no_grad()
