@@ -32,6 +32,7 @@ from .shared_buffers import rows_of, write_shared
 from .source import STATES, project, projections, source_mask, write_source
 
 USUAL_LENGTH = 512  # of a model without positions whose files say no length, such as T5's
+NO_LIMIT = 10**20  # transformers writes 1e30 of a tokenizer that knows no length
 SOURCE_MASK = "encoder_attention_mask"
 
 
@@ -86,8 +87,9 @@ class ImportedTranslator(ImportedCheckpoint):
 
     def context_of(self, found: Folder) -> int:
         length = tokenizer_settings(self.folder).get("model_max_length")
-        usual = length if type(length) is int and length >= LEAST_LENGTH[self.task] else USUAL_LENGTH
-        return found.whole(LENGTHS) or usual
+        if type(length) is not int or not LEAST_LENGTH[self.task] <= length < NO_LIMIT:
+            length = USUAL_LENGTH
+        return found.whole(LENGTHS) or length
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
         config, choices = self.config, self.choices
