@@ -28,6 +28,7 @@ from .graph import Heads, choose_rows, heads_of, simplified, vocabulary_of, with
 from .growing_cache import growing_mask, write_growing
 from .names import name_weights
 from .positions import use_positions
+from .shapes import settle_shapes
 from .shared_buffers import rows_of, write_shared
 from .source import STATES, project, projections, source_mask, write_source
 
@@ -122,6 +123,8 @@ class ImportedTranslator(ImportedCheckpoint):
                 pasts = [spec.name for spec in recipe.inputs if spec.role.startswith("past.")]
                 renamed = {name.replace("cache", "past_key_values"): name for name in pasts}
             with_signature(made[name], recipe.inputs, recipe.outputs, renamed)
+            if recipe.graph != "encoder" and recipe.dialect == "ort":
+                settle_shapes(made[name])
         return made
 
 
