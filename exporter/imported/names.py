@@ -20,13 +20,15 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     Args:
         tensors: by name; of two with the same numbers the first counts.
     """
+    values = model.graph.initializers
+    shapes = {tuple(value.shape.numpy()) for value in values.values() if value.shape is not None}
     known: dict[tuple[tuple[int, ...], bytes], str] = {}
     for name, array in tensors.items():
-        known.setdefault(key_of(array), name)
+        if array.shape in shapes:
+            known.setdefault(key_of(array), name)
     for name, array in tensors.items():
-        if array.ndim == 2:
+        if array.ndim == 2 and array.T.shape in shapes:
             known.setdefault(key_of(array.T), name + TRANSPOSED)
-    values = model.graph.initializers
     for value in list(values.values()):
         constant = value.const_value
         if constant is None or constant.nbytes < EXTERNAL_FROM_BYTES or constant.dtype != ir.DataType.FLOAT:
@@ -45,4 +47,4 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def key_of(array: np.ndarray) -> tuple[tuple[int, ...], bytes]:
-    return array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+    return array.shape, hashlib.sha256(np.ascontiguousarray(array)).digest()
