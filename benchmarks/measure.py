@@ -229,12 +229,16 @@ def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
 
 
 def cache_bytes(run: Run) -> int:
-    """What a decoding step reads of GPT-2's cache, on average over the steps."""
+    """What a decoding step reads of its cache, on average over the steps."""
     work = run.entry.work
     config = json.loads((run.prepared.checkpoint / "config.json").read_text(encoding="utf-8"))
     size = {"fp32": 4, "fp16": 2, "int8": 1}[run.warm["did"].get("cache", "fp32")]
     slots = sum(len(prompt) + work.new_tokens // 2 for prompt in work.prompts)
-    return 2 * int(config["n_layer"]) * int(config["n_embd"]) * size * slots
+    if config["model_type"] == "llama":  # a head of keys and values for each of queries
+        layers, width = config["num_hidden_layers"], config["hidden_size"]
+    else:
+        layers, width = config["n_layer"], config["n_embd"]
+    return 2 * int(layers) * int(width) * size * slots
 
 
 def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]]) -> None:

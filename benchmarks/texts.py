@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checkpoints import PAD, SOURCE_EOS, demo
+from .checkpoints import LLAMA_VOCABULARY, PAD, SOURCE_EOS, T5_EOS, T5_UNKNOWN, demo
 from .movie_reviews import movie_reviews
 
 
@@ -31,6 +31,19 @@ def gpt2_prompts(
     chosen = [random.Random(f"{seed} {row}").sample(gpt2_words(), tokens) for row in range(rows)]
     texts = tuple("".join(f" {word}" for word, _ in words) for words in chosen)
     return texts, tuple(tuple(token for _, token in words) for words in chosen)
+
+
+def llama_prompts(tokens: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Random words of `checkpoints.llama`: a text, and its ids."""
+    words = [(word, token + 1) for word, token in gpt2_words() if token + 1 < LLAMA_VOCABULARY]
+    chosen = random.Random(0).sample(words, tokens)
+    return ("".join(f" {word}" for word, _ in chosen),), (tuple(token for _, token in chosen),)
+
+
+def t5_sources(tokens: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Random words of `checkpoints.t5_small`: a text, and its ids with the end token."""
+    chosen = random.Random(0).sample(range(T5_UNKNOWN + 1, 32000), tokens - 1)
+    return (" ".join(f"w{token}" for token in chosen),), ((*chosen, T5_EOS),)
 
 
 def marian_sources(rows: int, tokens: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:

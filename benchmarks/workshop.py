@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,14 @@ class Workshop:
         folder = checkpoint
         if type(system).prepare is not System.prepare:
             how = f"-{digest(dict(entry.prepare))[:8]}" if entry.prepare else ""
+            how += f"-of-{entry.graphs}" if entry.graphs else ""
             folder = self.work / entry.checkpoint / f"{system.name}-{entry.precision}{how}"
-            self.convert(entry, system, python, checkpoint, folder, {"weights": weights, **versions})
+            settings, stamp = dict(entry.prepare), {"weights": weights, **versions}
+            if entry.graphs:
+                of = replace(entry, system=entry.graphs, precision="fp32", graphs="", prepare={})
+                given = self.prepared(of)
+                settings["graphs"], stamp = str(given.folder), {**given.versions, **stamp}
+            self.convert(entry, system, python, checkpoint, folder, settings, stamp)
         size = file_bytes(folder, checkpoint)
         gathered = gathered_bytes(checkpoint, system.gathered_tables)
         return Prepared(
@@ -131,6 +137,7 @@ class Workshop:
         python: Path,
         checkpoint: Path,
         folder: Path,
+        settings: Mapping[str, Any],
         stamp: dict[str, str],
     ) -> None:
         """Lets the system write the folder; a file beside it says from what."""
@@ -150,7 +157,7 @@ class Workshop:
             "kind": entry.work.kind,
             "precision": entry.precision,
             "out": str(folder.resolve()),
-            "settings": dict(entry.prepare),
+            "settings": settings,
         }
         with Process(python, order, self.log(f"prepare-{system.name}-{entry.precision}")):
             stamp_file.write_text(json.dumps(stamp), encoding="utf-8")
@@ -184,8 +191,10 @@ def file_bytes(folder: Path, checkpoint: Path) -> dict[str, int]:
 
 
 def gathered_bytes(checkpoint: Path, tables: int) -> int:
-    """Of GPT-2's fp32 tables those that a decoding step reads only a row of."""
+    """Of a decoder's fp32 tables those that a decoding step reads only a row of."""
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") == "llama":  # both systems store it twice
+        return 4 * int(config["hidden_size"]) * int(config["vocab_size"])
     if config.get("model_type") != "gpt2":
         return 0
     return 4 * int(config["n_embd"]) * (int(config["n_positions"]) + tables * int(config["vocab_size"]))

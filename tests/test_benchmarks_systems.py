@@ -100,7 +100,7 @@ def test_prompts_are_what_gpt2s_tokenizer_makes_of_their_text(tmp_path: Path) ->
 
 def test_sources_and_texts_have_the_tokens_that_were_asked_for() -> None:
     texts, sources = marian_sources(2, 24)
-    tokenizer = Tokenizer(numbered_words().encode())
+    tokenizer = Tokenizer(numbered_words().to_str().encode())
     assert [(*tokenizer.encode(text), 0) for text in texts] == list(sources)
     bert = Tokenizer.from_file(demo("bert-demo") / "tokenizer.json")
     assert [len(bert.encode(text)) + 2 for text in bert_texts((8, 128))] == [8, 128]

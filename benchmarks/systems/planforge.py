@@ -1,4 +1,7 @@
-"""PlanForge itself: exported without the comparison with PyTorch, run through its public interface."""
+"""PlanForge itself: exported without the comparison with PyTorch, run through its public interface.
+
+A model that optimum exported is imported with it: only what is verified gets the fast path.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class PlanForge(System):
-    """To prepare: "source", what `export` is given instead of the checkpoint's folder, and its "verify"."""
+    """To prepare: "source", what `export` is given instead of the checkpoint's folder, and its "verify".
+
+    "graphs" is a folder that optimum wrote, to import.
+    """
 
     name = "PlanForge"
     packages = ("planforge",)
@@ -29,8 +35,12 @@ class PlanForge(System):
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
     ) -> None:
         from planforge.exporter import export
+        from planforge.exporter.imported.import_folder import import_folder
         from planforge.runtime.errors import InputError
 
+        if graphs := settings.get("graphs"):
+            import_folder(graphs, out, source=checkpoint, precision=[precision], target=["cpu"], force=True)
+            return
         try:
             export(
                 settings.get("source", checkpoint),

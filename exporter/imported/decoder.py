@@ -15,6 +15,7 @@ from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
 from .graph import choose_rows, heads_of, simplified, vocabulary_of, with_signature
 from .names import name_weights
+from .shapes import settle_shapes
 from .shared_buffers import share_buffers
 
 log = logging.getLogger("planforge")
@@ -100,5 +101,7 @@ class ImportedDecoder(ImportedCheckpoint):
                     for kind in kinds
                 }
             with_signature(graph, recipe.inputs, recipe.outputs, renamed)
+            if recipe.dialect == "ort":
+                settle_shapes(graph)
             made[name] = graph
         return made

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from ..errors import CheckpointError, first_line
+from .mapped import load_mapped
 
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -93,7 +94,7 @@ def load_graph(path: Path) -> ir.Model:
         CheckpointError: it cannot be read, reads files elsewhere, or is not of text.
     """
     try:
-        model = ir.load(path)
+        model = load_mapped(path)
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
     check_files(model, path)

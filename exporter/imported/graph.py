@@ -46,7 +46,7 @@ class Heads:
 def simplified(model: ir.Model) -> None:
     """Folds the shape arithmetic that tracing left behind; every constant becomes an initializer."""
     decide_branches(model)
-    onnxscript.optimizer.optimize_ir(model, num_iterations=3)
+    onnxscript.optimizer.optimize_ir(model, num_iterations=1)  # more find nothing, and take a second each
     for each in (
         common.IdentityEliminationPass(),
         common.LiftConstantsToInitializersPass(),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED
+from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, lazy
 
 
 def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
@@ -20,13 +20,13 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     Args:
         tensors: by name; of two with the same numbers the first counts.
     """
-    known: dict[tuple[tuple[int, ...], bytes], str] = {}
-    for name, array in tensors.items():
-        known.setdefault(key_of(array), name)
-    for name, array in tensors.items():
-        if array.ndim == 2:
-            known.setdefault(key_of(array.T), name + TRANSPOSED)
     values = model.graph.initializers
+    shapes = {tuple(value.shape.numpy()) for value in values.values() if value.shape is not None}
+    turned = {name + TRANSPOSED: array.T for name, array in tensors.items() if array.ndim == 2}
+    known: dict[tuple[tuple[int, ...], bytes], str] = {}
+    for name, array in (*tensors.items(), *turned.items()):
+        if array.shape in shapes:
+            known.setdefault(key_of(array), name)
     for value in list(values.values()):
         constant = value.const_value
         if constant is None or constant.dtype != ir.DataType.FLOAT:
@@ -36,6 +36,10 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
             continue
         key = key_of(constant.numpy())
         found = known.get(key, f"weight.{key[1].hex()[:16]}" if is_large else str(value.name))
+        array = tensors.get(found, turned.get(found))
+        if array is not None:  # the model's own, so that they are in memory once
+            constant = lazy(lambda array=array: array, array.shape, array.dtype, found)  # type: ignore[misc]
+            value.const_value = constant
         if found == value.name:
             continue
         if found in values:
@@ -48,4 +52,4 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def key_of(array: np.ndarray) -> tuple[tuple[int, ...], bytes]:
-    return array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+    return array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()

@@ -27,10 +27,12 @@ from .graph import Heads, choose_rows, heads_of, simplified, vocabulary_of, with
 from .growing_cache import growing_mask, write_growing
 from .names import name_weights
 from .positions import use_positions
+from .shapes import settle_shapes
 from .shared_buffers import check_caches, rows_of, write_shared
 from .source import STATES, project, projections, source_mask, write_source
 
 USUAL_LENGTH = 512  # of a model without positions whose files say no length, such as T5's
+NO_LIMIT = 10**20  # transformers writes 1e30 of a tokenizer that knows no length
 SOURCE_MASK = "encoder_attention_mask"
 
 
@@ -85,8 +87,9 @@ class ImportedTranslator(ImportedCheckpoint):
 
     def context_of(self, found: Folder) -> int:
         length = tokenizer_settings(self.folder).get("model_max_length")
-        usual = length if type(length) is int and length >= LEAST_LENGTH[self.task] else USUAL_LENGTH
-        return found.whole(LENGTHS) or usual
+        if type(length) is not int or not LEAST_LENGTH[self.task] <= length < NO_LIMIT:
+            length = USUAL_LENGTH
+        return found.whole(LENGTHS) or length
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
         config, choices = self.config, self.choices
@@ -119,6 +122,8 @@ class ImportedTranslator(ImportedCheckpoint):
                 pasts = [spec.name for spec in recipe.inputs if spec.role.startswith("past.")]
                 renamed = {name.replace("cache", "past_key_values"): name for name in pasts}
             with_signature(made[name], recipe.inputs, recipe.outputs, renamed)
+            if recipe.graph != "encoder" and recipe.dialect == "ort":
+                settle_shapes(made[name])
         return made
 
 

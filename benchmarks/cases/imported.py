@@ -1,0 +1,57 @@
+"""Models that optimum exported: run by its own classes, and imported. Random weights, 64 new tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..case import Case, Entry, Target, Work
+from ..texts import llama_prompts, t5_sources
+
+TOKENS, NEW = 32, 64
+
+
+def imported(name: str, title: str, checkpoint: str, work: Work) -> Case:
+    limited = {"torch_threads": 1}  # its search is torch's, whose threads and ONNX Runtime's may collide
+    entries = {
+        "planforge": Entry("planforge", "fp32", checkpoint, work, graphs="optimum_onnx"),
+        "optimum": Entry("optimum_onnx", "fp32", checkpoint, work),
+        "optimum, 1 thread": Entry(
+            "optimum_onnx", "fp32", checkpoint, work, settings=limited, label="torch on 1 thread"
+        ),
+    }
+    targets = (Target("planforge", "optimum", "per_s", 1.5),)
+    return Case(name, "imported", title, entries, targets=targets)
+
+
+def in_int8(work: Work) -> Case:
+    """Verified, so of a model that is sure of its tokens: it repeats one."""
+    checkpoint = "llama-110m-sure"
+    entries = {
+        "planforge int8": Entry("planforge", "int8", checkpoint, work, graphs="optimum_onnx"),
+        "optimum": Entry("optimum_onnx", "fp32", checkpoint, work),
+    }
+    return Case(
+        *("imported-llama-int8", "imported", "Llama 110M, imported in int8, batch 1: new tokens/s", entries),
+        varies={"precision": "int8 is compared with fp32, which is what optimum's classes run as exported"},
+        targets=(Target("planforge int8", "optimum", "per_s", 1.5),),
+    )
+
+
+def cases(work: Path) -> list[Case]:
+    prompt, source = llama_prompts(TOKENS), t5_sources(TOKENS)
+    generation = Work("generate", *prompt, NEW)
+    return [
+        imported(
+            *("imported-llama", "Llama 110M, imported, batch 1: new tokens/s", "llama-110m"),
+            generation,
+        ),
+        in_int8(generation),
+        imported(
+            *("imported-t5", "T5-small shape, imported, one source, greedy: new tokens/s", "t5-small"),
+            Work("translate", *source, NEW),
+        ),
+        imported(
+            *("imported-t5-beams", "T5-small shape, imported, one source, 4 beams: new tokens/s", "t5-small"),
+            Work("translate", *source, NEW, beams=4),
+        ),
+    ]
