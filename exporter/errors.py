@@ -30,7 +30,15 @@ class BuildError(ExporterError):
 
 
 class VerificationError(ExporterError):
-    """An exported graph does not compute the model."""
+    """An exported graph does not compute the model.
+
+    Attributes:
+        failed: the ids of the graphs, where they are known.
+    """
+
+    def __init__(self, message: str, failed: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.failed = failed
 
 
 def first_line(error: Exception) -> str:

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..runtime.bundle.bundle import Bundle
-from ..runtime.bundle.defaults import EncoderDefaults
 from ..runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ..runtime.errors import InputError
 from .errors import ExporterError, first_line
@@ -114,15 +113,22 @@ def summarize_bundle(folder: Path) -> Inspection:
 
 def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
     return [
-        ("source", f"{manifest.source.get('argument')} ({manifest.source.get('kind')})"),
+        ("source", source_text(manifest)),
         ("context", f"{manifest.max_length} tokens"),
         ("runs in", default_text(manifest)),
-        *encoder_rows(manifest.encoder),
+        *encoder_rows(manifest),
         *translation_rows(manifest),
         ("vocabulary", vocabulary_text(manifest)),
         ("size", size_of(manifest, *manifest.files)),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
+
+
+def source_text(manifest: Manifest) -> str:
+    """The checkpoint, and who exported it."""
+    source = manifest.source
+    by = f", exported by {source['exporter']}" if source.get("exporter") else ""
+    return f"{source.get('argument')} ({source.get('kind')}){by}"
 
 
 def default_text(manifest: Manifest) -> str:
@@ -147,12 +153,15 @@ def translation_rows(manifest: Manifest) -> list[tuple[str, str]]:
     return [("searches", f"{beams}, at most {defaults.max_new_tokens} new tokens")]
 
 
-def encoder_rows(encoder: EncoderDefaults | None) -> list[tuple[str, str]]:
+def encoder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     """What an encoder is for."""
+    encoder = manifest.encoder
     if encoder is None:
         return []
+    roles = {spec.role.partition(".")[0] for a in manifest.artifacts for spec in a.outputs}
     rows = [("heads", ", ".join(encoder.heads) or "none: it embeds texts")]
-    rows.append(("embeds by", f"{encoder.pooling} pooling{', normalized' if encoder.normalize else ''}"))
+    if roles & {"hidden", "sentence_embedding"}:
+        rows.append(("embeds by", f"{encoder.pooling} pooling{', normalized' if encoder.normalize else ''}"))
     if encoder.labels:
         rows.append(("labels", ", ".join(encoder.labels[:20]) + (" ..." if len(encoder.labels) > 20 else "")))
     if encoder.fitted is not None:

@@ -93,10 +93,10 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
     package.runtime = cuda  # type: ignore[attr-defined]
     real = ort_backend.new_session
 
-    def new_session(path: Path, options: Any, providers: Sequence[Any]) -> Any:
+    def new_session(path: Path, options: Any, providers: Sequence[Any], disabled: Sequence[str]) -> Any:
         if providers == ort_backend.CPU:
-            return real(path, options, providers)
-        session = EmulatedSession(real(path, options, ort_backend.CPU), cuda, providers)
+            return real(path, options, providers, disabled)
+        session = EmulatedSession(real(path, options, ort_backend.CPU, disabled), cuda, providers)
         session.names = session.names if starts and loaded else session.names[1:]
         return session
 

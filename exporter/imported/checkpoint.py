@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...models.folder import read_json
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError
 from ..recipes import Choices, Recipe
@@ -17,6 +18,25 @@ from ..source import Source
 from .folder import LENGTHS, Folder
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
+
+
+def check_source(source: Source, found: Folder) -> None:
+    """Refuses a checkpoint that is of another kind than the graphs.
+
+    Raises:
+        CheckpointError: names both.
+    """
+    try:
+        config = read_json(source.folder / "config.json", missing={})
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    for name in ("model_type", "vocab_size"):
+        ours, theirs = config.get(name), found.config.get(name)
+        if ours is not None and theirs is not None and ours != theirs:
+            raise CheckpointError(
+                f"{source.folder} has {name} {ours!r}, and {found.path} is of one with {theirs!r}; give that"
+                " checkpoint as --source"
+            )
 
 
 class ImportedCheckpoint(Checkpoint):
@@ -48,6 +68,7 @@ class ImportedCheckpoint(Checkpoint):
         self.folder = source.folder if has_tokenizer else found.path
         self.config_json = dict(found.config)
         self.family = str(found.config.get("model_type"))
+        check_source(source, found)
         self.read_graphs(found)
         self.config = self.read_config(found)
         self.read_tokenizers()

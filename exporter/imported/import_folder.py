@@ -18,7 +18,6 @@ from ..pipeline import ExportResult, Wanted, check_choices, chosen, write_bundle
 from ..plans import Progress, silent
 from ..precisions import PRECISIONS
 from ..source import Source, resolve_source
-from ..targets import target_named
 from .checkpoint import ImportedCheckpoint
 from .decoder import ImportedDecoder
 from .encoder import ImportedEncoder
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("planforge")
 
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 GENERATES = ("ForCausalLM", "LMHeadModel")
 ALLOWED = ("fp32", "fp16", "int8", "int4")
 
@@ -71,6 +71,8 @@ def import_folder(
     output, at = Path(output), Path(folder)
     targets, precisions = checked_choices(target, precision, sms, max_batch, verify)
     check_output(output, force)
+    if not at.is_dir():
+        raise InputError(f"FOLDER {str(folder)!r} is not there; give what optimum wrote")
     origin = Source("folder", str(folder), at) if source is None else resolve_source(source)
     texts = None if prompts is None else Path(prompts)
     wanted = Wanted(tuple(targets), tuple(precisions), sms, texts, verify)
@@ -86,15 +88,21 @@ def import_folder(
     try:
         return write_bundle(checkpoint, output, wanted, graphs_of, progress)
     except VerificationError as error:
-        tried = any(target_named(name).dialect == "ort" for name in targets)
-        if "decoder.ort" not in checkpoint.recipes or not tried:
+        if "decoder.ort.fp32" not in error.failed and shareless == precisions:
+            raise
+        if "decoder.portable.fp32" in error.failed:
             raise
         if shareless != precisions:
             raise VerificationError(
-                f"{error}\nint8 and int4 run in attention over shared buffers, which may not be the model's;"
-                " fp32 and fp16 do without"
+                f"{error}\n  int8 and int4 run in attention over shared buffers, which may not be the"
+                " model's; fp32 and fp16 do without",
+                error.failed,
             ) from error
-        log.warning("attention over shared buffers is not the model's, so it is left out: %s", error)
+        log.warning(
+            "attention over shared buffers does not compute this model (a sliding window, perhaps), so it"
+            " stays as optimum wrote it: the bundle is right, and slower on a CPU"
+        )
+        log.debug("%s", error)
     checkpoint = kind(origin, read_folder(at), max_batch, max_length, shared=False)
     return write_bundle(checkpoint, output, wanted, graphs_of, progress)
 
@@ -137,6 +145,8 @@ def export_and_import(
     given = {name: options.get(name) for name in ("target", "precision", "sms", "max_batch")}
     checked_choices(**given, verify=options.get("verify", True))
     check_output(Path(output), bool(options.get("force")))
+    if not any(any(origin.folder.glob(pattern)) for pattern in TOKENIZERS):
+        raise CheckpointError(f"{origin.folder} has no tokenizer: none of {', '.join(TOKENIZERS)}")
     options.get("progress", silent)("exporting with optimum")
     with tempfile.TemporaryDirectory(prefix="planforge-optimum-") as folder:
         graphs = Path(folder, "graphs")

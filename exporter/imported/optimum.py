@@ -54,6 +54,8 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
             "this model is exported by optimum, which is not here, as it wants transformers < 4.58:"
             f" {ENVIRONMENT}; then --optimum-python {VENV}/bin/python"
         )
+    if python is not None and os.path.isdir(python):  # of the environment itself
+        python = os.path.join(python, "bin", "python")
     if python is not None and os.path.dirname(python):
         python = os.path.abspath(python)  # a link stays one: it is how Python finds its environment
     command = [python or sys.executable, "-m", "optimum.commands.optimum_cli", "export", "onnx"]

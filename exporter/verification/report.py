@@ -93,7 +93,16 @@ class VerificationReport:
                 if not c.passed
             ]
             lines += [f"  {line}" for line in self.where()]
-            raise VerificationError("\n".join(["the export does not compute the model:", *lines]))
+            compared = {c.artifact for c in self.comparisons}
+            failed = frozenset(c.artifact for c in self.comparisons if not c.passed)
+            bad, all_of_them = ({name.rpartition(".")[2] for name in names} for names in (failed, compared))
+            if good := sorted(all_of_them - bad):
+                lines.append(
+                    f"  {', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision,"
+                    " with --target cpu"
+                )
+            message = "\n".join(["the export does not compute the model:", *lines])
+            raise VerificationError(message, failed)
 
 
 def keep_checks(
