@@ -125,7 +125,7 @@ def llama(folder: Path, sure: bool = False) -> Path:
             if name.startswith("model.layers.") and parameter.dim() == 2 and not sure:
                 parameter.mul_(4)  # else a random tied model repeats one token
         if sure:
-            model.model.embed_tokens.weight.mul_(25)
+            model.model.embed_tokens.weight.mul_(8)
     folder.mkdir(parents=True, exist_ok=True)
     write_fast_tokenizer(first_tokens_of_gpt2(LLAMA_VOCABULARY), folder, eos_token="<|endoftext|>")
     model.save_pretrained(folder)

@@ -1,6 +1,6 @@
 """What export, plans, verification, lint and import cost: seconds, memory, and bytes on disk.
 
-python -m benchmarks.cost [--work FOLDER] [--plans]
+python -m benchmarks.cost [--work FOLDER] [--plans | --imports [--python PYTHON]]
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .case import Entry, Work
 from .checkpoints import gpt2
 from .common import measured, write_result
+from .process import ROOT
+from .workshop import Workshop
 
 IMPORT = """
 import resource, time
@@ -60,6 +63,33 @@ def plan_cost(work: Path) -> dict[str, Any]:
     return {"fp16_weight_bytes": weights.stat().st_size, **costs}
 
 
+def folder_cost(work: Path, python: Path) -> dict[str, Any]:
+    """`planforge import` of a Llama of 110M parameters that optimum exported, for the CPU in fp32.
+
+    Args:
+        python: of an environment that has optimum-onnx.
+    """
+    made = Workshop(work, [python]).prepared(
+        Entry("optimum_onnx", "fp32", "llama-110m", Work("generate", ()))
+    )
+    planforge = Path(sys.executable).with_name("planforge")
+    command: list[str | Path] = [
+        planforge,
+        "import",
+        made.folder,
+        "--source",
+        made.checkpoint,
+        "-o",
+        work / "imported",
+    ]
+    command += ["--precision", "fp32", "--target", "cpu", "--force"]
+    return {
+        "weight_bytes": (made.checkpoint / "model.safetensors").stat().st_size,
+        "verified": measured(command),
+        "not_verified": measured([*command, "--no-verify"]),
+    }
+
+
 def import_cost(runs: int = 9) -> dict[str, Any]:
     """`import planforge.runtime` in fresh processes, files in the page cache."""
     samples = []
@@ -78,11 +108,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--plans", action="store_true", help="measure plans alone, into results/plans.json")
+    parser.add_argument(
+        "--imports", action="store_true", help="measure imports alone, into results/imports.json"
+    )
+    parser.add_argument(
+        "--python", type=Path, default=ROOT / "build/bench-venv/bin/python", help="has optimum"
+    )
     arguments = parser.parse_args()
     work = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     if arguments.plans:
         write_result("plans", {"build_gpt2_124m": plan_cost(work)})
+        return
+    if arguments.imports:
+        write_result("imports", {"import_llama_110m": folder_cost(work, arguments.python)})
         return
     write_result(
         "cost",
