@@ -155,8 +155,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{folder}: the tokenizer puts {len(self.frame.suffix)} tokens behind a source, meant is one"
             )
-        end = self.frame.suffix[0] if self.frame.suffix else self.source_eos(defaults.eos[0])
-        return replace(defaults, source_eos=end, prefix=self.frame.prefix)
+        return replace(defaults, source_eos=self.source_eos(defaults.eos[0]), prefix=self.frame.prefix)
 
     def source_eos(self, eos: int) -> int:
         """The source's end token: spelled as the tokenizer's files say, else as the target's."""

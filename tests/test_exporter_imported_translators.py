@@ -73,11 +73,11 @@ def test_merged_and_separate_decoders_are_the_same(exported: Path, tmp_path: Pat
 
 
 def test_whole_numbers_and_halves(exported: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"precision": ["fp32", "fp16", "int8"], "target": ["cpu", "portable"]}
+    options: dict[str, Any] = {"precision": ["fp16", "int8"], "target": ["cpu", "portable"]}
     result = import_folder(exported / "t5.onnx", tmp_path / "bundle", source=exported / "t5", **options)
     assert all(a.passed for a in result.manifest.artifacts)
     more = ["encoder.portable.fp16", "decoder.portable.fp16", "encoder.ort.int8", "decoder.ort.int8"]
-    assert [a.id for a in result.manifest.artifacts] == [*GRAPHS, *more]
+    assert [a.id for a in result.manifest.artifacts] == more
 
 
 def test_a_bias_by_distance_that_is_wrong_is_found(
