@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from planforge.exporter import export
 from planforge.exporter.errors import CheckpointError, ExportError
+from planforge.exporter.imported.folder import load_graph
 from planforge.exporter.imported.import_folder import import_folder
 from planforge.exporter.imported.optimum import task_of
 from planforge.exporter.source import demo_folder
@@ -261,6 +262,17 @@ def test_folders_that_cannot_be_used(
         import_folder(own, tmp_path / "bundle")
     assert type(caught.value).__module__.startswith("planforge") and "\n" not in str(caught.value)
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_graph_may_be_a_link(exported: Path, tmp_path: Path) -> None:
+    """As in the cache of a hub."""
+    (tmp_path / "model.onnx").symlink_to(exported / "electra.onnx/model.onnx")
+    linked, own = (load_graph(folder / "model.onnx") for folder in (tmp_path, exported / "electra.onnx"))
+    assert len(own.graph.initializers) > 10
+    for name, value in own.graph.initializers.items():
+        twin = linked.graph.initializers[name]
+        assert value.const_value is not None and twin.const_value is not None
+        np.testing.assert_array_equal(twin.const_value.numpy(), value.const_value.numpy())
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import ExportError
-from .graph import producer_of
+from .graph import depends_on_shapes, producer_of
 
 MOVES = ("Cast", "Expand", "Reshape", "Transpose", "Unsqueeze")  # of heads, without arithmetic
-OF_SHAPES = ("Cast", "Div", "Gather", "Reshape", "Slice", "Sqrt", "Squeeze")
 
 
 @dataclass(frozen=True)
@@ -179,18 +178,9 @@ def unscaled(value: ir.Value, size: int) -> tuple[ir.Value, float]:
 def factor_of(node: ir.Node, size: int) -> float | None:
     """What a Mul or Div does to its first input, if that is one number."""
     factor = constant_of(node.inputs[1])
-    if factor is None and node.op_type == "Mul" and depends_on_shapes_alone(node.inputs[1]):
+    if factor is None and node.op_type == "Mul" and depends_on_shapes(node.inputs[1]):
         return math.pow(size, -0.25)  # torch spreads 1 / sqrt(D) over both sides of the product
     return factor if factor is None or node.op_type == "Mul" else 1 / factor
-
-
-def depends_on_shapes_alone(value: ir.Value | None) -> bool:
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type == "Shape":
-            return True
-        given = [v for v in node.inputs if v is not None and v.const_value is None]
-        value = given[0] if node.op_type in OF_SHAPES and len(given) == 1 else None
-    return False
 
 
 def constant_of(value: ir.Value | None) -> float | None:

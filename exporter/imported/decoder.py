@@ -91,16 +91,9 @@ class ImportedDecoder(ImportedCheckpoint):
         made = {}
         for name in sorted(wanted):
             recipe, graph = self.recipes[name], self.graph.clone()
-            renamed = {}
             if recipe.dialect == "ort":
                 share_buffers(graph, self.heads, self.config.query_heads)
-                kinds = ("key", "value")
-                renamed = {
-                    f"past_key_values.{i}.{kind}": f"cache.{i}.{kind}"
-                    for i in range(self.heads.layers)
-                    for kind in kinds
-                }
-            with_signature(graph, recipe.inputs, recipe.outputs, renamed)
+            with_signature(graph, recipe.inputs, recipe.outputs)
             if recipe.dialect == "ort":
                 settle_shapes(graph)
             made[name] = graph

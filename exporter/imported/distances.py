@@ -15,7 +15,7 @@ from ..errors import ExportError
 from ..passes.weights import initializer
 from .attention import Attention
 from .build import Array, Builder, evaluate, stand_in
-from .positions import depends_on_shapes
+from .graph import depends_on_shapes
 
 LONGEST_TABLE = 2048  # of which the whole bias is computed once to be read off
 
@@ -54,8 +54,7 @@ def distance_tables(model: ir.Model, found: Sequence[Attention], length: int) ->
 def distance_bias(op: Builder, table: ir.Value, behind: ir.Value) -> ir.Value:
     """A table's entries for distances (B, T, S) as (B, H, T, S); tokens ahead count as the token itself."""
     found = op("Gather", table, op("Max", behind, op.constant(0)), axis=0)
-    bias = op("Transpose", found, perm=[0, 3, 1, 2])
-    return bias
+    return op("Transpose", found, perm=[0, 3, 1, 2])
 
 
 def tabulate(model: ir.Model, ids: ir.Value, length: int) -> None:

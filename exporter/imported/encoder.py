@@ -198,5 +198,5 @@ class ImportedEncoder(ImportedCheckpoint):
         made = {}
         for name in sorted(wanted):
             made[name] = self.graph.clone()
-            with_signature(made[name], self.recipes[name].inputs, self.recipes[name].outputs, {})
+            with_signature(made[name], self.recipes[name].inputs, self.recipes[name].outputs)
         return made

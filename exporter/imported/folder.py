@@ -94,7 +94,7 @@ def load_graph(path: Path) -> ir.Model:
         CheckpointError: it cannot be read, reads files elsewhere, or is not of text.
     """
     try:
-        model = load_mapped(path)
+        model = ir.load(path) if path.is_symlink() else load_mapped(path)  # of a link no place can be named
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
     check_files(model, path)

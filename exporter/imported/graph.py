@@ -6,7 +6,7 @@ B batch, T tokens of this step, G heads of keys and values, D head size, N logit
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,8 +114,7 @@ def choose_rows(model: ir.Model) -> None:
         head = producer_of(given[0])
     states = head.inputs[0]
     assert states is not None and states.shape is not None
-    rows = ir.Value(name="logit_rows", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["rows"]))
-    graph.inputs.append(rows)
+    rows = add_input(graph, "logit_rows", ["rows"])
     flat = initializer(graph, "rows/flat", ir.tensor(np.array([-1, width_of(head)], np.int64)))
     reshape = ir.node("Reshape", [states, flat])
     gather = ir.node("Gather", [reshape.outputs[0], rows], {"axis": 0})
@@ -159,18 +158,45 @@ def with_signature(
     model: ir.Model,
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
-    renamed: Mapping[str, str],
 ) -> None:
-    """Gives a graph the names, order and axes of a recipe.
-
-    Args:
-        renamed: names that a value of the graph has in the recipe.
-    """
+    """Gives a graph the names, order and axes of a recipe, which calls a cache of slots cache.0.key."""
     for values, specs in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
-        by_name = {renamed.get(str(v.name), str(v.name)): v for v in values}
+        by_name = {str(v.name): v for v in values}
         values.clear()
         for spec in specs:
-            value = by_name[spec.name]
+            value = by_name[re.sub(r"^cache\.", "past_key_values.", spec.name)]
             value.name, value.shape = spec.name, ir.Shape(spec.axis_names())
             values.append(value)
     common.RemoveUnusedNodesPass()(model)
+
+
+def add_input(
+    graph: ir.Graph, name: str, axes: Sequence[str], dtype: ir.DataType = ir.DataType.INT64
+) -> ir.Value:
+    """A new input of whole numbers."""
+    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(axes))
+    graph.inputs.append(value)
+    return value
+
+
+def depends_on_shapes(value: ir.Value | None) -> bool:
+    """Whether a value is computed of the shapes of others, and of nothing else that varies."""
+    if value is None:
+        return False
+    nodes = list(nodes_behind(value))
+    read = [v for node in nodes if node.op_type != "Shape" for v in node.inputs if v is not None]
+    varies = any(v.producer() is None and v.const_value is None for v in read)
+    return not varies and any(node.op_type == "Shape" for node in nodes)
+
+
+def nodes_behind(value: ir.Value) -> Iterator[ir.Node]:
+    """What a value is computed by, up to nodes that read a shape alone."""
+    waiting, seen = [value], set()
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if node.op_type != "Shape":
+            waiting += [v for v in node.inputs if v is not None]

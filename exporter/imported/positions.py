@@ -5,12 +5,13 @@ B batch, T tokens of this step, P cached tokens, E hidden size
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from ..errors import ExportError
 from .build import Builder, evaluate, stand_in
+from .graph import depends_on_shapes, nodes_behind
 
 SPREADS = ("Unsqueeze", "Expand", "Cast")
 PASTS = (0, 5)  # of the two runs that tell how positions follow from P
@@ -72,26 +73,3 @@ def is_table(value: ir.Value | None) -> bool:
 def only_reader(value: ir.Value) -> ir.Node | None:
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 else None
-
-
-def depends_on_shapes(value: ir.Value | None) -> bool:
-    """Whether a value is computed of the shapes of others, and of nothing else that varies."""
-    if value is None:
-        return False
-    nodes = list(nodes_behind(value))
-    read = [v for node in nodes if node.op_type != "Shape" for v in node.inputs if v is not None]
-    varies = any(v.producer() is None and v.const_value is None for v in read)
-    return not varies and any(node.op_type == "Shape" for node in nodes)
-
-
-def nodes_behind(value: ir.Value) -> Iterator[ir.Node]:
-    """What a value is computed by, up to nodes that read a shape alone."""
-    waiting, seen = [value], set()
-    while waiting:
-        node = waiting.pop().producer()
-        if node is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        if node.op_type != "Shape":
-            waiting += [v for v in node.inputs if v is not None]

@@ -15,7 +15,7 @@ from ..errors import ExportError
 from ..passes.weights import MICROSOFT
 from .attention import Attention, self_attention
 from .build import Builder
-from .graph import Heads
+from .graph import Heads, add_input
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
 
 def rows_of(graph: ir.Graph, ids: ir.Value) -> Rows:
     """Adds the input past_lengths (B,), and what follows from it."""
-    past = ir.Value(name="past_lengths", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape(["batch"]))
-    graph.inputs.append(past)
+    past = add_input(graph, "past_lengths", ["batch"], ir.DataType.INT32)
     op = Builder(graph, graph[0], "rows")
     axis = op.constant([0])
     tokens = op("Shape", ids, start=1, end=2)  # (1,)

@@ -23,7 +23,7 @@ from .build import Array, Builder
 from .checkpoint import ImportedCheckpoint, Tensors
 from .distances import distance_bias, distance_tables, tabulate
 from .folder import LENGTHS, Folder, load_graph
-from .graph import Heads, choose_rows, heads_of, simplified, vocabulary_of, with_signature
+from .graph import Heads, add_input, choose_rows, heads_of, simplified, vocabulary_of, with_signature
 from .growing_cache import growing_mask, write_growing
 from .names import name_weights
 from .positions import use_positions
@@ -74,7 +74,7 @@ class ImportedTranslator(ImportedCheckpoint):
         cross = [str(v.name) for v in self.graph.graph.inputs if str(v.name).startswith("cross.")]
         self.heads = heads_of(self.graph, (SOURCE_MASK, STATES, *cross))
         biases = [bias for attention in attentions(self.graph.graph, self.heads) for bias in attention.biases]
-        positions = add_input(self.graph, "position_ids", ["batch", "tokens"])
+        positions = add_input(self.graph.graph, "position_ids", ["batch", "tokens"])
         self.has_positions = use_positions(self.graph, positions, biases)
         self.opset = self.graph.opset_imports[""]
 
@@ -113,15 +113,12 @@ class ImportedTranslator(ImportedCheckpoint):
         choose_rows(self.graph)
         made = {}
         for name in sorted(wanted):
-            recipe, renamed = self.recipes[name], {}
+            recipe = self.recipes[name]
             if recipe.graph == "encoder":
                 made[name] = self.source_graph.clone()
             else:
                 made[name] = rewritten(self.graph, self.heads, tables, shared=recipe.dialect == "ort")
-            if recipe.dialect == "ort":
-                pasts = [spec.name for spec in recipe.inputs if spec.role.startswith("past.")]
-                renamed = {name.replace("cache", "past_key_values"): name for name in pasts}
-            with_signature(made[name], recipe.inputs, recipe.outputs, renamed)
+            with_signature(made[name], recipe.inputs, recipe.outputs)
             if recipe.graph != "encoder" and recipe.dialect == "ort":
                 settle_shapes(made[name])
         return made
@@ -154,7 +151,7 @@ def rewritten(decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], s
         slots = op("Range", op.constant(0), op("Cast", rows.total, to=ir.DataType.INT64), op.constant(1))
         mask, behind = None, op("Sub", op("Unsqueeze", rows.positions, op.constant([2])), slots)
     else:
-        own = inputs.get("attention_mask") or add_input(model, "attention_mask", ["batch", "total"])
+        own = inputs.get("attention_mask") or add_input(graph, "attention_mask", ["batch", "total"])
         mask, behind = growing_mask(op, ids, own)
     biases: dict[bytes, ir.Value | None] = {}
     for layer, (attention, table) in enumerate(zip(found, tables, strict=True)):
@@ -184,13 +181,6 @@ def bias_of(
         return mask
     bias = distance_bias(op, initializer(op.graph, name, ir.tensor(table)), behind)
     return bias if mask is None else op("Add", mask, bias)
-
-
-def add_input(model: ir.Model, name: str, axes: Sequence[str]) -> ir.Value:
-    """A new input of whole numbers."""
-    value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(axes))
-    model.graph.inputs.append(value)
-    return value
 
 
 def rename(model: ir.Model) -> None:

@@ -5,6 +5,7 @@ S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -118,16 +119,16 @@ class Reference:
         return gaps
 
 
-class UncachedReference(Reference):
+class UncachedReference(Reference, ABC):
     """An encoder-decoder of others: every target is computed whole, at each of its steps."""
 
+    @abstractmethod
     def states(self, source: Sequence[int]) -> Any:
         """What the encoder makes of a source."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, states: Any, targets: Sequence[Sequence[int]]) -> Logits:
         """Logits (K, T, V) of K targets of one source, each with the start token."""
-        raise NotImplementedError
 
     def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
         logits = self.step(self.states(source), [[self.start, *target[:-1]]])
