@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .fitting import FitResult, fit_head
-    from .linting import LintReport, lint
+    from .linting.lint import lint
+    from .linting.report import LintReport
     from .pipeline import ExportResult, export
     from .plans import BuildResult, build
     from .verification.report import VerificationReport

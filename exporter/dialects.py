@@ -23,7 +23,7 @@ from ..models import (
     SourceAttention,
     Transformer,
 )
-from ..models.attention import MASKED
+from ..models.masked import MASKED
 
 
 class SlotCache:

@@ -23,7 +23,7 @@ from .calibration import Calibration, calibrate
 from .checkpoint import Checkpoint
 from .errors import BuildError, CheckpointError
 from .graphs import attach_weights, planned, recipe_of, write_graphs
-from .linting.lint import lint
+from .linting import lint
 from .plans import Progress, build_plans, default_targets, silent
 from .precisions import PRECISIONS, checked_precisions
 from .prompts import read_prompts

@@ -1,11 +1,18 @@
-"""PyTorch reference models, written once and exported in several ONNX dialects."""
+"""PyTorch reference models, written once and exported in several ONNX dialects.
 
-from .attention import AttentionCache, GrowingCache, KeyValue, PaddedAttention, SourceAttention
-from .bert import Bert, BertConfig
-from .checkpoint import load_model, save_model
-from .gpt2 import GPT2, GPT2Config
-from .sentence import DenseConfig, SentenceConfig
-from .transformer import Transformer, TransformerConfig
+They load on first use, so that what only reads a checkpoint's JSON never loads torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .attention import AttentionCache, GrowingCache, KeyValue, PaddedAttention, SourceAttention
+    from .bert import Bert, BertConfig
+    from .checkpoint import load_model, save_model
+    from .gpt2 import GPT2, GPT2Config
+    from .sentence import DenseConfig, SentenceConfig
+    from .transformer import Transformer, TransformerConfig
 
 __all__ = [
     "GPT2",
@@ -24,3 +31,27 @@ __all__ = [
     "load_model",
     "save_model",
 ]
+
+_HOME = {
+    "AttentionCache": ".attention",
+    "Bert": ".bert",
+    "BertConfig": ".bert",
+    "DenseConfig": ".sentence",
+    "GPT2": ".gpt2",
+    "GPT2Config": ".gpt2",
+    "GrowingCache": ".attention",
+    "KeyValue": ".attention",
+    "PaddedAttention": ".attention",
+    "SentenceConfig": ".sentence",
+    "SourceAttention": ".attention",
+    "Transformer": ".transformer",
+    "TransformerConfig": ".transformer",
+    "load_model": ".checkpoint",
+    "save_model": ".checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name], __name__), name)

@@ -16,11 +16,9 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-KeyValue: TypeAlias = tuple[Tensor, Tensor]  # each (B, H, P, D)
+from .masked import MASKED
 
-# Added to the scores that must not count. exp(-30000) is 0 in fp32 and fp16 alike, and unlike -65504
-# it stays finite in fp16 when a score is added to it; a row with nothing to see becomes uniform, not NaN.
-MASKED = -30000.0
+KeyValue: TypeAlias = tuple[Tensor, Tensor]  # each (B, H, P, D)
 
 
 class AttentionCache(Protocol):

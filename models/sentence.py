@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import MASKED
 from .config_checks import check_activation, check_bool, check_whole
+from .masked import MASKED
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 
 from planforge.exporter.dialects import PortableTargetDecoder, SourceEncoder
 from planforge.models import PaddedAttention, SourceAttention, Transformer, TransformerConfig, save_model
-from planforge.models.attention import MASKED, AttentionCache, KeyValue
+from planforge.models.attention import AttentionCache, KeyValue
+from planforge.models.masked import MASKED
 from planforge.models.transformer import Decoder, Encoder
 
 from .helpers_models import embedded, paper_table, random_transformer, torch_reference

@@ -6,12 +6,11 @@ B batch, T tokens, E hidden size, V vocabulary, C classes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
-from ...models.sentence import SentenceConfig
-from ...models.sentence_transformers import read_modules
 from ...runtime.backends.ort_backend import import_onnxruntime
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.tasks.pooling import POOLINGS
@@ -24,6 +23,9 @@ from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, LAYERS, STATE_NAMES, Folder
 from .graph import choose_rows, simplified, with_signature
 from .names import name_weights
+
+if TYPE_CHECKING:
+    from ...models.sentence import SentenceConfig
 
 ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
 ENDS = {"start_logits": "question_answering.start", "end_logits": "question_answering.end"}
@@ -58,6 +60,8 @@ class ImportedEncoder(ImportedCheckpoint):
     most_rows = bert.MAX_BATCH
 
     def read_graphs(self, found: Folder) -> None:
+        from ...models.sentence_transformers import read_modules
+
         self.graph = found.graph
         simplified(self.graph)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from ..errors import CheckpointError, first_line
+from ..passes.weights import lazy
 from .mapped import load_mapped
 
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
@@ -94,10 +96,11 @@ def load_graph(path: Path) -> ir.Model:
         CheckpointError: it cannot be read, reads files elsewhere, or is not of text.
     """
     try:
-        model = ir.load(path) if path.is_symlink() else load_mapped(path)  # of a link no place can be named
+        is_linked = path.is_symlink() or path.stat().st_nlink > 1  # of a link onnx_ir maps nothing
+        model = ir.load(path) if is_linked else load_mapped(path)
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
-    check_files(model, path)
+    map_files(model, path)
     if (opset := model.opset_imports.get("", 0)) < LEAST_OPSET:
         version_converter.convert_version(model, LEAST_OPSET, fallback=True)
         if model.opset_imports.get("", 0) < LEAST_OPSET:
@@ -118,8 +121,8 @@ def load_graph(path: Path) -> ir.Model:
     return model
 
 
-def check_files(model: ir.Model, path: Path) -> None:
-    """Refuses weights that lie outside of the folder, or not whole in it.
+def map_files(model: ir.Model, path: Path) -> None:
+    """Maps weights while they are read, and no longer; refuses those outside of the folder, or not whole.
 
     Raises:
         CheckpointError: names the file.
@@ -134,8 +137,10 @@ def check_files(model: ir.Model, path: Path) -> None:
         if (path.parent / location).is_symlink():
             raise CheckpointError(f"{path} has weights in {location}, which is a link; copy the file there")
         try:
-            constant.numpy()  # maps it
+            copy(constant).numpy()
         except Exception as error:  # onnx_ir's own
             raise CheckpointError(
                 f"{path} has weights in {location}, which cannot be read: {first_line(error)}"
             ) from error
+        shape, dtype = constant.shape.numpy(), constant.dtype.numpy()
+        value.const_value = lazy(lambda c=constant: copy(c).numpy(), shape, dtype, str(value.name))  # type: ignore[misc]

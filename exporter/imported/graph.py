@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxscript.optimizer
 from onnx_ir.passes import common
 
-from ...models.attention import MASKED
+from ...models.masked import MASKED
 from ...runtime.bundle.manifest import TensorSpec
 from ..errors import ExportError
 from ..graph_check import axis_name

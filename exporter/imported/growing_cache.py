@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...models.attention import MASKED
+from ...models.masked import MASKED
 from .attention import Attention
 from .build import Builder
 

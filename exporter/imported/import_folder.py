@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ def import_folder(
     kind = kind_of(found)
     checkpoint = kind(origin, found, max_batch, max_length, shared=verify)
     try:
-        return write_bundle(checkpoint, output, wanted, graphs_of, progress)
+        return write_bundle(checkpoint, output, wanted, partial(graphs_of, verify=verify), progress)
     except VerificationError as error:
         if "decoder.ort.fp32" not in error.failed and shareless == precisions:
             raise
@@ -104,7 +105,7 @@ def import_folder(
         )
         log.debug("%s", error)
     checkpoint = kind(origin, read_folder(at), max_batch, max_length, shared=False)
-    return write_bundle(checkpoint, output, wanted, graphs_of, progress)
+    return write_bundle(checkpoint, output, wanted, partial(graphs_of, verify=verify), progress)
 
 
 def checked_choices(
@@ -169,15 +170,18 @@ def kind_of(found: Folder) -> type[ImportedCheckpoint]:
 
 
 def graphs_of(
-    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
+    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress, verify: bool
 ) -> tuple[dict[str, ir.Model], Any]:
-    """The graphs by their recipe's id, and transformers' model."""
-    from .reference import reference_model
-
+    """The graphs by their recipe's id; to verify also transformers' model, whose names weights get."""
     del staging
     assert isinstance(checkpoint, ImportedCheckpoint)
+    recipes = {recipe_of(artifact) for artifact in artifacts}
+    if not verify:
+        return checkpoint.graphs(recipes, {}), None
+    from .reference import reference_model
+
     progress("reading the model to compare with")
     heads = () if checkpoint.encoder is None else checkpoint.encoder.heads
     model = reference_model(checkpoint.source.folder, checkpoint.task, heads)
     tensors = {name: tensor.numpy() for name, tensor in tensors_of(model).items()}
-    return checkpoint.graphs({recipe_of(artifact) for artifact in artifacts}, tensors), model
+    return checkpoint.graphs(recipes, tensors), model

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...models.attention import MASKED
+from ...models.masked import MASKED
 from ..errors import ExportError
 from .attention import Attention
 from .build import Builder

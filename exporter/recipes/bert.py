@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import Choices, Recipe, by_id
+from .recipe import Choices, Recipe, by_id, in_dialect
 
 if TYPE_CHECKING:
     from ...models import BertConfig
@@ -24,8 +24,6 @@ def context_of(config: BertConfig) -> int:
 
 
 def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
-    from ..dialects import PortableEncoder
-
     layers, pooler_output = extra_outputs(config, choices.outputs)
     batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
     tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
@@ -55,7 +53,7 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
         dialect="portable",
         opset=20,
         padding_side="right",
-        module=lambda model: PortableEncoder(model, layers, pooler_output),
+        module=in_dialect("PortableEncoder", layers, pooler_output),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         example=EXAMPLE,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs
+from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, in_dialect, slot_inputs
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ...models import GPT2Config
 
 TASK = "text-generation"
@@ -35,8 +32,6 @@ def recipes(config: GPT2Config, choices: Choices) -> dict[str, Recipe]:
 
 
 def portable(config: GPT2Config, choices: Choices) -> Recipe:
-    from ..dialects import PortableDecoder
-
     length = choices.max_length
     batch, tokens, rows = common_axes(choices)
     past = Axis("past", 0, min(OPT_TOKENS, length - 1), length - 1)
@@ -47,7 +42,7 @@ def portable(config: GPT2Config, choices: Choices) -> Recipe:
         dialect="portable",
         opset=20,
         padding_side="left",
-        module=PortableDecoder,
+        module=in_dialect("PortableDecoder"),
         inputs=(
             *growing_inputs(batch, tokens, total, rows),
             *cache_specs("past_key_values", "past", config.n_layer, (batch, head[0], past, head[1])),
@@ -62,20 +57,14 @@ def portable(config: GPT2Config, choices: Choices) -> Recipe:
 
 
 def inplace(config: GPT2Config, choices: Choices) -> Recipe:
-    from ..dialects import InplaceDecoder
-
-    return slotted(config, choices, "inplace", 24, InplaceDecoder)
+    return slotted(config, choices, "inplace", 24, "InplaceDecoder")
 
 
 def ort(config: GPT2Config, choices: Choices) -> Recipe:
-    from ..dialects import OrtDecoder
-
-    return slotted(config, choices, "ort", 20, OrtDecoder)
+    return slotted(config, choices, "ort", 20, "OrtDecoder")
 
 
-def slotted(
-    config: GPT2Config, choices: Choices, dialect: str, opset: int, module: Callable[[Any], nn.Module]
-) -> Recipe:
+def slotted(config: GPT2Config, choices: Choices, dialect: str, opset: int, module: str) -> Recipe:
     """A dialect whose cache is fixed slots, written in place."""
     batch, tokens, rows = common_axes(choices)
     slots = Axis("slots", 1, choices.max_length, choices.max_length)
@@ -88,7 +77,7 @@ def slotted(
         dialect=dialect,
         opset=opset,
         padding_side="right",
-        module=module,
+        module=in_dialect(module),
         inputs=(*slot_inputs(batch, tokens, rows), *cache),
         outputs=(TensorSpec("logits", "logits", "float32", (rows, config.vocab_size)), *present),
         example=EXAMPLE,

@@ -57,6 +57,18 @@ class Recipe:
         return f"{self.graph}.{self.dialect}"
 
 
+def in_dialect(name: str, *choices: object) -> Callable[[Any], nn.Module]:
+    """Wraps a model in a class of `dialects`, which is imported only then: it loads torch."""
+
+    def wrapped(model: Any) -> nn.Module:
+        from .. import dialects
+
+        module: nn.Module = getattr(dialects, name)(model, *choices)
+        return module
+
+    return wrapped
+
+
 def by_id(*recipes: Recipe) -> dict[str, Recipe]:
     """Recipes by their graph and dialect, such as "decoder.portable"."""
     return {recipe.id: recipe for recipe in recipes}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.errors import InputError
-from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs
+from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, in_dialect, slot_inputs
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ...models import TransformerConfig
 
 TASK = "translation"
@@ -43,8 +40,6 @@ def recipes(config: TransformerConfig, choices: Choices) -> dict[str, Recipe]:
 
 
 def encoder(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe:
-    from ..dialects import SourceEncoder
-
     batch = Axis("batch", 1, 1, choices.max_batch)
     tokens = Axis("tokens", 1, min(OPT_TOKENS, choices.max_length), choices.max_length)
     return Recipe(
@@ -52,7 +47,7 @@ def encoder(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe
         dialect=dialect,
         opset=20,
         padding_side="right",
-        module=SourceEncoder,
+        module=in_dialect("SourceEncoder"),
         inputs=(
             TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
             TensorSpec("attention_mask", "mask", "int64", (batch, tokens)),
@@ -63,8 +58,6 @@ def encoder(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe
 
 
 def portable(config: TransformerConfig, choices: Choices) -> Recipe:
-    from ..dialects import PortableTargetDecoder
-
     length = choices.max_length
     batch, tokens, rows = target_axes(choices)
     past = Axis("past", 0, min(OPT_TOKENS, length - 1), length - 1)
@@ -75,7 +68,7 @@ def portable(config: TransformerConfig, choices: Choices) -> Recipe:
         dialect="portable",
         opset=20,
         padding_side="left",
-        module=lambda model: PortableTargetDecoder(model, has_weights(choices)),
+        module=in_dialect("PortableTargetDecoder", has_weights(choices)),
         inputs=(
             *growing_inputs(batch, tokens, total, rows),
             *source_specs(config, choices),
@@ -92,15 +85,11 @@ def portable(config: TransformerConfig, choices: Choices) -> Recipe:
 
 
 def inplace(config: TransformerConfig, choices: Choices) -> Recipe:
-    from ..dialects import InplaceTargetDecoder
-
-    return slotted(config, choices, "inplace", 24, InplaceTargetDecoder)
+    return slotted(config, choices, "inplace", 24, "InplaceTargetDecoder")
 
 
 def ort(config: TransformerConfig, choices: Choices) -> Recipe:
-    from ..dialects import OrtTargetDecoder
-
-    return slotted(config, choices, "ort", 20, OrtTargetDecoder)
+    return slotted(config, choices, "ort", 20, "OrtTargetDecoder")
 
 
 def slotted(
@@ -108,7 +97,7 @@ def slotted(
     choices: Choices,
     dialect: str,
     opset: int,
-    module: Callable[[Any, bool], nn.Module],
+    module: str,
 ) -> Recipe:
     """A dialect whose cache is fixed slots, written in place."""
     batch, tokens, rows = target_axes(choices)
@@ -121,7 +110,7 @@ def slotted(
         dialect=dialect,
         opset=opset,
         padding_side="right",
-        module=lambda model: module(model, has_weights(choices)),
+        module=in_dialect(module, has_weights(choices)),
         inputs=(
             *slot_inputs(batch, tokens, rows),
             *source_specs(config, choices),
