@@ -149,6 +149,11 @@ class Wanted:
     prompts: Path | None
     verify: bool
 
+    @property
+    def asks_the_model(self) -> bool:
+        """Whether anything needs the results of the model in PyTorch."""
+        return self.verify or any(PRECISIONS[name].calibrated for name in self.precisions)
+
 
 def write_bundle(
     checkpoint: Checkpoint,
@@ -172,7 +177,7 @@ def write_bundle(
         attach_weights(checkpoint, graphs, reference)
         manifest = first_manifest(checkpoint, artifacts, staging, output)
         expected, calibration = None, Calibration()
-        if verify or any(PRECISIONS[name].calibrated for name in precision):
+        if wanted.asks_the_model:
             progress("asking PyTorch")
             bundle = Bundle(staging, manifest)
             expected = examiner_of(manifest).expect(reference, bundle, texts)

@@ -87,7 +87,7 @@ def import_folder(
     kind = kind_of(found)
     checkpoint = kind(origin, found, max_batch, max_length, shared=verify)
     try:
-        return write_bundle(checkpoint, output, wanted, partial(graphs_of, verify=verify), progress)
+        return write_bundle(checkpoint, output, wanted, partial(graphs_of, wanted), progress)
     except VerificationError as error:
         if "decoder.ort.fp32" not in error.failed and shareless == precisions:
             raise
@@ -105,7 +105,7 @@ def import_folder(
         )
         log.debug("%s", error)
     checkpoint = kind(origin, read_folder(at), max_batch, max_length, shared=False)
-    return write_bundle(checkpoint, output, wanted, partial(graphs_of, verify=verify), progress)
+    return write_bundle(checkpoint, output, wanted, partial(graphs_of, wanted), progress)
 
 
 def checked_choices(
@@ -170,13 +170,13 @@ def kind_of(found: Folder) -> type[ImportedCheckpoint]:
 
 
 def graphs_of(
-    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress, verify: bool
+    wanted: Wanted, checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Any]:
-    """The graphs by their recipe's id; to verify also transformers' model, whose names weights get."""
+    """The graphs by their recipe's id, and the model in transformers, if anything asks it."""
     del staging
     assert isinstance(checkpoint, ImportedCheckpoint)
     recipes = {recipe_of(artifact) for artifact in artifacts}
-    if not verify:
+    if not wanted.asks_the_model:
         return checkpoint.graphs(recipes, {}), None
     from .reference import reference_model
 
