@@ -148,8 +148,12 @@ def first_tokens_of_gpt2(count: int) -> Any:
     return tokenizer
 
 
-def t5_small(folder: Path) -> Path:
-    """A random checkpoint of T5-small's shape; word w17 is token 17."""
+def t5_small(folder: Path, sure: bool = False) -> Path:
+    """A random checkpoint of T5-small's shape; word w17 is token 17.
+
+    Args:
+        folder: as of `gpt2`, like sure.
+    """
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -159,10 +163,10 @@ def t5_small(folder: Path) -> Path:
     torch.manual_seed(0)
     config = transformers.T5Config.from_dict({"decoder_start_token_id": T5_PAD})
     model = transformers.T5ForConditionalGeneration(config)
-    with torch.no_grad():  # else a random tied model repeats one token; this way the last layer moves it on
+    with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith("decoder.block.5.layer.2.DenseReluDense"):
-                parameter.mul_(8)
+            if name.startswith("decoder.block.5.layer.2.DenseReluDense") and not sure:
+                parameter.mul_(8)  # else a random tied model repeats one token; so the last layer moves it on
     tokenizer = numbered_words(T5_VOCABULARY, T5_EOS, T5_UNKNOWN, T5_PAD)
     tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -199,6 +203,7 @@ RANDOM: dict[str, Callable[[Path], Path]] = {
     "llama-110m": llama,
     "llama-110m-sure": partial(llama, sure=True),
     "t5-small": t5_small,
+    "t5-small-sure": partial(t5_small, sure=True),
 }
 
 

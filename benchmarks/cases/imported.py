@@ -23,15 +23,14 @@ def imported(name: str, title: str, checkpoint: str, work: Work) -> Case:
     return Case(name, "imported", title, entries, targets=targets)
 
 
-def in_int8(work: Work) -> Case:
-    """Verified, so of a model that is sure of its tokens: it repeats one."""
-    checkpoint = "llama-110m-sure"
+def in_int8(name: str, title: str, checkpoint: str, work: Work) -> Case:
+    """Verified, so of a checkpoint that is sure of its tokens: it repeats one."""
     entries = {
         "planforge int8": Entry("planforge", "int8", checkpoint, work, graphs="optimum_onnx"),
         "optimum": Entry("optimum_onnx", "fp32", checkpoint, work),
     }
     return Case(
-        *("imported-llama-int8", "imported", "Llama 110M, imported in int8, batch 1: new tokens/s", entries),
+        *(name, "imported", title, entries),
         varies={"precision": "int8 is compared with fp32, which is what optimum's classes run as exported"},
         targets=(Target("planforge int8", "optimum", "per_s", 1.5),),
     )
@@ -39,16 +38,28 @@ def in_int8(work: Work) -> Case:
 
 def cases(work: Path) -> list[Case]:
     prompt, source = llama_prompts(TOKENS), t5_sources(TOKENS)
-    generation = Work("generate", *prompt, NEW)
+    generation, translation = Work("generate", *prompt, NEW), Work("translate", *source, NEW)
     return [
         imported(
             *("imported-llama", "Llama 110M, imported, batch 1: new tokens/s", "llama-110m"),
             generation,
         ),
-        in_int8(generation),
+        in_int8(
+            *(
+                "imported-llama-int8",
+                "Llama 110M, imported in int8, batch 1: new tokens/s",
+                "llama-110m-sure",
+            ),
+            generation,
+        ),
         imported(
             *("imported-t5", "T5-small shape, imported, one source, greedy: new tokens/s", "t5-small"),
-            Work("translate", *source, NEW),
+            translation,
+        ),
+        in_int8(
+            "imported-t5-int8",
+            "T5-small shape, imported in int8, one source, greedy: new tokens/s",
+            *("t5-small-sure", translation),
         ),
         imported(
             *("imported-t5-beams", "T5-small shape, imported, one source, 4 beams: new tokens/s", "t5-small"),
