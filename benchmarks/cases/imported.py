@@ -45,12 +45,9 @@ def cases(work: Path) -> list[Case]:
             generation,
         ),
         in_int8(
-            *(
-                "imported-llama-int8",
-                "Llama 110M, imported in int8, batch 1: new tokens/s",
-                "llama-110m-sure",
-            ),
-            generation,
+            "imported-llama-int8",
+            "Llama 110M, imported in int8, batch 1: new tokens/s",
+            *("llama-110m-sure", generation),
         ),
         imported(
             *("imported-t5", "T5-small shape, imported, one source, greedy: new tokens/s", "t5-small"),
