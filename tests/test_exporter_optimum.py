@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,33 +173,53 @@ def test_sentence_transformers_are_exported_without_a_head(exported: Path, tmp_p
     assert task_of(checkpoint) == "feature-extraction"
 
 
-def test_graphs_whose_roles_cannot_be_told_are_refused(own: Path, exported: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "file"),
+    [
+        *(("llama", "model"), ("roberta", "model"), ("t5", "encoder_model")),
+        *(("t5", "decoder_model_merged"), ("bart", "decoder_model"), ("bart", "decoder_with_past_model")),
+    ],
+)
+def test_graphs_whose_roles_cannot_be_told_are_refused(
+    folder: str, file: str, exported: Path, tmp_path: Path
+) -> None:
+    own = Path(shutil.copytree(exported / f"{folder}.onnx", tmp_path / "folder"))
+    if folder == "bart":
+        (own / "decoder_model_merged.onnx").unlink(missing_ok=True)
+    original = onnx.load(own / f"{file}.onnx").graph
+    inputs = [value.name for value in original.input if ".1." not in value.name]
+    outputs = [value.name for value in original.output if ".0." not in value.name]
+
     def refused(change: Callable[[onnx.GraphProto], None]) -> str:
-        model = onnx.load(exported / "llama.onnx/model.onnx")
+        model = onnx.load(exported / f"{folder}.onnx" / f"{file}.onnx")
         change(model.graph)
-        onnx.save(model, own / "model.onnx")
+        onnx.save(model, own / f"{file}.onnx")
         with pytest.raises((CheckpointError, ExportError)) as caught:
-            import_folder(own, tmp_path / "bundle")
+            import_folder(own, tmp_path / "bundle", precision=["fp32"], target=["portable"], verify=False)
         assert not (tmp_path / "bundle").exists()
         return str(caught.value)
 
-    def renamed(old: str, new: str) -> Callable[[onnx.GraphProto], None]:
-        def change(graph: onnx.GraphProto) -> None:
-            for value in (*graph.input, *graph.output):
-                value.name = new if value.name == old else value.name
-            for node in graph.node:
-                for names in (node.input, node.output):
-                    for index, name in enumerate(names):
-                        names[index] = new if name == old else name
-
-        return change
-
-    text = refused(renamed("attention_mask", "pixel_values"))
+    for name in (*inputs, *outputs):
+        text = refused(partial(renamed, name, "what_is_this"))
+        assert "what what_is_this means cannot be told" in text
+        assert set(outputs) - {name} < {word.strip(",;.") for word in text.split()}
+    for name in outputs if file != "model" or folder == "llama" else ():
+        assert f"{name} is missing; the graph has {original.input[0].name}" in refused(partial(without, name))
+    text = refused(partial(renamed, inputs[0], "pixel_values"))
     assert text == f"{own} is no model of text: its graph reads pixel_values"
-    text = refused(renamed("attention_mask", "what_is_this"))
-    assert "what what_is_this means cannot be told; the graph has input_ids, what_is_this" in text
-    text = refused(renamed("present.1.value", "state"))
-    assert text.startswith("what state means cannot be told")
+
+
+def renamed(old: str, new: str, graph: onnx.GraphProto) -> None:
+    for value in (*graph.input, *graph.output):
+        value.name = new if value.name == old else value.name
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                names[index] = new if name == old else name
+
+
+def without(output: str, graph: onnx.GraphProto) -> None:
+    graph.output.remove(next(value for value in graph.output if value.name == output))
 
 
 def outside(folder: Path) -> None:

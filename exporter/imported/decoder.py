@@ -13,10 +13,11 @@ from ..recipes.recipe import HEAD_SIZES
 from .branches import SWITCH, choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
-from .graph import choose_rows, heads_of, simplified, vocabulary_of, with_signature
+from .graph import choose_rows, heads_of, simplified, vocabulary_of
 from .names import name_weights
 from .shapes import settle_shapes
 from .shared_buffers import share_buffers
+from .signature import DECODER, with_signature
 
 log = logging.getLogger("planforge")
 
@@ -46,6 +47,7 @@ class ImportedDecoder(ImportedCheckpoint):
 
     def read_graphs(self, found: Folder) -> None:
         self.graph = found.graph
+        DECODER.check(self.graph, found.model)
         choose_branch(self.graph, SWITCH, "then_branch")
         simplified(self.graph)
         self.heads = heads_of(self.graph)

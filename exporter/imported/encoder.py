@@ -20,16 +20,16 @@ from ..errors import CheckpointError, ExportError, first_line
 from ..recipes import Recipe, bert
 from ..recipes.recipe import by_id
 from .checkpoint import ImportedCheckpoint, Tensors
-from .folder import HEADS, LAYERS, STATE_NAMES, Folder
-from .graph import choose_rows, simplified, with_signature
+from .folder import HEADS, LAYERS, Folder
+from .graph import choose_rows, simplified
 from .names import name_weights
+from .signature import ENCODER, ENDS, POOLED, STATE_NAMES, with_signature
 
 if TYPE_CHECKING:
     from ...models.sentence import SentenceConfig
 
 ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
-ENDS = {"start_logits": "question_answering.start", "end_logits": "question_answering.end"}
-IGNORED = ("sentence_embedding", "pooler_output")  # the runtime pools; a pooler's vector is seldom wanted
+SPANS = dict(zip(ENDS, ("question_answering.start", "question_answering.end"), strict=True))
 WIDTHS, FEED_FORWARD = ("hidden_size", "dim"), ("intermediate_size", "hidden_dim", "ffn_dim")
 
 
@@ -63,6 +63,7 @@ class ImportedEncoder(ImportedCheckpoint):
         from ...models.sentence_transformers import read_modules
 
         self.graph = found.graph
+        ENCODER.check(self.graph, found.model)
         simplified(self.graph)
         try:
             self.modules = read_modules(self.source.folder)
@@ -83,8 +84,6 @@ class ImportedEncoder(ImportedCheckpoint):
             return value
 
         vocabulary, graph = whole(("vocab_size",)), self.graph.graph
-        if unknown := [str(v.name) for v in graph.inputs if v.name not in ROLES]:
-            raise self.cannot_tell(unknown)
         self.roles = {str(v.name): self.role_of(v, vocabulary) for v in graph.outputs}
         heads = tuple(
             dict.fromkeys(role.partition(".")[0] for role in self.roles.values() if role and role != "hidden")
@@ -111,21 +110,16 @@ class ImportedEncoder(ImportedCheckpoint):
         last = shape[-1] if shape and isinstance(shape[-1], int) else None
         if name in STATE_NAMES and len(shape) == 3:
             return "hidden"
-        if name in IGNORED:
-            return ""
-        if name in ENDS:
-            return ENDS[name]
+        if name in POOLED:
+            return ""  # the runtime pools; a pooler's vector is seldom wanted
+        if name in SPANS:
+            return SPANS[name]
         if name == "logits" and last is not None and len(shape) in (2, 3):
             by_token = "masked_lm" if last == vocabulary else "token_classification"
             return "sequence_classification" if len(shape) == 2 else by_token
-        raise self.cannot_tell([name])
-
-    def cannot_tell(self, names: list[str]) -> ExportError:
-        graph = self.graph.graph
-        signature = ", ".join(str(v.name) for v in (*graph.inputs, *graph.outputs))
-        return ExportError(
-            f"what {', '.join(names)} means cannot be told; the graph has {signature}. Meant are"
-            f" {', '.join(ROLES)}; {STATE_NAMES[0]}, logits of a known shape, {' and '.join(ENDS)}"
+        raise ExportError(
+            f"what {name} means cannot be told of its shape {shape}; meant are hidden states and logits of"
+            " three axes, or of two for a text's class, the last of a fixed length"
         )
 
     def context_of(self, found: Folder) -> int:
@@ -174,7 +168,7 @@ class ImportedEncoder(ImportedCheckpoint):
             "masked_lm": (rows, self.config.vocab_size),
             "sequence_classification": (batch, self.config.num_labels),
             "token_classification": (batch, tokens, self.config.num_labels),
-            **dict.fromkeys(ENDS.values(), (batch, tokens)),
+            **dict.fromkeys(SPANS.values(), (batch, tokens)),
         }
         last = f"hidden.{self.config.num_hidden_layers}"
         outputs = tuple(

@@ -20,7 +20,6 @@ NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-STATE_NAMES = ("last_hidden_state", "token_embeddings")  # the latter of what sentence-transformers reads
 # What optimum calls the graphs of one model. A merged decoder has the others in the branches of an If.
 ALONE = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 LEAST_OPSET = 18  # in which reductions take their axes as an input; older graphs are brought to it

@@ -15,15 +15,12 @@ import onnxscript.optimizer
 from onnx_ir.passes import common
 
 from ...models.masked import MASKED
-from ...runtime.bundle.manifest import TensorSpec
 from ..errors import ExportError
 from ..graph_check import axis_name
 from ..passes.weights import initializer
 from .branches import decide_branches
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
-PRESENT = re.compile(r"present\.(\d+)\.(key|value)")
-READ = ("input_ids", "attention_mask", "position_ids")
 LOWEST, MOST_OF_A_MASK = -1e30, 2**20  # of a mask's numbers; how many it may have
 BETWEEN_HEAD_AND_LOGITS = ("Add", "Cast", "Div", "Mul", "Tanh")  # a bias, a type, soft caps
 
@@ -70,36 +67,19 @@ def finite_masks(graph: ir.Graph) -> None:
             )
 
 
-def heads_of(model: ir.Model, others: Sequence[str] = ()) -> Heads:
+def heads_of(model: ir.Model) -> Heads:
     """What the cached inputs say of attention.
 
-    Args:
-        others: names of inputs that are known too.
-
     Raises:
-        ExportError: the graph's inputs and outputs are not those of a decoder with a cache; lists them.
+        ExportError: their shapes differ from layer to layer.
     """
-    graph = model.graph
-    unknown = [
-        v.name for v in graph.inputs if v.name not in (*READ, *others) and not PAST.fullmatch(str(v.name))
-    ]
-    unknown += [v.name for v in graph.outputs if v.name != "logits" and not PRESENT.fullmatch(str(v.name))]
-    past = {str(v.name): v for v in graph.inputs if PAST.fullmatch(str(v.name))}
-    layers = len(past) // 2
-    names = {f"past_key_values.{i}.{kind}" for i in range(layers) for kind in ("key", "value")}
-    if unknown or not past or set(past) != names or "input_ids" not in {v.name for v in graph.inputs}:
-        signature = ", ".join(str(v.name) for v in (*graph.inputs, *graph.outputs))
-        raise ExportError(
-            f"what {', '.join(map(str, unknown)) or 'the cache'} means cannot be told; the graph has"
-            f" {signature}. Meant are input_ids, attention_mask, position_ids, past_key_values.N.key and"
-            " .value; logits, present.N.key and .value, as optimum writes them"
-        )
+    past = {str(v.name): v for v in model.graph.inputs if PAST.fullmatch(str(v.name))}
     shapes = {tuple(axis_name(d) for d in v.shape or ())[1::2] for v in past.values()}
     if len(shapes) != 1 or not all(isinstance(n, int) for n in next(iter(shapes))):
         raise ExportError(f"the layers' caches have different shapes {sorted(map(str, shapes))}")
     ((cached, size),) = shapes
     assert isinstance(cached, int) and isinstance(size, int)
-    return Heads(layers, cached, size)
+    return Heads(len(past) // 2, cached, size)
 
 
 def choose_rows(model: ir.Model) -> None:
@@ -152,22 +132,6 @@ def producer_of(value: ir.Value) -> ir.Node:
     if node is None:
         raise ExportError(f"{value.name!r} is computed by no node")
     return node
-
-
-def with_signature(
-    model: ir.Model,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-) -> None:
-    """Gives a graph the names, order and axes of a recipe, which calls a cache of slots cache.0.key."""
-    for values, specs in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
-        by_name = {str(v.name): v for v in values}
-        values.clear()
-        for spec in specs:
-            value = by_name[re.sub(r"^cache\.", "past_key_values.", spec.name)]
-            value.name, value.shape = spec.name, ir.Shape(spec.axis_names())
-            values.append(value)
-    common.RemoveUnusedNodesPass()(model)
 
 
 def add_input(

@@ -15,8 +15,9 @@ from ..verification.decoder_reference import Reference
 from ..verification.translation_reference import UncachedReference
 from .branches import SWITCH
 from .build import Array
-from .folder import LAYERS, STATE_NAMES, Folder
+from .folder import LAYERS, Folder
 from .reference import OF_LOGITS
+from .signature import STATE_NAMES
 from .source import CROSS, STATES
 
 if TYPE_CHECKING:

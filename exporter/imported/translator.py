@@ -23,13 +23,14 @@ from .build import Array, Builder
 from .checkpoint import ImportedCheckpoint, Tensors
 from .distances import distance_bias, distance_tables, tabulate
 from .folder import LENGTHS, Folder, load_graph
-from .graph import Heads, add_input, choose_rows, heads_of, simplified, vocabulary_of, with_signature
+from .graph import Heads, add_input, choose_rows, heads_of, simplified, vocabulary_of
 from .growing_cache import growing_mask, write_growing
 from .names import name_weights
 from .positions import use_positions
 from .shapes import settle_shapes
 from .shared_buffers import check_caches, rows_of, write_shared
-from .source import STATES, project, projections, source_mask, write_source
+from .signature import FIRST_STEP, LATER_STEP, SOURCE_ENCODER, with_signature
+from .source import project, projections, source_mask, write_source
 
 USUAL_LENGTH = 512  # of a model without positions whose files say no length, such as T5's
 NO_LIMIT = 10**20  # transformers writes 1e30 of a tokenizer that knows no length
@@ -61,18 +62,20 @@ class ImportedTranslator(ImportedCheckpoint):
     def read_graphs(self, found: Folder) -> None:
         assert found.encoder is not None
         self.source_graph, self.graph = load_graph(found.encoder), found.graph
+        SOURCE_ENCODER.check(self.source_graph, found.encoder)
+        LATER_STEP.check(self.graph, found.model)
         if found.first is None:
             first = self.graph.clone()
             choose_branch(first, SWITCH, "else_branch")
             choose_branch(self.graph, SWITCH, "then_branch")
         else:
             first = load_graph(found.first)
+            FIRST_STEP.check(first, found.first)
         for model in (self.source_graph, self.graph, first):
             simplified(model)
         project(self.source_graph, projections(first))
         rename(self.graph)
-        cross = [str(v.name) for v in self.graph.graph.inputs if str(v.name).startswith("cross.")]
-        self.heads = heads_of(self.graph, (SOURCE_MASK, STATES, *cross))
+        self.heads = heads_of(self.graph)
         biases = [bias for attention in attentions(self.graph.graph, self.heads) for bias in attention.biases]
         positions = add_input(self.graph.graph, "position_ids", ["batch", "tokens"])
         self.has_positions = use_positions(self.graph, positions, biases)

@@ -1,0 +1,113 @@
+"""What optimum calls the inputs and outputs of its graphs, and how they get a recipe's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ...runtime.bundle.manifest import TensorSpec
+from ..errors import ExportError
+from .branches import SWITCH
+
+STATE_NAMES = ("last_hidden_state", "token_embeddings")  # the latter of what sentence-transformers reads
+POOLED = ("sentence_embedding", "pooler_output")
+ENDS = ("start_logits", "end_logits")
+LAYER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The names of one kind of graph; in them N stands for a layer.
+
+    Attributes:
+        optional: inputs and outputs that it need not have.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+    def check(self, model: ir.Model, path: Path) -> None:
+        """Refuses a graph whose inputs and outputs are others.
+
+        Raises:
+            ExportError: lists them, and what is missing.
+        """
+        names = [str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)]
+        needed = (*self.inputs, *self.outputs)
+        unknown = [name for name in names if in_any_layer(name) not in (*needed, *self.optional)]
+        missing = [name for name in needed if name not in map(in_any_layer, names)]
+        if not unknown and not missing:
+            missing = incomplete(names)
+        if unknown or missing:
+            why = f"what {', '.join(unknown)} means cannot be told" if unknown else ""
+            why += f"{', and ' if why else ''}{', '.join(missing)} is missing" if missing else ""
+            perhaps = f" (perhaps {', '.join(self.optional)})" if self.optional else ""
+            raise ExportError(
+                f"{path}: {why}; the graph has {', '.join(names)}. Meant are"
+                f" {', '.join((*self.inputs, *self.outputs))}{perhaps}, as optimum writes them"
+            )
+
+
+def each(*names: str) -> tuple[str, ...]:
+    """The names of keys and values."""
+    return tuple(f"{name}.{kind}" for name in names for kind in ("key", "value"))
+
+
+DECODER = Signature(
+    inputs=("input_ids", *each("past_key_values.N")),
+    outputs=("logits", *each("present.N")),
+    optional=("attention_mask", "position_ids", SWITCH),
+)
+ENCODER = Signature(  # of its outputs it has some
+    inputs=("input_ids",),
+    outputs=(),
+    optional=("attention_mask", "token_type_ids", *STATE_NAMES, *POOLED, "logits", *ENDS),
+)
+# The graphs of an encoder-decoder.
+SOURCE_ENCODER = Signature(inputs=("input_ids", "attention_mask"), outputs=("last_hidden_state",))
+FIRST_STEP = Signature(
+    inputs=("input_ids", "encoder_attention_mask", "encoder_hidden_states"),
+    outputs=("logits", *each("present.N.decoder", "present.N.encoder")),
+    optional=("attention_mask", "position_ids"),
+)
+LATER_STEP = Signature(
+    inputs=(
+        *("input_ids", "encoder_attention_mask"),
+        *each("past_key_values.N.decoder", "past_key_values.N.encoder"),
+    ),
+    outputs=("logits", *each("present.N.decoder")),
+    optional=(*FIRST_STEP.optional, "encoder_hidden_states", *each("present.N.encoder"), SWITCH),
+)
+
+
+def in_any_layer(name: str) -> str:
+    return LAYER.sub(".N.", name)
+
+
+def incomplete(names: Iterable[str]) -> list[str]:
+    """What some layers have and others lack."""
+    layers: dict[str, set[str]] = {}
+    for name in names:
+        if match := LAYER.search(name):
+            layers.setdefault(in_any_layer(name), set()).add(match[1])
+    count = max(map(len, layers.values()), default=0)
+    wanted = {str(layer) for layer in range(count)}
+    return sorted(name.replace(".N.", f".{i}.") for name, found in layers.items() for i in wanted - found)
+
+
+def with_signature(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Gives a graph the names, order and axes of a recipe, which calls a cache of slots cache.0.key."""
+    for values, specs in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
+        by_name = {str(v.name): v for v in values}
+        values.clear()
+        for spec in specs:
+            value = by_name[re.sub(r"^cache\.", "past_key_values.", spec.name)]
+            value.name, value.shape = spec.name, ir.Shape(spec.axis_names())
+            values.append(value)
+    common.RemoveUnusedNodesPass()(model)
