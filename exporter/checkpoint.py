@@ -21,6 +21,7 @@ from .recipes import FAMILIES, Choices
 from .source import Source
 from .targets import target_named
 from .translation_tokenizers import translation_tokenizers
+from .unknown_tokens import without_unknown
 
 if TYPE_CHECKING:
     from ..models.sentence_transformers import SentenceModules
@@ -104,6 +105,10 @@ class Checkpoint:
         else:
             self.tokenizer_kind, files = PLAIN, {"tokenizer": tokenizer_json(folder)}
             sizes = [config.vocab_size]
+        if self.tokenizer_kind == PLAIN:
+            pairs = dict.fromkeys(zip(files.values(), sizes, strict=True))  # source and target may share one
+            known = {pair: without_unknown(*pair, str(folder)) for pair in pairs}
+            files = {stem: known[data, size] for (stem, data), size in zip(files.items(), sizes, strict=True)}
         self.tokenizer_files = files
         self.chat_template = self.read_chat_template()
         self.tokenizers: list[Tokenizer] = []

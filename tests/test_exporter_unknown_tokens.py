@@ -1,0 +1,71 @@
+"""Special tokens beyond a model's vocabulary are left out of a bundle; any other is an error."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+from planforge.exporter import export
+from planforge.exporter.errors import CheckpointError
+from planforge.exporter.source import demo_folder
+from planforge.exporter.unknown_tokens import without_unknown
+from planforge.runtime import load
+
+WORDS = {"<unk>": 0, "a": 1, "b": 2}
+
+
+def bytes_of(model: models.Model, *special: str, plain: tuple[str, ...] = ()) -> bytes:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_tokens([AddedToken(text) for text in plain])
+    tokenizer.add_special_tokens([AddedToken(text) for text in special])
+    return bytes(tokenizer.to_str(), "utf-8")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel(WORDS, unk_token="<unk>"),
+        models.WordLevel({**WORDS, "<mask>": 3}, unk_token="<unk>"),  # as BART's vocab.json has it
+        models.BPE(WORDS, [], unk_token="<unk>"),
+        models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -2.0), ("<mask>", 0.0)], unk_id=0),
+    ],
+)
+def test_a_special_token_without_an_embedding_is_left_out(
+    model: models.Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = bytes_of(model, "<mask>")
+    changed = Tokenizer.from_buffer(without_unknown(data, 3, "it"))
+    assert changed.get_vocab() == WORDS
+    assert changed.encode("a b").ids == Tokenizer.from_buffer(data).encode("a b").ids == [1, 2]
+    assert "the tokenizer of it has <mask>, which the model does not know" in caplog.text
+    assert without_unknown(data, 4, "it") == data
+
+
+def test_tokens_that_texts_can_have_stay() -> None:
+    plain = bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), plain=("word",))
+    assert without_unknown(plain, 3, "it") == plain
+    tokenizer = Tokenizer.from_buffer(bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), "</s>"))
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 3)])
+    around = bytes(tokenizer.to_str(), "utf-8")
+    assert without_unknown(around, 3, "it") == around
+
+
+def test_a_model_whose_tokenizer_got_a_pad_token_is_exported(tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(demo_folder("gpt2-demo"), tmp_path / "checkpoint"))
+    file = checkpoint / "tokenizer.json"
+    original = file.read_bytes()
+    tokenizer = Tokenizer.from_buffer(original)
+    tokenizer.add_special_tokens(["[PAD]"])
+    tokenizer.save(str(file))
+    export(checkpoint, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
+    kept = load(tmp_path / "bundle").tokenizer
+    assert kept.vocab_size == Tokenizer.from_buffer(original).get_vocab_size()
+    assert kept.token_id("[PAD]") is None
+    tokenizer.add_tokens(["forsooth"])
+    tokenizer.save(str(file))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has \d+ tokens, but config\.json's"):
+        export(checkpoint, tmp_path / "other", precision=["fp32"], target=["cpu"])
