@@ -34,7 +34,12 @@ Sm = Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")]
 MaxBatch = Annotated[
     int | None, typer.Option(help="The largest batch.", show_default="8 of a decoder, 32 of an encoder")
 ]
-MaxLength = Annotated[int | None, typer.Option(help="Context in tokens.", show_default="the model's")]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        help="Context in tokens.", show_default="the model's; of a decoder from optimum at most 4,096"
+    ),
+]
 Verify = Annotated[bool, typer.Option(help="Compare every graph with PyTorch.")]
 Prompts = Annotated[
     Path | None, typer.Option(help="A prompt a line, to verify with.", show_default="built-in texts")

@@ -232,6 +232,16 @@ def outside(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
+def outside_of_a_constant(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    node = next(node for node in model.graph.node if node.op_type == "Constant")
+    tensor = node.attribute[0].t
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../secret")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
 def linked(folder: Path) -> None:
     model = onnx.load(folder / "model.onnx")
     onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="w.data", size_threshold=64)
@@ -269,6 +279,7 @@ def too_old(folder: Path) -> None:
         (lambda folder: (folder / "model.onnx").rename(folder / "graph.onnx"), r"has graph\.onnx; read are"),
         (lambda folder: edit_json(folder / "config.json", max_position_embeddings=None), "says no length"),
         (outside, r"has weights in \.\./\.\./secret, outside of its folder"),
+        (outside_of_a_constant, r"has weights in \.\./secret, outside of its folder"),
         (linked, r"has weights in w\.data, which is a link; copy the file there"),
         (in_halves, "computes in half precision; export it in fp32, and choose --precision fp16"),
         (without_cache, "has no cache, and LlamaForCausalLM generates text; export it again"),

@@ -21,6 +21,8 @@ from .signature import DECODER, with_signature
 
 log = logging.getLogger("planforge")
 
+USUAL_LENGTH = 4096  # of a longer context, where an import names none: caches and checks cost as much
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -60,6 +62,17 @@ class ImportedDecoder(ImportedCheckpoint):
             *(heads.layers, heads.cached, heads.size, vocabulary_of(logits), self.context_of(found)),
             query_heads=found.whole(HEADS),
         )
+
+    def length_of(self, asked: int | None, context: int) -> int:
+        length = super().length_of(asked, context)
+        if asked is not None or length <= USUAL_LENGTH:
+            return length
+        log.warning(
+            "the bundle takes %s tokens, of the %s that the model knows; --max-length %d gives them all, in"
+            " caches and checks that take as much more",
+            *(f"{USUAL_LENGTH:,}", f"{length:,}", length),
+        )
+        return USUAL_LENGTH
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
         made = [gpt2.portable(self.config, self.choices)]

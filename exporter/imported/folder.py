@@ -121,25 +121,36 @@ def load_graph(path: Path) -> ir.Model:
 
 
 def map_files(model: ir.Model, path: Path) -> None:
-    """Maps weights while they are read, and no longer; refuses those outside of the folder, or not whole.
+    """Maps weights while they are read, and no longer; of optimum's exports some lie in Constant nodes.
 
     Raises:
-        CheckpointError: names the file.
+        CheckpointError: one lies outside of the folder, or is not whole; names the file.
     """
-    for value in model.graph.initializers.values():
-        constant = value.const_value
-        if not isinstance(constant, ir.ExternalTensor):
-            continue
-        location = PurePosixPath(str(constant.location).replace("\\", "/"))
-        if location.is_absolute() or ".." in location.parts or ":" in str(location):
-            raise CheckpointError(f"{path} has weights in {location}, outside of its folder")
-        if (path.parent / location).is_symlink():
-            raise CheckpointError(f"{path} has weights in {location}, which is a link; copy the file there")
-        try:
-            copy(constant).numpy()
-        except Exception as error:  # onnx_ir's own
-            raise CheckpointError(
-                f"{path} has weights in {location}, which cannot be read: {first_line(error)}"
-            ) from error
-        shape, dtype = constant.shape.numpy(), constant.dtype.numpy()
-        value.const_value = lazy(lambda c=constant: copy(c).numpy(), shape, dtype, str(value.name))  # type: ignore[misc]
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = mapped(value.const_value, path)
+        for node in graph:
+            constant = node.attributes.get("value")
+            if constant is not None and isinstance(constant.value, ir.ExternalTensor):
+                node.attributes.add(ir.AttrTensor("value", mapped(constant.value, path)))
+
+
+def mapped(weight: ir.ExternalTensor, path: Path) -> ir.LazyTensor:
+    """A tensor whose file is opened whenever it is read.
+
+    Args:
+        path: of the graph.
+    """
+    location = PurePosixPath(str(weight.location).replace("\\", "/"))
+    if location.is_absolute() or ".." in location.parts or ":" in str(location):
+        raise CheckpointError(f"{path} has weights in {location}, outside of its folder")
+    if (path.parent / location).is_symlink():
+        raise CheckpointError(f"{path} has weights in {location}, which is a link; copy the file there")
+    try:
+        copy(weight).numpy()
+    except Exception as error:  # onnx_ir's own
+        raise CheckpointError(
+            f"{path} has weights in {location}, which cannot be read: {first_line(error)}"
+        ) from error
+    return lazy(lambda: copy(weight).numpy(), weight.shape.numpy(), weight.dtype.numpy(), str(weight.name))

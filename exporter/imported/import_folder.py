@@ -62,8 +62,9 @@ def import_folder(
         output: the bundle's folder; must not exist unless `force`.
         source: the checkpoint, whose weights transformers reads for verification; by default `folder`. Where
             it has none, the bundle is compared with the folder's graphs as they are.
-        precision: fp32, fp16, int8, int4; by default as of `export`, like target, sms, max_batch, max_length,
-            verify, force, prompts and progress.
+        precision: fp32, fp16, int8, int4; by default as of `export`, like target, sms, max_batch, verify,
+            force, prompts and progress.
+        max_length: context in tokens, at most the model's; by default that, of a decoder at most 4,096.
 
     Raises:
         PlanForgeError: CheckpointError, ExportError, OutputError, BuildError or VerificationError; nothing is
