@@ -80,17 +80,18 @@ def test_keys_and_values_are_kept_once_for_several_queries(imported: Callable[[s
     assert not [node for node in graph.node if node.op_type == "Softmax"]
 
 
+@pytest.mark.parametrize("name", ["qwen2", "opt"])  # with a head of its own, and with the embedding's table
 def test_weights_have_the_checkpoints_names_and_lie_once(
-    exported: Path, imported: Callable[[str], Path]
+    name: str, exported: Path, imported: Callable[[str], Path]
 ) -> None:
-    bundle = imported("qwen2")
+    bundle = imported(name)
     names = {
         tensor.name.removesuffix(".transposed")
         for artifact in Bundle.open(bundle).manifest.artifacts
         for tensor in onnx.load(bundle / artifact.file, load_external_data=False).graph.initializer
         if tensor.external_data
     }
-    model = transformers.AutoModelForCausalLM.from_pretrained(exported / "qwen2")
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported / name)
     large = {name: p for name, p in model.named_parameters() if p.numel() * 4 >= 1024}
     assert names == set(large)
     (data,) = (bundle / "onnx").glob("*.data")

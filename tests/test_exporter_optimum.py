@@ -222,6 +222,24 @@ def without(output: str, graph: onnx.GraphProto) -> None:
     graph.output.remove(next(value for value in graph.output if value.name == output))
 
 
+def test_weights_beside_the_graph_are_read_those_of_constants_too(
+    own: Path, exported: Path, tmp_path: Path
+) -> None:
+    """As optimum writes models beyond protobuf's 2 GB."""
+    model = onnx.load(own / "model.onnx")
+    beside: dict[str, Any] = {"location": "model.onnx_data", "size_threshold": 0, "convert_attribute": True}
+    onnx.save(model, own / "model.onnx", save_as_external_data=True, **beside)
+    written = onnx.load(own / "model.onnx", load_external_data=False).graph
+    constants = [a.t for node in written.node for a in node.attribute if a.HasField("t")]
+    assert any(tensor.external_data for tensor in constants)
+    texts = []
+    for name, folder in (("beside", own), ("inside", exported / "llama.onnx")):
+        import_folder(folder, tmp_path / name, precision=["fp32"], target=["cpu"], verify=False)
+        with load(tmp_path / name) as generator:
+            texts.append(generator.generate(TEXT, max_new_tokens=20).token_ids)
+    assert texts[0] == texts[1]
+
+
 def outside(folder: Path) -> None:
     model = onnx.load(folder / "model.onnx")
     onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="w.data", size_threshold=64)

@@ -100,6 +100,7 @@ def choose_rows(model: ir.Model) -> None:
     gather = ir.node("Gather", [reshape.outputs[0], rows], {"axis": 0})
     for node in (reshape, gather):
         node.outputs[0].type = states.type
+        node.outputs[0].shape = ir.Shape([None, width_of(head)])
         graph.insert_before(head, node)
     head.replace_input_with(0, gather.outputs[0])
     node = head

@@ -51,5 +51,44 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
             model.graph.register_initializer(value)
 
 
+def tie_tables(model: ir.Model) -> None:
+    """A matrix that is the transpose of an embedding's table, such as a tied head, is read of the table."""
+    graph = model.graph
+    gathers = [node for node in graph if node.op_type == "Gather"]
+    tables = {id(v): v for v in (node.inputs[0] for node in gathers) if v is not None and is_large_matrix(v)}
+    for table in tables.values():
+        turned = tuple(reversed(shape_of(table)))
+        alike = [v for v in graph.initializers.values() if is_large_matrix(v) and shape_of(v) == turned]
+        for value in alike:
+            if value is table or key_of(array_of(value)) != key_of(array_of(table).T):
+                continue
+            transpose = ir.node("Transpose", [table], {"perm": [1, 0]}, name=f"{value.name}/tied")
+            (result,) = transpose.outputs
+            result.name, result.type, result.shape = f"{value.name}/tied", value.type, value.shape
+            graph.insert_before(graph[0], transpose)
+            ir.convenience.replace_all_uses_with(value, result)
+            del graph.initializers[str(value.name)]
+
+
+def is_large_matrix(value: ir.Value) -> bool:
+    constant = value.const_value
+    return (
+        constant is not None
+        and constant.dtype == ir.DataType.FLOAT
+        and len(constant.shape) == 2
+        and constant.nbytes >= EXTERNAL_FROM_BYTES
+    )
+
+
+def shape_of(value: ir.Value) -> tuple[int, ...]:
+    assert value.const_value is not None
+    return tuple(value.const_value.shape.numpy())
+
+
+def array_of(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
 def key_of(array: np.ndarray) -> tuple[tuple[int, ...], bytes]:
     return array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()
