@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import transformers
 from onnx import TensorProto, helper
 
 from planforge.exporter import export
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.imported.folder import load_graph
 from planforge.exporter.imported.import_folder import import_folder
-from planforge.exporter.imported.optimum import task_of
+from planforge.exporter.imported.optimum import as_transformers_4, task_of
 from planforge.exporter.source import demo_folder
 from planforge.runtime import load
 from planforge.runtime.errors import InputError
@@ -164,6 +165,39 @@ def test_pickles_are_never_read(own: Path, exported: Path, tmp_path: Path) -> No
 def test_our_own_demos_are_of_known_tasks() -> None:
     tasks = [task_of(demo_folder(name)) for name in ("gpt2-demo", "bert-demo")]
     assert tasks == ["text-generation-with-past", "feature-extraction"]
+
+
+ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def test_positions_that_transformers_5_writes_are_exported(exported: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(exported / "llama", tmp_path / "checkpoint"))
+    given = {"rope_type": "llama3", "rope_theta": 5e5, **ROPE, "original_max_position_embeddings": 64}
+    config = transformers.LlamaConfig.from_pretrained(checkpoint, rope_parameters=given)
+    transformers.set_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(checkpoint)
+    options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"]}
+    result = export(checkpoint, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON), **options)
+    assert result.report is not None and result.report.passed
+    with pytest.raises(CheckpointError, match=r"has rope_theta 500000\.0, and .* was exported with 10000"):
+        import_folder(exported / "llama.onnx", tmp_path / "other", source=checkpoint, **options)
+
+
+def test_settings_get_the_names_that_older_transformers_know(exported: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(exported / "gpt_neox", tmp_path / "checkpoint"))
+    assert as_transformers_4(exported / "bart", tmp_path / "same") == exported / "bart"
+    layers = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    edit_json(checkpoint / "config.json", rope_parameters=layers)
+    assert as_transformers_4(checkpoint, tmp_path / "same") == checkpoint
+    given: dict[str, Any] = {"rope_theta": 500.0, "partial_rotary_factor": 0.5, "rope_type": "default"}
+    edit_json(checkpoint / "config.json", rope_parameters=given)
+    beside = as_transformers_4(checkpoint, tmp_path / "beside")
+    config = json.loads((beside / "config.json").read_text(encoding="utf-8"))
+    assert (config["rotary_emb_base"], config["rotary_pct"]) == (500.0, 0.5)  # of GPT-NeoX
+    assert (config["rope_theta"], config["partial_rotary_factor"]) == (500.0, 0.5)  # of Phi
+    assert config.get("rope_scaling") is None
+    assert {file.name for file in beside.iterdir()} == {file.name for file in checkpoint.iterdir()}
+    assert "rotary_pct" not in json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
 
 
 def test_sentence_transformers_are_exported_without_a_head(exported: Path, tmp_path: Path) -> None:

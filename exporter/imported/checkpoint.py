@@ -37,6 +37,18 @@ def check_source(source: Source, found: Folder) -> None:
                 f"{source.folder} has {name} {ours!r}, and {found.path} is of one with {theirs!r}; give that"
                 " checkpoint as --source"
             )
+    ours, theirs = rope_theta(config), rope_theta(found.config)
+    if ours is not None and theirs is not None and ours != theirs:
+        raise CheckpointError(
+            f"{source.folder} has rope_theta {ours}, and {found.path} was exported with {theirs}:"
+            " transformers before 5 does not read it of rope_parameters. planforge export CHECKPOINT tells it"
+        )
+
+
+def rope_theta(config: Mapping[str, Any]) -> Any:
+    """Of rotary positions, as transformers 5 writes it or as it was written before."""
+    parameters = config.get("rope_parameters")
+    return (parameters if isinstance(parameters, dict) else config).get("rope_theta")
 
 
 class ImportedCheckpoint(Checkpoint):

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from ..errors import CheckpointError, first_line
-from ..passes.weights import lazy
+from ..passes.weights import EXTERNAL_FROM_BYTES, lazy
 from .mapped import load_mapped
 
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
@@ -136,8 +136,8 @@ def map_files(model: ir.Model, path: Path) -> None:
                 node.attributes.add(ir.AttrTensor("value", mapped(constant.value, path)))
 
 
-def mapped(weight: ir.ExternalTensor, path: Path) -> ir.LazyTensor:
-    """A tensor whose file is opened whenever it is read.
+def mapped(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
+    """A tensor whose file is opened whenever it is read; a small one is read now.
 
     Args:
         path: of the graph.
@@ -148,9 +148,11 @@ def mapped(weight: ir.ExternalTensor, path: Path) -> ir.LazyTensor:
     if (path.parent / location).is_symlink():
         raise CheckpointError(f"{path} has weights in {location}, which is a link; copy the file there")
     try:
-        copy(weight).numpy()
+        array = copy(weight).numpy()
     except Exception as error:  # onnx_ir's own
         raise CheckpointError(
             f"{path} has weights in {location}, which cannot be read: {first_line(error)}"
         ) from error
+    if weight.nbytes < EXTERNAL_FROM_BYTES:
+        return ir.tensor(array.copy(), name=weight.name)
     return lazy(lambda: copy(weight).numpy(), weight.shape.numpy(), weight.dtype.numpy(), str(weight.name))

@@ -93,7 +93,7 @@ def choose_rows(model: ir.Model) -> None:
             raise ExportError(f"the product that gives the logits was not found behind {head.op_type}")
         head = producer_of(given[0])
     states = head.inputs[0]
-    assert states is not None and states.shape is not None
+    assert states is not None
     rows = add_input(graph, "logit_rows", ["rows"])
     flat = initializer(graph, "rows/flat", ir.tensor(np.array([-1, width_of(head)], np.int64)))
     reshape = ir.node("Reshape", [states, flat])

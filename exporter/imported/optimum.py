@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from ...models.folder import read_json
 from ..errors import CheckpointError, ExportError
 
 VENV = "optimum-venv"
@@ -28,6 +32,11 @@ TASKS = {
     "ForQuestionAnswering": "question-answering",
     "ForPreTraining": "feature-extraction",
     "Model": "feature-extraction",
+}
+# What transformers before 5 calls settings that rope_parameters has since.
+ROPE_SETTINGS = {
+    "rope_theta": ("rope_theta", "rotary_emb_base"),
+    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
 }
 # Settings that only models of something else than text have.
 OTHERS = {
@@ -59,15 +68,47 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
     if python is not None and os.path.dirname(python):
         python = os.path.abspath(python)  # a link stays one: it is how Python finds its environment
     command = [python or sys.executable, "-m", "optimum.commands.optimum_cli", "export", "onnx"]
-    command += ["--model", str(checkpoint.resolve()), "--task", task, "--no-post-process", str(out.resolve())]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=out.parent)
-    except OSError as error:
-        raise ExportError(f"{command[0]} cannot be run: {error.strerror}") from error
+    with tempfile.TemporaryDirectory(prefix="planforge-checkpoint-") as folder:
+        readable = as_transformers_4(checkpoint.resolve(), Path(folder, checkpoint.name))
+        command += ["--model", str(readable), "--task", task, "--no-post-process", str(out.resolve())]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=out.parent)
+        except OSError as error:
+            raise ExportError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         way_out = f"; {ENVIRONMENT}" if "No module named" in said else ""
         raise ExportError(f"optimum does not export {checkpoint}: {said}{way_out}")
+
+
+def as_transformers_4(checkpoint: Path, beside: Path) -> Path:
+    """The checkpoint, or one of the same files whose config.json transformers before 5 understands too.
+
+    Those take no rope_parameters, and the default for each of them without a word.
+
+    Args:
+        beside: where that folder is made, if it must be.
+    """
+    config = read_json(checkpoint / "config.json")
+    given = config.get("rope_parameters")
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        return checkpoint  # each kind of layer has its own: verification tells
+    scaling = {k: v for k, v in given.items() if k not in ROPE_SETTINGS}
+    known = {name: given[k] for k, names in ROPE_SETTINGS.items() if k in given for name in names}
+    if scaling.get("rope_type", "default") != "default":
+        known["rope_scaling"] = scaling
+    shutil.copytree(checkpoint, beside, copy_function=link)
+    (beside / "config.json").unlink()
+    (beside / "config.json").write_text(json.dumps(config | known), encoding="utf-8")
+    return beside
+
+
+def link(file: str, at: str) -> None:
+    """A link where the system lets us make one, else a copy."""
+    try:
+        os.symlink(file, at)
+    except OSError:
+        shutil.copy2(file, at)
 
 
 def task_of(checkpoint: Path) -> str:
@@ -76,8 +117,6 @@ def task_of(checkpoint: Path) -> str:
     Raises:
         CheckpointError: it cannot be exported; says why.
     """
-    from ...models.folder import read_json
-
     try:
         config = read_json(checkpoint / "config.json")
     except ValueError as error:
@@ -117,7 +156,6 @@ def check_weights(checkpoint: Path, architecture: str) -> None:
 def has_reference_model(checkpoint: Path) -> bool:
     """Whether PlanForge exports a checkpoint itself. What cannot be told it refuses in its own words."""
     from ...models.checkpoint import FAMILIES
-    from ...models.folder import read_json
 
     folder = checkpoint if (checkpoint / "config.json").is_file() else checkpoint / "0_Transformer"
     try:

@@ -209,7 +209,7 @@ def greedy_case(
         followed = follow(batch, batch.prefill([s.prompt for s in samples]), samples, limits)
         outcome = judged(measure_parts(followed.parts), limits, failures=followed.failures)
         prompts = [tokenizer.decode(sample.prompt) for sample in samples]
-        return with_divergence(outcome, followed, prompts, samples, tokenizer.decode)
+        return with_divergence(outcome, followed, prompts, samples, tokenizer.decode_known)
 
     return run
 

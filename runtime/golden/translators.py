@@ -65,7 +65,7 @@ def decoder_cases(
         followed = follow(run, run.decode([engine.start] * len(batch)), batch, limits)
         outcome = judged(measure_parts(followed.parts), limits, "", followed.failures)
         sources = [engine.source_tokenizer.decode(sample.source) for sample in batch]
-        return with_divergence(outcome, followed, sources, batch, engine.target_tokenizer.decode)
+        return with_divergence(outcome, followed, sources, batch, engine.target_tokenizer.decode_known)
 
     found: dict[str, Case] = {}
     if samples and samples[0].attention.size:

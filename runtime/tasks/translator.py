@@ -345,8 +345,7 @@ class Translator(Closing):
         return found
 
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:
-        tokenizer = self.target_tokenizer
-        text = tokenizer.decode([t for t in hypothesis.token_ids if t < tokenizer.vocab_size])
+        text = self.target_tokenizer.decode_known(hypothesis.token_ids)
         return Candidate(text, hypothesis.token_ids, hypothesis.score, hypothesis.finish_reason)
 
     def _pieces(self, source: Sequence[int], search: Search) -> Iterator[str]:

@@ -197,6 +197,10 @@ class Tokenizer:
         with blamed(self._source):
             return self._plain.decode(checked, skip_special_tokens=True)
 
+    def decode_known(self, ids: Sequence[int]) -> str:
+        """`decode` of what a model chose: ids beyond the vocabulary, which some models have, add nothing."""
+        return self.decode([token for token in ids if token < self.vocab_size])
+
     def stream(self) -> TextStream:
         """A new decoder for ids that come one at a time."""
         return TextStream(self)
