@@ -197,7 +197,7 @@ def test_settings_get_the_names_that_older_transformers_know(exported: Path, tmp
     assert (config["rope_theta"], config["partial_rotary_factor"]) == (500.0, 0.5)  # of Phi
     assert config.get("rope_scaling") is None
     assert {file.name for file in beside.iterdir()} == {file.name for file in checkpoint.iterdir()}
-    assert "rotary_pct" not in json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    assert json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["rotary_pct"] == 0.25
 
 
 def test_sentence_transformers_are_exported_without_a_head(exported: Path, tmp_path: Path) -> None:
