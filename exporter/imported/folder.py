@@ -44,6 +44,11 @@ class Folder:
     encoder: Path | None = None
     first: Path | None = None
 
+    @property
+    def architecture(self) -> str:
+        """The class of the model in transformers, such as LlamaForCausalLM."""
+        return architecture_of(self.config)
+
     @cached_property
     def graph(self) -> ir.Model:
         """`model`, read once; who takes it may change it."""
@@ -52,6 +57,12 @@ class Folder:
     def whole(self, names: tuple[str, ...]) -> int | None:
         """The first of some settings that is a whole number."""
         return next((self.config[n] for n in names if type(self.config.get(n)) is int), None)
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """What a config.json calls the model's class; "" where it says nothing."""
+    named = config.get("architectures")
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
 
 
 def read_folder(path: Path) -> Folder:

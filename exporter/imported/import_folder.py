@@ -161,10 +161,9 @@ def kind_of(found: Folder) -> type[ImportedCheckpoint]:
     if found.encoder is not None:
         return ImportedTranslator
     names = {str(value.name) for value in found.graph.graph.inputs}
-    written = str((found.config.get("architectures") or [""])[0])
-    if not any(name.startswith("past") for name in names) and written.endswith(GENERATES):
+    if not any(name.startswith("past") for name in names) and found.architecture.endswith(GENERATES):
         raise CheckpointError(
-            f"{found.model} has no cache, and {written} generates text; export it again with"
+            f"{found.model} has no cache, and {found.architecture} generates text; export it again with"
             " --task text-generation-with-past"
         )
     return ImportedDecoder if any(name.startswith("past") for name in names) else ImportedEncoder

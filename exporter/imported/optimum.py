@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...models.folder import read_json
 from ..errors import CheckpointError, ExportError
+from .folder import architecture_of
 
 VENV = "optimum-venv"
 ENVIRONMENT = (
@@ -126,8 +127,7 @@ def task_of(checkpoint: Path) -> str:
             f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run; take"
             " auto_map out where transformers knows the model by itself"
         )
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    name, named = architecture_of(config), config.get("architectures")
     if other := next((kind for setting, kind in OTHERS.items() if setting in config), None):
         raise CheckpointError(f"{checkpoint} is a model of {other} ({name or 'unnamed'}), not of text")
     task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
