@@ -41,25 +41,26 @@ def cases(work: Path) -> list[Case]:
     generation, translation = Work("generate", *prompt, NEW), Work("translate", *source, NEW)
     return [
         imported(
-            *("imported-llama", "Llama 110M, imported, batch 1: new tokens/s", "llama-110m"),
+            *("imported-llama", "Llama 110M, fp32, imported, batch 1: new tokens/s", "llama-110m"),
             generation,
         ),
         in_int8(
             "imported-llama-int8",
-            "Llama 110M, imported in int8, batch 1: new tokens/s",
+            "Llama 110M sure of its tokens, imported, batch 1: new tokens/s",
             *("llama-110m-sure", generation),
         ),
         imported(
-            *("imported-t5", "T5-small shape, imported, one source, greedy: new tokens/s", "t5-small"),
+            *("imported-t5", "T5-small shape, fp32, imported, one source, greedy: new tokens/s", "t5-small"),
             translation,
         ),
         in_int8(
             "imported-t5-int8",
-            "T5-small shape, imported in int8, one source, greedy: new tokens/s",
+            "T5-small shape sure of its tokens, imported, one source, greedy: new tokens/s",
             *("t5-small-sure", translation),
         ),
         imported(
-            *("imported-t5-beams", "T5-small shape, imported, one source, 4 beams: new tokens/s", "t5-small"),
-            Work("translate", *source, NEW, beams=4),
+            "imported-t5-beams",
+            "T5-small shape, fp32, imported, one source, 4 beams: new tokens/s",
+            *("t5-small", Work("translate", *source, NEW, beams=4)),
         ),
     ]
