@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from ..runtime.text.tokenizer import parse
+from ..runtime.text.tokenizer import one_past_last_id, parse
 
 log = logging.getLogger("planforge")
 
@@ -13,26 +13,30 @@ log = logging.getLogger("planforge")
 def without_unknown(data: bytes, vocab_size: int, source: str) -> bytes:
     """A tokenizer.json without the special tokens that the model has no embedding of; a warning names them.
 
-    They stay where the tokenizer puts them around texts by itself, and tokens that are not special stay too.
+    Those stay that the tokenizer puts around texts or in the place of unknown words, like all that are not
+    special: then the vocabulary does not fit.
 
     Args:
         data: of a tokenizer.json.
         vocab_size: the model's.
         source: what the warning calls it.
     """
-    if parse(data, source).get_vocab_size() <= vocab_size:
+    if one_past_last_id(parse(data, source)) <= vocab_size:
         return data
     written = json.loads(data)
-    template = json.dumps(written.get("post_processor"), ensure_ascii=False)
+    vocabulary = written["model"]["vocab"]
+    used = json.dumps([written.get("post_processor"), written["model"].get("unk_token")])
+    if isinstance(vocabulary, list) and written["model"].get("unk_id") is not None:
+        used += json.dumps(vocabulary[written["model"]["unk_id"]])
+    special = [token for token in written.get("added_tokens") or [] if token["special"]]
     unknown = {
         str(token["content"])
-        for token in written["added_tokens"]
-        if token["special"] and token["id"] >= vocab_size and json.dumps(token["content"]) not in template
+        for token in special
+        if token["id"] >= vocab_size and json.dumps(token["content"]) not in used
     }
     if not unknown:
         return data
     written["added_tokens"] = [t for t in written["added_tokens"] if t["content"] not in unknown]
-    vocabulary = written["model"]["vocab"]
     if isinstance(vocabulary, dict):
         written["model"]["vocab"] = {token: i for token, i in vocabulary.items() if token not in unknown}
     else:  # a Unigram's, whose ids are places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -45,13 +46,30 @@ def test_a_special_token_without_an_embedding_is_left_out(
     assert without_unknown(data, 4, "it") == data
 
 
-def test_tokens_that_texts_can_have_stay() -> None:
+@pytest.mark.parametrize("text", ["</s>", "<｜begin｜>"])
+def test_tokens_that_texts_can_have_stay(text: str) -> None:
     plain = bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), plain=("word",))
     assert without_unknown(plain, 3, "it") == plain
-    tokenizer = Tokenizer.from_buffer(bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), "</s>"))
-    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 3)])
+    tokenizer = Tokenizer.from_buffer(bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), text))
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {text}", special_tokens=[(text, 3)])
     around = bytes(tokenizer.to_str(), "utf-8")
     assert without_unknown(around, 3, "it") == around
+
+
+def test_what_stands_for_unknown_words_stays() -> None:
+    word = bytes_of(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"), "<unk>")
+    pieces = bytes_of(models.Unigram([("a", -1.0), ("b", -2.0), ("<unk>", 0.0)], unk_id=2), "<unk>")
+    for data in (word, pieces):
+        assert without_unknown(data, 2, "it") == data
+
+
+def test_files_without_added_tokens_and_with_holes_are_read() -> None:
+    plain = json.loads(bytes_of(models.WordLevel(WORDS, unk_token="<unk>")))
+    del plain["added_tokens"]
+    data = json.dumps(plain).encode()
+    assert without_unknown(data, 2, "it") == data
+    holes = bytes_of(models.WordLevel({"<unk>": 0, "a": 1, "<mask>": 7}, unk_token="<unk>"), "<mask>")
+    assert Tokenizer.from_buffer(without_unknown(holes, 5, "it")).get_vocab() == {"<unk>": 0, "a": 1}
 
 
 def test_a_model_whose_tokenizer_got_a_pad_token_is_exported(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def check_source(source: Source, found: Folder) -> None:
                 f"{source.folder} has {name} {ours!r}, and {found.path} is of one with {theirs!r}; give that"
                 " checkpoint as --source"
             )
-    ours, theirs = rope_theta(config), rope_theta(found.config)
+    ours = rope_theta(config)
+    theirs = found.config.get("rope_theta", rope_theta(found.config))  # the former is what optimum's has read
     if ours is not None and theirs is not None and ours != theirs:
         raise CheckpointError(
             f"{source.folder} has rope_theta {ours}, and {found.path} was exported with {theirs}:"

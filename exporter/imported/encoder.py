@@ -85,6 +85,8 @@ class ImportedEncoder(ImportedCheckpoint):
 
         vocabulary, graph = whole(("vocab_size",)), self.graph.graph
         self.roles = {str(v.name): self.role_of(v, vocabulary) for v in graph.outputs}
+        if not any(self.roles.values()):
+            raise ExportError(f"{found.model} gives none of {', '.join((*STATE_NAMES, 'logits', *ENDS))}")
         heads = tuple(
             dict.fromkeys(role.partition(".")[0] for role in self.roles.values() if role and role != "hidden")
         )
@@ -112,14 +114,14 @@ class ImportedEncoder(ImportedCheckpoint):
             return "hidden"
         if name in POOLED:
             return ""  # the runtime pools; a pooler's vector is seldom wanted
-        if name in SPANS:
+        if name in SPANS and len(shape) == 2 and {v.name for v in self.graph.graph.outputs} >= set(SPANS):
             return SPANS[name]
         if name == "logits" and last is not None and len(shape) in (2, 3):
             by_token = "masked_lm" if last == vocabulary else "token_classification"
             return "sequence_classification" if len(shape) == 2 else by_token
         raise ExportError(
             f"what {name} means cannot be told of its shape {shape}; meant are hidden states and logits of"
-            " three axes, or of two for a text's class, the last of a fixed length"
+            " three axes, or of two for a text's class, the last of a fixed length, or those of both ends"
         )
 
     def context_of(self, found: Folder) -> int:

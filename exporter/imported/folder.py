@@ -135,16 +135,25 @@ def map_files(model: ir.Model, path: Path) -> None:
     """Maps weights while they are read, and no longer; of optimum's exports some lie in Constant nodes.
 
     Raises:
-        CheckpointError: one lies outside of the folder, or is not whole; names the file.
+        CheckpointError: one lies outside of the folder, or is not whole; names the file. Or it may lie in a
+            function of the file's own, which optimum writes none of.
     """
+    if model.functions:
+        raise CheckpointError(
+            f"{path} has functions of its own; inline them: onnx.inliner.inline_local_functions"
+        )
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = mapped(value.const_value, path)
         for node in graph:
-            constant = node.attributes.get("value")
-            if constant is not None and isinstance(constant.value, ir.ExternalTensor):
-                node.attributes.add(ir.AttrTensor("value", mapped(constant.value, path)))
+            for name, attribute in list(node.attributes.items()):
+                if isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes.add(ir.AttrTensor(name, mapped(attribute.value, path)))
+                elif attribute.type == ir.AttributeType.TENSORS:
+                    raise CheckpointError(
+                        f"{path} has a list of tensors in {node.op_type}, which is not read"
+                    )
 
 
 def mapped(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:

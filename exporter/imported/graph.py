@@ -75,7 +75,7 @@ def heads_of(model: ir.Model) -> Heads:
     """
     past = {str(v.name): v for v in model.graph.inputs if PAST.fullmatch(str(v.name))}
     shapes = {tuple(axis_name(d) for d in v.shape or ())[1::2] for v in past.values()}
-    if len(shapes) != 1 or not all(isinstance(n, int) for n in next(iter(shapes))):
+    if len(shapes) != 1 or not all(len(s) == 2 and all(isinstance(n, int) for n in s) for s in shapes):
         raise ExportError(f"the layers' caches have different shapes {sorted(map(str, shapes))}")
     ((cached, size),) = shapes
     assert isinstance(cached, int) and isinstance(size, int)

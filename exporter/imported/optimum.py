@@ -70,7 +70,7 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
         python = os.path.abspath(python)  # a link stays one: it is how Python finds its environment
     command = [python or sys.executable, "-m", "optimum.commands.optimum_cli", "export", "onnx"]
     with tempfile.TemporaryDirectory(prefix="planforge-checkpoint-") as folder:
-        readable = as_transformers_4(checkpoint.resolve(), Path(folder, checkpoint.name))
+        readable = as_transformers_4(checkpoint.resolve(), Path(folder, "checkpoint"))
         command += ["--model", str(readable), "--task", task, "--no-post-process", str(out.resolve())]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=out.parent)
@@ -96,20 +96,27 @@ def as_transformers_4(checkpoint: Path, beside: Path) -> Path:
         return checkpoint  # each kind of layer has its own: verification tells
     scaling = {k: v for k, v in given.items() if k not in ROPE_SETTINGS}
     known = {name: given[k] for k, names in ROPE_SETTINGS.items() if k in given for name in names}
-    if scaling.get("rope_type", "default") != "default":
+    kind = scaling.get("rope_type", "default")
+    if kind == "longrope":  # of which older ones take these alone
+        known["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
+        scaling = {"type": kind} | {k: v for k, v in scaling.items() if k in ("short_factor", "long_factor")}
+    if kind != "default":
         known["rope_scaling"] = scaling
-    shutil.copytree(checkpoint, beside, copy_function=link)
-    (beside / "config.json").unlink()
+    beside.mkdir()
+    for entry in checkpoint.iterdir():
+        if entry.name != "config.json":
+            link(entry, beside / entry.name)
     (beside / "config.json").write_text(json.dumps(config | known), encoding="utf-8")
     return beside
 
 
-def link(file: str, at: str) -> None:
-    """A link where the system lets us make one, else a copy."""
+def link(entry: Path, at: Path) -> None:
+    """A link where the system lets us make one, else a copy of a file."""
     try:
-        os.symlink(file, at)
+        at.symlink_to(entry)
     except OSError:
-        shutil.copy2(file, at)
+        if entry.is_file():
+            shutil.copy2(entry, at)
 
 
 def task_of(checkpoint: Path) -> str:

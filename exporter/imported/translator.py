@@ -14,6 +14,7 @@ from onnx_ir.passes import common
 
 from ...runtime.text.tokenizer_files import settings_of as tokenizer_settings
 from ..checkpoint import LEAST_LENGTH
+from ..errors import ExportError
 from ..passes.weights import MICROSOFT, initializer
 from ..recipes import Recipe, transformer
 from ..recipes.recipe import HEAD_SIZES, by_id
@@ -73,8 +74,15 @@ class ImportedTranslator(ImportedCheckpoint):
             FIRST_STEP.check(first, found.first)
         for model in (self.source_graph, self.graph, first):
             simplified(model)
-        project(self.source_graph, projections(first))
+        given = projections(first)
+        project(self.source_graph, given)
         rename(self.graph)
+        wanted = {str(v.name) for v in self.graph.graph.inputs if str(v.name).startswith("cross.")}
+        if wanted != {each.name for each in given}:
+            raise ExportError(
+                f"{found.model} reads the source's keys and values of {len(wanted) // 2} layers, and of"
+                f" {len(given) // 2} the first step projects them"
+            )
         self.heads = heads_of(self.graph)
         biases = [bias for attention in attentions(self.graph.graph, self.heads) for bias in attention.biases]
         positions = add_input(self.graph.graph, "position_ids", ["batch", "tokens"])
