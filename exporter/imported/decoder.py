@@ -14,7 +14,7 @@ from .branches import SWITCH, choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
 from .graph import choose_rows, heads_of, simplified, vocabulary_of
-from .names import name_weights, tie_tables
+from .names import name_weights
 from .shapes import settle_shapes
 from .shared_buffers import share_buffers
 from .signature import DECODER, with_signature
@@ -102,7 +102,6 @@ class ImportedDecoder(ImportedCheckpoint):
 
     def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
         name_weights(self.graph, tensors)
-        tie_tables(self.graph)
         choose_rows(self.graph)
         made = {}
         for name in sorted(wanted):

@@ -22,7 +22,7 @@ from ..recipes.recipe import by_id
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, LAYERS, Folder
 from .graph import choose_rows, simplified
-from .names import name_weights, tie_tables
+from .names import name_weights
 from .signature import ENCODER, ENDS, POOLED, STATE_NAMES, with_signature
 
 if TYPE_CHECKING:
@@ -193,7 +193,6 @@ class ImportedEncoder(ImportedCheckpoint):
 
     def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
         name_weights(self.graph, tensors)
-        tie_tables(self.graph)
         if "masked_lm" in self.config.heads:
             choose_rows(self.graph)
         made = {}

@@ -15,7 +15,7 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     """Renames matrices, and large constants, that equal a tensor, or its transpose, of the checkpoint.
 
     So every graph of a model shares a weight by its name, and what rounds a weight finds it in PyTorch.
-    Others are called by their content.
+    Others are called by their content. What is an embedding's table transposed is read of that.
 
     Args:
         tensors: by name; of two with the same numbers the first counts.
@@ -49,6 +49,7 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
             del values[str(value.name)]
             value.name = constant.name = found
             model.graph.register_initializer(value)
+    tie_tables(model)
 
 
 def tie_tables(model: ir.Model) -> None:
@@ -60,7 +61,7 @@ def tie_tables(model: ir.Model) -> None:
         turned = tuple(reversed(shape_of(table)))
         alike = [v for v in graph.initializers.values() if is_large_matrix(v) and shape_of(v) == turned]
         for value in alike:
-            if value is table or key_of(array_of(value)) != key_of(array_of(table).T):
+            if id(value) in tables or key_of(array_of(value)) != key_of(array_of(table).T):
                 continue
             transpose = ir.node("Transpose", [table], {"perm": [1, 0]}, name=f"{value.name}/tied")
             (result,) = transpose.outputs

@@ -26,7 +26,7 @@ from .distances import distance_bias, distance_tables, tabulate
 from .folder import LENGTHS, Folder, load_graph
 from .graph import Heads, add_input, choose_rows, heads_of, simplified, vocabulary_of
 from .growing_cache import growing_mask, write_growing
-from .names import name_weights, tie_tables
+from .names import name_weights
 from .positions import use_positions
 from .shapes import settle_shapes
 from .shared_buffers import check_caches, rows_of, write_shared
@@ -121,7 +121,6 @@ class ImportedTranslator(ImportedCheckpoint):
         tables = distance_tables(self.graph, found, self.config.max_positions)
         for model in (self.source_graph, self.graph):
             name_weights(model, tensors)
-            tie_tables(model)
         choose_rows(self.graph)
         made = {}
         for name in sorted(wanted):
