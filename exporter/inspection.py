@@ -180,6 +180,8 @@ def gate_text(artifact: Artifact) -> str:
     for name, value in measured.items():
         if isinstance(value, float):
             metric = name.rpartition(".")[2]
+            if metric == "mean_cosine_gap" and not value:
+                continue  # of fewer texts than have a mean
             worst[metric] = max(value, worst.get(metric, 0.0))
     numbers = ", ".join(f"{name} {value:.2g}" for name, value in worst.items())
     return f"{'verified' if artifact.gate.get('passed') else 'FAILED'} ({numbers})"

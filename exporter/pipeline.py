@@ -218,7 +218,8 @@ def finished(
 
 
 def chosen(target: Sequence[str] | None, precision: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Targets and precisions, each once, with the usual ones for what is not named."""
+    """Targets and precisions, each once, with the usual ones for what is not named; a str is one name."""
+    target, precision = ([each] if isinstance(each, str) else each for each in (target, precision))
     targets = default_targets() if target is None else list(dict.fromkeys(target))
     if not targets:
         raise InputError("target=[] names none; leave it out for the usual ones")

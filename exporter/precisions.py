@@ -27,6 +27,11 @@ class Precision:
     cache_bits: int | None = None
 
     @property
+    def in_whole_numbers(self) -> bool:
+        """Whether weights or cache are."""
+        return self.weight_bits is not None or self.cache_bits is not None
+
+    @property
     def calibrated(self) -> bool:
         """Whether real text decides how numbers are kept."""
         return self.weights != "fp32" or self.cache_bits is not None

@@ -64,7 +64,10 @@ InputFileOption = Annotated[
 ]
 MaxNewTokensOption = Annotated[
     int | None,
-    typer.Option(help="At most so many new tokens.", show_default="64; of a translation the checkpoint's"),
+    typer.Option(
+        help="At most so many new tokens.",
+        show_default="64; of a translation the checkpoint's, or all its positions",
+    ),
 ]
 TemperatureOption = Annotated[
     float | None, typer.Option(help="Sample at this temperature.", show_default="greedy")

@@ -9,6 +9,8 @@ from ..runtime.text.tokenizer import one_past_last_id, parse
 
 log = logging.getLogger("planforge")
 
+SHOWN = 5  # names in a warning
+
 
 def without_unknown(data: bytes, vocab_size: int, source: str) -> bytes:
     """A tokenizer.json without the special tokens that the model has no embedding of; a warning names them.
@@ -42,9 +44,9 @@ def without_unknown(data: bytes, vocab_size: int, source: str) -> bytes:
     else:  # a Unigram's, whose ids are places
         while len(vocabulary) > vocab_size and vocabulary[-1][0] in unknown:
             vocabulary.pop()
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     log.warning(
-        "the tokenizer of %s has %s, which the model does not know; the bundle's is without",
-        source,
-        ", ".join(sorted(unknown)),
+        "the tokenizer of %s has %s%s, which the model does not know; the bundle's is without",
+        *(source, ", ".join(sorted(unknown)[:SHOWN]), more),
     )
     return json.dumps(written, ensure_ascii=False).encode()

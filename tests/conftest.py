@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import subprocess
@@ -25,6 +26,10 @@ ALLOWED_REASONS = ("needs a GPU",)
 
 Report = pytest.TestReport | pytest.CollectReport
 seconds = {"slow": 0.0, "other": 0.0}
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # exports collect garbage, and need not look through all that tests import each time
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -17,6 +17,7 @@ import transformers
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.imported.import_folder import import_folder
+from planforge.exporter.verification.gate import CAPS
 from planforge.runtime import load
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
@@ -168,6 +169,21 @@ def test_an_unknown_form_of_attention_stays_as_it_is(
         import_folder(own, tmp_path / "bundle", source=exported / "llama", precision=["fp32"], target=["cpu"])
     assert "attention stays as it is: no Softmax of layer 0" in caplog.text
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_precision_that_loses_too_much_is_told_from_a_fault(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "prompts.txt").write_text("In the beginning\nAnd God said\n", encoding="utf-8")
+    monkeypatch.setitem(CAPS["int8"], "mean_kl", 1e-12)  # whatever is lost is too much
+    options: dict[str, Any] = {"source": exported / "llama", "prompts": tmp_path / "prompts.txt"}
+    options["target"] = "cpu"
+    with pytest.raises(VerificationError, match=r"decoder\.ort\.int8.*add fp32 to --precision"):
+        import_folder(exported / "llama.onnx", tmp_path / "bundle", precision="int8", **options)
+    assert "top1_changes and perplexity_change are shown and not judged, for that takes 500" in caplog.text
+    with pytest.raises(VerificationError, match="this precision may lose too much of this model") as caught:
+        import_folder(exported / "llama.onnx", tmp_path / "bundle", precision=["fp32", "int8"], **options)
+    assert caught.value.failed == {"decoder.ort.int8"} and "shared buffers" not in str(caught.value)
 
 
 def test_attention_that_nobody_verified_stays_as_it_is(exported: Path, tmp_path: Path) -> None:

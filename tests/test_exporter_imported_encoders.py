@@ -167,11 +167,12 @@ def test_sentence_transformers_says_how_to_pool(exported: Path, tmp_path: Path) 
 
 
 def test_without_the_checkpoint_the_folders_own_graph_is_the_reference(
-    exported: Path, tmp_path: Path
+    exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Path(shutil.copytree(exported / "roberta.onnx", tmp_path / "folder"))
     result = import_folder(folder, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
     assert result.report is not None and result.report.witness == "the graphs that optimum wrote"
+    assert "the bundle is compared with its graphs alone, not with the model" in caplog.text
     assert verify(tmp_path / "bundle").passed
     with pytest.raises(InputError, match="int8 and int4 are chosen with the checkpoint's weights"):
         import_folder(folder, tmp_path / "other", precision=["int8"], target=["cpu"])

@@ -37,10 +37,14 @@ def test_pickles_are_never_read(own: Path, exported: Path, tmp_path: Path) -> No
     (own / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch run'\ntR.")
     with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle, which is never read"):
         import_folder(own, tmp_path / "bundle")
-    (own / "decoy.safetensors").write_bytes(b"")
     way_out = r"only pytorch_model\.bin, a pickle.*convert it: python -c .*import LlamaForCausalLM as M"
     with pytest.raises(CheckpointError, match=way_out):
+        import_folder(exported / "llama.onnx", tmp_path / "bundle", source=own)
+    (own / "decoy.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=way_out):
         export(own, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
+    with pytest.raises(CheckpointError, match=r"has graphs and no weights: planforge import .*llama\.onnx"):
+        export(exported / "llama.onnx", tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +205,11 @@ def too_old(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), r"config\.json does not exist"),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            r"config\.json does not exist; give a folder",
+        ),
+        (lambda folder: (folder / "manifest.json").touch(), "is a bundle already: planforge run"),
         (lambda folder: (folder / "model.onnx").write_bytes(b"no"), "is not an ONNX file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
         (lambda folder: (folder / "model.onnx").rename(folder / "graph.onnx"), r"has graph\.onnx; read are"),

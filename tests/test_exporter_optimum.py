@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def test_what_has_no_reference_model_goes_through_optimum(exported: Path, tmp_pa
         export(checkpoint, tmp_path / "bundle")
     with pytest.raises(ExportError, match="nowhere/python cannot be run"):
         export(checkpoint, tmp_path / "bundle", optimum_python="nowhere/python")
+    with pytest.raises(ExportError, match="has no optimum: python3 -m venv"):
+        export(checkpoint, tmp_path / "bundle", optimum_python=sys.executable)
     with pytest.raises(InputError, match="exporter 'torch' is not one of auto, planforge, optimum"):
         export(checkpoint, tmp_path / "bundle", exporter="torch")
     python = os.path.relpath(OPTIMUM_PYTHON)  # as a user types it
@@ -161,7 +164,7 @@ def test_positions_that_transformers_5_writes_are_exported(exported: Path, tmp_p
     assert result.report is not None and result.report.passed
     folder = Path(shutil.copytree(exported / "llama.onnx", tmp_path / "folder"))
     edit_json(folder / "config.json", rope_parameters=given)  # which 4.57 hands on
-    with pytest.raises(CheckpointError, match=r"has rope_theta 500000\.0, and .* was exported with 10000"):
+    with pytest.raises(CheckpointError, match=r"has rope_theta 500000\.0, the graphs of .* have 10000"):
         import_folder(folder, tmp_path / "other", source=checkpoint, **options)
 
 

@@ -46,6 +46,12 @@ def test_a_special_token_without_an_embedding_is_left_out(
     assert without_unknown(data, 4, "it") == data
 
 
+def test_of_many_a_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    many = bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), *(f"<extra_{i}>" for i in range(10, 20)))
+    without_unknown(many, 3, "it")
+    assert "has <extra_10>, <extra_11>, <extra_12>, <extra_13>, <extra_14> and 5 more, which" in caplog.text
+
+
 @pytest.mark.parametrize("text", ["</s>", "<｜begin｜>"])
 def test_tokens_that_texts_can_have_stay(text: str) -> None:
     plain = bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), plain=("word",))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...runtime.backends.ort_backend import import_onnxruntime
+from ...runtime.backends.ort_backend import plain_session
 from ..passes.weights import initializer
 
 Array = npt.NDArray[Any]
@@ -90,6 +90,6 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="planforge-import-") as folder:
         path = Path(folder, "asked.onnx")
         ir.save(asked, path, external_data="asked.data")
-        session = import_onnxruntime().InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = plain_session(path)
         runs = zip(*feeds.values(), strict=True) if feeds else [()]
         return [session.run(list(names), dict(zip(feeds, arrays, strict=True))) for arrays in runs]

@@ -41,8 +41,9 @@ def check_source(source: Source, found: Folder) -> None:
     theirs = found.config.get("rope_theta", rope_theta(found.config))  # the former is what optimum's has read
     if ours is not None and theirs is not None and ours != theirs:
         raise CheckpointError(
-            f"{source.folder} has rope_theta {ours}, and {found.path} was exported with {theirs}:"
-            " transformers before 5 does not read it of rope_parameters. planforge export CHECKPOINT tells it"
+            f"the checkpoint {source.folder} has rope_theta {ours}, the graphs of {found.path} have {theirs}:"
+            " transformers before 5, as optimum takes it, passes over rope_parameters. Use `planforge export"
+            " CHECKPOINT --optimum-python PATH`, which hands them over, instead of optimum-cli and import"
         )
 
 

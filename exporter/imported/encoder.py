@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.backends.ort_backend import import_onnxruntime
+from ...runtime.backends.ort_backend import plain_session
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.tasks.pooling import POOLINGS
 from ...runtime.text.tokenizer_files import settings_of as tokenizer_settings
@@ -128,10 +128,7 @@ class ImportedEncoder(ImportedCheckpoint):
         """What config.json says, if the graph takes it: RoBERTa's positions begin behind that of padding."""
         context = super().context_of(found)
         pad = found.whole(("pad_token_id",)) or 0
-        engine = import_onnxruntime()
-        options = engine.SessionOptions()
-        options.log_severity_level = 4  # what does not run is told here
-        session = engine.InferenceSession(found.model, options, providers=["CPUExecutionProvider"])
+        session = plain_session(found.model)
         error: Exception | None = None
         word = (pad + 1) % self.config.vocab_size
         lengths = [n for n in (context, context - pad - 1) if n >= LEAST_LENGTH[self.task]]

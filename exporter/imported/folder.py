@@ -65,6 +65,11 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether transformers can read a model there."""
+    return any(folder.glob("*.safetensors")) or any(folder.glob("*/*.safetensors"))
+
+
 def read_folder(path: Path) -> Folder:
     """Finds the graphs.
 
@@ -73,16 +78,18 @@ def read_folder(path: Path) -> Folder:
     """
     from ...models.folder import read_json
 
+    if (path / "manifest.json").is_file():
+        raise CheckpointError(f"{path} is a bundle already: planforge run {path}")
     try:
         config = read_json(path / "config.json")
     except ValueError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(f"{error}; give a folder that `optimum-cli export onnx` wrote") from error
     graphs = sorted(file.name for file in path.glob("*.onnx"))
     if not graphs:
         pickles = sorted(file.name for file in path.glob("*.bin"))
-        why = f"only {pickles[0]}, a pickle, which is never read" if pickles else "none"
+        why = f" (only {pickles[0]}, a pickle, which is never read)" if pickles else ""
         raise CheckpointError(
-            f"{path} has no .onnx file ({why}); make one: optimum-cli export onnx --model CHECKPOINT --task"
+            f"{path} has no .onnx file{why}; make one: optimum-cli export onnx --model CHECKPOINT --task"
             " TASK FOLDER; or planforge export CHECKPOINT"
         )
     if ENCODER in graphs:

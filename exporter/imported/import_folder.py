@@ -22,8 +22,8 @@ from ..source import Source, resolve_source
 from .checkpoint import ImportedCheckpoint
 from .decoder import ImportedDecoder
 from .encoder import ImportedEncoder
-from .folder import Folder, read_folder
-from .optimum import export_with_optimum
+from .folder import Folder, has_weights, read_folder
+from .optimum import export_with_optimum, task_of
 from .translator import ImportedTranslator
 
 if TYPE_CHECKING:
@@ -78,21 +78,28 @@ def import_folder(
     origin = Source("folder", str(folder), at) if source is None else resolve_source(source)
     texts = None if prompts is None else Path(prompts)
     wanted = Wanted(tuple(targets), tuple(precisions), sms, texts, verify)
+    found = read_folder(at)
+    with_weights = has_weights(origin.folder)
+    if not with_weights and not any(origin.folder.glob("*.onnx")):
+        task_of(origin.folder)  # says why
     shareless = [name for name in precisions if "portable" in PRECISIONS[name].dialects]
-    if shareless != precisions and not any(origin.folder.rglob("*.safetensors")):
+    if shareless != precisions and not with_weights:
         raise InputError(
             f"int8 and int4 are chosen with the checkpoint's weights, which {origin.folder} has not: pass"
             " --source"
         )
-    found = read_folder(at)
+    if verify and not with_weights:
+        log.warning(
+            "%s has no model.safetensors: the bundle is compared with its graphs alone, not with the model;"
+            " --source CHECKPOINT does that",
+            origin.folder,
+        )
     kind = kind_of(found)
     checkpoint = kind(origin, found, max_batch, max_length, shared=verify)
     try:
         return write_bundle(checkpoint, output, wanted, partial(graphs_of, wanted), progress)
     except VerificationError as error:
-        if "decoder.ort.fp32" not in error.failed and shareless == precisions:
-            raise
-        if "decoder.portable.fp32" in error.failed:
+        if "decoder.ort.fp32" not in error.failed or "decoder.portable.fp32" in error.failed:
             raise
         if shareless != precisions:
             raise VerificationError(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...models import KeyValue
-from ...runtime.backends.ort_backend import import_onnxruntime
+from ...runtime.backends.ort_backend import plain_session
 from ...runtime.metrics import Logits
 from ..verification.decoder_reference import Reference
 from ..verification.translation_reference import UncachedReference
@@ -35,8 +35,8 @@ class OnnxGraphs:
 
     def __init__(self, found: Folder) -> None:
         first, self.layers = found.first or found.model, found.whole(LAYERS) or 0
-        self.model = session_of(first)
-        self.encoder = None if found.encoder is None else session_of(found.encoder)
+        self.model = plain_session(first)
+        self.encoder = None if found.encoder is None else plain_session(found.encoder)
 
     def named_parameters(self, **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """None: its weights have no names of a checkpoint."""
@@ -65,10 +65,6 @@ class OnnxGraphs:
         outputs = [spec.name for spec in self.model.get_outputs()]
         results = self.model.run(outputs, {name: feeds[name] for name in names})
         return dict(zip(outputs, results, strict=True))
-
-
-def session_of(path: Any) -> Any:
-    return import_onnxruntime().InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
 def run_encoder(graphs: OnnxGraphs, piece: Piece) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:

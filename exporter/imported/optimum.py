@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,8 +79,9 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
             raise ExportError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        way_out = f"; {ENVIRONMENT}" if "No module named" in said else ""
-        raise ExportError(f"optimum does not export {checkpoint}: {said}{way_out}")
+        if missing := re.search(r"No module named '([\w.]+)'", said):
+            raise ExportError(f"{command[0]} has no {missing[1]}: {ENVIRONMENT}")
+        raise ExportError(f"optimum does not export {checkpoint}: {said}")
 
 
 def as_transformers_4(checkpoint: Path, beside: Path) -> Path:
@@ -151,6 +153,8 @@ def check_weights(checkpoint: Path, architecture: str) -> None:
     """Refuses pickles."""
     if any((checkpoint / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         return
+    if any(checkpoint.glob("*.onnx")):
+        raise CheckpointError(f"{checkpoint} has graphs and no weights: planforge import {checkpoint}")
     pickles = sorted(path.name for path in checkpoint.glob("*.bin"))
     only = f", only {pickles[0]}, a pickle, which is never read" if pickles else ""
     raise CheckpointError(

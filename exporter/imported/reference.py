@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, VerificationError, first_line
-from .folder import read_folder
+from .folder import has_weights, read_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +31,7 @@ OF_LOGITS = ("masked_lm", "sequence_classification", "token_classification")
 
 def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
     """What an imported bundle is compared with: transformers' model, or the folder's graphs as they are."""
-    if any(folder.glob("*.safetensors")) or any(folder.glob("*/*.safetensors")):
+    if has_weights(folder):
         return model_of_transformers(folder, task, heads)
     from .onnx_reference import OnnxGraphs
 

@@ -5,6 +5,7 @@ V vocabulary
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ...runtime.golden.cases import Case
 from ...runtime.golden.decoders import cases, full_context
 from ...runtime.metrics import Comparison, Logits, Outcome, judged, measure
 from ...runtime.text.tokenizer import Tokenizer
+from ..precisions import PRECISIONS
 from .decoder_samples import Expectation, expect, from_arrays, gaps, limits, run_texts, to_arrays
 from .gate import COUNTED
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
@@ -28,6 +30,8 @@ from .trial import Step, Trial, positions_of
 
 if TYPE_CHECKING:
     from ...models import GPT2
+
+log = logging.getLogger("planforge")
 
 WHOLE_TEXTS = 3  # passages of a whole trial
 TRIAL_TOKENS = (24, 13)  # at most, of the two texts of a trial
@@ -76,6 +80,11 @@ def real_text_case(decoder: Decoder, expected: Expectation, limits: Mapping[str,
         got = read_passages(decoder, expected.passages)
         found = measure_text(got, expected.passages)
         few = [name for name in found.LIMITED if name not in COUNTED] if found.rows < ENOUGH else None
+        if few is not None and PRECISIONS[decoder.artifact.precision].in_whole_numbers:
+            log.warning(
+                "%s: %s are shown and not judged, for that takes %d tokens of real text, and there are %d",
+                *(decoder.artifact.id, " and ".join(COUNTED), ENOUGH, found.rows),
+            )
         return judged(found, limits, names=few)
 
     return run

@@ -17,6 +17,7 @@ from ..calibration import Calibration
 from ..checkpoint import Checkpoint
 from ..errors import VerificationError
 from ..graphs import attach_weights, converted, in_fp32, recipe_of
+from ..precisions import PRECISIONS
 from ..source import Source
 from .bisect import Culprit, Witnesses, find_culprit, module_bands, node_bands
 from .examiners import examiner_of
@@ -32,6 +33,11 @@ INSIDE = (
     "every node of it is inside its band, in a short padded batch and a step of one token: look at what"
     " feeds it (the cache, the padding), at longer texts, at several tokens on a past, or at small errors"
     " that add up"
+)
+LOSS = (
+    "every node of it is inside its band, so this precision may lose too much of this model on these texts:"
+    " leave it out of --precision, or judge it by texts of yours, --prompts FILE; else look at what feeds it"
+    " (the cache, the padding), or at longer texts"
 )
 
 Progress: TypeAlias = Callable[[str], None]
@@ -82,7 +88,9 @@ def explain(
         else:
             other = sound_in_fp32(full_manifest, artifact, failed)
             if other is None:
-                raise VerificationError("no graph in fp32 is there that it could be held against")
+                raise VerificationError(
+                    "it could be held against a graph in fp32 alone: add fp32 to --precision"
+                )
             full = ir.load(bundle.path(other.file))
             witnesses = Witnesses(node_bands(trial, artifact, full, other, None))
         return find_culprit(graph, artifact, trial, witnesses)
@@ -100,7 +108,7 @@ def explain(
         if culprit is not None:
             culprits.append(culprit)
         elif artifact.id not in read:  # what was read there names its node
-            unexplained[artifact.id] = INSIDE
+            unexplained[artifact.id] = LOSS if PRECISIONS[artifact.precision].in_whole_numbers else INSIDE
     return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
-from ...runtime.backends.ort_backend import mapped_errors
+from ...runtime.backends.ort_backend import mapped_errors, plain_session
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 
@@ -131,8 +131,6 @@ class NodeExecutor:
 
     def session_for(self, node: ir.Node, feeds: list[Array | None]) -> Any:
         """A session of just this node."""
-        import onnxruntime as ort
-
         if any(attribute.type in GRAPHS for attribute in node.attributes.values()):
             raise BackendError(f"node {node.name!r} ({node.op_type}) holds graphs of its own")
 
@@ -154,13 +152,8 @@ class NodeExecutor:
             name="node",
         )
         proto = ir.to_proto(ir.Model(graph, ir_version=10))
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4  # it is raised, not printed
         with mapped_errors(f"node {node.name!r} ({node.op_type}) cannot be run alone"):
-            return ort.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            return plain_session(proto.SerializeToString(), optimized=False)
 
     def type_of(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
         return result.type

@@ -149,7 +149,9 @@ class OrtCpuBackend:
             return OrtProgram(path, self.threads.count, disabled=[*SLOW_FUSIONS, *coarse])
 
 
-def new_session(path: Path, options: Any, providers: Sequence[Any], disabled: Sequence[str]) -> Any:
+def new_session(
+    model: Path | bytes, options: Any, providers: Sequence[Any] = CPU, disabled: Sequence[str] = ()
+) -> Any:
     """An ONNX Runtime session with threads of its own, or on the program's pool where it made one.
 
     A program that calls set_global_thread_pool_sizes can have no session with threads of its own.
@@ -162,14 +164,29 @@ def new_session(path: Path, options: Any, providers: Sequence[Any], disabled: Se
         "disabled_optimizers": list(disabled),
     }
     try:
-        return ort.InferenceSession(path, options, **arguments)
+        return ort.InferenceSession(model, options, **arguments)
     except RuntimeError as error:
         if "use_per_session_threads" not in str(error):
             raise
-    log.info("%s runs on ONNX Runtime's global thread pool, which this program made", path.name)
+    name = model.name if isinstance(model, Path) else "a graph"
+    log.info("%s runs on ONNX Runtime's global thread pool, which this program made", name)
     options.use_per_session_threads = False
     options.intra_op_num_threads = 0  # it warns of any other number
-    return ort.InferenceSession(path, options, **arguments)
+    return ort.InferenceSession(model, options, **arguments)
+
+
+def plain_session(model: Path | bytes, optimized: bool = True) -> Any:
+    """A session for numbers, not for speed: silent, and its threads sleep as soon as they have no work.
+
+    Threads that spin, ONNX Runtime's default, take 25 ms of a core for each session that is closed.
+    """
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return new_session(model, options)
 
 
 @contextmanager
