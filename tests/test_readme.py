@@ -1,4 +1,4 @@
-"""The README's examples of encoders and of translation run as they stand there."""
+"""The README's examples of encoders, of translation and of imports run as they stand there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from planforge.exporter.checkpoint import Checkpoint
+from planforge.exporter.imported.import_folder import import_folder
 from planforge.exporter.source import Source
 from planforge.runtime import TextEncoder
 
@@ -50,13 +51,15 @@ def folder(
     minilm_bundle: Path,
     head_bundle: Callable[[str], Path],
     dates_bundle: Path,
+    exported: Path,
 ) -> Path:
-    """A folder as the README has it: build/minilm, build/transformer-demo and a bundle for each head."""
+    """A folder as the README has it: build/minilm, build/transformer-demo, build/t5, one for each head."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copy(README, folder)
     (folder / "build").mkdir()
     (folder / "build" / "minilm").symlink_to(minilm_bundle)
     (folder / "build" / "transformer-demo").symlink_to(dates_bundle)
+    import_folder(exported / "t5.onnx", folder / "build/t5", precision="fp32", target="cpu", verify=False)
     for name, tiny in BUNDLES.items():
         (folder / "build" / name).symlink_to(head_bundle(tiny))
     return folder
