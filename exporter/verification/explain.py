@@ -89,7 +89,8 @@ def explain(
             other = sound_in_fp32(full_manifest, artifact, failed)
             if other is None:
                 raise VerificationError(
-                    "it could be held against a graph in fp32 alone: add fp32 to --precision"
+                    "it would be held against the same graph in fp32, if that passed; where it is missing,"
+                    " add fp32 to --precision"
                 )
             full = ir.load(bundle.path(other.file))
             witnesses = Witnesses(node_bands(trial, artifact, full, other, None))
