@@ -64,7 +64,7 @@ def bench(
             write(json_file, text)
         if plot is not None:
             draw_bench(result, plot)
-        chosen = record_fastest(bundle, result) if set_default else None
+        chosen = record_default(bundle, result) if set_default else None
         if str(json_file) == "-":
             typer.echo(text, nl=False)
         else:
@@ -81,26 +81,27 @@ def write(path: Path, text: str) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def record_fastest(folder: Path, result: BenchResult) -> Case:
-    """Makes the fastest precision whose gate passed the one that load() takes; its case.
+def record_default(folder: Path, result: BenchResult) -> Case:
+    """Make load() take the precision that a measurement speaks for; see `BenchResult.best_default`.
+
+    Returns:
+        Its case.
 
     Raises:
         InputError: no gate has passed.
         OutputError: the bundle cannot be written.
     """
-    from ..runtime.bundle.bundle import Bundle
-    from .bundle_writer import install, staging_folder
+    from .bundle_writer import replace_manifest
 
-    fastest = result.fastest()
-    opened = Bundle.open(folder)
-    manifest = dataclasses.replace(opened.manifest, default_precision=fastest.precision)
-    with staging_folder(opened.folder) as staging:
-        install(staging, manifest, opened.folder)
-    return fastest
+    chosen = result.best_default()
+    replace_manifest(
+        folder, lambda manifest: dataclasses.replace(manifest, default_precision=chosen.precision)
+    )
+    return chosen
 
 
 def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableType]:
-    """A row for each precision; what does not apply to any of them is left out."""
+    """Return a row for each precision, at most 80 columns wide; what applies to none of them is left out."""
     from .inspection import table
 
     where, first = result.environment, result.cases[0]
@@ -109,22 +110,31 @@ def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableTyp
         f"{where['cpu']}, {where['threads']} threads ({where['threads_reason']}),"
         f" {where['read_gb_per_s']} GB/s: {first.prompt} tokens{generated}, batch {first.batch}"
     )
-    rows = []
-    for case in result.cases:
-        between = case.inter_token_ms
-        rows.append(
-            {
-                "artifact": case.artifact + (", now the default" if case == chosen else ""),
-                "tokens/s": f"{case.tokens_per_s:.1f}",
-                "texts/s": f"{case.texts_per_s:.1f}" if between is None else "",
-                "first token": "" if case.ttft_ms is None else f"{case.ttft_ms:.1f} ms",
-                "between p50": "" if between is None else f"{between['p50']:.2f} ms",
-                "p99": "" if between is None else f"{between['p99']:.2f} ms",
-                "bandwidth": "" if case.bandwidth_share is None else f"{case.bandwidth_share:.0%}",
-                "load": f"{case.load_ms:.0f} ms",
-                "peak memory": "" if case.peak_rss_mb is None else f"{case.peak_rss_mb:.0f} MB",
-                "gate": "passed" if case.gate_passed else "NOT passed",
-            }
-        )
+    rows = [table_row(case) for case in result.cases]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    return [table(title, columns, [[row[name] for name in columns] for row in rows])]
+    found = table(title, columns, [[row[name] for name in columns] for row in rows])
+    found.padding = (0, 1, 0, 0)
+    notes = ["Half of the rounds lie within the spread."]
+    if chosen is not None:
+        fastest = result.fastest()
+        why = "the fastest" if chosen == fastest else f"as fast as {fastest.precision} and more exact"
+        notes.append(f"load() now takes {chosen.precision}: {why}.")
+    return [found, "\n".join(notes)]
+
+
+def table_row(case: Case) -> dict[str, str]:
+    """Return a case's figures by the headings of their columns; "" where a figure does not apply."""
+    between = case.inter_token_ms
+    return {
+        "artifact": case.artifact.partition(".")[2],
+        "tokens/s": f"{case.tokens_per_s:.1f}",
+        "spread": f"±{case.spread:.1%}",
+        "texts/s": f"{case.texts_per_s:.1f}" if between is None else "",
+        "first\ntoken ms": "" if case.ttft_ms is None else f"{case.ttft_ms:.1f}",
+        "between\np50 ms": "" if between is None else f"{between['p50']:.2f}",
+        "p99\nms": "" if between is None else f"{between['p99']:.2f}",
+        "memory\nspeed": "" if case.bandwidth_share is None else f"{case.bandwidth_share:.0%}",
+        "load\nms": f"{case.load_ms:.0f}",
+        "peak\nMB": "" if case.peak_rss_mb is None else f"{case.peak_rss_mb:.0f}",
+        "gate": "passed" if case.gate_passed else "NOT passed",
+    }

@@ -134,7 +134,7 @@ def source_text(manifest: Manifest) -> str:
 def default_text(manifest: Manifest) -> str:
     """The precision that load() takes unless told otherwise."""
     if manifest.default_precision is not None:
-        return f"{manifest.default_precision}, the fastest that `planforge bench` measured"
+        return f"{manifest.default_precision}, which `planforge bench` found the best here"
     return f"{manifest.artifacts[0].precision}, the first" if manifest.artifacts else "no graph"
 
 

@@ -30,6 +30,8 @@ from .load import check_whole
 
 ROUNDS, MOST_ROUNDS, SECONDS = 5, 50, 3.0  # as many rounds as fill the seconds, at least and at most
 READ_BYTES = 256 * 2**20  # more than the processor's caches hold
+EXACTNESS = ("fp32", "fp16", "fp32-kv8", "int8", "int8-kv8", "int4", "int4-kv8")  # the most exact first
+LEAST_GAIN = 1.02  # of speed; less is not worth a less exact precision
 # Python puts the current folder first on its path, where a stray random.py would be imported instead.
 CHILD = "import sys; sys.path[:] = [p for p in sys.path if p]; from {} import main; main()"
 
@@ -50,6 +52,7 @@ class Case:
         inter_token_ms: "p50" and "p99" between two tokens of a row; None of an encoder, or with one token.
         latency_ms: "p50" and "p99" of whole calls.
         tokens_per_s: new tokens of all rows over the whole call, median; of an encoder tokens read.
+        tokens_per_s_range: "p25" and "p75" of the same over the rounds: half of them lie between.
         texts_per_s: of all rows.
         load_ms: load() alone, files in memory or not, as it happened to be.
         peak_rss_mb: of the process; None where the system doesn't say.
@@ -68,10 +71,17 @@ class Case:
     inter_token_ms: dict[str, float] | None
     latency_ms: dict[str, float]
     tokens_per_s: float
+    tokens_per_s_range: dict[str, float]
     texts_per_s: float
     load_ms: float
     peak_rss_mb: float | None
     bandwidth_share: float | None
+
+    @property
+    def spread(self) -> float:
+        """Half of the range from p25 to p75 as a share of the median: 0.01 where rounds vary by 1 %."""
+        low, high = self.tokens_per_s_range["p25"], self.tokens_per_s_range["p75"]
+        return (high - low) / 2 / self.tokens_per_s
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ class BenchResult:
     cases: tuple[Case, ...]
 
     def fastest(self) -> Case:
-        """The case of most tokens per second among those whose gate has passed.
+        """Return the case of most tokens per second among those whose gate has passed.
 
         Raises:
             InputError: none has.
@@ -98,9 +108,37 @@ class BenchResult:
             raise InputError(f"of {measured} none has passed its gate: export again without --no-verify")
         return max(passed, key=lambda case: case.tokens_per_s)
 
+    def best_default(self) -> Case:
+        """Return the case that load() should take: the most exact of those that are as fast as the fastest.
+
+        A case is as fast where the measurement does not tell the two apart: the range of the middle half of
+        its rounds, p25 to p75 of tokens per second, reaches that of the fastest. It also counts where the
+        fastest gains less than 2 % (`LEAST_GAIN`), which no user notices. Exactness has the order fp32,
+        fp16, fp32-kv8, int8, int8-kv8, int4, int4-kv8 (`EXACTNESS`); other names come last. What has not
+        passed its gate takes no part.
+
+        Raises:
+            InputError: no gate has passed.
+        """
+        fastest = self.fastest()
+        passed = [case for case in self.cases if case.gate_passed]
+        as_fast = [case for case in passed if is_as_fast(case, fastest)]
+        return min(as_fast, key=lambda case: place_in_exactness(case.precision))
+
     def to_json(self) -> dict[str, Any]:
         """{"environment", "cases"}."""
         return {"environment": self.environment, "cases": [asdict(case) for case in self.cases]}
+
+
+def is_as_fast(case: Case, fastest: Case) -> bool:
+    """Return whether a case's rounds cannot be told from the fastest case's, or lose too little to matter."""
+    overlaps = case.tokens_per_s_range["p75"] >= fastest.tokens_per_s_range["p25"]
+    return overlaps or fastest.tokens_per_s < LEAST_GAIN * case.tokens_per_s
+
+
+def place_in_exactness(precision: str) -> int:
+    """Return a key that sorts precisions, the most exact first."""
+    return EXACTNESS.index(precision) if precision in EXACTNESS else len(EXACTNESS)
 
 
 class Process:
@@ -220,7 +258,8 @@ def case_of(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
     share = None
     if between is not None and facts["step_bytes"] is not None:
         share = round(facts["step_bytes"] / (between["p50"] / 1e3) / read, 3)
-    tokens = facts["new_tokens"] or facts["prompt"]
+    tokens = batch * (facts["new_tokens"] or facts["prompt"])
+    low, high = np.percentile([tokens / value for value in seconds], (25, 75))
     peak = rounds[-1]["peak_rss_mb"]
     return Case(
         backend=facts["backend"],
@@ -233,7 +272,8 @@ def case_of(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
         ttft_ms=round(statistics.median(first), 3) if first else None,
         inter_token_ms=between,
         latency_ms=percentiles([value * 1e3 for value in seconds]),
-        tokens_per_s=round(batch * tokens / statistics.median(seconds), 2),
+        tokens_per_s=round(tokens / statistics.median(seconds), 2),
+        tokens_per_s_range={"p25": round(float(low), 2), "p75": round(float(high), 2)},
         texts_per_s=round(batch / statistics.median(seconds), 2),
         load_ms=round(facts["load_ms"], 1),
         peak_rss_mb=None if peak is None else round(peak, 1),

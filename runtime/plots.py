@@ -54,6 +54,8 @@ def draw_attention(
 def draw_bench(result: BenchResult, path: Path) -> None:
     """Draws what `bench` measured: a bar per precision of its speed, time to the first token, and memory.
 
+    A line at the end of a bar of speed goes from p25 to p75 of the rounds.
+
     Args:
         result: from `bench`.
         path: of the picture; its ending, such as .png or .svg, says its kind.
@@ -70,9 +72,13 @@ def draw_bench(result: BenchResult, path: Path) -> None:
     ]
     panels = [(title, values) for title, values in panels if None not in values]
     figure = figure_for(path, 3.2 * len(panels) + 0.8, 0.5 * len(cases) + 1.4)
+    below = [case.tokens_per_s - case.tokens_per_s_range["p25"] for case in cases]
+    above = [case.tokens_per_s_range["p75"] - case.tokens_per_s for case in cases]
     for place, (title, values) in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), place)
-        bars = axes.barh([case.precision for case in cases], [value or 0.0 for value in values], height=0.6)
+        names = [case.precision for case in cases]
+        ranges = [below, above] if title == "tokens/s" else None
+        bars = axes.barh(names, [value or 0.0 for value in values], height=0.6, xerr=ranges, capsize=2)
         axes.bar_label(bars, fmt="{:.4g}", padding=3)
         axes.margins(x=0.25)
         axes.invert_yaxis()

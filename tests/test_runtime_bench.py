@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from planforge.runtime.errors import InputError, PlanForgeError
 KEYS = {
     *("backend", "artifact", "precision", "gate_passed", "batch", "prompt", "new_tokens", "ttft_ms"),
     *("inter_token_ms", "latency_ms", "tokens_per_s", "texts_per_s", "load_ms", "peak_rss_mb"),
-    "bandwidth_share",
+    *("bandwidth_share", "tokens_per_s_range"),
 }
 
 
@@ -56,6 +57,8 @@ def test_every_precision_of_a_generator(demo_bundle: Path) -> None:
         assert case["gate_passed"] is True
         assert set(case["inter_token_ms"]) == set(case["latency_ms"]) == {"p50", "p99"}
         assert 0 < case["ttft_ms"] < case["latency_ms"]["p99"]
+        middle_half = case["tokens_per_s_range"]
+        assert 0 < middle_half["p25"] <= case["tokens_per_s"] <= middle_half["p75"]
         assert case["tokens_per_s"] == pytest.approx(3 * case["texts_per_s"], abs=0.02)
         assert case["bandwidth_share"] > 0
         if sys.platform == "linux":
@@ -195,21 +198,59 @@ def test_the_bandwidth_is_of_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_bandwidth(np.ones(1000, np.int64), 3) == 4000.0
 
 
-def case(precision: str, tokens_per_s: float, passed: bool = True) -> Case:
+def case(precision: str, tokens_per_s: float, passed: bool = True, spread: float = 0.0) -> Case:
+    """A case whose middle half of rounds lies as far around its median as `spread`, a share, says."""
     numbers = {"p50": 1.0, "p99": 2.0}
     fields: dict[str, Any] = {
         **{"backend": "ort-cpu", "batch": 1, "prompt": 32, "new_tokens": 64, "ttft_ms": 5.0},
         **{"inter_token_ms": numbers, "latency_ms": numbers, "texts_per_s": 1.0, "load_ms": 100.0},
         **{"peak_rss_mb": 90.0, "bandwidth_share": 0.5},
     }
-    artifact = f"decoder.portable.{precision}"
     return Case(
-        precision=precision, artifact=artifact, tokens_per_s=tokens_per_s, gate_passed=passed, **fields
+        precision=precision,
+        artifact=f"decoder.portable.{precision}",
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_range={"p25": tokens_per_s * (1 - spread), "p75": tokens_per_s * (1 + spread)},
+        gate_passed=passed,
+        **fields,
     )
 
 
 def test_the_fastest_is_one_whose_gate_passed() -> None:
     cases = (case("fp32", 10.0), case("int8", 20.0), case("int4", 30.0, passed=False))
     assert BenchResult({}, cases).fastest().precision == "int8"
+    assert BenchResult({}, cases).best_default().precision == "int8"
     with pytest.raises(InputError, match=r"of decoder\.portable\.int4 none has passed its gate"):
         BenchResult({}, cases[2:]).fastest()
+
+
+@pytest.mark.parametrize(
+    ("cases", "best"),
+    [
+        ([case("int8", 100.0, spread=0.02), case("int4", 103.0, spread=0.02)], "int8"),  # noise
+        ([case("int8", 100.0, spread=0.001), case("int4", 101.9, spread=0.001)], "int8"),  # less than 2 %
+        ([case("int8", 100.0, spread=0.01), case("int4", 103.0, spread=0.01)], "int4"),
+        ([case("int8", 100.0, spread=0.3), case("int4", 140.0)], "int4"),
+        ([case("int8", 100.0, spread=0.4), case("int4", 140.0)], "int8"),
+        ([case("int4", 100.0), case("int8", 100.0), case("fp32", 60.0)], "int8"),  # whatever the order
+        ([case("int8-kv8", 100.0), case("int8", 99.0), case("fp16", 98.5)], "fp16"),
+        ([case("fp32", 99.5, passed=False), case("int4", 100.0)], "int4"),
+        ([case("mystery", 100.0), case("int4-kv8", 99.0)], "int4-kv8"),
+    ],
+)
+def test_within_the_spread_the_more_exact_precision_stays(cases: list[Case], best: str) -> None:
+    assert BenchResult({}, tuple(cases)).best_default().precision == best
+
+
+def test_the_spread_is_that_of_the_middle_half_of_the_rounds(demo_bundle: Path) -> None:
+    seconds = [1.0, 2.0, 4.0, 5.0, 100.0]  # of 20 tokens: 20, 10, 5, 4 and 0.2 a second
+    rounds = [
+        {"seconds": value, "ttft_ms": 1.0, "inter_token_ms": [1.0], "peak_rss_mb": None} for value in seconds
+    ]
+    artifact = chosen(demo_bundle, "decoder", "fp32").id
+    facts = {"backend": "ort-cpu", "artifacts": [artifact], "prompt": 3, "new_tokens": 10, "load_ms": 1.0}
+    process: Any = SimpleNamespace(facts={**facts, "step_bytes": None}, rounds=rounds, precision="fp32")
+    found = bench_module.case_of(Bundle.open(demo_bundle), process, batch=2, read=1e9)
+    assert found.tokens_per_s == 5.0
+    assert found.tokens_per_s_range == {"p25": 4.0, "p75": 10.0}
+    assert found.spread == pytest.approx(0.6)
