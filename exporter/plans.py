@@ -12,6 +12,7 @@ from typing import TypeAlias
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
+from ..runtime.bundle.plan import network_name
 from ..runtime.errors import BackendUnavailableError, InputError
 from .bundle_writer import file_entries, install, staging_folder
 from .targets import INSTALLED, NAMES, target_named
@@ -171,6 +172,7 @@ def plan_of(
     # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
     name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
     (folder / "plans").mkdir(exist_ok=True)
+    files = bundle.manifest.files
     for data in artifact.data:
         bundle.path(data)
     report = build_plan(
@@ -182,8 +184,8 @@ def plan_of(
         out=folder / name,
         options=options,
         release=target.version if target.engine == "tensorrt" and target_name != INSTALLED else None,
+        name=network_name(artifact, {name: entry.sha256 for name, entry in files.items()}),
     )
-    files = bundle.manifest.files
     tokenizers = bundle.manifest.tokenizer["files"]
     sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
     weights = sum(files[data].bytes for data in artifact.data)

@@ -22,7 +22,9 @@ from planforge.exporter import build
 from planforge.exporter.tensorrt.build import Options
 from planforge.runtime import load
 from planforge.runtime.backends import cuda_memory, tensorrt_backend
+from planforge.runtime.bundle.artifact import Artifact
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
+from planforge.runtime.bundle.plan import network_name
 from planforge.runtime.errors import (
     InputError,
     ManifestError,
@@ -45,7 +47,12 @@ def portable_plan(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
     artifact = Bundle.open(folder).manifest.artifact("decoder.portable.fp16")
     out = folder / "plans/growing.plan"
     report = build_plan(
-        folder / artifact.file, artifact, sms=["sm86"], profiles=profiles_for(artifact), out=out
+        folder / artifact.file,
+        artifact,
+        sms=["sm86"],
+        profiles=profiles_for(artifact),
+        out=out,
+        name=named(folder, artifact),
     )
 
     def change(value: dict[str, Any]) -> None:
@@ -54,6 +61,12 @@ def portable_plan(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
         value["plans"] = [report.passport(artifact.id, "plans/growing.plan").to_json()]
 
     return with_manifest(folder, change)
+
+
+def named(folder: Path, artifact: Artifact) -> str:
+    """What a plan of a bundle's graph must be called."""
+    files = Bundle.open(folder).manifest.files
+    return network_name(artifact, {name: entry.sha256 for name, entry in files.items()})
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -38,6 +39,8 @@ CHILD = tuple(command_of(f"{__package__}.builder"))
 ERRORS = {kind.__name__: kind for kind in (BuildError, OutputError, BackendUnavailableError)}
 
 RTX_MAGIC = b"vtrt"
+NETWORK_NAME = re.compile(rb"planforge [\w.-]+ [0-9a-f]{64}")  # see `network_name`
+NAME_WITHIN = 2**20  # bytes: plans of TensorRT-RTX 1.7.1 have it at byte 516
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def build_plan(
     out: Path,
     options: Options = USUAL,
     release: tuple[int, int] | None = None,
+    name: str = "",
 ) -> PlanReport:
     """Builds one plan for all of `sms`.
 
@@ -118,6 +122,7 @@ def build_plan(
         sms: compute capabilities, as "sm86". "tensorrt" takes none, or the present one.
         profiles: from `profiles_for`.
         out: where the plan goes. What lies there is replaced when the plan is complete, not before.
+        name: of the network, from `network_name`; the runtime loads no plan of a bundle without it.
 
     Raises:
         BuildError: TensorRT refused the graph or a profile, or its process died.
@@ -143,6 +148,7 @@ def build_plan(
         "out": str(partial.resolve()),
         "options": asdict(options),
         "release": release,
+        "name": name,
     }
     started = time.perf_counter()
     try:
@@ -242,10 +248,12 @@ def plan_summary(path: Path) -> dict[str, Any]:
 
     Returns:
         "bytes", "sha256" and "magic" of every file; "engine", "version" and "complete" of a plan of
-        TensorRT-RTX, which is complete when it is as long as its header says.
+        TensorRT-RTX, which is complete when it is as long as its header says; "network" where PlanForge
+        built it: the artifact it was built from, and what binds it to that one's bytes.
     """
     with path.open("rb") as file:
-        header = file.read(28)
+        beginning = file.read(NAME_WITHIN)
+    header = beginning[:28]
     size = path.stat().st_size
     summary: dict[str, Any] = {
         "bytes": size,
@@ -256,4 +264,6 @@ def plan_summary(path: Path) -> dict[str, Any]:
         summary["engine"] = "tensorrt-rtx"
         summary["version"] = ".".join(str(byte) for byte in header[24:28])
         summary["complete"] = size == int.from_bytes(header[16:24], "little")
+    if match := NETWORK_NAME.search(beginning):
+        summary["network"] = match[0].decode()
     return summary

@@ -15,6 +15,7 @@ from ..errors import BackendError, BackendUnavailableError, BundleError, Manifes
 from .cuda_memory import Device, cuda_of_driver, gpu_at
 from .device_buffer import DeviceBuffer, uploaded
 from .passport import Host, misfit, plans_of, rebuild_command
+from .plan_check import check_engine
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import import_library, make_logger
 from .tensorrt_program import TensorRtProgram
@@ -79,6 +80,7 @@ class TensorRtBackend:
         path = bundle.path(plan.file)  # hashed: a plan that has changed is never handed to the library
         with self.device.turn():
             engine = load_engine(self.trt, path, plan)
+            check_engine(self.trt, engine, bundle, plan, artifact)
             cache = RuntimeCache(path, plan.version, self.device.gpu.sm) if self.is_rtx else None
             weights = {w.name: self.weight(bundle, w) for w in plan.weights}
             way_out = partial(explain, bundle, plan)
