@@ -63,7 +63,7 @@ class GatherRowsEarly(ir.passes.InPlacePass):
 
 
 def computed_by_row(last: ir.Value, reader: ir.Node) -> set[ir.Node]:
-    """Return the nodes that compute `last` row by row, as far up as nothing but `reader` needs all their rows.
+    """Return the nodes that compute `last` row by row, as far up as `reader` alone needs all of them.
 
     Whoever reads an output of the graph needs all of its rows, so no node that makes one is among them.
     """
