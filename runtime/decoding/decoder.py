@@ -33,6 +33,15 @@ class Decoder:
         """An empty cache for `batch` rows of up to `capacity` tokens, which may look at a source."""
         return DecoderRun(self, new_cache(self.program, self.artifact, batch, capacity, context))
 
+    def start_spreading(self, batch: int, capacity: int, copies: int) -> DecoderRun:
+        """Return a run whose `batch` rows become `copies` times as many when it is told to `spread`.
+
+        Raises:
+            MemoryLimitError: the engine's own memory has no room for all of them.
+        """
+        cache = new_cache(self.program, self.artifact, batch, capacity, NO_CONTEXT, copies)
+        return DecoderRun(self, cache)
+
     def close(self) -> None:
         with self.lock:
             if not self.closed:
@@ -119,6 +128,11 @@ class DecoderRun:
         """Makes rows of the cache what others are, as (source, target); no target is a source."""
         with self.decoder.lock:
             self.cache.copy_rows(copies)
+
+    def spread(self) -> None:
+        """Makes each row of the cache as many adjacent ones as `Decoder.start_spreading` left room for."""
+        with self.decoder.lock:
+            self.cache.spread()
 
 
 def pad(rows: Sequence[Sequence[int]], side: str) -> tuple[Array, Array]:
