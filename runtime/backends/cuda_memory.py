@@ -18,6 +18,7 @@ from ..errors import BackendError, BackendUnavailableError, ClosedError, InputEr
 from .backend import Array, Shape
 
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+NO_DEVICE = 100  # cudaErrorNoDevice
 NOT_CAPTURABLE = range(900, 909)  # cudaErrorStreamCaptureUnsupported to cudaErrorCapturedEvent
 NO_DRIVER = (
     "no NVIDIA driver was found: install it, start a container with --gpus all, or copy the bundle to a"
@@ -121,6 +122,17 @@ def driver_is_missing() -> bool:
         return cuda_of_driver() == (0, 0)
     except BackendUnavailableError:
         return not library_is_there("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def gpu_is_present() -> bool:
+    """Return whether an NVIDIA GPU is here, whether or not it can be used."""
+    if driver_is_missing():
+        return False
+    try:
+        status, *count = import_cuda().cudaGetDeviceCount()
+    except BackendUnavailableError:
+        return True  # the bindings are missing, the driver is there
+    return int(status) != NO_DEVICE and count != [0]
 
 
 def library_is_there(name: str) -> bool:
