@@ -24,6 +24,7 @@ NO_DRIVER = (
     "no NVIDIA driver was found: install it, start a container with --gpus all, or copy the bundle to a"
     " machine with a GPU"
 )
+CLOSED = "the model was closed; load() it again"
 NON_BLOCKING = 1  # cudaStreamNonBlocking: what others ask of this GPU disturbs no capture
 
 
@@ -175,9 +176,9 @@ class Device:
         self.released: deque[tuple[int, int]] = deque()  # (size, address) of freed memory, the oldest first
         self.pool: dict[int, deque[int]] = defaultdict(deque)  # the same, by its size
         self.unpinned: deque[int] = deque()  # freed host memory
-        with self.turn():
-            self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
-        self.streams = [self.stream]
+        self.call("cudaSetDevice", self.gpu.index)
+        self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self.streams = [self.stream]  # none after the last program has left
         left = Leftovers(self.cuda, index, self.released, self.pool, self.unpinned, self.streams)
         weakref.finalize(self, LEFT_BEHIND.append, left).atexit = False
 
@@ -187,8 +188,14 @@ class Device:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """One thread at a time, which sees this GPU."""
+        """One thread at a time, which sees this GPU.
+
+        Raises:
+            ClosedError: the last program has left, and the stream with it; also for who waited meanwhile.
+        """
         with self.lock:
+            if not self.streams:
+                raise ClosedError(CLOSED)
             self.call("cudaSetDevice", self.gpu.index)
             yield
 
