@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
-from ..runtime.bundle.manifest import Artifact, Manifest, Plan
+from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ..runtime.bundle.plan import network_name
 from ..runtime.errors import BackendUnavailableError, InputError
 from .bundle_writer import file_entries, install, staging_folder
@@ -31,10 +31,17 @@ def silent(line: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """Plans that were added to a bundle."""
+    """What a build did to a bundle.
+
+    Attributes:
+        bundle: its folder.
+        plans: that were added.
+        replaced: that are gone, since one of `plans` is of the same graph, engine, GPUs and lengths.
+    """
 
     bundle: Path
     plans: tuple[Plan, ...]
+    replaced: tuple[Plan, ...] = ()
 
 
 def build(
@@ -49,6 +56,9 @@ def build(
 ) -> BuildResult:
     """Builds a TensorRT plan from a bundle's graph and adds it; the bundle stays whole throughout.
 
+    Plans for other engines, GPUs or lengths stay, and `load` takes the one that fits best (see
+    `runtime.backends.passport.best_plan`). A plan of the same graph, engine, GPUs and lengths is replaced.
+
     Args:
         bundle: the folder that `export` wrote.
         target: a row of the targets table that builds plans; "rtx" by default.
@@ -56,40 +66,61 @@ def build(
         sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's.
         limits: a smaller largest "batch" or "length" than the graph was exported for.
         options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
-        progress: called with a line when a stage begins.
+        progress: called with a line when a stage begins, and for every plan that was replaced.
 
     Raises:
         BundleError: no bundle there, or a file of it has changed.
         BackendUnavailableError: the engine is not installed; names the extra.
         BuildError: TensorRT refused; names the ONNX node.
     """
-    opened = Bundle.open(bundle)
+    folder = Path(bundle)
+    name = checked_request(Bundle.open(folder), target, engine, options)
+    with staging_folder(folder) as staging:
+        opened = Bundle.open(folder)  # again: another build may just have ended
+        new = build_plans_for(opened, name, sms, limits, staging, progress, options)
+        manifest, replaced = with_plans(opened.manifest, new, file_entries(staging))
+        install(staging, manifest, folder)
+    for plan in replaced:
+        progress(f"replaced {plan.file}, which was for the same graph, GPUs and lengths")
+    return BuildResult(folder, tuple(new), replaced)
+
+
+def checked_request(bundle: Bundle, target: str | None, engine: str | None, options: Options) -> str:
+    """Return the name of the target to build for.
+
+    Raises:
+        InputError: a target and an engine, a target without plans, or options that the task has no use for.
+    """
     if target is not None and engine is not None:
         raise InputError(f"give a target ({target}) or an engine ({engine}), not both")
     name = target or target_of(engine)
     if not target_named(name).plans:
         plans = [name for name in NAMES if target_named(name).plans]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
-    if options.candidates and opened.manifest.task != "text-generation":
+    if options.candidates and bundle.manifest.task != "text-generation":
         raise InputError(
-            f"only text generation picks its tokens on the GPU: leave out --top-k for {opened.manifest.task}"
+            f"only text generation picks its tokens on the GPU: leave out --top-k for {bundle.manifest.task}"
         )
-    with staging_folder(opened.folder) as staging:
-        new = build_plans_for(opened, name, sms, limits, staging, progress, options)
-        replaced = {(plan.built_from, plan.engine, plan.sms) for plan in new}
-        kept = [p for p in opened.manifest.plans if (p.built_from, p.engine, p.sms) not in replaced]
-        named = {plan.file for plan in (*kept, *new)}
-        files = {
-            n: entry
-            for n, entry in {**opened.manifest.files, **file_entries(staging)}.items()
-            if not n.startswith("plans/") or n in named
-        }
-        manifest = dataclasses.replace(opened.manifest, plans=(*kept, *new), files=files)
-        install(staging, manifest, opened.folder)
-    for plan in opened.manifest.plans:
-        if plan not in kept:
-            progress(f"replaced {plan.file}, of the same graph and GPUs")
-    return BuildResult(opened.folder, tuple(new))
+    return name
+
+
+def with_plans(
+    manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]
+) -> tuple[Manifest, tuple[Plan, ...]]:
+    """Return a manifest with more plans, and the plans that these replace.
+
+    Args:
+        manifest: the bundle's.
+        new: plans to add.
+        entries: hashes and sizes of the new plans' files.
+    """
+    configurations = {plan.configuration() for plan in new}
+    kept = tuple(plan for plan in manifest.plans if plan.configuration() not in configurations)
+    replaced = tuple(plan for plan in manifest.plans if plan not in kept)
+    gone = {plan.file for plan in replaced}
+    files = {name: entry for name, entry in manifest.files.items() if name not in gone}
+    plans = (*kept, *new)
+    return dataclasses.replace(manifest, plans=plans, files={**files, **entries}), replaced
 
 
 def target_of(engine: str | None) -> str:

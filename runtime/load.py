@@ -82,7 +82,7 @@ def load(
     def open_model(engine: Backend) -> Any:
         return OPENERS[manifest.task](opened, engine, precision, max_length, memory_limit)
 
-    engine, model = open_on(backend, opened, open_model, precision, threads, verify, device)
+    engine, model = open_on(backend, opened, open_model, precision, threads, verify, device, max_length)
     model.backend = engine.name
     return model
 

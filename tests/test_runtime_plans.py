@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from planforge.runtime import load
-from planforge.runtime.backends.passport import covers
+from planforge.runtime.backends.passport import best_plan, covers
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.plan import Plan
 from planforge.runtime.errors import (
     BackendError,
     BackendUnavailableError,
     InputError,
     IntegrityError,
     ManifestError,
+    MemoryLimitError,
     PlanForgeError,
 )
 
@@ -156,10 +158,43 @@ def test_auto_goes_on_where_a_plan_does_not_open(own_bundle: Path, caplog: pytes
         assert "the magic tag does not match" in line()
         trt.plans = plans
         assert cuda.used == 0
-    with emulated_gpu(with_manifest(own_bundle, shortened)):
-        assert "max_length=100 is more than the 40 that the plan was built for" in line(max_length=100)
         with pytest.raises(InputError, match="device=1 does not exist"):
             load(own_bundle, device=1)
+
+
+def test_auto_raises_what_the_caller_cannot_have(own_bundle: Path) -> None:
+    with emulated_gpu(with_manifest(own_bundle, shortened)) as cuda:
+        with pytest.raises(
+            InputError, match="max_length=100 is more than the 40 that the plan was built for"
+        ):
+            load(own_bundle, max_length=100)
+        with pytest.raises(MemoryLimitError, match=r"memory_limit is 1 MB\. A precision of fewer bits"):
+            load(own_bundle, memory_limit=10**6)
+        assert cuda.used == 0
+        with load(own_bundle, "ort-cpu", max_length=100) as model:
+            assert model.backend == "ort-cpu"
+
+
+def test_leaving_a_gpu_that_is_there_is_a_warning(own_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "planforge")
+
+    def record(**machine: Any) -> tuple[str, str]:
+        caplog.clear()
+        with emulated_gpu(own_bundle, **machine):
+            trt: Any = sys.modules["tensorrt_rtx"]
+            trt.invalid = machine.get("sm") is None
+            load(own_bundle).close()
+        (found,) = (r for r in caplog.records if " runs on " in r.getMessage())
+        return found.levelname, found.getMessage()
+
+    for machine in ({}, {"sm": "sm70"}, {"sm": "sm86", "driver": 12040}):
+        level, said = record(**machine)
+        assert level == "WARNING" and "runs on ort-cpu though an NVIDIA GPU is here" in said
+    for machine in ({"sm": "sm86", "driver": 0}, {"sm": "sm86", "count": 0}):
+        level, said = record(**machine)
+        assert level == "INFO" and "runs on ort-cpu" in said
+    level, said = record(sm="sm86")
+    assert level == "INFO" and "runs on tensorrt-rtx" in said
 
 
 def shortened(value: dict[str, Any]) -> None:
@@ -167,6 +202,35 @@ def shortened(value: dict[str, Any]) -> None:
     for profile in value["plans"][0]["profiles"]:
         axes = profile["axes"]
         axes["tokens"] = [min(length, 40) for length in axes["tokens"]]
+
+
+@pytest.mark.parametrize(
+    ("max_length", "memory", "meant"),
+    [
+        (None, 2000, "8x128"),  # without a wish the longest, and the largest batch
+        (64, 2000, "8x64"),  # the shortest that is long enough
+        (65, 2000, "8x128"),
+        (500, 2000, "8x128"),  # too long for all
+        (None, 300, "2x128"),  # the large batch needs more memory than there is
+        (64, 10, "8x64"),
+    ],
+)
+def test_of_several_plans_the_one_that_fits_best(
+    max_length: int | None, memory: int, meant: str, demo_bundle: Path
+) -> None:
+    (plan,) = Bundle.open(demo_bundle).manifest.plans
+
+    def of(batch: int, tokens: int) -> Plan:
+        axes = {"batch": [1, 1, batch], "tokens": [1, 1, tokens]}
+        profile = {"name": "decode", "axes": axes, "memory": {"weights": 1, "tensors": batch * tokens}}
+        return replace(plan, file=f"{batch}x{tokens}", profiles=(profile,))
+
+    plans = [of(8, 128), of(2, 128), of(2, 64), of(8, 64)]
+    assert best_plan(plans, max_length, memory).file == meant
+    assert best_plan(plans[::-1], max_length, memory).file == meant
+    later = replace(plans[0], file="later")
+    assert best_plan([*plans, later], None, 2000).file == "later"
+    assert best_plan([*plans, replace(later, compatible=True)], None, 2000).file == "8x128"
 
 
 def test_a_model_that_is_dropped_gives_its_memory_back_when_the_next_one_loads(demo_bundle: Path) -> None:

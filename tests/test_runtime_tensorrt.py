@@ -152,14 +152,24 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path], tmp_path: Pat
 
 
 def test_a_smaller_plan_limits_the_context(own_bundle: Path) -> None:
-    build(own_bundle, target="rtx", sms=["sm86"], limits={"batch": 2, "length": 40})
-    with emulated_gpu(own_bundle):  # the one for all GPUs is still there
-        with load(own_bundle, "tensorrt-rtx") as model:
+    large = Bundle.open(own_bundle).manifest
+    build(own_bundle, target="rtx", limits={"batch": 2, "length": 40})
+    with emulated_gpu(own_bundle):
+        with load(own_bundle, "tensorrt-rtx", max_length=40) as model:
             assert (model.max_length, model.max_batch) == (40, 2)
             assert model.generate(PROMPT, max_new_tokens=100).finish_reason == "context"
             assert len(model.generate(PROMPTS, max_new_tokens=3)) == 3
-        with pytest.raises(InputError, match="max_length=41 is more than the 40 that the plan was built for"):
-            load(own_bundle, "tensorrt-rtx", max_length=41)
+        for max_length in (None, 41):  # the large one is still there
+            with load(own_bundle, "tensorrt-rtx", max_length=max_length) as model:
+                assert (model.max_length, model.max_batch) == (max_length or large.max_length, 8)
+
+    def drop_the_large_one(value: dict[str, Any]) -> None:
+        del value["plans"][0]
+
+    with emulated_gpu(with_manifest(own_bundle, drop_the_large_one)):
+        for backend in ("tensorrt-rtx", "auto"):
+            with pytest.raises(InputError, match="max_length=41 is more than the 40 that the plan was built"):
+                load(own_bundle, backend, max_length=41)
 
 
 def test_steps_that_repeat_are_captured_once(tensorrt_bundle: Path) -> None:
