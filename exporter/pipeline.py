@@ -124,7 +124,7 @@ def export(
             progress=progress,
         )
     checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
-    wanted = Wanted(tuple(targets), tuple(precision), sms, texts, verify)
+    wanted = Wanted(tuple(targets), tuple(precision), sms, texts, verify, force)
     return write_bundle(checkpoint, output, wanted, trace, progress)
 
 
@@ -148,6 +148,7 @@ class Wanted:
     sms: Sequence[str] | None
     prompts: Path | None
     verify: bool
+    force: bool
 
     @property
     def asks_the_model(self) -> bool:
@@ -194,7 +195,7 @@ def write_bundle(
         built = finished(plans, checkpoint, Bundle(staging, manifest), targets)
         manifest = dataclasses.replace(manifest, plans=built, files=file_entries(staging))
         progress("committing the bundle")
-        install(staging, manifest, output)
+        install(staging, manifest, output, force=wanted.force)
     return ExportResult(output, manifest, report)
 
 

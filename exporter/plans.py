@@ -13,7 +13,7 @@ from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import BackendUnavailableError, InputError
-from .bundle_writer import file_entries, install, staging_folder
+from .bundle_writer import file_entries, install_change, staging_folder
 from .targets import INSTALLED, NAMES, target_named
 from .tensorrt.build import USUAL, Options, build_plan
 from .tensorrt.memory import estimates
@@ -76,18 +76,24 @@ def build(
     with staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         replaced = {(plan.built_from, plan.engine, plan.sms) for plan in new}
-        kept = [p for p in opened.manifest.plans if (p.built_from, p.engine, p.sms) not in replaced]
-        named = {plan.file for plan in (*kept, *new)}
-        files = {
-            n: entry
-            for n, entry in {**opened.manifest.files, **file_entries(staging)}.items()
-            if not n.startswith("plans/") or n in named
-        }
-        manifest = dataclasses.replace(opened.manifest, plans=(*kept, *new), files=files)
-        install(staging, manifest, opened.folder)
-    for plan in opened.manifest.plans:
-        if plan not in kept:
-            progress(f"replaced {plan.file}, of the same graph and GPUs")
+        entries = file_entries(staging)
+        dropped: list[Plan] = []
+
+        def with_new_plans(current: Manifest) -> Manifest:
+            """Return the manifest that is there now, which another build may have changed, with the plans."""
+            kept = [p for p in current.plans if (p.built_from, p.engine, p.sms) not in replaced]
+            dropped.extend(p for p in current.plans if p not in kept)
+            named = {plan.file for plan in (*kept, *new)}
+            files = {
+                n: entry
+                for n, entry in {**current.files, **entries}.items()
+                if not n.startswith("plans/") or n in named
+            }
+            return dataclasses.replace(current, plans=(*kept, *new), files=files)
+
+        install_change(staging, opened, with_new_plans)
+    for plan in dropped:
+        progress(f"replaced {plan.file}, of the same graph and GPUs")
     return BuildResult(opened.folder, tuple(new))
 
 

@@ -100,8 +100,8 @@ def run_encoder(model: Any, piece: Piece) -> tuple[list[Tensor], dict[str, Tenso
             out = model(**given)
         except (IndexError, RuntimeError) as error:  # torch's own
             raise VerificationError(
-                f"the model in transformers does not run with {len(piece)} tokens ({first_line(error)}); export"
-                " fewer with --max-length"
+                f"the model in transformers does not run with {len(piece)} tokens ({first_line(error)});"
+                " export fewer with --max-length"
             ) from error
     if "start_logits" in out:
         return [], {"question_answering": torch.stack([out.start_logits, out.end_logits], dim=-1)}
