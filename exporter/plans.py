@@ -14,6 +14,7 @@ from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import BackendUnavailableError, InputError
 from .bundle_writer import file_entries, install_change, staging_folder
+from .errors import BuildError
 from .targets import INSTALLED, NAMES, target_named
 from .tensorrt.build import USUAL, Options, build_plan
 from .tensorrt.memory import estimates
@@ -117,8 +118,14 @@ def build_plans(
     sms: Sequence[str] | None,
     limits: Mapping[str, int] | None,
     progress: Progress,
+    refused: Callable[[str, BuildError], None] | None = None,
 ) -> list[Plan]:
-    """The plans of an export's targets. A default target's missing engine is said, not an error."""
+    """Return the plans of an export's targets. A default target's missing engine is said, not an error.
+
+    Args:
+        refused: called with a target's name where TensorRT refuses one of its graphs; by default that is
+            an error.
+    """
     bundle = Bundle(staging, manifest)
     plans: list[Plan] = []
     for name in targets:
@@ -128,7 +135,12 @@ def build_plans(
         if not is_installed(engine) and list(targets) == default_targets():
             log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
             continue
-        plans += build_plans_for(bundle, name, sms, limits, staging, progress)
+        try:
+            plans += build_plans_for(bundle, name, sms, limits, staging, progress)
+        except BuildError as error:
+            if refused is None:
+                raise
+            refused(name, error)
     return plans
 
 
@@ -159,7 +171,15 @@ def build_plans_for(
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
         profiles = profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
-        plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
+        try:
+            plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
+        except BuildError as error:
+            if not plans:
+                raise
+            for plan in plans:  # of no use without its partner
+                (folder / plan.file).unlink()
+            dropped = ", ".join(plan.built_from for plan in plans)
+            raise BuildError(f"{error}\n  the plan of {dropped} was built, and is dropped with it") from error
     return plans
 
 

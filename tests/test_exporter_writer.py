@@ -18,13 +18,12 @@ from planforge.exporter.bundle_writer import (
     check_output,
     file_entries,
     install,
-    install_change,
     staging_folder,
 )
 from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.defaults import GenerationDefaults
-from planforge.runtime.bundle.manifest import FileEntry, Manifest, Plan
+from planforge.runtime.bundle.manifest import FileEntry, Manifest
 
 MANIFEST = {"family": "gpt2", "task": "text-generation", "export_id": "", "files": {}, "artifacts": []}
 
@@ -191,25 +190,6 @@ def test_a_damaged_bundle_of_ours_may_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "manifest.json").write_text(json.dumps({"format": 1, **MANIFEST}))
     check_output(tmp_path / "bundle", force=True)
-
-
-def test_kernels_of_a_plan_that_stays_stay_too(tmp_path: Path) -> None:
-    output = tmp_path / "bundle"
-    with staging_folder(output) as staging:
-        install(staging, stage(staging, "old"), output)
-    opened = Bundle.open(output)
-    (output / "plans").mkdir()
-    for name in ("kept.plan", "kept.plan.sm89.cache", "dropped.plan.sm89.cache"):
-        (output / "plans" / name).write_bytes(b"plan")
-    plan = Plan("decoder.inplace.fp16", "plans/kept.plan", "tensorrt-rtx", "1.7.1.116", ("sm89",), ())
-    entries = {"plans/kept.plan": file_entries(output)["plans/kept.plan"]}
-    with staging_folder(output) as staging:
-        install_change(
-            staging,
-            opened,
-            lambda m: dataclasses.replace(m, plans=(plan,), files={**m.files, **entries}),
-        )
-    assert {path.name for path in (output / "plans").iterdir()} == {"kept.plan", "kept.plan.sm89.cache"}
 
 
 def test_an_output_below_a_file_cannot_be_written(tmp_path: Path) -> None:
