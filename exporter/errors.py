@@ -45,3 +45,19 @@ def first_line(error: Exception) -> str:
     """What another library's error says first, for a message of one line."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def error_named(name: str, message: str) -> PlanForgeError:
+    """Return the error that a child process raised, from its class's name and its message.
+
+    A name that is no PlanForge error's, or that of one which carries more than its message, gives an
+    ExportError with the text.
+    """
+    kinds: list[type[PlanForgeError]] = [PlanForgeError]
+    for kind in kinds:  # grows: the whole tree
+        kinds += kind.__subclasses__()
+    kind = next((kind for kind in kinds if kind.__name__ == name), ExportError)
+    try:
+        return kind(message)
+    except TypeError:  # it takes fields too
+        return ExportError(message)

@@ -125,7 +125,7 @@ def fit_head(
         manifest = verified(opened, staging, manifest, progress)
         picture = report_files(staging, manifest, rows, fitted)
         manifest = dataclasses.replace(manifest, files=file_entries(staging))
-        install(staging, manifest, output)
+        install(staging, manifest, output, force=force)
     if opened.manifest.plans:
         log.warning("plans don't have the new head and were left out; `planforge build %s` makes one", output)
     confusion = tuple(tuple(int(n) for n in row) for row in fitted.confusion)

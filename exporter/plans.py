@@ -14,7 +14,8 @@ from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ..runtime.bundle.plan import network_name
 from ..runtime.errors import BackendUnavailableError, InputError
-from .bundle_writer import file_entries, install, staging_folder
+from .bundle_writer import file_entries, install_change, staging_folder
+from .errors import BuildError
 from .targets import INSTALLED, NAMES, target_named
 from .tensorrt.build import USUAL, Options, build_plan
 from .tensorrt.memory import estimates
@@ -73,16 +74,23 @@ def build(
         BackendUnavailableError: the engine is not installed; names the extra.
         BuildError: TensorRT refused; names the ONNX node.
     """
-    folder = Path(bundle)
-    name = checked_request(Bundle.open(folder), target, engine, options)
-    with staging_folder(folder) as staging:
-        opened = Bundle.open(folder)  # again: another build may just have ended
+    opened = Bundle.open(bundle)
+    name = checked_request(opened, target, engine, options)
+    replaced: list[Plan] = []
+    with staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
-        manifest, replaced = with_plans(opened.manifest, new, file_entries(staging))
-        install(staging, manifest, folder)
+        entries = file_entries(staging)
+
+        def add_plans(current: Manifest) -> Manifest:
+            """Return the manifest that is there now, which another build may have changed, with the plans."""
+            manifest, gone = with_plans(current, new, entries)
+            replaced.extend(gone)
+            return manifest
+
+        install_change(staging, opened, add_plans)
     for plan in replaced:
         progress(f"replaced {plan.file}, which was for the same graph, GPUs and lengths")
-    return BuildResult(folder, tuple(new), replaced)
+    return BuildResult(opened.folder, tuple(new), tuple(replaced))
 
 
 def checked_request(bundle: Bundle, target: str | None, engine: str | None, options: Options) -> str:
@@ -143,8 +151,14 @@ def build_plans(
     sms: Sequence[str] | None,
     limits: Mapping[str, int] | None,
     progress: Progress,
+    refused: Callable[[str, BuildError], None] | None = None,
 ) -> list[Plan]:
-    """The plans of an export's targets. A default target's missing engine is said, not an error."""
+    """Return the plans of an export's targets. A default target's missing engine is said, not an error.
+
+    Args:
+        refused: called with a target's name where TensorRT refuses one of its graphs; by default that is
+            an error.
+    """
     bundle = Bundle(staging, manifest)
     plans: list[Plan] = []
     for name in targets:
@@ -154,7 +168,12 @@ def build_plans(
         if not is_installed(engine) and list(targets) == default_targets():
             log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
             continue
-        plans += build_plans_for(bundle, name, sms, limits, staging, progress)
+        try:
+            plans += build_plans_for(bundle, name, sms, limits, staging, progress)
+        except BuildError as error:
+            if refused is None:
+                raise
+            refused(name, error)
     return plans
 
 
@@ -185,7 +204,15 @@ def build_plans_for(
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
         profiles = profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
-        plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
+        try:
+            plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
+        except BuildError as error:
+            if not plans:
+                raise
+            for plan in plans:  # of no use without its partner
+                (folder / plan.file).unlink()
+            dropped = ", ".join(plan.built_from for plan in plans)
+            raise BuildError(f"{error}\n  the plan of {dropped} was built, and is dropped with it") from error
     return plans
 
 

@@ -41,7 +41,7 @@ def states(folder: Path, text: str) -> Any:
         return model(tokens.input_ids).last_hidden_state[0].numpy()
 
 
-@pytest.mark.parametrize("name", ["roberta", "deberta"])
+@pytest.mark.parametrize("name", ["roberta", "mpnet", "deberta"])
 def test_embeddings_and_features_are_those_of_transformers(
     name: str, exported: Path, imported: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -88,7 +88,9 @@ def test_masked_words_are_those_of_transformers(exported: Path, imported: Callab
     assert [[word.token_id for word in words] for words in found.masks] == logits.topk(3).indices.tolist()
 
 
-@pytest.mark.parametrize(("name", "between", "context"), [("roberta", 2, 252), ("electra", 1, 256)])
+@pytest.mark.parametrize(
+    ("name", "between", "context"), [("roberta", 2, 252), ("mpnet", 2, 254), ("electra", 1, 256)]
+)
 def test_sequences_are_framed_and_cut_as_in_transformers(
     name: str, between: int, context: int, exported: Path, imported: Callable[[str], Path]
 ) -> None:

@@ -77,7 +77,7 @@ def import_folder(
         raise InputError(f"FOLDER {str(folder)!r} is not there; give what optimum wrote")
     origin = Source("folder", str(folder), at) if source is None else resolve_source(source)
     texts = None if prompts is None else Path(prompts)
-    wanted = Wanted(tuple(targets), tuple(precisions), sms, texts, verify)
+    wanted = Wanted(tuple(targets), tuple(precisions), sms, texts, verify, force)
     found = read_folder(at)
     with_weights = has_weights(origin.folder)
     if not with_weights and not any(origin.folder.glob("*.onnx")):

@@ -26,9 +26,8 @@ from ...runtime.backends.tensorrt_library import (
 )
 from ...runtime.bundle.bundle import sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
-from ...runtime.errors import BackendUnavailableError
-from ..child import command_of
-from ..errors import BuildError, OutputError
+from ..child import command_of, run_child
+from ..errors import BuildError, OutputError, error_named
 from .candidates import check_candidates
 from .profiles import Profile, check_profile, slots_of
 
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 
 CHILD = tuple(command_of(f"{__package__}.builder"))
-ERRORS = {kind.__name__: kind for kind in (BuildError, OutputError, BackendUnavailableError)}
 
 RTX_MAGIC = b"vtrt"
 NETWORK_NAME = re.compile(rb"planforge [\w.-]+ [0-9a-f]{64}")  # see `network_name`
@@ -213,7 +211,7 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="planforge-build-") as folder:
         files = [Path(folder, "request.json"), Path(folder, "answer.json")]
         files[0].write_text(json.dumps(request), encoding="utf-8")
-        child = subprocess.run(
+        child = run_child(
             [*CHILD, *map(str, files)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -225,7 +223,7 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
             raise BuildError(f"{request['engine']} died while building {request['onnx']}: {end_of(child)}")
         answer: dict[str, Any] = json.loads(files[1].read_text(encoding="utf-8"))
     if "error" in answer:
-        raise ERRORS[answer["error"]](answer["message"])
+        raise error_named(answer["error"], answer["message"])
     return answer
 
 
