@@ -1,7 +1,8 @@
 """PlanForge beside its peers: python -m benchmarks [--cases decode,encode] [--rounds 5].
 
 Writes results/suite.json, suite.md and suite.png, and the section of the README. Cases that are not chosen
-keep the results that they have.
+keep the results that they have. A case that was measured beside other work is measured again, and left out
+where the machine stays busy.
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ from .alike import UnlikeWorkError
 from .case import Case
 from .cases import GROUPS
 from .common import RESULTS, environment
+from .idle import BusyMachineError, measure_when_idle
+from .machine import BUSY
 from .measure import measure
 from .process import ROOT
 from .report import write_readme, write_report
+from .smoke import shrink
 from .workshop import Workshop
-
-BUSY = 0.1  # of the processors' time; figures beside that much other work mean little
 
 
 def main(arguments_given: Sequence[str] | None = None) -> None:
-    """Exits with 1 where work was unlike, or where PlanForge failed."""
+    """Exits with 1 where work was unlike, PlanForge failed, or the machine was too busy to measure a case."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--cases", default=",".join(GROUPS), help="groups, or single cases by their names")
     parser.add_argument("--rounds", type=int, default=5, help="how often each system does the work")
-    parser.add_argument(
-        "--work", type=Path, default=ROOT / "build" / "benchmarks", help="for converted models"
-    )
+    parser.add_argument("--work", type=Path, help="for converted models, instead of build/benchmarks")
     parser.add_argument("--out", type=Path, help="for results, instead of benchmarks/results and the README")
     parser.add_argument(
         "--python",
@@ -42,32 +42,58 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
         help="of an environment with peers, beside this one and build/bench-venv",
     )
     parser.add_argument("--keep", action="store_true", help="bundles, though the exporter has changed since")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="tiny models and one round, to see that all runs; nothing is compared or published",
+    )
     parser.add_argument("--list", action="store_true", help="the cases, and nothing else")
     arguments = parser.parse_args(arguments_given)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    cases = chosen(arguments.cases.split(","), arguments.work)
+    work: Path = arguments.work or ROOT / "build" / ("benchmarks-smoke" if arguments.smoke else "benchmarks")
+    work.mkdir(parents=True, exist_ok=True)
+    cases = chosen(arguments.cases.split(","), work)
     if arguments.list:
         print("".join(f"{case.name:20}{case.title}\n" for case in cases), end="")
         return
     pythons = [Path(sys.executable), *arguments.python, ROOT / "build" / "bench-venv" / "bin" / "python"]
-    workshop = Workshop(arguments.work, pythons, arguments.keep)
-    out: Path = arguments.out or RESULTS
+    workshop = Workshop(work, pythons, arguments.keep, tiny=arguments.smoke)
+    out: Path = arguments.out or (work / "results" if arguments.smoke else RESULTS)
     out.mkdir(parents=True, exist_ok=True)
+    readme = None if arguments.out or arguments.smoke else ROOT / "README.md"
     failures = []
     for case in cases:
         print(f"{case.name}: {case.title}", file=sys.stderr, flush=True)
         try:
-            result = measure(case, workshop, arguments.rounds)
+            result = smoke(case, workshop) if arguments.smoke else measured(case, workshop, arguments.rounds)
         except UnlikeWorkError as error:
             sys.exit(f"{case.name}: {error}")
-        if (busy := result["machine"]["busy"]) > BUSY:
-            print(f"  the machine was {busy:.0%} busy with other things: do this again", file=sys.stderr)
+        except BusyMachineError as error:
+            failures.append(f"{case.name} is left out: {error}")
+            leave_out(case, str(error), out, readme)
+            continue
         for name, reason in result["skipped"].items():
             print(f"  without {name}: {reason}", file=sys.stderr)
             if reason.startswith("failed") and case.entries[name].system == "planforge":
                 failures.append(f"{case.name}: {name} {reason}")
-        keep(case.name, result, out, readme=None if arguments.out else ROOT / "README.md")
+        keep(case.name, result, out, readme)
     sys.exit("\n".join(failures) or 0)
+
+
+def measured(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
+    """Return a case's result, measured while the machine had nothing else to do.
+
+    Raises:
+        BusyMachineError: it never had.
+    """
+    return measure_when_idle(
+        lambda: measure(case, workshop, rounds), say=lambda line: print(f"  {line}", file=sys.stderr)
+    )
+
+
+def smoke(case: Case, workshop: Workshop) -> dict[str, Any]:
+    """Return what one round of a small case did, whatever else the machine does; nothing is judged."""
+    result = measure(shrink(case), workshop, rounds=1)
+    return {**result, "machine": {**result["machine"], "busy": 0.0}, "targets": []}
 
 
 def chosen(names: list[str], work: Path) -> list[Case]:
@@ -84,15 +110,42 @@ def chosen(names: list[str], work: Path) -> list[Case]:
 
 
 def keep(name: str, result: dict[str, Any], out: Path, readme: Path | None) -> None:
-    """Puts a case's result in the place of its last one, and writes the report of all."""
-    path = out / "suite.json"
-    kept = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else {}
+    """Put a case's result in the place of its last one, and write the report of all."""
+    kept, left_out = kept_results(out)
     kept[name] = result
+    left_out.pop(name, None)
+    write_results(kept, left_out, out, readme)
+
+
+def leave_out(case: Case, reason: str, out: Path, readme: Path | None) -> None:
+    """Remove a case's last result, which is older than what was to be measured, and say why it is missing."""
+    kept, left_out = kept_results(out)
+    kept.pop(case.name, None)
+    left_out[case.name] = f"{case.title}: {reason}"
+    write_results(kept, left_out, out, readme)
+
+
+def kept_results(out: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return results of earlier runs by their cases' names, and why others are missing.
+
+    What an earlier version measured beside other work is no result.
+    """
+    path = out / "suite.json"
+    if not path.exists():
+        return {}, {}
+    suite = json.loads(path.read_text(encoding="utf-8"))
+    kept = {name: case for name, case in suite["cases"].items() if case["machine"]["busy"] <= BUSY}
+    return kept, suite.get("left_out", {})
+
+
+def write_results(kept: dict[str, Any], left_out: dict[str, str], out: Path, readme: Path | None) -> None:
+    """Write suite.json and the report of it, in the order of the groups."""
     groups = list(GROUPS)
     results = dict(sorted(kept.items(), key=lambda item: groups.index(item[1]["group"])))
     about = environment()
-    path.write_text(json.dumps({"environment": about, "cases": results}, indent=1) + "\n", encoding="utf-8")
-    text = write_report(results, about, out)
+    suite = {"environment": about, "cases": results, "left_out": left_out}
+    (out / "suite.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
+    text = write_report(results, about, out, left_out)
     if readme is not None:
         image = (out / "suite.png").relative_to(readme.parent).as_posix()
         write_readme(readme, f"{text}![The same as bars]({image})\n")

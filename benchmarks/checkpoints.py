@@ -1,6 +1,6 @@
 """The checkpoints that the benchmarks run: random ones of published shapes, and the built-in trained ones.
 
-python -m benchmarks.checkpoints NAME FOLDER
+python -m benchmarks.checkpoints NAME FOLDER [--tiny]
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ def gpt2(folder: Path, sure: bool = False, **shape: Any) -> Path:
     return folder
 
 
-def bert_base(folder: Path) -> Path:
-    """A random checkpoint of BERT base's shape with the uncased vocabulary."""
+def bert_base(folder: Path, **shape: Any) -> Path:
+    """A random checkpoint with the uncased vocabulary, by default of BERT base's shape."""
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -59,12 +59,12 @@ def bert_base(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("vocab.txt", "tokenizer_config.json"):
         (folder / name).write_bytes((demo("bert-demo") / name).read_bytes())
-    transformers.BertModel(transformers.BertConfig()).save_pretrained(folder)
+    transformers.BertModel(transformers.BertConfig(**shape)).save_pretrained(folder)
     return folder
 
 
-def marian(folder: Path) -> Path:
-    """A random checkpoint of the shape of opus-mt-en-de; word w17 is token 17."""
+def marian(folder: Path, width: int = 512, layers: int = 6, heads: int = 8, feed_forward: int = 2048) -> Path:
+    """A random checkpoint, by default of the shape of opus-mt-en-de; word w17 is token 17."""
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -72,9 +72,14 @@ def marian(folder: Path) -> Path:
 
     torch.manual_seed(0)
     tokens = {"eos_token_id": SOURCE_EOS, "pad_token_id": PAD, "decoder_start_token_id": PAD}
-    sizes: dict[str, Any] = {"vocab_size": MARIAN_VOCABULARY, "d_model": 512, "max_position_embeddings": 512}
+    sizes: dict[str, Any] = {
+        "vocab_size": MARIAN_VOCABULARY,
+        "d_model": width,
+        "max_position_embeddings": 512,
+    }
     for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_layers": 6, f"{side}_attention_heads": 8, f"{side}_ffn_dim": 2048}
+        sizes |= {f"{side}_layers": layers, f"{side}_attention_heads": heads}
+        sizes |= {f"{side}_ffn_dim": feed_forward}
     settings = {"activation_function": "swish", "scale_embedding": True, "forced_eos_token_id": None}
     config = transformers.MarianConfig.from_dict({**sizes, **tokens, **settings})
     model = transformers.MarianMTModel(config)
@@ -103,11 +108,12 @@ def numbered_words(
     return tokenizer
 
 
-def llama(folder: Path, sure: bool = False) -> Path:
-    """A random Llama of 110M parameters, the shape of llama2.c's stories110M; GPT-2's first 32,000 tokens.
+def llama(folder: Path, sure: bool = False, **shape: Any) -> Path:
+    """A random Llama with GPT-2's first 32,000 tokens.
 
     Args:
         folder: as of `gpt2`, like sure.
+        shape: by default that of llama2.c's stories110M, 110M parameters.
     """
     if (folder / "model.safetensors").exists():
         return folder
@@ -118,7 +124,7 @@ def llama(folder: Path, sure: bool = False) -> Path:
     sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "max_position_embeddings": 1024}
     sizes |= {"vocab_size": LLAMA_VOCABULARY, "num_hidden_layers": 12, "num_attention_heads": 12}
     ends = {"bos_token_id": LLAMA_END, "eos_token_id": LLAMA_END, "pad_token_id": LLAMA_END}
-    config = transformers.LlamaConfig.from_dict({**sizes, **ends, "tie_word_embeddings": True})
+    config = transformers.LlamaConfig.from_dict({**sizes, **shape, **ends, "tie_word_embeddings": True})
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -148,11 +154,12 @@ def first_tokens_of_gpt2(count: int) -> Any:
     return tokenizer
 
 
-def t5_small(folder: Path, sure: bool = False) -> Path:
-    """A random checkpoint of T5-small's shape; word w17 is token 17.
+def t5_small(folder: Path, sure: bool = False, **shape: Any) -> Path:
+    """A random T5; word w17 is token 17.
 
     Args:
         folder: as of `gpt2`, like sure.
+        shape: by default that of T5-small.
     """
     if (folder / "model.safetensors").exists():
         return folder
@@ -161,11 +168,12 @@ def t5_small(folder: Path, sure: bool = False) -> Path:
     from tokenizers import processors
 
     torch.manual_seed(0)
-    config = transformers.T5Config.from_dict({"decoder_start_token_id": T5_PAD})
+    config = transformers.T5Config.from_dict({**shape, "decoder_start_token_id": T5_PAD})
+    last = int(config.to_dict()["num_decoder_layers"]) - 1
     model = transformers.T5ForConditionalGeneration(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith("decoder.block.5.layer.2.DenseReluDense") and not sure:
+            if name.startswith(f"decoder.block.{last}.layer.2.DenseReluDense") and not sure:
                 parameter.mul_(8)  # else a random tied model repeats one token; so the last layer moves it on
     tokenizer = numbered_words(T5_VOCABULARY, T5_EOS, T5_UNKNOWN, T5_PAD)
     tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
@@ -207,5 +215,28 @@ RANDOM: dict[str, Callable[[Path], Path]] = {
 }
 
 
+TINY_GPT2: Mapping[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 2}
+TINY_LLAMA: Mapping[str, Any] = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2},
+}
+TINY_T5: Mapping[str, Any] = {
+    **{"d_model": 64, "d_ff": 128, "d_kv": 32, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2},
+}
+# Shapes of the same names that take no time, to see that every case runs.
+TINY: dict[str, Callable[[Path], Path]] = {
+    **dict.fromkeys(("gpt2-124m", "gpt2-medium", "gpt2-large", "gpt2-xl"), partial(gpt2, **TINY_GPT2)),
+    "bert-base": partial(
+        bert_base, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
+    ),
+    "marian": partial(marian, width=64, layers=2, heads=2, feed_forward=128),
+    "llama-110m": partial(llama, **TINY_LLAMA),
+    "llama-110m-sure": partial(llama, sure=True, **TINY_LLAMA),
+    "t5-small": partial(t5_small, **TINY_T5),
+    "t5-small-sure": partial(t5_small, sure=True, **TINY_T5),
+}
+
+
 if __name__ == "__main__":
-    RANDOM[sys.argv[1]](Path(sys.argv[2]))
+    made = TINY if "--tiny" in sys.argv[3:] else RANDOM
+    made[sys.argv[1]](Path(sys.argv[2]))

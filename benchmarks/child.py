@@ -53,22 +53,28 @@ def prepare(system: System, order: Mapping[str, Any]) -> None:
 
 def serve(system: System, order: Mapping[str, Any], answers: TextIO) -> None:
     """Opens the model, does the first work, says so at once, and then what it is asked."""
-    opener = getattr(system, order["kind"])
-    precision, threads = order["precision"], order["threads"]
-    session: Session = opener(Path(order["model"]), precision, threads, order["settings"])
-    session.run(order["first"], lambda: None)
+    session, known = open_session(system, order)
     say(answers, {"first": True})
-    known = {
-        "weights_sha256": order["weights_sha256"],
-        "precision": system.classes[precision],
-        "threads": threads,
-    }
     for line in sys.stdin:
         try:
             say(answers, answer(session, json.loads(line), known))
         except Exception as error:  # others may share this process
             traceback.print_exc()
             say(answers, failure(error))
+
+
+def open_session(system: System, order: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
+    """Return a session that has done its first work, and what is known of all its work."""
+    opener = getattr(system, order["kind"])
+    precision, threads = order["precision"], order["threads"]
+    session: Session = opener(Path(order["model"]), precision, threads, order["settings"])
+    session.run(order["first"], lambda: None)
+    known = {
+        "weights_sha256": order["weights_sha256"],
+        "precision": system.classes[precision],
+        "threads": threads,
+    }
+    return session, known
 
 
 def answer(session: Session, work: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

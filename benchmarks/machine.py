@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 from planforge.runtime.bench import READ_BYTES, read_bandwidth
 
 STAT = Path("/proc/stat")
+BUSY = 0.1  # of the processors' time; figures beside that much other work mean little
 
 
 def measured_machine(threads: int) -> dict[str, float]:
@@ -35,10 +38,54 @@ def measured_machine(threads: int) -> dict[str, float]:
 
 def busy_share(seconds: float) -> float:
     """Of the processors' time during a sleep, how much was used or stolen (Linux; elsewhere 0)."""
-    if not STAT.exists():
-        return 0.0
-    before = np.array(STAT.read_text(encoding="utf-8").splitlines()[0].split()[1:9], int)
+    used, passed = processor_ticks()
     time.sleep(seconds)
-    passed = np.array(STAT.read_text(encoding="utf-8").splitlines()[0].split()[1:9], int) - before
-    idle = passed[3] + passed[4]  # idle and waiting for input or output
-    return float(1 - idle / max(1, passed.sum()))
+    used_after, passed_after = processor_ticks()
+    return (used_after - used) / max(1, passed_after - passed)
+
+
+class BusyMeter:
+    """Tells what share of the processors' time others use while this process and those below it work.
+
+    Args:
+        processors: returns the ticks that all processors were used, and those that passed.
+        own: returns the ticks that this process and those below it have used.
+    """
+
+    def __init__(
+        self,
+        processors: Callable[[], tuple[int, int]] | None = None,
+        own: Callable[[], int] | None = None,
+    ) -> None:
+        self.processors = processors or processor_ticks
+        self.own = own or own_ticks
+        self.started_own = self.own()
+        self.started = self.processors()
+
+    def share(self) -> float:
+        """Return the share since the meter was made, from 0 to 1 (Linux; elsewhere 0)."""
+        used, passed = self.processors()
+        own = self.own() - self.started_own
+        others = used - self.started[0] - own
+        return min(1.0, max(0, others) / max(1, passed - self.started[1]))
+
+
+def processor_ticks() -> tuple[int, int]:
+    """Return the ticks that processors were used or stolen, and those that passed (Linux; elsewhere 0)."""
+    if not STAT.exists():
+        return 0, 0
+    ticks = [int(value) for value in STAT.read_text(encoding="utf-8").splitlines()[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]  # idle and waiting for input or output
+    return sum(ticks) - idle, sum(ticks)
+
+
+def own_ticks(pid: int | None = None) -> int:
+    """Return the ticks that a process and all below it have used, ended ones too (Linux; elsewhere 0)."""
+    folder = Path(f"/proc/{os.getpid() if pid is None else pid}")
+    try:
+        fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        children = [child for path in folder.glob("task/*/children") for child in path.read_text().split()]
+    except OSError:
+        return 0  # it has ended, and its parent counts it
+    times = fields[11:15]  # its own in user code and in the kernel, and those of children that have ended
+    return sum(map(int, times)) + sum(own_ticks(int(child)) for child in children)

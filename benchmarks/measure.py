@@ -18,7 +18,7 @@ from planforge.runtime.bench import percentiles
 
 from .alike import UnlikeWorkError, check_alike, differences
 from .case import Case, Entry, Limit, Target
-from .machine import measured_machine
+from .machine import BusyMeter, measured_machine
 from .process import Process, ProcessError
 from .systems import system_named
 from .systems.system import Skip
@@ -48,7 +48,8 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
     """Measures a case.
 
     Returns:
-        Plain JSON: "machine", "entries" with their figures, "skipped" with reasons, "targets".
+        Plain JSON: "machine", "entries" with their figures, "skipped" with reasons, "targets". Of the machine
+        "busy" is the share of the processors' time that others used, before or meanwhile.
 
     Raises:
         UnlikeWorkError: two systems did not do the same.
@@ -57,7 +58,9 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
     runs, skipped = prepared_runs(case, workshop)
     machine = measured_machine(max(entry.threads for entry in case.entries.values()))
     take = fresh_rounds if case.fresh else warm_rounds
+    meter = BusyMeter()
     skipped |= take(case, runs, workshop, rounds)
+    machine = {**machine, "busy": round(max(machine["busy"], meter.share()), 2)}
     for name, run in runs.items():
         check_alike(run.entry.work.kind, {name: run.warm["did"], **later(name, run)}, {})
     entries = {name: figures(run, machine) for name, run in runs.items()}

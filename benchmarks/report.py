@@ -222,8 +222,23 @@ def write_readme(readme: Path, text: str) -> None:
     readme.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
 
 
-def write_report(results: Mapping[str, Result], environment: Mapping[str, Any], out: Path) -> str:
-    """Writes suite.md and suite.png into a folder; returns what the README shows."""
+def write_report(
+    results: Mapping[str, Result],
+    environment: Mapping[str, Any],
+    out: Path,
+    left_out: Mapping[str, str] | None = None,
+) -> str:
+    """Write suite.md and suite.png into a folder.
+
+    Args:
+        results: by their cases' names.
+        environment: of `common.environment`.
+        out: the folder.
+        left_out: why there is no result, by the case's name.
+
+    Returns:
+        What the README shows.
+    """
     versions = {
         f"{name} {version}"
         for result in results.values()
@@ -231,8 +246,11 @@ def write_report(results: Mapping[str, Result], environment: Mapping[str, Any], 
         for name, version in figures["versions"].items()
     }
     machine = f"{environment['cores']} cores of {environment['cpu']}. {', '.join(sorted(versions))}.\n"
+    missing = "".join(f"- left out: {reason}\n" for reason in (left_out or {}).values())
     parts = [case_section(result) for result in results.values()]
+    if missing:
+        parts.append(missing)
     (out / "suite.md").write_text("\n".join([f"# Benchmarks\n\n{machine}", *parts]), encoding="utf-8")
     if comparisons(results):
         plot(results, out / "suite.png")
-    return f"{machine}\n{summary(results)}\n"
+    return f"{machine}\n{summary(results)}{missing}\n"

@@ -57,13 +57,19 @@ class Workshop:
         work: the folder.
         pythons: interpreters; a system runs in the first that has its packages.
         keep: what was converted stays when only the code that converts has changed.
+        tiny: makes random checkpoints small, see `checkpoints.TINY`.
     """
 
     def __init__(
-        self, work: Path, pythons: Sequence[Path] = (Path(sys.executable),), keep: bool = False
+        self,
+        work: Path,
+        pythons: Sequence[Path] = (Path(sys.executable),),
+        keep: bool = False,
+        tiny: bool = False,
     ) -> None:
         self.work = work
         self.keep = keep
+        self.tiny = tiny
         self.packages = {python: packages_of(python) for python in pythons if python.exists()}
         self.hashes: dict[str, str] = {}
 
@@ -87,6 +93,8 @@ class Workshop:
         folder = self.work / name / "checkpoint"
         if not (folder / "model.safetensors").exists():
             command = [sys.executable, "-m", "benchmarks.checkpoints", name, str(folder.resolve())]
+            if self.tiny:
+                command.append("--tiny")
             subprocess.run(command, check=True, cwd=ROOT)
         return folder
 
