@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..runtime.errors import InputError, PlanForgeError
 from .bench_command import bench
-from .console import Settings, errors, names, print_tables, running, show
+from .child import ending_with_children
+from .console import Settings, errors, exit_codes, names, print_json, print_tables, running, show
 from .doctor_command import doctor
 from .export_command import SM_HELP, export, import_bundle
 from .lint_command import lint
@@ -24,7 +25,17 @@ from .selftest_command import selftest
 if TYPE_CHECKING:
     from .verification.report import VerificationReport
 
+
+class Commands(TyperGroup):
+    """The commands; whatever one of them raises becomes one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with exit_codes(ctx):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Takes a transformer from PyTorch to the edge: export, build, verify, run, bench.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -184,7 +195,7 @@ def verify(
             raise
         write_files(result, bundle, report, junit)
     if as_json:
-        typer.echo(json.dumps(result.to_json(), allow_nan=False))
+        print_json(result.to_json())
     else:
         print_tables(verification_table(result))
     if not result.passed:
@@ -222,7 +233,7 @@ def fit_head(
             progress=progress,
         )
     if as_json:
-        typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
+        print_json(result.to_json())
     else:
         print_tables(fit_tables(result))
 
@@ -296,5 +307,6 @@ def write_files(result: VerificationReport, bundle: Path, report: Path | None, j
 
 
 def main() -> None:
-    """The console script."""
-    app()
+    """Runs the console script; SIGTERM is as clean as Ctrl-C."""
+    with ending_with_children():
+        app()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.errors import PlanForgeError
+from ..runtime.errors import InputError, PlanForgeError
 
 
 class ExporterError(PlanForgeError):
@@ -11,6 +11,10 @@ class ExporterError(PlanForgeError):
 
 class SourceError(ExporterError):
     """MODEL names nothing that can be exported."""
+
+
+class DataError(ExporterError, InputError):
+    """What was read, such as a line of stdin or a row of a table, cannot be used."""
 
 
 class CheckpointError(ExporterError):

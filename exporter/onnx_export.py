@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .child import command_of
+from .child import command_of, start_child
 from .errors import ExportError
 from .modules import keep_only_modules, note_modules
 from .recipes import FAMILIES, Choices, Recipe
@@ -30,7 +30,7 @@ def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> s
     """Starts tracing in a child process; `finish_trace` waits for it."""
     command = [*command_of(__name__), str(checkpoint.resolve()), recipe]
     command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:

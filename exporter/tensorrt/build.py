@@ -26,7 +26,7 @@ from ...runtime.backends.tensorrt_library import (
 from ...runtime.bundle.bundle import sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
 from ...runtime.errors import BackendUnavailableError
-from ..child import command_of
+from ..child import command_of, run_child
 from ..errors import BuildError, OutputError
 from .candidates import check_candidates
 from .profiles import Profile, check_profile, slots_of
@@ -207,7 +207,7 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="planforge-build-") as folder:
         files = [Path(folder, "request.json"), Path(folder, "answer.json")]
         files[0].write_text(json.dumps(request), encoding="utf-8")
-        child = subprocess.run(
+        child = run_child(
             [*CHILD, *map(str, files)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
