@@ -88,14 +88,12 @@ def record_fastest(folder: Path, result: BenchResult) -> Case:
         InputError: no gate has passed.
         OutputError: the bundle cannot be written.
     """
-    from ..runtime.bundle.bundle import Bundle
-    from .bundle_writer import install, staging_folder
+    from .bundle_writer import replace_manifest
 
     fastest = result.fastest()
-    opened = Bundle.open(folder)
-    manifest = dataclasses.replace(opened.manifest, default_precision=fastest.precision)
-    with staging_folder(opened.folder) as staging:
-        install(staging, manifest, opened.folder)
+    replace_manifest(
+        folder, lambda manifest: dataclasses.replace(manifest, default_precision=fastest.precision)
+    )
     return fastest
 
 

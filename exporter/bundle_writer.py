@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..runtime.bundle.bundle import Bundle, sha256_of
@@ -146,9 +146,42 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     text = manifest.to_json()
     Manifest.from_json(text)  # what a reader would refuse is not written
     temporary = folder / f"{FILE_NAME}.new"
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    os.replace(temporary, folder / FILE_NAME)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
+        os.replace(temporary, folder / FILE_NAME)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Rewrite a bundle's manifest.json and touch no other file, listed or not.
+
+    What the manifest doesn't list stays too: kernels that TensorRT compiled for a GPU lie beside their plans.
+
+    Args:
+        folder: the bundle.
+        change: makes the new manifest of the old one.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        BundleError: the folder is not a bundle.
+        OutputError: the manifest cannot be written; the old one is still there.
+    """
+    opened = Bundle.open(folder)
+    manifest = change(opened.manifest)
+    target = opened.folder.resolve()
+    try:
+        write_manifest(target, manifest)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"{target / FILE_NAME} cannot be written: {reason}; nothing was changed") from error
+    with contextlib.suppress(OSError):  # the new manifest is there; only its lasting a power cut is unsure
+        sync(target)
+    return manifest
 
 
 def remove_unlisted(output: Path, manifest: Manifest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -113,20 +114,36 @@ def test_load_refuses_a_default_whose_gate_has_not_passed(own_bundle: Path, gate
     load(own_bundle, precision="fp16").close()  # asked for by name it is the user's to know
 
 
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_default_that_cannot_be_written_leaves_the_bundle_as_it_was(
-    own_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    before = (own_bundle / "manifest.json").read_bytes()
+    files = {path: path.read_bytes() for path in own_bundle.parent.rglob("*") if path.is_file()}
 
-    def full(*paths: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(*given: object, **options: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OutputError, match="No space left"):
+    def half_full(path: Path, text: str, **options: object) -> int:
+        path.write_bytes(text.encode()[:100])
+        return full()
+
+    if call == "write":
+        monkeypatch.setattr(Path, "write_text", half_full)
+    else:
+        monkeypatch.setattr(os, call, full)
+    with pytest.raises(OutputError, match=r"manifest\.json cannot be written: No space left"):
         record_fastest(own_bundle, result(1.0, 2.0))
     monkeypatch.undo()
-    assert (own_bundle / "manifest.json").read_bytes() == before
+    assert {path: path.read_bytes() for path in own_bundle.parent.rglob("*") if path.is_file()} == files
     Bundle.open(own_bundle).verify_files()
+
+
+def test_kernels_that_were_compiled_for_a_gpu_outlive_a_new_default(own_bundle: Path) -> None:
+    (own_bundle / "plans").mkdir(exist_ok=True)
+    cache = own_bundle / "plans" / "decoder.plan.sm89.cache"
+    cache.write_bytes(b"compiled here")
+    record_fastest(own_bundle, result(1.0, 2.0))
+    assert cache.read_bytes() == b"compiled here"
 
 
 def test_errors_are_one_line(own_bundle: Path, tmp_path: Path) -> None:
