@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..runtime.errors import BundleNotFoundError, InputError, PlanForgeError
 from .child import Terminated
-from .errors import DataError, SourceError
+from .errors import DataError, HubError, SourceError
 from .extras import extra_of
 from .progress import Stages
 
@@ -86,7 +86,7 @@ def exit_codes(context: typer.Context) -> Iterator[None]:
 
 def exit_code(error: PlanForgeError) -> int:
     """2 where the command line was wrong, 1 where something failed while working."""
-    if isinstance(error, DataError):
+    if isinstance(error, (DataError, HubError)):
         return FAILED
     wrong = isinstance(error, (InputError, SourceError, BundleNotFoundError))
     return WRONG_USAGE if wrong else FAILED

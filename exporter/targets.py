@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..runtime.errors import InputError
+from ..runtime.suggest import did_you_mean
 
 Engine = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
 Version = tuple[int, int]
@@ -138,7 +139,7 @@ def target_named(name: str) -> Target:
     if name == INSTALLED:
         return installed_tensorrt()
     if name not in NAMES:
-        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}")
+        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}{did_you_mean(name, NAMES)}")
     return {**TARGETS, **_OTHERS}[name]
 
 
