@@ -323,9 +323,8 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
     smoothing are the graph's, and only the caps hold them. int4 is rounded without compensation here, which
     loses a little more than the graph may.
     """
-    import onnx_ir as ir
-
     from .passes.quantize import quantize, stored_bits
+    from .weight_files import load_graph
 
     tensors = dict(model.named_parameters(remove_duplicate=False))
     blocks: dict[int, QuantizedWeights] = {}
@@ -335,7 +334,7 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
     for artifact in bundle.manifest.artifacts:
         if not artifact.quantization and artifact.precision != "fp16":
             continue
-        graph = ir.load(bundle.path(artifact.file)).graph
+        graph = load_graph(bundle.path(artifact.file)).graph
         if artifact.precision == "fp16":
             fp32_nodes[recipe_of(artifact)] = recorded_choices(graph)
         if "bits" in artifact.quantization:

@@ -167,7 +167,7 @@ def kind_of(found: Folder) -> type[ImportedCheckpoint]:
     """How a folder's graphs are read: by what they read themselves, not by what config.json calls them."""
     if found.encoder is not None:
         return ImportedTranslator
-    names = {str(value.name) for value in found.graph.graph.inputs}
+    names = {str(value.name) for value in found.read.graph.inputs}
     if not any(name.startswith("past") for name in names) and found.architecture.endswith(GENERATES):
         raise CheckpointError(
             f"{found.model} has no cache, and {found.architecture} generates text; export it again with"

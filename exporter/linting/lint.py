@@ -33,7 +33,7 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
     names = graphs_of(path)
     findings: list[Finding] = []
     for name in names:
-        model = LintModel.load(path / name if path.is_dir() else path)
+        model = LintModel.load(located(path, name))
         found: Found = {}
         for target in wanted:
             findings += in_order(check(model, name, target, found))
@@ -50,6 +50,11 @@ def graphs_of(path: Path) -> tuple[str, ...]:
     if not path.exists():
         raise InputError(f"{path} does not exist")
     return (path.name,)
+
+
+def located(path: Path, name: str) -> Path:
+    """Return the file of a graph of a bundle, which the bundle must list and hold itself; else `path`."""
+    return Bundle.open(path).located(name) if path.is_dir() else path
 
 
 def check(model: LintModel, name: str, target: Target, found: Found) -> list[Finding]:

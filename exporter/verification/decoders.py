@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
 
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
@@ -22,6 +21,7 @@ from ...runtime.golden.decoders import cases, full_context
 from ...runtime.metrics import Comparison, Logits, Outcome, judged, measure
 from ...runtime.text.tokenizer import Tokenizer
 from ..precisions import PRECISIONS
+from ..weight_files import load_graph
 from .decoder_samples import Expectation, expect, from_arrays, gaps, limits, run_texts, to_arrays
 from .gate import COUNTED
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
@@ -94,7 +94,7 @@ def rounded_cases(
     bundle: Bundle, artifact: Artifact, expected: Expectation, limits: Mapping[str, float]
 ) -> dict[str, Case]:
     """What is compared through `NodeExecutor`: what an engine that computes in fp16 would do."""
-    graph, sample = ir.load(bundle.path(artifact.file)), expected.samples[0]
+    graph, sample = load_graph(bundle.path(artifact.file)), expected.samples[0]
 
     def every_position(decoder: Decoder) -> Logits:
         ids = np.array([[*sample.prompt, *sample.continuation[:-1]]])

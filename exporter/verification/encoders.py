@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
@@ -26,6 +25,7 @@ from ...runtime.golden.encoders import (
 )
 from ...runtime.metrics import Comparison, Outcome
 from ...runtime.text.long_text import Piece
+from ..weight_files import load_graph
 from .encoder_samples import Expectation, expect, from_arrays, gaps, limits, run_model, run_texts
 from .fitted_head import HEAD, LinearHead
 from .gate import limits_for
@@ -90,7 +90,7 @@ def compare(
         encoder.close()
     if artifact.precision == "fp16":
         engine = rounded_engine(artifact.precision)
-        program = ExecutedProgram(ir.load(bundle.path(artifact.file)), artifact)
+        program = ExecutedProgram(load_graph(bundle.path(artifact.file)), artifact)
         encoder, full = Encoder(program, artifact, encoder.pad), expected.samples[-1]
         batch = trial_samples(expected)
         for case, samples in {padded(batch): batch, f"{len(full)} tokens": [full]}.items():

@@ -18,6 +18,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.metrics import Comparison
 from ..modules import module_of
 from ..passes.weights import Stored
+from ..weight_files import load_graph
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
@@ -39,7 +40,7 @@ def compare_structure(
         artifact: the graph.
         tensors: the checkpoint's, by name; without them only attributes are read.
     """
-    graph = ir.load(bundle.path(artifact.file)).graph
+    graph = load_graph(bundle.path(artifact.file)).graph
     weights = [] if tensors is None else list(checked_weights(graph, tensors))
     ours = not bundle.manifest.source.get("exporter")  # others scale where they like
     failures = []

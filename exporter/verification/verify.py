@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
-
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
@@ -23,6 +21,7 @@ from ..graphs import tensors_of
 from ..memory import give_back_memory
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
+from ..weight_files import load_graph
 from .examiners import examiner_of
 from .explain import explain, tracer_of
 from .files import RUNNING, verify_file
@@ -320,7 +319,7 @@ def compare_all(
             comparisons.append(Comparison.failed(artifact.id, "ort-cpu", RUNNING, error))
             continue
         if artifact.precision == "fp16":
-            graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
+            graph, trial = load_graph(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
             kept[artifact.id], broken = fp32_nodes(graph, artifact, trial)
             comparisons.append(finite_comparison(artifact, trial, broken))
         give_back_memory()
