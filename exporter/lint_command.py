@@ -17,7 +17,10 @@ def lint(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.", show_default="all"),
+        typer.Option(
+            help="Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.",
+            show_default="the bundle's own; of a file all",
+        ),
     ] = None,
     as_json: JsonOption = False,
     rules: Annotated[bool, typer.Option("--rules", help="List targets and rules with sources.")] = False,
