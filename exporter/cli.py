@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from ..runtime.errors import InputError, PlanForgeError
 from .bench_command import bench
 from .child import ending_with_children
-from .console import Settings, errors, exit_codes, names, print_json, print_tables, running, show
+from .console import Settings, exit_codes, names, print_json, print_tables, running, show
 from .doctor_command import doctor
 from .export_command import SM_HELP, export, import_bundle
 from .lint_command import lint
@@ -51,6 +51,9 @@ def print_version(wanted: bool) -> None:
 
 @app.callback()
 def before_every_command(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say which engine runs, with how many threads, and why.")
+    ] = False,
     debug: Annotated[bool, typer.Option(help="Show tracebacks and debug messages.")] = False,
     show_version: Annotated[
         bool,
@@ -60,8 +63,8 @@ def before_every_command(
     Settings.debug = debug
     del show_version
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
-    level = logging.DEBUG if debug else logging.INFO if errors.is_terminal else logging.WARNING
-    logging.getLogger("planforge").setLevel(level)
+    told = logging.INFO if verbose else logging.WARNING
+    logging.getLogger("planforge").setLevel(logging.DEBUG if debug else told)
     logging.getLogger("onnxscript").setLevel(logging.DEBUG if debug else logging.ERROR)
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -32,6 +32,7 @@ WRONG_USAGE = 2
 INTERRUPTED = 130
 READER_GONE = 141
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but line breaks and tabs
+HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -48,11 +49,11 @@ class Shown:
 
 
 @contextmanager
-def running() -> Iterator[Callable[[str], None]]:
+def running() -> Iterator[Stages]:
     """Shows the stages of a command: a bar on a terminal's stderr, else a line each with the time it took."""
     with Stages(errors) as Shown.stages:
         try:
-            yield Shown.stages.begin
+            yield Shown.stages
         finally:
             Shown.stages.end()
 
@@ -132,11 +133,22 @@ def visible(text: str) -> str:
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def emit_json(value: Any) -> None:
+    """Print a value as one line of JSON among others."""
+    emit(json_line(value))
+
+
+def json_line(value: Any, indent: int | None = None) -> str:
+    r"""Return a value as JSON without a control character: those of C1 as \u009b, as JSON has the others."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    return HIGH_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def print_json(value: Any, indent: int | None = None) -> None:
     """Prints a value as JSON, whose strings hold no control characters, after what shows the stages."""
     end_stages()
     with writing():
-        typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent))
+        typer.echo(json_line(value, indent))
 
 
 def print_lines(lines: Iterable[str]) -> None:

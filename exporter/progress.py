@@ -41,7 +41,7 @@ class Stages:
     ) -> None:
         self._stop_bar()
 
-    def begin(self, line: str) -> None:
+    def __call__(self, line: str) -> None:
         """Says that a stage begins, or goes on with something else behind its ": "."""
         if self._console.is_terminal:
             self._show_bar(line)
