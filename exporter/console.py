@@ -33,7 +33,17 @@ INTERRUPTED = 130
 READER_GONE = 141
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but line breaks and tabs
 HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class PlainConsole(Console):
+    """A console that leaves it to us what happens when nobody reads what it prints."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich turns into an exit code of its own."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Settings:
@@ -163,7 +173,7 @@ def print_tables(tables: Sequence[RenderableType]) -> None:
     """Prints tables to stdout, as wide as the terminal, or wide enough for a file."""
     end_stages()
     with writing():
-        Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
+        PlainConsole(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
 
 
 def show(result: Any, as_json: bool) -> None:

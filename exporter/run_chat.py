@@ -45,6 +45,7 @@ def converse(
             break
         elif is_one and text == RESET:
             messages = list(begin)
+            say("a new conversation")
         else:
             asked = [*(messages if is_one else begin), message("user", checked_message(text))]
             try:

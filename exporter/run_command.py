@@ -152,8 +152,7 @@ def run(
             picture.check(chosen)
             if chosen != "fill_mask":  # it always does
                 options["parse_special"] = parse_special
-            with reading(source):
-                start(model, chosen, source, options, picture, as_json, stages)
+            start(model, chosen, source, options, picture, as_json, stages)
 
 
 def start(
