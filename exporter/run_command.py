@@ -117,7 +117,7 @@ def run(
 
         picture = Picture(attention, attention_layer, attention_head)
         check_sources(texts, input_file, beside)
-        with load(bundle, backend, precision, threads, device=device) as model:
+        with load(bundle, backend=backend, precision=precision, threads=threads, device=device) as model:
             chosen = checked_task(task or task_of(model, beside), model, options)
             check_beside(model, chosen, beside, input_file)
             items = items_of(texts, input_file, beside, keep_blank=chosen == "translate")
