@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.errors import PlanForgeError
+from ..runtime.errors import InputError, PlanForgeError
 
 
 class ExporterError(PlanForgeError):
@@ -11,6 +11,14 @@ class ExporterError(PlanForgeError):
 
 class SourceError(ExporterError):
     """MODEL names nothing that can be exported."""
+
+
+class HubError(SourceError):
+    """The hub cannot be reached, or refuses; MODEL may be right."""
+
+
+class DataError(ExporterError, InputError):
+    """What was read, such as a line of stdin or a row of a table, cannot be used."""
 
 
 class CheckpointError(ExporterError):
@@ -29,6 +37,10 @@ class BuildError(ExporterError):
     """TensorRT refused a graph; names the ONNX node."""
 
 
+class BuildOptionError(BuildError, InputError):
+    """An option of a build that the engine has not."""
+
+
 class VerificationError(ExporterError):
     """An exported graph does not compute the model.
 
@@ -39,6 +51,10 @@ class VerificationError(ExporterError):
     def __init__(self, message: str, failed: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.failed = failed
+
+
+class PromptsError(VerificationError, InputError):
+    """The file of prompts to verify with is not there, or holds none."""
 
 
 def first_line(error: Exception) -> str:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rich.table import Table
-from rich.text import Text
-
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ..runtime.errors import InputError
 from .errors import ExporterError, first_line
+from .fitting_table import FittingTable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -343,15 +341,9 @@ def fit_tables(result: FitResult) -> list[RenderableType]:
     ]
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    result = Table(
-        title=Text(title), title_justify="left", show_header=any(columns), box=None, pad_edge=False
-    )
-    for column in columns:
-        result.add_column(column, overflow="fold")
-    for row in rows:
-        result.add_row(*(Text(cell) for cell in row))
-    return result
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> FittingTable:
+    """Return a plain table that cuts no word."""
+    return FittingTable(title, columns, rows)
 
 
 def size_of(manifest: Manifest, *names: str) -> str:

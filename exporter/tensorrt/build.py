@@ -27,7 +27,7 @@ from ...runtime.backends.tensorrt_library import (
 from ...runtime.bundle.bundle import sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
 from ..child import command_of, run_child
-from ..errors import BuildError, OutputError, error_named
+from ..errors import BuildError, BuildOptionError, OutputError, error_named
 from .candidates import check_candidates
 from .profiles import Profile, check_profile, slots_of
 
@@ -176,17 +176,17 @@ def build_plan(
 def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
     """The wanted compute capabilities, each once, if the engine is here and can build for them."""
     if engine not in LIBRARIES:
-        raise BuildError(f"engine {engine!r} is not one of {sorted(LIBRARIES)}")
+        raise BuildOptionError(f"engine {engine!r} is not one of {sorted(LIBRARIES)}")
     wanted = list(dict.fromkeys(sm.lower() if not sm.isdecimal() else f"sm{sm}" for sm in sms))
     allowed = LIBRARIES[engine].sms
     unknown = [sm for sm in wanted if allowed and sm not in allowed]
     if unknown:
-        raise BuildError(
+        raise BuildOptionError(
             f"{engine} builds no plans for {', '.join(unknown)}, only for {', '.join(allowed)};"
             " for another GPU use --target tensorrt on the machine that has it"
         )
     if allowed and not wanted:
-        raise BuildError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")
+        raise BuildOptionError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")
     if not is_installed(engine):
         raise not_installed(engine)
     return wanted
@@ -195,12 +195,12 @@ def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
 def check_options(engine: str, options: Options) -> None:
     """Refuses what a library has not."""
     if engine == "tensorrt-rtx" and options.timing_cache is not None:
-        raise BuildError(
+        raise BuildOptionError(
             "TensorRT-RTX times nothing while it builds, as it compiles its kernels where the plan runs:"
             " leave out --timing-cache"
         )
     if engine == "tensorrt-rtx" and options.compatible:
-        raise BuildError(
+        raise BuildOptionError(
             "a plan of TensorRT-RTX runs on every GPU that it was built for by itself: instead of"
             " --compatible name them by --sm"
         )

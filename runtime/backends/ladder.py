@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ..bundle.bundle import Bundle
 from ..errors import BackendError, BackendUnavailableError, InputError
+from ..suggest import did_you_mean
 from .backend import Backend
 from .cuda_memory import NO_DRIVER, driver_is_missing, gpu_is_present
 
@@ -42,7 +43,7 @@ def open_on(
         PlanForgeError: whatever else the named engine, or the last one tried, says.
     """
     if name not in BACKENDS:
-        raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}")
+        raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}{did_you_mean(name, BACKENDS)}")
     reasons: dict[str, list[str]] = {}
     failed = False
     rungs = RUNGS if name == "auto" else (name,)
