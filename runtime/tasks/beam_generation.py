@@ -149,7 +149,10 @@ def _options_without_beams(request: GenerationRequest) -> list[tuple[str, Any]]:
     """Return the options that are set and that beams do not take, with their values."""
     sampling = request.sampling
     drawing = () if sampling.greedy else DRAWING
-    given = [(name, getattr(sampling, name)) for name in (*drawing, "seed", "logit_bias", "logits_processor")]
+    values = {name: getattr(sampling, name) for name in (*drawing, "logit_bias", "logits_processor")}
     for name in ("stop", "speculative", "reuse_prompt", "top_logprobs", "on_token"):
-        given.append((name, getattr(request, name)))
-    return [(name, value) for name, value in given if value is not None and value is not False and value != 0]
+        values[name] = getattr(request, name)
+    given = [(name, value) for name, value in values.items() if value]
+    if sampling.seed is not None:  # 0 is one too
+        given.append(("seed", sampling.seed))
+    return given
