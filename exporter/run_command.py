@@ -51,7 +51,6 @@ from .run_options import (
     ThreadsOption,
     TopKOption,
     TopPOption,
-    TruncateOption,
     TruncationOption,
 )
 from .run_translation import BLANK_LINE, Item, Picture, translate
@@ -83,7 +82,6 @@ def run(
     repetition_penalty: RepetitionPenaltyOption = None,
     stop: StopOption = None,
     seed: SeedOption = None,
-    truncate: TruncateOption = None,
     speculative: SpeculativeOption = None,
     chat: ChatOption = None,
     system: SystemOption = None,
@@ -226,7 +224,7 @@ def generate(model: Any, items: Iterable[Item], options: dict[str, Any], as_json
             pieces = model.stream(prompt, **options)  # checks everything before anything shows
             typer.echo(prompt, nl=False)
             for piece in pieces:
-                typer.echo(piece, nl=False)
+                typer.echo(str(piece), nl=False)
             typer.echo()
 
 

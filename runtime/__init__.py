@@ -9,6 +9,9 @@ from .load import load
 from .selftest import SelftestResult, selftest
 
 if TYPE_CHECKING:
+    from .decoding.processors import LogitsProcessor
+    from .options import GenerationOptions
+    from .tasks.chunk import Chunk, FinishReason, TextStream, TopLogprob, Usage
     from .tasks.encoder_results import (
         Answer,
         Answers,
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
         Tags,
     )
     from .tasks.generation import Generation, Timings
+    from .tasks.prompts import Prompt
     from .tasks.text_encoder import TextEncoder
     from .tasks.text_generator import Score, TextGenerator
     from .tasks.translator import Alignment, Candidate, Translation, TranslationTimings, Translator
@@ -32,37 +36,49 @@ __all__ = [
     "Answer",
     "Answers",
     "Candidate",
+    "Chunk",
     "Classification",
     "Embedding",
     "Entity",
     "Features",
     "Fill",
     "FilledMask",
+    "FinishReason",
     "Generation",
+    "GenerationOptions",
+    "LogitsProcessor",
     "NextSentence",
     "PlanForgeError",
+    "Prompt",
     "Ranked",
     "Score",
     "SelftestResult",
     "Tags",
     "TextEncoder",
     "TextGenerator",
+    "TextStream",
     "Timings",
+    "TopLogprob",
     "Translation",
     "TranslationTimings",
     "Translator",
+    "Usage",
     "load",
     "selftest",
 ]
 
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
 MODULES = {
-    **dict.fromkeys(("Generation", "Timings"), "generation"),
-    **dict.fromkeys(("TextGenerator", "Score"), "text_generator"),
+    "LogitsProcessor": "decoding.processors",
+    "GenerationOptions": "options",
+    "Prompt": "tasks.prompts",
+    **dict.fromkeys(("Chunk", "FinishReason", "TextStream", "TopLogprob", "Usage"), "tasks.chunk"),
+    **dict.fromkeys(("Generation", "Timings"), "tasks.generation"),
+    **dict.fromkeys(("TextGenerator", "Score"), "tasks.text_generator"),
     **dict.fromkeys(
-        ("Translator", "Translation", "TranslationTimings", "Candidate", "Alignment"), "translator"
+        ("Translator", "Translation", "TranslationTimings", "Candidate", "Alignment"), "tasks.translator"
     ),
-    "TextEncoder": "text_encoder",
+    "TextEncoder": "tasks.text_encoder",
 }
 
 
@@ -71,7 +87,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module = importlib.import_module(f".tasks.{MODULES.get(name, 'encoder_results')}", __name__)
+    module = importlib.import_module(f".{MODULES.get(name, 'tasks.encoder_results')}", __name__)
     return getattr(module, name)
 
 

@@ -84,6 +84,9 @@ def load(
 
     engine, model = open_on(backend, opened, open_model, precision, threads, verify, device)
     model.backend = engine.name
+    model.family = manifest.family
+    threads = getattr(engine, "threads", None)  # of an engine on the CPU
+    model.threads = None if threads is None else threads.count
     return model
 
 

@@ -7,10 +7,14 @@ names and a type checker refuses others; `check_options` refuses them at run tim
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal, TypeAlias, TypedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from .errors import InputError
+
+if TYPE_CHECKING:
+    from .decoding.sampling import LogitsProcessor
+    from .tasks.chunk import Chunk
 
 ProgressOption: TypeAlias = bool | Callable[[int], None]
 """True writes a counter to stderr; a callable gets the number of finished texts."""
@@ -129,6 +133,90 @@ class TranslationOptions(TypedDict, total=False):
     no_repeat_ngram_size: int | None
     truncation: Literal["head", "tail"] | None
     parse_special: bool
+
+
+class GenerationOptions(TypedDict, total=False):
+    """The options of every method of `TextGenerator` that generates.
+
+    Without temperature, top_k, top_p and min_p, and with temperature=0, the likeliest token is always taken
+    (greedy); else tokens are drawn. Processors run in transformers' order: logit_bias, repetition_penalty,
+    no_repeat_ngram_size, logits_processor, then temperature, top_k, top_p, min_p.
+
+    speculative="prompt-lookup" is faster where the answer repeats parts of the prompt or of itself: what
+    followed the newest tokens before is taken for a guess of what comes next, and one step verifies all of
+    it. A guess counts only if the model, with the same options and the same draws of a seed, chooses that
+    token itself, so the answer is the one without; a text without repetition costs next to nothing more.
+    Engines add up in another order when a step has several tokens: where the logits of two tokens are equal
+    to within that rounding (1e-5 in fp32; with int8 and int4 weights, whose engines round activations to 8
+    bits too, up to that rounding's own noise), the other of them may be chosen, as from one machine to
+    another.
+
+    reuse_prompt=True keeps the KV cache of the call when it ends; the next call with reuse_prompt=True
+    reuses the prefix that both share: a chat that grows, a long instruction with another question. The cache
+    is made for the whole context once, and counts for `memory_limit` (a call that needs the memory frees
+    it). One is kept; `forget_prompt` frees it.
+
+    With either of the two several prompts run one after the other, as engines verify one row at a time.
+
+    Attributes:
+        max_new_tokens: at least 1; 64 unless given. Generation that fills the context ends with "context".
+        temperature: divides the logits; 0 is greedy.
+        top_k: draw from the k likeliest tokens only.
+        top_p: draw from the likeliest tokens that together reach this probability.
+        min_p: draw from tokens that have at least this share of the likeliest one's probability.
+        repetition_penalty: above 1.0 makes tokens less likely that the prompt or the answer already has.
+        no_repeat_ngram_size: no sequence of so many tokens comes twice, prompt included.
+        logit_bias: is added to the logits of these tokens; -inf forbids one.
+        logits_processor: a function of your own; see `LogitsProcessor`.
+        seed: makes the draws repeatable.
+        stop: a string or several that end the answer, which does not show them.
+        ignore_eos: go on behind end tokens, up to max_new_tokens.
+        truncation: None refuses a prompt that is too long. "tail" keeps the end of one to which
+            max_new_tokens would not fit, half a context of it at least, and the special tokens that begin
+            every prompt.
+        parse_special: read special tokens such as <|endoftext|> in the prompt as such.
+        speculative: "prompt-lookup" guesses tokens, see above.
+        reuse_prompt: whether to reuse and keep a KV cache, see above.
+        num_beams: answers that are followed at a time.
+        length_penalty: of beams; above 0 favours long answers.
+        early_stopping: of beams; True, False or "never".
+        n_best: candidates of the beams that are returned.
+        logprobs: False skips computing log-probabilities.
+        top_logprobs: how many of the likeliest tokens to give for each new one, with log-probabilities.
+        generation: "checkpoint" takes what the checkpoint's generation_config says of options that are not
+            given.
+        on_token: called with the chunk of each prompt after each step; returning True ends that prompt's
+            answer with "cancelled", and is the last call for it.
+        progress: True counts finished prompts on stderr; a callable gets their number.
+        batch_size: the most prompts that run together; as many as the bundle allows unless given.
+    """
+
+    max_new_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    no_repeat_ngram_size: int | None
+    logit_bias: Mapping[int, float] | None
+    logits_processor: LogitsProcessor | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    ignore_eos: bool
+    truncation: Literal["tail"] | None
+    parse_special: bool
+    speculative: Literal["prompt-lookup"] | None
+    reuse_prompt: bool
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    n_best: int
+    logprobs: bool
+    top_logprobs: int
+    generation: Literal["checkpoint"] | None
+    on_token: Callable[[Chunk], bool | None] | None
+    progress: ProgressOption
+    batch_size: int | None
 
 
 def option_names(options: type) -> tuple[str, ...]:
