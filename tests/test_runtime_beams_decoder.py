@@ -76,7 +76,7 @@ def transformers_beams(reference: Any, prompt: list[int], options: dict[str, Any
     eos = reference.generation_config.eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos)
     if translated.pop("ignore_eos", False):
-        translated["eos_token_id"] = []
+        translated["eos_token_id"] = None
         ends = set()
     how: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
     ids = torch.tensor([prompt])

@@ -13,6 +13,7 @@ from ..decoding.constraints import Constraints
 from ..decoding.decoder import Decoder
 from ..errors import InputError
 from ..text.tokenizer import Tokenizer
+from .chunk import Usage
 from .generation import Generation, GenerationCandidate, Timings
 from .generation_request import GenerationRequest
 from .generation_row import Row
@@ -84,6 +85,7 @@ class BeamGenerator:
             finish_reason=best.finish_reason,
             logprobs=best.logprobs,
             timings=Timings(prefill * 1e3, decode * 1e3, len(best.token_ids) / (prefill + decode)),
+            usage=Usage(prompt_tokens=len(row.prompt), completion_tokens=len(best.token_ids)),
             prompt_tokens_cut=row.cut,
             score=best.score,
             candidates=candidates,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from ..bundle.defaults import GenerationDefaults
 
 if TYPE_CHECKING:
     from ..options import GenerationOptions
+
+log = logging.getLogger("planforge")
 
 
 def checkpoint_options(defaults: GenerationDefaults) -> GenerationOptions:
@@ -37,3 +40,25 @@ def describe_options(options: GenerationOptions) -> str:
     if "temperature" in options:
         return named
     return f"greedy, {named}" if named else "greedy"
+
+
+class CheckpointOptions:
+    """A checkpoint's options, which the log tells once, when a call first asks for them.
+
+    Args:
+        defaults: what the bundle keeps of its generation_config.
+    """
+
+    def __init__(self, defaults: GenerationDefaults) -> None:
+        self.options = checkpoint_options(defaults)
+        self._told = False
+
+    def asked_by(self, given: GenerationOptions) -> GenerationOptions:
+        """Return the options, and tell them if a call asks for them that has not been told before."""
+        if given.get("generation") == "checkpoint" and not self._told:
+            self._told = True
+            log.info(
+                "options not given are the checkpoint's (generation_config.json): %s",
+                describe_options(self.options),
+            )
+        return self.options
