@@ -1,18 +1,23 @@
-"""Contents that are lists of text parts, and conversations that are too long."""
+"""Chats: contents of text parts, conversations that are too long, and what the checkpoint asks for."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime.errors import InputError
+from planforge.runtime import TextGenerator
+from planforge.runtime.errors import ContextLengthError, InputError
 from planforge.runtime.text.chat_turns import cut_chat, turns_of
 
 from .helpers_chat import READ_PARTS, TEMPLATES, ours, witness
-from .test_runtime_chat import chat_of, kinds, texts
+from .helpers_generation import TOKENIZER, generator
+from .test_runtime_chat import PLAIN, chat_of, kinds, texts
+from .test_runtime_decoder import CONTEXT
 
 
 @st.composite
@@ -103,3 +108,114 @@ def test_the_fewest_oldest_turns_are_dropped_and_never_the_system(
 def test_a_conversation_without_a_user_is_left_as_it_is() -> None:
     cut = cut_chat(said("system"), lambda messages: [1, 2, 3], 1)
     assert (cut.tokens, cut.dropped_messages) == ([1, 2, 3], 0)
+
+
+def messages_of(*contents: str) -> list[dict[str, str]]:
+    """A system's message, then a user's and answers in turns."""
+    roles = ["system", *("user", "assistant") * len(contents)]
+    return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+
+
+def tokens_of(messages: Any) -> list[int]:
+    return chat_of(PLAIN).encode(messages, TOKENIZER)
+
+
+def test_messages_are_counted() -> None:
+    model, _ = generator("inplace", chat=chat_of(PLAIN))
+    messages = messages_of("abc", "bd")
+    assert model.count_tokens(messages) == len(tokens_of(messages)) == 7
+    assert model.count_tokens("abc") == 3
+    with pytest.raises(InputError, match="has no chat template"):
+        generator("inplace")[0].count_tokens(messages)
+    with pytest.raises(InputError, match="messages must be a list"):
+        model.count_tokens(None)  # type: ignore[arg-type]
+
+
+def test_a_chat_that_is_too_long_loses_its_oldest_turns(caplog: pytest.LogCaptureFixture) -> None:
+    model, steps = generator("inplace", chat=chat_of(PLAIN))
+    messages = messages_of("aa", *["bcd" * 4] * 6, "aab")
+    kept = [messages[0], *messages[5:]]
+    assert len(tokens_of(messages)) > CONTEXT - 10 >= len(tokens_of(kept))
+    with caplog.at_level(logging.WARNING, "planforge"):
+        answer = model.chat(messages, max_new_tokens=10, truncation="tail")
+    assert steps.fed[0] == tokens_of(kept)
+    assert answer.prompt_tokens_cut == len(tokens_of(messages)) - len(tokens_of(kept))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the conversation has {len(tokens_of(messages))} tokens; its 4 oldest messages were dropped,"
+        f" {answer.prompt_tokens_cut} tokens"
+    ]
+    assert len(answer.token_ids) == 10
+    short = model.chat(messages_of("aa", "b"), max_new_tokens=10, truncation="tail")
+    assert short.prompt_tokens_cut == 0
+
+
+def test_what_is_never_dropped_must_fit() -> None:
+    model, steps = generator("inplace", chat=chat_of(PLAIN))
+    messages = messages_of("a" * 10, "b", "c", "d" * CONTEXT)
+    with pytest.raises(
+        ContextLengthError, match=r"the last message, with what the system said, has .* Shorten"
+    ):
+        model.chat(messages, truncation="tail")
+    with pytest.raises(ContextLengthError, match="drop its oldest turns by truncation='tail'"):
+        model.chat(messages)
+    assert not steps.fed
+    nearly = messages_of("a" * 10, "b", "c", "d" * (CONTEXT - 14))
+    assert model.chat(nearly, truncation="tail").finish_reason == "context"  # as without cutting
+
+
+def with_checkpoint(**settings: Any) -> TextGenerator:
+    model, _ = generator("inplace", chat=chat_of(PLAIN))
+    defaults = replace(model.defaults, **settings)
+    return TextGenerator(model.decoder, TOKENIZER, defaults, max_length=model.max_length, chat=chat_of(PLAIN))
+
+
+SAMPLES: dict[str, Any] = {"temperature": 3.0, "top_k": 7, "repetition_penalty": 1.2}
+HELLO = messages_of("abc", "bd")
+WORDED = "abcjbdk"
+
+
+def test_a_chat_is_sampled_as_the_checkpoint_says() -> None:
+    model = with_checkpoint(do_sample=True, max_new_tokens=12, **SAMPLES)
+    answer = model.chat(HELLO, seed=5)
+    assert answer.token_ids == model.generate(WORDED, max_new_tokens=12, seed=5, **SAMPLES).token_ids
+    assert answer.token_ids == model.generate(WORDED, generation="checkpoint", seed=5).token_ids
+    assert answer.text == "".join(map(str, model.stream_chat(HELLO, seed=5)))
+    plain = model.generate(WORDED)
+    assert len(plain.token_ids) == CONTEXT - len(WORDED)  # the usual 64 are more than fit
+    assert plain.token_ids == with_checkpoint().generate(WORDED).token_ids
+    assert model.chat(HELLO, generation=None).token_ids == plain.token_ids
+
+
+def test_options_that_are_given_win() -> None:
+    model = with_checkpoint(do_sample=True, **SAMPLES)
+    penalty = {"repetition_penalty": 1.2, "max_new_tokens": 9}
+    assert (
+        model.chat(HELLO, max_new_tokens=9, temperature=0).token_ids
+        == model.generate(WORDED, **penalty).token_ids  # type: ignore[call-overload]
+    )
+    hot = {**SAMPLES, "top_k": None, "seed": 3, "max_new_tokens": 9}
+    given = model.chat(HELLO, top_k=None, seed=3, max_new_tokens=9)
+    assert given.token_ids == model.generate(WORDED, **hot).token_ids
+    with pytest.raises(InputError, match=r"temperature=3\.0 does not go with num_beams=2"):
+        model.chat(HELLO, num_beams=2)
+    assert model.chat(HELLO, num_beams=2, temperature=0, max_new_tokens=3).score is not None
+
+
+def test_what_a_checkpoint_does_not_mean_to_sample_is_greedy() -> None:
+    model = with_checkpoint(do_sample=False, temperature=3.0, top_k=7)
+    assert model.chat(HELLO).token_ids == model.generate(WORDED).token_ids
+
+
+def test_the_log_tells_once_what_the_checkpoint_asks_for(caplog: pytest.LogCaptureFixture) -> None:
+    model = with_checkpoint(do_sample=True, **SAMPLES)
+    with caplog.at_level(logging.INFO, "planforge"):
+        model.generate("abc", max_new_tokens=1)
+        assert not caplog.records
+        for _ in range(2):
+            model.chat(HELLO, max_new_tokens=1)
+        with_checkpoint().chat(HELLO, max_new_tokens=1)
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.split(": ")[1] for line in told] == [
+        "temperature=3.0, top_k=7, repetition_penalty=1.2",
+        "greedy",
+    ]

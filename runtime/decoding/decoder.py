@@ -52,10 +52,13 @@ class Decoder:
         """Return a run whose `batch` rows become `copies` times as many when it is told to `spread`.
 
         Raises:
+            ClosedError: the model was closed.
             MemoryLimitError: the engine's own memory has no room for all of them.
         """
-        cache = new_cache(self.program, self.artifact, batch, capacity, NO_CONTEXT, copies)
-        return DecoderRun(self, cache)
+        with self.lock:
+            self.check_open()
+            cache = new_cache(self.program, self.artifact, batch, capacity, NO_CONTEXT, copies)
+            return DecoderRun(self, cache)
 
     def close(self) -> None:
         with self.lock:
@@ -147,6 +150,7 @@ class DecoderRun:
     def spread(self) -> None:
         """Makes each row of the cache as many adjacent ones as `Decoder.start_spreading` left room for."""
         with self.decoder.lock:
+            self.decoder.check_open()
             self.cache.spread()
 
 
