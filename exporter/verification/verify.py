@@ -23,6 +23,7 @@ from ..graphs import tensors_of
 from ..memory import give_back_memory
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
+from ..tensorrt.build import check_plan_names
 from .examiners import examiner_of
 from .explain import explain, tracer_of
 from .files import RUNNING, verify_file
@@ -100,6 +101,7 @@ def verify(
     opened = Bundle.open(bundle)
     progress("checking files")
     opened.verify_files()
+    check_plan_names(opened)
     opened = restricted(opened, only)
     checkpoint = resolve_source(source) if source is not None else recorded_source(opened)
     if checkpoint is not None:
@@ -324,4 +326,5 @@ def compare_all(
             kept[artifact.id], broken = fp32_nodes(graph, artifact, trial)
             comparisons.append(finite_comparison(artifact, trial, broken))
         give_back_memory()
-    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)
+    plans = "not run" if bundle.manifest.plans else ""
+    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept, plans=plans)
