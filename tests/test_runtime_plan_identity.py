@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planforge.exporter import build
-from planforge.exporter.tensorrt.build import plan_summary
+from planforge.exporter import build, verify
+from planforge.exporter.inspection import inspect
+from planforge.exporter.tensorrt.build import check_plan_names, plan_summary
+from planforge.exporter.verification.tables import told
 from planforge.runtime import load
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.errors import BackendError, IntegrityError
@@ -67,6 +69,28 @@ def test_another_models_plan_is_refused_though_its_hash_is_right(own_bundle: Pat
         names = [plan_summary(foreign)["network"], plan_summary(own_plan(own_bundle, tmp_path))["network"]]
         assert all(name in text for name in names) and names[0] != names[1]
         assert "is the plan of another graph" in text and "build it again: planforge build" in text
+
+
+def test_verify_tells_a_foreign_plan_without_a_gpu(own_bundle: Path, tmp_path: Path) -> None:
+    other = other_model(own_bundle, tmp_path / "other")
+    check_plan_names(Bundle.open(own_bundle))
+    bundle = with_plan(own_bundle, other / Bundle.open(other).manifest.plans[0].file)
+    with pytest.raises(
+        IntegrityError, match="is the plan of another graph: it was built from 'planforge dec"
+    ):
+        verify(bundle)
+
+
+def test_what_did_not_run_is_said(demo_bundle: Path) -> None:
+    seen = inspect(demo_bundle)
+    assert seen.to_json()["checks"] == {"plans": "not run"}
+    assert any(title.startswith("plans: not run (") for title, _, _ in seen.sections)
+    plan = inspect(demo_bundle / Bundle.open(demo_bundle).manifest.plans[0].file)
+    assert plan.to_json()["plan"] == "not run" and "planforge decoder" in plan.to_json()["network"]
+    report = verify(demo_bundle, only=["decoder.ort.fp32"])
+    assert report.to_json()["plans"] == "not run"
+    assert any(title == "plans: not run" and lines for title, lines in told(report).items())
+    assert "plans" not in replace(report, plans="").to_json()
 
 
 def own_plan(bundle: Path, folder: Path) -> Path:

@@ -24,8 +24,10 @@ from ...runtime.backends.tensorrt_library import (
     is_installed,
     not_installed,
 )
-from ...runtime.bundle.bundle import sha256_of
+from ...runtime.bundle.bundle import Bundle, sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
+from ...runtime.bundle.plan import network_name
+from ...runtime.errors import IntegrityError
 from ..child import command_of, run_child
 from ..errors import BuildError, BuildOptionError, OutputError, error_named
 from .candidates import check_candidates
@@ -236,6 +238,25 @@ def end_of(child: subprocess.CompletedProcess[str]) -> str:
     name = signal.Signals(-child.returncode).name
     hint = " (out of memory?)" if name == "SIGKILL" else ""
     return f"signal {name}{hint}{said}"
+
+
+def check_plan_names(bundle: Bundle) -> None:
+    """Refuse plans that were built from another graph than listed, where their bytes say so without a GPU.
+
+    Raises:
+        IntegrityError: names both.
+    """
+    manifest = bundle.manifest
+    hashes = {name: entry.sha256 for name, entry in manifest.files.items()}
+    for plan in manifest.plans:
+        with bundle.located(plan.file).open("rb") as file:
+            match = NETWORK_NAME.search(file.read(NAME_WITHIN))
+        meant = network_name(manifest.artifact(plan.built_from), hashes)
+        if match is not None and match[0].decode() != meant:
+            raise IntegrityError(
+                f"{bundle.folder}: {plan.file} is the plan of another graph: it was built from"
+                f" {match[0].decode()!r}, this bundle's is {meant!r}; build it again"
+            )
 
 
 def plan_summary(path: Path) -> dict[str, Any]:

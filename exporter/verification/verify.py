@@ -22,6 +22,7 @@ from ..memory import give_back_memory
 from ..precisions import PRECISIONS
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
+from ..tensorrt.build import check_plan_names
 from ..weight_files import load_graph
 from .decoders import ENOUGH
 from .examiners import examiner_of
@@ -101,6 +102,7 @@ def verify(
     opened = Bundle.open(bundle)
     progress("checking files")
     opened.verify_files()
+    check_plan_names(opened)
     opened = restricted(opened, only)
     checkpoint = resolve_source(source) if source is not None else recorded_source(opened)
     if checkpoint is not None:
@@ -340,4 +342,5 @@ def compare_all(
             kept[artifact.id], broken = fp32_nodes(graph, artifact, trial)
             comparisons.append(finite_comparison(artifact, trial, broken))
         give_back_memory()
-    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)
+    plans = "not run" if bundle.manifest.plans else ""
+    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept, plans=plans)
