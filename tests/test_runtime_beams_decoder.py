@@ -13,12 +13,14 @@ import transformers
 
 from planforge.exporter import export
 from planforge.runtime import Generation, TextGenerator, load
+from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
 from .conftest import Once
 from .helpers_generation import DIALECTS, generator
 from .helpers_models import tiny_gpt2
 from .helpers_plans import only
+from .test_runtime_decoder import Given, Returned
 
 DEMO = Path(__file__).resolve().parents[1] / "models/demos/gpt2-demo"
 GRAPHS = ["decoder.ort.fp32", "decoder.portable.fp32"]
@@ -39,7 +41,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def tiny(once: Callable[[str], Once]) -> Path:
-    """A random GPT-2 whose outputs vary, and beside it "bundle". Its likely tokens 5 and 9 end an answer."""
+    """A random GPT-2 whose outputs vary, and beside it "bundle". Some of its likely tokens end an answer."""
     with once("beams-gpt2") as (folder, first):
         if first:
             model = tiny_gpt2(folder / "checkpoint", vocab_size=2048, n_positions=64, initializer_range=0.5)
@@ -53,7 +55,7 @@ def tiny(once: Callable[[str], Once]) -> Path:
 
 
 def likely_tokens(model: Any) -> list[int]:
-    """Tokens that beams come to: so they end some answers before others."""
+    """Return tokens that beams come to, so that they end some answers before others."""
     out = model.generate(
         torch.tensor([[3, 17, 1000]]), num_beams=4, num_return_sequences=4, max_new_tokens=6, pad_token_id=0
     )
@@ -175,11 +177,16 @@ def test_an_imported_llama(
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_prompt_is_taken_in_once(dialect: str) -> None:
     model, steps = generator(dialect)
-    batches = []
+    shapes: list[tuple[int, ...]] = []
     graph = steps.graph
-    steps.graph = lambda given: batches.append(given["input_ids"].shape) or graph(given)
+
+    def recording(given: Given) -> Returned:
+        shapes.append(given["input_ids"].shape)
+        return graph(given)
+
+    steps.graph = recording
     model.generate(["abcd", "bc"], num_beams=3, max_new_tokens=3)
-    assert batches == [(2, 4), (6, 1), (6, 1)]
+    assert shapes == [(2, 4), (6, 1), (6, 1)]
 
 
 @pytest.mark.parametrize(
@@ -220,15 +227,15 @@ def test_beams_do_not_stream() -> None:
 
 
 def test_the_memory_limit_counts_all_beams() -> None:
-    model, _ = generator("inplace", memory_limit=10**9)
-    sizes = []
-    checked = model._check_memory
-    model._check_memory = lambda *given, **how: sizes.append(given) or checked(*given, **how)  # type: ignore[method-assign, func-returns-value, assignment]
-    model.generate(["abc", "a"], num_beams=3, max_new_tokens=4)
-    assert [batch for batch, _ in sizes] == [6]
-    model.memory_limit = 1
-    with pytest.raises(MemoryLimitError, match=r"\(6 x "):
+    model, _ = generator("inplace")
+    capacity = 3 + 4 - 1
+    enough = cache_bytes(model.artifact, 6, capacity)
+    model.memory_limit = enough
+    assert len(model.generate(["abc", "a"], num_beams=3, max_new_tokens=4)) == 2
+    model.memory_limit = enough - 1
+    with pytest.raises(MemoryLimitError, match=r"\(6 x 6 tokens\)"):
         model.generate(["abc", "a"], num_beams=3, max_new_tokens=4)
+    assert len(model.generate(["abc", "a"], num_beams=2, max_new_tokens=4)) == 2
 
 
 def test_too_long_a_prompt_is_refused_as_without_beams() -> None:
