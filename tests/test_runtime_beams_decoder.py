@@ -46,6 +46,7 @@ def tiny(once: Callable[[str], Once]) -> Path:
         if first:
             model = tiny_gpt2(folder / "checkpoint", vocab_size=2048, n_positions=64, initializer_range=0.5)
             model.generation_config.eos_token_id = likely_tokens(model)
+            model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, max_new_tokens=7)
             model.generation_config.save_pretrained(folder / "checkpoint")
             tokenizer = (DEMO / "tokenizer.json").read_bytes()
             (folder / "checkpoint" / "tokenizer.json").write_bytes(tokenizer)
@@ -73,7 +74,11 @@ def pair(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: Any) -> I
 
 def transformers_beams(reference: Any, prompt: list[int], options: dict[str, Any]) -> list[Any]:
     """Token ids and scores of each hypothesis, the best first."""
-    translated = {**options, "num_return_sequences": options.get("n_best", 1), "pad_token_id": 0}
+    translated: dict[str, Any] = {
+        **options,
+        "num_return_sequences": options.get("n_best", 1),
+        "pad_token_id": 0,
+    }
     translated.pop("n_best", None)
     eos = reference.generation_config.eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos)
@@ -110,6 +115,17 @@ def test_tokens_and_scores_are_those_of_transformers(pair: Any, options: dict[st
         assert answer.usage.completion_tokens == len(answer.token_ids)
     alone = model.generate(PROMPTS[1], **options)
     assert alone.token_ids == answers[1].token_ids and alone.score == pytest.approx(answers[1].score, 1e-4)
+
+
+def test_the_bundle_keeps_how_the_checkpoint_samples(pair: Any) -> None:
+    """With transformers' own top_k where the checkpoint names none; what is asked for by default is greedy."""
+    model, _ = pair
+    prompt = PROMPTS[0]
+    named: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_new_tokens": 7, "seed": 4}
+    drawn = model.generate(prompt, generation="checkpoint", seed=4)
+    assert drawn.token_ids == model.generate(prompt, **named).token_ids
+    plain = model.generate(prompt, max_new_tokens=7)
+    assert plain.token_ids == model.generate(prompt, max_new_tokens=7, temperature=0).token_ids
 
 
 def test_the_cases_end_in_more_than_one_way(pair: Any) -> None:
