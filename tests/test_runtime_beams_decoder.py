@@ -118,7 +118,7 @@ def test_tokens_and_scores_are_those_of_transformers(pair: Any, options: dict[st
 
 
 def test_the_bundle_keeps_how_the_checkpoint_samples(pair: Any) -> None:
-    """With transformers' own top_k where the checkpoint names none; what is asked for by default is greedy."""
+    """With transformers' own top_k where the checkpoint names none; by default a call is greedy."""
     model, _ = pair
     prompt = PROMPTS[0]
     named: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_new_tokens": 7, "seed": 4}
