@@ -205,6 +205,21 @@ def test_a_prompt_is_taken_in_once(dialect: str) -> None:
     assert shapes == [(2, 4), (6, 1), (6, 1)]
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("options", [{}, {"early_stopping": True}, {"repetition_penalty": 2.0}], ids=str)
+def test_a_padded_batch_gives_what_each_prompt_gives_alone(dialect: str, options: dict[str, Any]) -> None:
+    """In every dialect, over a model whose logits depend on all that its cache holds."""
+    model, _ = generator(dialect, eos=(1, 4))
+    other, _ = generator("inplace", eos=(1, 4))
+    prompts = ["abcdefgh", "k", "cab", "ggggggggggggg", "bd"]
+    how: dict[str, Any] = {"num_beams": 4, "n_best": 4, "max_new_tokens": 8, **options}
+    for prompt, answer in zip(prompts, model.generate(prompts, **how), strict=True):
+        alone = other.generate(prompt, **how)
+        assert [c.token_ids for c in answer.candidates] == [c.token_ids for c in alone.candidates]
+        scores = [[c.score for c in a.candidates] for a in (answer, alone)]
+        np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
