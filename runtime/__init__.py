@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Ranked,
         Tags,
     )
-    from .tasks.generation import Generation, Timings
+    from .tasks.generation import Generation, GenerationCandidate, Timings
     from .tasks.prompts import Prompt
     from .tasks.text_encoder import TextEncoder
     from .tasks.text_generator import Score, TextGenerator
@@ -45,6 +45,7 @@ __all__ = [
     "FilledMask",
     "FinishReason",
     "Generation",
+    "GenerationCandidate",
     "GenerationOptions",
     "LogitsProcessor",
     "NextSentence",
@@ -73,7 +74,7 @@ MODULES = {
     "GenerationOptions": "options",
     "Prompt": "tasks.prompts",
     **dict.fromkeys(("Chunk", "FinishReason", "TextStream", "TopLogprob", "Usage"), "tasks.chunk"),
-    **dict.fromkeys(("Generation", "Timings"), "tasks.generation"),
+    **dict.fromkeys(("Generation", "GenerationCandidate", "Timings"), "tasks.generation"),
     **dict.fromkeys(("TextGenerator", "Score"), "tasks.text_generator"),
     **dict.fromkeys(
         ("Translator", "Translation", "TranslationTimings", "Candidate", "Alignment"), "tasks.translator"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import transformers
 
 from planforge.exporter.checkpoint import Checkpoint
 from planforge.exporter.errors import CheckpointError
+from planforge.exporter.imported.decoder import ImportedDecoder
+from planforge.exporter.imported.folder import read_folder
 from planforge.exporter.source import Source
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.decoding.sampling import process
@@ -133,3 +136,13 @@ def test_what_is_left_out_is_told(folder: Path, caplog: pytest.LogCaptureFixture
 def test_a_bundle_from_before_is_greedy() -> None:
     defaults = GenerationDefaults.from_json({"eos": [0], "max_length": 64})
     assert checkpoint_options(defaults) == {}
+
+
+def test_an_import_keeps_the_sampling(exported: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(exported / "llama.onnx", tmp_path / "folder"))
+    edit_json(folder / "generation_config.json", **LLAMA3)
+    found = ImportedDecoder(
+        Source("folder", str(folder), folder), read_folder(folder), shared=False
+    ).generation
+    assert found is not None
+    assert checkpoint_options(found) == {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": None}

@@ -13,12 +13,14 @@ import transformers
 
 from planforge.exporter import export
 from planforge.runtime import Generation, TextGenerator, load
+from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
 from .conftest import Once
 from .helpers_generation import DIALECTS, generator
 from .helpers_models import tiny_gpt2
 from .helpers_plans import only
+from .test_runtime_decoder import Given, Returned
 
 DEMO = Path(__file__).resolve().parents[1] / "models/demos/gpt2-demo"
 GRAPHS = ["decoder.ort.fp32", "decoder.portable.fp32"]
@@ -39,11 +41,12 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def tiny(once: Callable[[str], Once]) -> Path:
-    """A random GPT-2 whose outputs vary, and beside it "bundle". Its likely tokens 5 and 9 end an answer."""
+    """A random GPT-2 whose outputs vary, and beside it "bundle". Some of its likely tokens end an answer."""
     with once("beams-gpt2") as (folder, first):
         if first:
             model = tiny_gpt2(folder / "checkpoint", vocab_size=2048, n_positions=64, initializer_range=0.5)
             model.generation_config.eos_token_id = likely_tokens(model)
+            model.generation_config.update(do_sample=True, temperature=0.6, top_p=0.9, max_new_tokens=7)
             model.generation_config.save_pretrained(folder / "checkpoint")
             tokenizer = (DEMO / "tokenizer.json").read_bytes()
             (folder / "checkpoint" / "tokenizer.json").write_bytes(tokenizer)
@@ -53,7 +56,7 @@ def tiny(once: Callable[[str], Once]) -> Path:
 
 
 def likely_tokens(model: Any) -> list[int]:
-    """Tokens that beams come to: so they end some answers before others."""
+    """Return tokens that beams come to, so that they end some answers before others."""
     out = model.generate(
         torch.tensor([[3, 17, 1000]]), num_beams=4, num_return_sequences=4, max_new_tokens=6, pad_token_id=0
     )
@@ -71,7 +74,11 @@ def pair(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: Any) -> I
 
 def transformers_beams(reference: Any, prompt: list[int], options: dict[str, Any]) -> list[Any]:
     """Token ids and scores of each hypothesis, the best first."""
-    translated = {**options, "num_return_sequences": options.get("n_best", 1), "pad_token_id": 0}
+    translated: dict[str, Any] = {
+        **options,
+        "num_return_sequences": options.get("n_best", 1),
+        "pad_token_id": 0,
+    }
     translated.pop("n_best", None)
     eos = reference.generation_config.eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos)
@@ -108,6 +115,17 @@ def test_tokens_and_scores_are_those_of_transformers(pair: Any, options: dict[st
         assert answer.usage.completion_tokens == len(answer.token_ids)
     alone = model.generate(PROMPTS[1], **options)
     assert alone.token_ids == answers[1].token_ids and alone.score == pytest.approx(answers[1].score, 1e-4)
+
+
+def test_the_bundle_keeps_how_the_checkpoint_samples(pair: Any) -> None:
+    """With transformers' own top_k where the checkpoint names none; by default a call is greedy."""
+    model, _ = pair
+    prompt = PROMPTS[0]
+    named: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_new_tokens": 7, "seed": 4}
+    drawn = model.generate(prompt, generation="checkpoint", seed=4)
+    assert drawn.token_ids == model.generate(prompt, **named).token_ids
+    plain = model.generate(prompt, max_new_tokens=7)
+    assert plain.token_ids == model.generate(prompt, max_new_tokens=7, temperature=0).token_ids
 
 
 def test_the_cases_end_in_more_than_one_way(pair: Any) -> None:
@@ -175,11 +193,31 @@ def test_an_imported_llama(
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_prompt_is_taken_in_once(dialect: str) -> None:
     model, steps = generator(dialect)
-    batches = []
+    shapes: list[tuple[int, ...]] = []
     graph = steps.graph
-    steps.graph = lambda given: batches.append(given["input_ids"].shape) or graph(given)
+
+    def recording(given: Given) -> Returned:
+        shapes.append(given["input_ids"].shape)
+        return graph(given)
+
+    steps.graph = recording
     model.generate(["abcd", "bc"], num_beams=3, max_new_tokens=3)
-    assert batches == [(2, 4), (6, 1), (6, 1)]
+    assert shapes == [(2, 4), (6, 1), (6, 1)]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("options", [{}, {"early_stopping": True}, {"repetition_penalty": 2.0}], ids=str)
+def test_a_padded_batch_gives_what_each_prompt_gives_alone(dialect: str, options: dict[str, Any]) -> None:
+    """In every dialect, over a model whose logits depend on all that its cache holds."""
+    model, _ = generator(dialect, eos=(1, 4))
+    other, _ = generator("inplace", eos=(1, 4))
+    prompts = ["abcdefgh", "k", "cab", "ggggggggggggg", "bd"]
+    how: dict[str, Any] = {"num_beams": 4, "n_best": 4, "max_new_tokens": 8, **options}
+    for prompt, answer in zip(prompts, model.generate(prompts, **how), strict=True):
+        alone = other.generate(prompt, **how)
+        assert [c.token_ids for c in answer.candidates] == [c.token_ids for c in alone.candidates]
+        scores = [[c.score for c in a.candidates] for a in (answer, alone)]
+        np.testing.assert_allclose(scores[0], scores[1], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -220,15 +258,15 @@ def test_beams_do_not_stream() -> None:
 
 
 def test_the_memory_limit_counts_all_beams() -> None:
-    model, _ = generator("inplace", memory_limit=10**9)
-    sizes = []
-    checked = model._check_memory
-    model._check_memory = lambda *given, **how: sizes.append(given) or checked(*given, **how)  # type: ignore[method-assign, func-returns-value, assignment]
-    model.generate(["abc", "a"], num_beams=3, max_new_tokens=4)
-    assert [batch for batch, _ in sizes] == [6]
-    model.memory_limit = 1
-    with pytest.raises(MemoryLimitError, match=r"\(6 x "):
+    model, _ = generator("inplace")
+    capacity = 3 + 4 - 1
+    enough = cache_bytes(model.artifact, 6, capacity)
+    model.memory_limit = enough
+    assert len(model.generate(["abc", "a"], num_beams=3, max_new_tokens=4)) == 2
+    model.memory_limit = enough - 1
+    with pytest.raises(MemoryLimitError, match=r"\(6 x 6 tokens\)"):
         model.generate(["abc", "a"], num_beams=3, max_new_tokens=4)
+    assert len(model.generate(["abc", "a"], num_beams=2, max_new_tokens=4)) == 2
 
 
 def test_too_long_a_prompt_is_refused_as_without_beams() -> None:
