@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,7 @@ from .errors import InputError, PlanForgeError
 from .load import bytes_of, load
 
 if TYPE_CHECKING:
+    from .tasks.chunk import Chunk
     from .tasks.text_encoder import TextEncoder
     from .tasks.text_generator import TextGenerator
     from .tasks.translator import Translator
@@ -70,33 +71,38 @@ class Subject(Protocol):
         ...
 
 
-class TimedDecoder(Decoder):
-    """A decoder that notes when each step begins: the token before it was known then."""
+def timings(started: float, known: Sequence[float], ended: float) -> dict[str, Any]:
+    """Return what a round says of a call.
 
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder.program, decoder.artifact)
-        self.moments: list[float] = []
-
-    def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
-        return TimedRun(self, super().start(batch, capacity, context).cache)
-
-    def timings(self, started: float, new_tokens: int) -> dict[str, Any]:
-        """Of a call that has just ended, the time to its first token and between the later ones."""
-        ended = time.perf_counter()
-        known = [*self.moments[len(self.moments) - new_tokens + 1 :], ended]
-        self.moments.clear()
-        return {
-            "seconds": ended - started,
-            "ttft_ms": (known[0] - started) * 1e3,
-            "inter_token_ms": [(b - a) * 1e3 for a, b in pairwise(known)],
-        }
+    Args:
+        started: when the call began.
+        known: when each new token of every row was known.
+        ended: when the call ended.
+    """
+    return {
+        "seconds": ended - started,
+        "ttft_ms": (known[0] - started) * 1e3,
+        "inter_token_ms": [(later - earlier) * 1e3 for earlier, later in pairwise(known)],
+    }
 
 
-class TimedRun(DecoderRun):
-    def results(self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]) -> Any:
-        assert isinstance(self.decoder, TimedDecoder)
-        self.decoder.moments.append(time.perf_counter())
-        return super().results(ids, valid, logit_rows, outputs)
+class TokenClock:
+    """Notes when the next token of every row is known.
+
+    Args:
+        rows: of the call, which all run together.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.tokens = 0
+        self.known: list[float] = []
+
+    def note(self, chunk: Chunk) -> None:
+        """Take a row's chunk; `TextGenerator.generate` calls this after each step."""
+        self.tokens += len(chunk.token_ids)
+        while len(self.known) < self.tokens // self.rows:
+            self.known.append(time.perf_counter())
 
 
 class Generating:
@@ -106,8 +112,6 @@ class Generating:
         self.model, self.batch = model, work.batch
         self.prompt, self.new_tokens = decoding_lengths(work, model.max_length, together=True)
         check_batch(work.batch, model.max_batch)
-        model.defaults = replace(model.defaults, eos=())
-        model.decoder = self.decoder = TimedDecoder(model.decoder)
         self.artifacts: tuple[Artifact, ...] = (model.artifact,)
         self.prompt = model.count_tokens(self.text(0))
 
@@ -116,22 +120,46 @@ class Generating:
 
     def round(self, number: int) -> dict[str, Any]:
         texts = [self.text(number)] * self.batch
+        clock = TokenClock(self.batch)
         started = time.perf_counter()
-        self.model.generate(texts, max_new_tokens=self.new_tokens)
-        return self.decoder.timings(started, self.new_tokens)
+        self.model.generate(texts, max_new_tokens=self.new_tokens, ignore_eos=True, on_token=clock.note)
+        return timings(started, clock.known, time.perf_counter())
+
+
+class TimedDecoder(Decoder):
+    """A decoder that notes when each step begins: the token before it was known then.
+
+    Args:
+        decoder: what it runs.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder.program, decoder.artifact)
+        self.begun: list[float] = []
+
+    def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
+        return TimedRun(self, super().start(batch, capacity, context).cache)
+
+
+class TimedRun(DecoderRun):
+    def results(self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]) -> Any:
+        assert isinstance(self.decoder, TimedDecoder)
+        self.decoder.begun.append(time.perf_counter())
+        return super().results(ids, valid, logit_rows, outputs)
 
 
 class Translating:
     """Greedy translation that no end token ends."""
 
     def __init__(self, model: Translator, work: Work) -> None:
-        self.model, self.batch = model, work.batch
+        self.decoder = TimedDecoder(model.decoder)
+        self.model = with_decoder(model, self.decoder)
+        self.batch = work.batch
         longest = min(
             model.max_length, model.encoder.artifact.axis("tokens").max, model.artifact.axis("tokens").max
         )
         self.prompt, self.new_tokens = decoding_lengths(work, longest, together=False)
         check_batch(work.batch, min(model.encoder.max_batch, model.artifact.axis("batch").max))
-        model.decoder = self.decoder = TimedDecoder(model.decoder)
         self.artifacts: tuple[Artifact, ...] = (model.artifact, model.encoder.artifact)
         self.prompt = model.count_tokens(self.text(0))
 
@@ -142,9 +170,24 @@ class Translating:
     def round(self, number: int) -> dict[str, Any]:
         texts = [self.text(number)] * self.batch
         new = self.new_tokens
+        self.decoder.begun.clear()
         started = time.perf_counter()
         self.model.translate(texts, num_beams=1, min_new_tokens=new, max_new_tokens=new)
-        return self.decoder.timings(started, new)
+        ended = time.perf_counter()
+        return timings(started, [*self.decoder.begun[1:], ended], ended)
+
+
+def with_decoder(model: Translator, decoder: Decoder) -> Translator:
+    """Return a translator that is like another but for its decoder; they share the encoder."""
+    return type(model)(
+        encoder=model.encoder,
+        decoder=decoder,
+        tokenizers=(model.source_tokenizer, model.target_tokenizer),
+        defaults=model.defaults,
+        max_length=model.max_length,
+        memory_limit=model.memory_limit,
+        weight_bytes=model.weight_bytes,
+    )
 
 
 class Embedding:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,13 +23,9 @@ from benchmarks.process import Process, ProcessError
 from benchmarks.smoke import shrink
 from benchmarks.systems import system_named
 from benchmarks.workshop import Prepared, Workshop
+from planforge.exporter import export
 
-# What stands in for a checkpoint: a tiny one of its architecture, or of one that does the same kind of work.
-STAND_INS = {
-    **dict.fromkeys(("gpt2-demo", "gpt2-medium", "gpt2-large", "llama-110m", "llama-110m-sure"), "gpt2-124m"),
-    "bert-demo": "bert-base",
-    **dict.fromkeys(("t5-small", "t5-small-sure"), "marian"),
-}
+from .conftest import Once
 
 
 class ProcessHere:
@@ -62,36 +59,48 @@ class ProcessHere:
 
 
 class TinyWorkshop(Workshop):
-    """Exports each stand-in once in each precision, in this process."""
+    """Has one bundle for each kind of work.
 
-    def __init__(self, work: Path) -> None:
+    Args:
+        work: a folder.
+        bundles: by `Work.kind`; that for "generate" has every precision, the others fp32.
+        checkpoint: a folder with a config.json of GPT-2.
+    """
+
+    def __init__(self, work: Path, bundles: Mapping[str, Path], checkpoint: Path) -> None:
         super().__init__(work, pythons=())
-        self.bundles: dict[tuple[str, str], Path] = {}
+        self.bundles = bundles
+        self.gpt2 = checkpoint
 
     def prepared(self, entry: Entry) -> Prepared:
-        stand_in = STAND_INS.get(entry.checkpoint, entry.checkpoint)
-        checkpoint = self.work / stand_in / "checkpoint"
-        if not checkpoint.exists():
-            TINY[stand_in](checkpoint)
-        key = (stand_in, entry.precision)
-        if key not in self.bundles:
-            bundle = self.work / stand_in / entry.precision
-            system_named("planforge").prepare(checkpoint, entry.work.kind, entry.precision, bundle, {})
-            self.bundles[key] = bundle
         return Prepared(
-            python=Path("python"),
+            python=Path(sys.executable),
             versions={},
-            checkpoint=checkpoint,
-            folder=self.bundles[key],
+            checkpoint=self.gpt2,
+            folder=self.bundles[entry.work.kind],
             weights_sha256=f"of {entry.checkpoint}",
             file_bytes=1_000_000,
             read_bytes=100_000_000,
         )
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> TinyWorkshop:
-    return TinyWorkshop(tmp_path_factory.mktemp("cases"))
+@pytest.fixture(scope="session")
+def tiny_gpt2(once: Callable[[str], Once]) -> Path:
+    """A random GPT-2 with the published vocabulary in the precisions of the cases, and its checkpoint."""
+    with once("benchmarks-gpt2") as (folder, first):
+        if first:
+            TINY["gpt2-124m"](folder / "checkpoint")
+            precisions = ["fp32", "int8", "int4", "int8-kv8"]
+            export(
+                folder / "checkpoint", folder / "bundle", precision=precisions, target=["cpu"], verify=False
+            )
+    return folder
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, tiny_gpt2: Path, minilm_bundle: Path, marian_bundle: Path) -> TinyWorkshop:
+    bundles = {"generate": tiny_gpt2 / "bundle", "embed": minilm_bundle, "translate": marian_bundle}
+    return TinyWorkshop(tmp_path, bundles, tiny_gpt2 / "checkpoint")
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +114,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_entries(case: Case) -> Case:
-    """The case with PlanForge alone, on one thread."""
+    """The case with PlanForge alone, on one thread, in a precision that the bundle has."""
     entries = {
-        name: replace(entry, threads=min(1, entry.threads))
+        name: replace(
+            entry, threads=1, precision=entry.precision if entry.work.kind == "generate" else "fp32"
+        )
         for name, entry in shrink(case).entries.items()
         if entry.system == "planforge"
     }
@@ -157,12 +168,6 @@ def test_a_dictated_case_runs_in_its_own_processes(
     workshop: TinyWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measuring, "Process", Process)
-    import sys
-
-    prepared = workshop.prepared
-    monkeypatch.setattr(
-        workshop, "prepared", lambda entry: replace(prepared(entry), python=Path(sys.executable))
-    )
     case = own_entries(dictated_cases(workshop.work)[0])
     entries = {name: entry for name, entry in case.entries.items() if entry.precision == "fp32"}
     result = measure(replace(case, entries=entries), workshop, rounds=1)

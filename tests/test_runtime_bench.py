@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,20 @@ from planforge.runtime import bench as bench_module
 from planforge.runtime import bench_work, load
 from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.bench import BenchResult, Case, Process, bench, read_bandwidth
-from planforge.runtime.bench_work import Embedding, Generating, TimedDecoder, Translating, Work, passage
+from planforge.runtime.bench_work import (
+    Embedding,
+    Generating,
+    TokenClock,
+    Translating,
+    Work,
+    passage,
+    timings,
+)
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.errors import InputError, PlanForgeError
+from planforge.runtime.tasks.chunk import Chunk, Usage
+from planforge.runtime.tasks.text_generator import TextGenerator
 
 KEYS = {
     *("backend", "artifact", "precision", "gate_passed", "batch", "prompt", "new_tokens", "ttft_ms"),
@@ -126,41 +136,54 @@ def test_a_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         Process(Work("bundle", "auto", "int8"))
 
 
-def test_the_moments_of_tokens(monkeypatch: pytest.MonkeyPatch, demo_bundle: Path) -> None:
-    with load(demo_bundle) as model:
-        timed = TimedDecoder(model.decoder)
-        timed.moments = [1.0, 1.5, 2.0, 4.0]  # a prompt in two parts, then a step for each further token
-        monkeypatch.setattr(time, "perf_counter", lambda: 7.0)
-        found = timed.timings(0.5, 3)
-    assert found == {"seconds": 6.5, "ttft_ms": 1500.0, "inter_token_ms": [2000.0, 3000.0]}
-    assert timed.moments == []
+def chunk(*tokens: int, index: int = 0) -> Chunk:
+    return Chunk("", tokens, (), (), None, Usage(3, len(tokens)), index)
 
 
-def test_a_single_new_token_has_nothing_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = TimedDecoder(Decoder(None, None))  # type: ignore[arg-type]
-    timed.moments = [1.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: 3.0)
-    assert timed.timings(1.0, 1) == {"seconds": 2.0, "ttft_ms": 2000.0, "inter_token_ms": []}
+def test_the_moments_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([1.0, 2.0, 2.5, 2.75])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(moments))
+    clock = TokenClock(rows=2)
+    for each in (chunk(5), chunk(6, index=1), chunk(7), chunk(8, index=1)):
+        clock.note(each)
+    assert clock.known == [1.0, 2.0]  # when the last row's token was known
+    guessed = TokenClock(rows=1)
+    guessed.note(chunk(1, 2))  # two tokens of one step
+    assert guessed.known == [2.5, 2.75]
+    found = timings(started=0.5, known=[1.5, 2.0, 4.0], ended=7.0)
+    assert found == {"seconds": 6.5, "ttft_ms": 1000.0, "inter_token_ms": [500.0, 2000.0]}
+
+
+def test_a_single_new_token_has_nothing_between() -> None:
+    assert timings(1.0, [2.5], 3.0) == {"seconds": 2.0, "ttft_ms": 1500.0, "inter_token_ms": []}
 
 
 def test_the_end_token_ends_nothing_and_every_round_has_another_text(demo_bundle: Path) -> None:
     with load(demo_bundle, precision="fp32") as model:
         probe = model.generate("And it came to pass", max_new_tokens=1).token_ids[0]
-        model.defaults = type(model.defaults)(eos=(probe,), max_length=model.max_length)
-        subject = Generating(
-            model, Work(str(demo_bundle), "auto", "fp32", prompt_tokens=300 // 2, new_tokens=6)
-        )
-        assert len(subject.round(1)["inter_token_ms"]) == 5
+        ends = replace(model.defaults, eos=(probe,))
+        early = TextGenerator(model.decoder, model.tokenizer, ends, max_length=model.max_length)
+        assert early.generate("And it came to pass", max_new_tokens=6).finish_reason == "eos"
+        work = Work(str(demo_bundle), "auto", "fp32", prompt_tokens=150, new_tokens=6, batch=2)
+        subject = Generating(early, work)
+        for number in range(1, 4):
+            found = subject.round(number)
+            assert len(found["inter_token_ms"]) == 5
+            assert 0 < found["ttft_ms"] + sum(found["inter_token_ms"]) <= found["seconds"] * 1e3
         texts = [subject.text(number) for number in range(4)]
         assert len({text[:12] for text in texts}) == 4
         assert [model.count_tokens(text) for text in texts] == [150] * 4
-        assert subject.decoder.moments == []
 
 
 def test_translations_have_the_tokens_that_were_asked_for(dates_bundle: Path) -> None:
     with load(dates_bundle, precision="fp32") as model:
         subject = Translating(model, Work(str(dates_bundle), "auto", "fp32", new_tokens=30))
-        assert len(subject.round(1)["inter_token_ms"]) == 29  # dates are done after 11
+        decoder = model.decoder
+        for number in range(2):
+            found = subject.round(number)
+            assert len(found["inter_token_ms"]) == 29  # dates are done after 11
+            assert 0 < found["ttft_ms"] + sum(found["inter_token_ms"]) <= found["seconds"] * 1e3 + 1e-6
+        assert model.decoder is decoder  # the model is as it was
         assert [artifact.graph for artifact in subject.artifacts] == ["decoder", "encoder"]
 
 

@@ -5,9 +5,8 @@ A model that optimum exported is imported with it: only what is verified gets th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,42 +74,29 @@ def opened(model: Path, precision: str, threads: int) -> Any:
 
 
 class Generator:
-    """Tells each token's time by what the runtime's tokenizer is given to spell."""
+    """Greedy; no end token ends a row."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.row_done: Tick = lambda: None
-        make_stream = model.tokenizer.stream
-
-        def stream() -> Any:
-            spelled = make_stream()
-            push = spelled.push
-
-            def pushed(token: int) -> Any:
-                self.row_done()
-                return push(token)
-
-            spelled.push = pushed
-            return spelled
-
-        model.tokenizer.stream = stream
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         texts: Sequence[str] = work["texts"]
-        spelled = 0
-
-        def row_done() -> None:
-            nonlocal spelled
-            spelled += 1
-            if spelled % len(texts) == 0:
-                tick()
-
-        self.row_done = row_done
-        with dictating(self.model, texts[0], work["dictated"]):
-            self.answers = self.model.generate(
-                list(texts), max_new_tokens=work["new_tokens"], **work["options"]
-            )
+        options = dict(work["options"])
+        if work["dictated"]:
+            options["logits_processor"] = self.dictation(texts[0], work["dictated"])
+        self.answers = self.model.generate(
+            list(texts),
+            max_new_tokens=work["new_tokens"],
+            ignore_eos=True,
+            on_token=ticking(tick, len(texts)),
+            **options,
+        )
         return [list(answer.token_ids) for answer in self.answers]
+
+    def dictation(self, prompt: str, answer: str) -> Dictation:
+        """Return what makes a text follow a prompt."""
+        tokens = self.model.tokenizer.encode(answer)
+        return Dictation(len(self.model.tokenizer.encode(prompt)), tokens)
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
         prompts = [self.model.tokenizer.encode(text) for text in work["texts"]]
@@ -120,44 +106,44 @@ class Generator:
             "prompts": prompts,
             "beams": 1,
             "prefill_logit_rows": len(prompts) if last_row_only else sum(map(len, prompts)),
-            "eos": "reached" if any(answer.finish_reason == "eos" for answer in self.answers) else "off",
+            "eos": "off",
             "cache": "int8" if artifact.precision.endswith("-kv8") else "fp32",
         }
 
 
-@contextlib.contextmanager
-def dictating(model: Any, prompt: str, answer: str) -> Iterator[None]:
-    """Lets the model choose the answer's tokens behind this prompt, by the scores its steps return."""
-    tokens = [token for text in (prompt, answer) for token in model.tokenizer.encode(text)]
-    start = model.decoder.start
+def ticking(tick: Tick, rows: int) -> Callable[[Any], None]:
+    """Return an `on_token` that calls `tick` whenever the next token of each of so many rows is known."""
+    known = 0
 
-    def started(*arguments: Any) -> Any:
-        run, held = start(*arguments), 0
-        step, truncate = run.step, run.truncate
+    def note(chunk: Any) -> None:
+        nonlocal known
+        for _ in chunk.token_ids:
+            known += 1
+            if known % rows == 0:
+                tick()
 
-        def stepped(ids: Any, valid: Any, rows: Sequence[int]) -> Any:
-            nonlocal held
-            scores = step(ids, valid, rows)
-            for row, following in zip(rows, scores, strict=True):
-                if (after := held + row + 1) < len(tokens):
-                    following[tokens[after]] = following.max() + 1
-            held += ids.shape[1]
-            return scores
+    return note
 
-        def truncated(length: int) -> None:
-            nonlocal held
-            held = min(held, length)
-            truncate(length)
 
-        run.step, run.truncate = stepped, truncated
-        return run
+class Dictation:
+    """A logits processor that makes the tokens of an answer the likeliest, one after the other.
 
-    if answer:
-        model.decoder.start = started
-    try:
-        yield
-    finally:
-        model.decoder.start = start
+    The model computes all that it would; behind the answer's end it chooses for itself.
+
+    Args:
+        prompt_tokens: how many tokens come before the answer.
+        answer: its tokens.
+    """
+
+    def __init__(self, prompt_tokens: int, answer: Sequence[int]) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.answer = answer
+
+    def __call__(self, token_ids: Sequence[int], logits: Any) -> Any:
+        place = len(token_ids) - self.prompt_tokens
+        if place < len(self.answer):
+            logits[self.answer[place]] = logits.max() + 1
+        return logits
 
 
 class Embedder:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from planforge.runtime import doctor, load
+from planforge.runtime.bench_work import with_decoder
 from planforge.runtime.decoding.cache import NO_CONTEXT, Context
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 from planforge.runtime.errors import BackendUnavailableError
 from planforge.runtime.packages import DISTRIBUTIONS, installed
 
-from ...systems.planforge import PlanForge
+from ...systems.planforge import PlanForge, ticking
 from ...systems.system import Session, Skip, Tick
 from .states import STATES, Rows
 
@@ -76,7 +76,11 @@ def opened(model: Path, precision: str, settings: Mapping[str, Any]) -> Any:
 
 
 class TickingDecoder(Decoder):
-    """A decoder whose steps, but for the first, say when they begin: the token before is known then."""
+    """A decoder whose steps, but for the first, say when they begin: the token before is known then.
+
+    Args:
+        decoder: what it runs.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder.program, decoder.artifact)
@@ -97,33 +101,19 @@ class TickingRun(DecoderRun):
         return super().results(ids, valid, logit_rows, outputs)
 
 
-class Ticking:
-    """A text generator or translator that says when each token is known."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        model.decoder = self.decoder = TickingDecoder(model.decoder)
-
-    def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
-        self.decoder.tick = tick
-        tokens = self.tokens(work)
-        tick()
-        return tokens
-
-    def tokens(self, work: Mapping[str, Any]) -> list[list[int]]:
-        """The new tokens of each row."""
-        raise NotImplementedError
-
-
-class Generator(Ticking):
+class Generator:
     """Greedy; no token ends a row."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        model.defaults = replace(model.defaults, eos=())
+        self.model = model
 
-    def tokens(self, work: Mapping[str, Any]) -> list[list[int]]:
-        answers = self.model.generate(work["texts"], max_new_tokens=work["new_tokens"])
+    def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
+        answers = self.model.generate(
+            work["texts"],
+            max_new_tokens=work["new_tokens"],
+            ignore_eos=True,
+            on_token=ticking(tick, len(work["texts"])),
+        )
         return [list(answer.token_ids) for answer in answers]
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,13 +130,20 @@ class Generator(Ticking):
         }
 
 
-class Translator(Ticking):
+class Translator:
     """Greedy; the end token can't be chosen."""
 
-    def tokens(self, work: Mapping[str, Any]) -> list[list[int]]:
+    def __init__(self, model: Any) -> None:
+        self.decoder = TickingDecoder(model.decoder)
+        self.model = with_decoder(model, self.decoder)
+
+    def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
+        self.decoder.tick = tick
         new = work["new_tokens"]
         options = {"num_beams": 1, "min_new_tokens": new, "max_new_tokens": new}
-        return [list(found.token_ids) for found in self.model.translate(work["texts"], **options)]
+        tokens = [list(found.token_ids) for found in self.model.translate(work["texts"], **options)]
+        tick()
+        return tokens
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
         model = self.model
