@@ -146,12 +146,14 @@ def encode(
     """Runs an encoder's task over the items and prints every result."""
     if not sys.stdout.isatty():
         options["progress"] = lambda done: progress(f"{done} texts")
+    if "prompt" in options:
+        options["prompt_name"] = options.pop("prompt")
     if task == "rank":
         keep = options.pop("top_k", None)
         if keep is not None and not one_query:
             raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
     if task == "rank" and one_query:
-        ranked = sorted(model.stream("rank", items, **options), key=lambda result: -result.score)
+        ranked = sorted(model.iterate("rank", items, **options), key=lambda result: -result.score)
         show_results(ranked[:keep], task, as_json)
     else:
         show_results(streamed(model, task, items, options, typed), task, as_json)
@@ -233,8 +235,8 @@ def streamed(
 ) -> Iterator[Any]:
     """An encoder's results; where lines are typed, each as soon as its line is there, else in batches."""
     if typed:
-        return (result for item in items for result in model.stream(task, [item], **options))
-    return model.stream(task, items, **options)  # type: ignore[no-any-return]
+        return (result for item in items for result in model.iterate(task, [item], **options))
+    return model.iterate(task, items, **options)  # type: ignore[no-any-return]
 
 
 def show_results(results: Iterable[Any], task: str, as_json: bool) -> None:
