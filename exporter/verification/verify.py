@@ -22,7 +22,7 @@ from ..errors import CheckpointError, SourceError, VerificationError
 from ..graphs import tensors_of
 from ..memory import give_back_memory
 from ..prompts import read_prompts
-from ..source import Source, resolve_source
+from ..source import Source, recorded_argument, resolve_source
 from .examiners import examiner_of
 from .explain import explain, tracer_of
 from .files import RUNNING, verify_file
@@ -242,9 +242,7 @@ def recorded_source(bundle: Bundle) -> Source | None:
     import importlib.util
 
     recorded = bundle.manifest.source
-    argument = str(recorded.get("argument", ""))
-    if recorded.get("kind") == "folder":
-        argument = str(bundle.folder / argument)
+    argument = recorded_argument(recorded, bundle.folder)
     if importlib.util.find_spec("torch") is None:
         return None
     try:
