@@ -79,7 +79,8 @@ def export(
     """Exports a checkpoint into a bundle, builds its plans, and verifies it against PyTorch.
 
     Args:
-        model: a demo's name, a folder in Hugging Face's layout, or a hub id.
+        model: a demo's name, a folder in Hugging Face's layout, or a hub id, such as "org/name", or
+            "org/name@revision" for a branch, a tag or a commit.
         output: the bundle's folder; must not exist unless `force`.
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
             "int4-kv8"; the first is what `load` runs unless told otherwise. By default fp32, and fp16 where a
@@ -107,14 +108,17 @@ def export(
     targets, precision = chosen(target, precision)
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
-    source, texts = resolve_source(model), None if prompts is None else Path(prompts)
+    source = resolve_source(model)
+    texts = None if prompts is None else Path(prompts)
     if exporter_of(source.folder, exporter) == "optimum":
         from .imported.import_folder import export_and_import
 
         if outputs:
             raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
         return export_and_import(
-            *(model, output, optimum_python),
+            source,
+            output,
+            optimum_python,
             precision=precision,
             target=target,
             sms=sms,
@@ -372,9 +376,7 @@ def first_manifest(
         files=file_entries(staging),
         artifacts=tuple(artifacts),
         source={
-            "argument": checkpoint.source.recorded(output),
-            "kind": checkpoint.source.kind,
-            "sha256": checkpoint.source.sha256(),
+            **checkpoint.source.entry(output),
             **({"exporter": checkpoint.exporter} if checkpoint.exporter else {}),
         },
         tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},

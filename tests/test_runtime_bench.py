@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.runtime import TextEncoder, TextGenerator, Translator, bench_work, load
+from planforge.runtime import TextEncoder, TextGenerator, Translator, bench_work
 from planforge.runtime import bench as bench_module
 from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.bench import BenchResult, Case, Process, bench, read_bandwidth
@@ -33,7 +33,6 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.errors import InputError, PlanForgeError
 from planforge.runtime.tasks.chunk import Chunk, Usage
-from planforge.runtime.tasks.text_generator import TextGenerator
 
 KEYS = {
     *("backend", "artifact", "precision", "gate_passed", "batch", "prompt", "new_tokens", "ttft_ms"),

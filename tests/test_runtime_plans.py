@@ -171,7 +171,7 @@ def test_auto_raises_what_the_caller_cannot_have(own_bundle: Path) -> None:
         with pytest.raises(MemoryLimitError, match=r"memory_limit is 1 MB\. A precision of fewer bits"):
             load(own_bundle, memory_limit=10**6)
         assert cuda.used == 0
-        with load(own_bundle, "ort-cpu", max_length=100) as model:
+        with load(own_bundle, backend="ort-cpu", max_length=100) as model:
             assert model.backend == "ort-cpu"
 
 

@@ -40,7 +40,7 @@ def import_folder(
     folder: str | Path,
     output: str | Path,
     *,
-    source: str | Path | None = None,
+    source: str | Path | Source | None = None,
     precision: Sequence[str] | None = None,
     target: Sequence[str] | None = None,
     sms: Sequence[str] | None = None,
@@ -138,19 +138,18 @@ def checked_choices(
 
 
 def export_and_import(
-    model: str | Path, output: str | Path, optimum_python: str | None, **options: Any
+    origin: Source, output: str | Path, optimum_python: str | None, **options: Any
 ) -> ExportResult:
     """Exports a checkpoint with optimum, and makes a bundle of it.
 
     Args:
-        model: a folder in Hugging Face's layout, or a hub id.
+        origin: the checkpoint.
         optimum_python: of an environment that has optimum-onnx; by default this one.
         options: of `import_folder`.
 
     Raises:
         PlanForgeError: as `import_folder`; ExportError also where optimum is missing.
     """
-    origin = resolve_source(model)
     given = {name: options.get(name) for name in ("target", "precision", "sms", "max_batch")}
     checked_choices(**given, verify=options.get("verify", True))
     check_output(Path(output), bool(options.get("force")))
@@ -160,7 +159,7 @@ def export_and_import(
     with tempfile.TemporaryDirectory(prefix="planforge-optimum-") as folder:
         graphs = Path(folder, "graphs")
         export_with_optimum(origin.folder, graphs, optimum_python)
-        return import_folder(graphs, output, source=model, **options)
+        return import_folder(graphs, output, source=origin, **options)
 
 
 def kind_of(found: Folder) -> type[ImportedCheckpoint]:

@@ -21,7 +21,7 @@ from ..graphs import tensors_of
 from ..memory import give_back_memory
 from ..precisions import PRECISIONS
 from ..prompts import read_prompts
-from ..source import Source, resolve_source
+from ..source import Source, recorded_argument, resolve_source
 from ..tensorrt.build import check_plan_names
 from ..weight_files import load_graph
 from .decoders import ENOUGH
@@ -245,9 +245,7 @@ def recorded_source(bundle: Bundle) -> Source | None:
     import importlib.util
 
     recorded = bundle.manifest.source
-    argument = str(recorded.get("argument", ""))
-    if recorded.get("kind") == "folder":
-        argument = str(bundle.folder / argument)
+    argument = recorded_argument(recorded, bundle.folder)
     if importlib.util.find_spec("torch") is None:
         return None
     try:
