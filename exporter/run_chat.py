@@ -36,8 +36,8 @@ def converse(
         else:
             pieces = []
             for piece in model.stream_chat(messages, **options):
-                typer.echo(piece, nl=False)
-                pieces.append(piece)
+                typer.echo(str(piece), nl=False)
+                pieces.append(str(piece))
             typer.echo()
             said = "".join(pieces)
         messages.append(message("assistant", said))

@@ -51,7 +51,6 @@ from .run_options import (
     ThreadsOption,
     TopKOption,
     TopPOption,
-    TruncateOption,
     TruncationOption,
 )
 from .run_translation import BLANK_LINE, Item, Picture, translate
@@ -83,7 +82,6 @@ def run(
     repetition_penalty: RepetitionPenaltyOption = None,
     stop: StopOption = None,
     seed: SeedOption = None,
-    truncate: TruncateOption = None,
     speculative: SpeculativeOption = None,
     chat: ChatOption = None,
     system: SystemOption = None,
@@ -117,7 +115,7 @@ def run(
 
         picture = Picture(attention, attention_layer, attention_head)
         check_sources(texts, input_file, beside)
-        with load(bundle, backend, precision, threads, device=device) as model:
+        with load(bundle, backend=backend, precision=precision, threads=threads, device=device) as model:
             chosen = checked_task(task or task_of(model, beside), model, options)
             check_beside(model, chosen, beside, input_file)
             items = items_of(texts, input_file, beside, keep_blank=chosen == "translate")
@@ -148,12 +146,14 @@ def encode(
     """Runs an encoder's task over the items and prints every result."""
     if not sys.stdout.isatty():
         options["progress"] = lambda done: progress(f"{done} texts")
+    if "prompt" in options:
+        options["prompt_name"] = options.pop("prompt")
     if task == "rank":
         keep = options.pop("top_k", None)
         if keep is not None and not one_query:
             raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
     if task == "rank" and one_query:
-        ranked = sorted(model.stream("rank", items, **options), key=lambda result: -result.score)
+        ranked = sorted(model.iterate("rank", items, **options), key=lambda result: -result.score)
         show_results(ranked[:keep], task, as_json)
     else:
         show_results(streamed(model, task, items, options, typed), task, as_json)
@@ -226,7 +226,7 @@ def generate(model: Any, items: Iterable[Item], options: dict[str, Any], as_json
             pieces = model.stream(prompt, **options)  # checks everything before anything shows
             typer.echo(prompt, nl=False)
             for piece in pieces:
-                typer.echo(piece, nl=False)
+                typer.echo(str(piece), nl=False)
             typer.echo()
 
 
@@ -235,8 +235,8 @@ def streamed(
 ) -> Iterator[Any]:
     """An encoder's results; where lines are typed, each as soon as its line is there, else in batches."""
     if typed:
-        return (result for item in items for result in model.stream(task, [item], **options))
-    return model.stream(task, items, **options)  # type: ignore[no-any-return]
+        return (result for item in items for result in model.iterate(task, [item], **options))
+    return model.iterate(task, items, **options)  # type: ignore[no-any-return]
 
 
 def show_results(results: Iterable[Any], task: str, as_json: bool) -> None:

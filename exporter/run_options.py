@@ -18,7 +18,7 @@ GENERATION = (
     "repetition_penalty",
     "stop",
     "seed",
-    "truncate",
+    "truncation",
     "speculative",
     "chat",
     "system",
@@ -83,10 +83,6 @@ SeedOption = Annotated[
     int | None,
     typer.Option(help="Make sampling repeatable.", show_default=False),
 ]
-TruncateOption = Annotated[
-    str | None,
-    typer.Option(help="'left' drops the beginning of too long a prompt.", show_default=False),
-]
 SpeculativeOption = Annotated[
     str | None,
     typer.Option(
@@ -107,7 +103,8 @@ SystemOption = Annotated[str | None, typer.Option(help="What a --chat begins wit
 TruncationOption = Annotated[
     str | None,
     typer.Option(
-        help="Of too long a text, keep its head, tail, head+tail, or all of it in windows.",
+        help="Of too long a text, keep its head, tail, head+tail, or all of it in windows; of a prompt its"
+        " tail.",
         show_default="by the task",
     ),
 ]

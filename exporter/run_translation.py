@@ -100,8 +100,8 @@ def with_blanks(model: Any, texts: Iterator[str], options: dict[str, Any], typed
             if text != BLANK_LINE:
                 yield text
 
-    each = (result for text in others() for result in model.translations([text], **options))
-    for result in each if typed else model.translations(others(), **options):
+    each = (result for text in others() for result in model.iterate([text], **options))
+    for result in each if typed else model.iterate(others(), **options):
         while blank.popleft():
             yield None
         yield result

@@ -239,7 +239,7 @@ def test_run_refuses_options_before_printing(demo_bundle: Path, options: list[st
 
 def test_run_refuses_an_empty_and_an_endless_prompt(demo_bundle: Path) -> None:
     assert "prompt is empty" in error_line("run", demo_bundle, "")
-    assert "truncate='left'" in error_line("run", demo_bundle, "word " * 1000)
+    assert "truncation='tail'" in error_line("run", demo_bundle, "word " * 1000)
 
 
 def test_demo_names_resolve() -> None:

@@ -19,7 +19,7 @@ from planforge.exporter import build
 from planforge.exporter.errors import BuildError
 from planforge.exporter.tensorrt.build import Options
 from planforge.exporter.tensorrt.candidates import add_candidates
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from planforge.runtime.decoding.cache import LOGITS
@@ -133,7 +133,10 @@ def test_a_plan_that_picks_gives_the_same_answers_and_copies_less(own_bundle: Pa
 
     def answers() -> tuple[list[Any], list[int]]:
         found, copied = [], []
-        with emulated_gpu(own_bundle) as cuda, load(own_bundle, "tensorrt-rtx") as model:
+        with (
+            emulated_gpu(own_bundle) as cuda,
+            TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model,
+        ):
             for options in ways:
                 before = cuda.downloaded
                 found.append(model.generate(PROMPTS, max_new_tokens=12, **options))

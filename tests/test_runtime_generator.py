@@ -285,7 +285,7 @@ def test_threads_may_share_a_model(model: TextGenerator) -> None:
 
 
 def test_a_closed_model_says_so(demo_bundle: Path) -> None:
-    model = load(demo_bundle)
+    model = TextGenerator.load(demo_bundle)
     pieces = model.stream(PROMPTS[0])
     next(pieces)
     model.close()
@@ -301,7 +301,7 @@ def test_a_closed_model_says_so(demo_bundle: Path) -> None:
 
 
 def test_the_cache_must_fit_the_memory_limit(demo_bundle: Path) -> None:
-    with load(demo_bundle, memory_limit=16_000_000) as model:
+    with TextGenerator.load(demo_bundle, memory_limit=16_000_000) as model:
         assert isinstance(model.generate("a", max_new_tokens=2), Generation)
         with pytest.raises(MemoryLimitError, match=r"weights and .* of cache") as caught:
             model.generate(["a"] * 8, max_new_tokens=200)
@@ -318,13 +318,16 @@ def test_load_checks_its_arguments(demo_bundle: Path, caplog: pytest.LogCaptureF
     for name, value in [("threads", 0), ("threads", 10**5), ("threads", "2"), ("memory_limit", -5)]:
         with pytest.raises(InputError, match=f"{name}={value!r} must be None or a whole number from 1 to"):
             load(demo_bundle, **{name: value})  # type: ignore[arg-type]
-    with caplog.at_level("INFO", "planforge"), load(demo_bundle, max_length=32, threads=1) as model:
+    with (
+        caplog.at_level("INFO", "planforge"),
+        TextGenerator.load(demo_bundle, max_length=32, threads=1) as model,
+    ):
         assert model.generate("a " * 20, max_new_tokens=50).finish_reason == "context"
     assert "ort-cpu" in caplog.text
 
 
 def test_fp16_runs_when_asked_for(demo_bundle: Path, model: TextGenerator) -> None:
-    with load(demo_bundle, precision="fp16") as half:
+    with TextGenerator.load(demo_bundle, precision="fp16") as half:
         assert half.artifact.precision == "fp16"
         logprobs = half.score("In the beginning God created the heaven").logprobs
     expected = model.score("In the beginning God created the heaven").logprobs

@@ -18,7 +18,7 @@ from planforge.exporter import build, verify
 from planforge.exporter.inspection import inspect
 from planforge.exporter.tensorrt.build import check_plan_names, plan_summary
 from planforge.exporter.verification.tables import told
-from planforge.runtime import load
+from planforge.runtime import TextGenerator, load
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.errors import BackendError, IntegrityError
 
@@ -59,12 +59,12 @@ def other_model(bundle: Path, copy: Path) -> Path:
 def test_another_models_plan_is_refused_though_its_hash_is_right(own_bundle: Path, tmp_path: Path) -> None:
     other = other_model(own_bundle, tmp_path / "other")
     foreign = other / Bundle.open(other).manifest.plans[0].file
-    with emulated_gpu(other), load(other, "tensorrt-rtx", precision="fp16") as model:
+    with emulated_gpu(other), TextGenerator.load(other, backend="tensorrt-rtx", precision="fp16") as model:
         assert model.generate(PROMPT, max_new_tokens=4).token_ids  # it is sound, in its own bundle
     bundle = with_plan(own_bundle, foreign)
     for backend in ("tensorrt-rtx", "auto"):
         with emulated_gpu(bundle, others=[other]), pytest.raises(IntegrityError) as caught:
-            load(bundle, backend)
+            load(bundle, backend=backend)
         text = str(caught.value)
         names = [plan_summary(foreign)["network"], plan_summary(own_plan(own_bundle, tmp_path))["network"]]
         assert all(name in text for name in names) and names[0] != names[1]
@@ -108,7 +108,7 @@ def test_exchanged_plans_of_encoder_and_decoder_are_refused(marian_bundle: Path,
 
     bundle = with_manifest(Path(shutil.copytree(marian_bundle, tmp_path / "bundle")), exchange)
     with emulated_gpu(bundle, others=[marian_bundle]), pytest.raises(IntegrityError) as caught:
-        load(bundle, "tensorrt-rtx")
+        load(bundle, backend="tensorrt-rtx")
     assert "planforge encoder.portable.fp16" in str(caught.value)
     assert "planforge decoder.inplace.fp16" in str(caught.value)
 
@@ -118,7 +118,7 @@ def test_a_plan_that_does_not_say_what_it_was_built_from_is_to_be_built_again(de
         trt: Any = sys.modules["tensorrt_rtx"]
         trt.plans = {key: replace(plan, name="Unnamed Network 0") for key, plan in trt.plans.items()}
         with pytest.raises(BackendError, match=r"does not say which graph .*build it again: planforge build"):
-            load(demo_bundle, "tensorrt-rtx")
+            load(demo_bundle, backend="tensorrt-rtx")
         with load(demo_bundle) as model:  # nothing wrong is run: another engine can do it
             assert model.backend == "ort-cpu"
 
@@ -131,7 +131,7 @@ def test_a_plan_for_other_lengths_than_listed_is_refused(own_bundle: Path, tmp_p
         emulated_gpu(bundle, others=[smaller]),
         pytest.raises(IntegrityError, match=r"is not as manifest\.json describes it: .*in profile 0"),
     ):
-        load(bundle, "tensorrt-rtx")
+        load(bundle, backend="tensorrt-rtx")
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_a_plan_with_other_tensors_than_listed_is_refused(
         )
         trt.plans = {key: replace(plan, artifact=replace(plan.artifact, inputs=inputs))}
         with pytest.raises(IntegrityError, match=problem):
-            load(demo_bundle, "tensorrt-rtx")
+            load(demo_bundle, backend="tensorrt-rtx")

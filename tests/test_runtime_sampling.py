@@ -245,10 +245,12 @@ def test_rows_must_match() -> None:
 NUMBERS = [0, 0.0, -1, -0.5, math.nan, math.inf, -math.inf, True, "1", [1], 10**400]
 INTEGERS = [-1, 1.0, math.nan, True, "1", [1]]
 BAD = [
-    *(("temperature", value, r"omit it \(None\)") for value in NUMBERS),
+    *(("temperature", value, r"omit it \(None\)") for value in NUMBERS[2:]),
+    *(("min_p", value, "None disables it") for value in [*NUMBERS, 1.0001]),
     *(("top_p", value, "None disables it") for value in [*NUMBERS, 1.0001]),
     *(("repetition_penalty", value, "1.0 disables it") for value in [*NUMBERS, None]),
     *(("top_k", value, "None disables it") for value in [*INTEGERS, 0]),
+    *(("no_repeat_ngram_size", value, "None disables it") for value in [*INTEGERS, 0]),
     *(("seed", value, "None draws differently") for value in INTEGERS),
 ]
 
@@ -265,5 +267,8 @@ def test_options_in_range() -> None:
     assert not Sampling(temperature=1).greedy
     assert not Sampling(top_k=10**9).greedy
     assert not Sampling(top_p=1).greedy
+    assert not Sampling(min_p=1).greedy
+    assert Sampling(temperature=0, top_k=5, top_p=0.5, min_p=0.1).greedy
+    assert Sampling(temperature=0.0).greedy
     numpy_numbers = Sampling(temperature=np.float32(0.5), top_k=np.int64(3), seed=2**200)
     assert not numpy_numbers.greedy

@@ -308,7 +308,7 @@ def test_whole_numbers_answer_alike_with_lookup_but_for_ties(
 
     So logits move a little with the number of tokens in a pass, the more the coarser the weights.
     """
-    with load(whole_bundle, precision=precision, threads=1) as small:
+    with TextGenerator.load(whole_bundle, precision=precision, threads=1) as small:
         plain = [small.generate(prompt, max_new_tokens=24) for prompt in HUNDRED]
         found = [small.generate(prompt, max_new_tokens=24, **LOOKUP) for prompt in HUNDRED]
         apart = [

@@ -6,7 +6,7 @@ N rows, K candidates, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +14,32 @@ import numpy.typing as npt
 from ..backends.backend import Array
 from ..bundle.artifact import CANDIDATES, Artifact
 from .cache import LOGITS
-from .sampling import Sampling, choose, token_logprobs
+from .sampling import Logits, Sampling, choose, token_logprobs
 
-CANDIDATE = np.dtype([("id", np.int64), ("logit", np.float32), ("logprob", np.float64)])
+CANDIDATE = np.dtype([("id", np.int64), ("logit", np.float32), ("log_sum", np.float32)])
 
 
-def results_for(artifact: Artifact, sampling: Sampling) -> Sequence[str]:
+@dataclass(frozen=True)
+class Chosen:
+    """The next token of each row, and what was asked for beside it.
+
+    Attributes:
+        tokens: (N,) int64.
+        logprobs: (N,) float64, before any processing; None unless asked for.
+        likeliest: ids (N, M) int64 of the likeliest tokens, the likeliest first, and their log-probabilities
+            (N, M) float64; None unless asked for.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float64] | None
+    likeliest: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None = None
+
+
+def results_for(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0) -> Sequence[str]:
     """The results that choosing a token needs: the candidates if they are enough, else all logits."""
     most = next((spec.axes[-1] for spec in artifact.outputs if spec.role == CANDIDATES[0]), 0)
     wanted = 1 if sampling.greedy else sampling.top_k
-    if wanted is None or sampling.repetition_penalty != 1.0 or not isinstance(most, int) or wanted > most:
+    if wanted is None or sampling.processes or top_logprobs or not isinstance(most, int) or wanted > most:
         return LOGITS
     return CANDIDATES
 
@@ -37,8 +53,8 @@ def scores_of(results: Mapping[str, Array]) -> Array:
     found = np.empty(ids.shape, CANDIDATE)
     found["id"] = np.take_along_axis(ids, order, axis=-1)
     found["logit"] = np.take_along_axis(logits, order, axis=-1)
+    found["log_sum"] = log_sum
     # NaN anywhere among a row's logits is NaN in its sum, though no candidate may show it.
-    found["logprob"] = found["logit"] - log_sum.astype(np.float64)
     found["logit"][~np.isfinite(log_sum[:, 0])] = np.nan
     return found
 
@@ -48,8 +64,10 @@ def choose_tokens(
     histories: Sequence[Sequence[int]],
     sampling: Sampling,
     generators: Sequence[np.random.Generator],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """The next token of each row, and its log-probability before any processing.
+    logprobs: bool = True,
+    top_logprobs: int = 0,
+) -> Chosen:
+    """The next token of each row.
 
     Candidates give the token that all logits would give, but where more than K of a row's are equal at
     top_k's border.
@@ -57,13 +75,40 @@ def choose_tokens(
     Args:
         scores: from `scores_of`, of the results that `results_for` names.
         histories: as for `choose`, which says what is raised.
+        logprobs: whether to compute the tokens' log-probabilities.
+        top_logprobs: how many of the likeliest tokens to give too; needs all logits.
+    """
+    if scores.dtype == CANDIDATE:
+        assert not top_logprobs, "results_for asks for logits"
+        picked = choose(scores["logit"], histories, sampling, generators)
+        chosen = scores[np.arange(len(scores)), picked]
+        return Chosen(
+            tokens=chosen["id"],
+            logprobs=chosen["logit"] - chosen["log_sum"].astype(np.float64) if logprobs else None,
+        )
+    tokens = choose(scores, histories, sampling, generators)
+    return Chosen(
+        tokens=tokens,
+        logprobs=token_logprobs(scores, tokens) if logprobs else None,
+        likeliest=likeliest_tokens(scores, top_logprobs) if top_logprobs else None,
+    )
+
+
+def likeliest_tokens(logits: Logits, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """The tokens of each row that the model itself finds the likeliest, the likeliest first.
+
+    Args:
+        logits: (N, V), any float type, before any processing.
+        count: at least 1; more than V gives all.
 
     Returns:
-        (N,) int64 and (N,) float64.
+        ids (N, count) int64 and their log-probabilities (N, count) float64; of equal ones the lower id first.
+
+    Raises:
+        BackendError: a row has NaN, infinity, or nothing but -inf.
     """
-    if scores.dtype != CANDIDATE:
-        tokens = choose(scores, histories, sampling, generators)
-        return tokens, token_logprobs(scores, tokens)
-    picked = choose(scores["logit"], histories, sampling, generators)
-    chosen = scores[np.arange(len(scores)), picked]
-    return chosen["id"], chosen["logprob"]
+    count = min(count, logits.shape[-1])
+    ids = np.sort(np.argpartition(logits, -count, axis=-1)[:, -count:], axis=-1)
+    order = np.argsort(-np.take_along_axis(logits, ids, axis=-1), axis=-1, kind="stable")
+    ids = np.take_along_axis(ids, order, axis=-1)
+    return ids, token_logprobs(logits, ids)

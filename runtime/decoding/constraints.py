@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
+from .processors import forbid_repeats
 from .sampling import check_integer
 
 
@@ -113,24 +114,10 @@ def constrain(
         scores[:, forced] = 0
         return
     if constraints.no_repeat_ngram_size is not None:
-        _forbid_repeats(scores, histories, constraints.no_repeat_ngram_size)
+        forbid_repeats(scores, histories, constraints.no_repeat_ngram_size)
     for token in constraints.suppressed:
         if token not in constraints.eos:
             scores[:, token] = -np.inf
     new_tokens = T - 1
     if new_tokens < constraints.min_new_tokens:
         scores[:, list(constraints.eos)] = -np.inf
-
-
-def _forbid_repeats(scores: npt.NDArray[np.float32], histories: Sequence[Sequence[int]], size: int) -> None:
-    """Set to -inf each token that would complete a run of `size` tokens that the row has already."""
-    T = len(histories[0])
-    if size > T:
-        return
-    ids = np.array(histories, dtype=np.int64)
-    starts = T - size + 1
-    repeats = (ids[:, size - 1 :] >= 0) & (ids[:, size - 1 :] < scores.shape[1])  # (R, starts)
-    for place in range(size - 1):
-        repeats &= ids[:, place : place + starts] == ids[:, starts + place, None]
-    rows, at = np.nonzero(repeats)
-    scores[rows, ids[rows, at + size - 1]] = -np.inf

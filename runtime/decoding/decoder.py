@@ -30,8 +30,23 @@ class Decoder:
         self.closed = False
 
     def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
-        """An empty cache for `batch` rows of up to `capacity` tokens, which may look at a source."""
-        return DecoderRun(self, new_cache(self.program, self.artifact, batch, capacity, context))
+        """An empty cache for `batch` rows of up to `capacity` tokens, which may look at a source.
+
+        Raises:
+            ClosedError: the model was closed.
+        """
+        with self.lock:
+            self.check_open()
+            return DecoderRun(self, new_cache(self.program, self.artifact, batch, capacity, context))
+
+    def check_open(self) -> None:
+        """Refuse to reach an engine that is gone; the caller holds the lock.
+
+        Raises:
+            ClosedError: the model was closed.
+        """
+        if self.closed:
+            raise ClosedError("the model was closed; load() it again")
 
     def close(self) -> None:
         with self.lock:
@@ -111,13 +126,13 @@ class DecoderRun:
     ) -> dict[str, Array]:
         """The graph once: the named results."""
         with self.decoder.lock:
-            if self.decoder.closed:
-                raise ClosedError("the model was closed; load() it again")
+            self.decoder.check_open()
             return self.cache.step(ids, valid, np.asarray(logit_rows, np.int64), outputs)
 
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
         """Makes rows of the cache what others are, as (source, target); no target is a source."""
         with self.decoder.lock:
+            self.decoder.check_open()
             self.cache.copy_rows(copies)
 
 

@@ -5,8 +5,9 @@ B rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,6 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BackendError, InputError
+from .processors import (
+    LogitsProcessor,
+    forbid_repeats,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    penalize_repeats,
+    run_processor,
+)
 
 Logits = npt.NDArray[np.floating]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -23,11 +33,13 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 class Sampling:
     """How one generate call chooses its tokens.
 
-    With none of temperature, top_k and top_p given, the likeliest token is taken (greedy). With
-    any of them, tokens are drawn, at temperature 1.0 unless it is given.
+    With none of temperature, top_k, top_p and min_p given, and with temperature=0, the likeliest
+    token is taken (greedy). With any of them, tokens are drawn, at temperature 1.0 unless it is
+    given.
 
     Attributes:
-        temperature: Divides the logits; finite and over 0, or None.
+        temperature: Divides the logits; finite and at least 0, or None. 0 is greedy, whatever top_k,
+            top_p and min_p are.
         top_k: Draw from the k likeliest tokens only; at least 1, or None for all.
         top_p: Draw from the likeliest tokens that together reach this probability; over 0 and at
             most 1, or None for all.
@@ -35,6 +47,12 @@ class Sampling:
             prompt or the answer already has; finite and over 0, where 1.0 does nothing. Works
             with greedy too.
         seed: Makes the draws repeatable; 0 or more, or None for new ones at each call.
+        min_p: Draw from tokens that have at least this share of the likeliest one's probability;
+            over 0 and at most 1, or None for all.
+        no_repeat_ngram_size: No run of this many tokens comes twice, the prompt's included; at
+            least 1, or None.
+        logit_bias: Is added to the logits of these tokens; -inf forbids one. None for no bias.
+        logits_processor: A caller's own function, or None.
 
     Raises:
         InputError: A value is of the wrong type or outside its range.
@@ -45,23 +63,69 @@ class Sampling:
     top_p: float | None = None
     repetition_penalty: float = 1.0
     seed: int | None = None
+    min_p: float | None = None
+    no_repeat_ngram_size: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    logits_processor: LogitsProcessor | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature is not None:
-            way_out = "omit it (None), with top_k and top_p, to take the likeliest token always"
+        if self.temperature is not None and not _is_zero(self.temperature):
+            way_out = "0, or omit it (None) with top_k, top_p and min_p, to take the likeliest token always"
             _check_positive("temperature", self.temperature, way_out)
         if self.top_k is not None:
             check_integer("top_k", self.top_k, 1, "None disables it")
         if self.top_p is not None:
             _check_positive("top_p", self.top_p, "None disables it", most=1.0)
+        if self.min_p is not None:
+            _check_positive("min_p", self.min_p, "None disables it", most=1.0)
         _check_positive("repetition_penalty", self.repetition_penalty, "1.0 disables it")
+        if self.no_repeat_ngram_size is not None:
+            check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 1, "None disables it")
         if self.seed is not None:
             check_integer("seed", self.seed, 0, "None draws differently at each call")
+        _check_bias(self.logit_bias)
+        if self.logits_processor is not None and not callable(self.logits_processor):
+            raise InputError(
+                f"logits_processor is {self.logits_processor!r:.80}; it must be a function of the token ids"
+                " and the logits, or None"
+            )
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
-        return self.temperature is None and self.top_k is None and self.top_p is None
+        if self.temperature is not None:
+            return self.temperature == 0
+        return self.top_k is None and self.top_p is None and self.min_p is None
+
+    @property
+    def processes(self) -> bool:
+        """Whether it changes logits in other ways than by leaving out those that are not likely enough."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.no_repeat_ngram_size is not None
+            or bool(self.logit_bias)
+            or self.logits_processor is not None
+        )
+
+    @cached_property
+    def bias(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The tokens of logit_bias, and what is added to each."""
+        bias = self.logit_bias or {}
+        ids = np.fromiter(bias.keys(), dtype=np.int64, count=len(bias))
+        added = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+        return ids, added
+
+    def check_vocabulary(self, V: int) -> None:
+        """Refuse a bias of tokens that a model of V tokens does not have.
+
+        Raises:
+            InputError: A token is V or higher.
+        """
+        if self.logit_bias and (highest := max(self.logit_bias)) >= V:
+            raise InputError(
+                f"logit_bias names token {highest}, but the model's tokens are 0 to {V - 1}; take the ids "
+                "from the model's own tokenizer"
+            )
 
 
 def row_generators(seed: int | None, rows: Iterable[int]) -> list[np.random.Generator]:
@@ -78,10 +142,11 @@ def row_generators(seed: int | None, rows: Iterable[int]) -> list[np.random.Gene
 def process(
     logits: Logits, histories: Sequence[Sequence[int]], sampling: Sampling
 ) -> npt.NDArray[np.float32]:
-    """Apply repetition penalty, temperature, top-k and top-p: transformers' order and arithmetic.
+    """Apply all processors that the options name: transformers' order and arithmetic.
 
-    Of equal logits at top-k's border all stay, as in transformers; at top-p's border the first
-    stay, where transformers keeps arbitrary ones.
+    That order is logit_bias, repetition_penalty, no_repeat_ngram_size, logits_processor, and
+    unless greedy temperature, top_k, top_p, min_p. Of equal logits at top-k's border all stay, as
+    in transformers; at top-p's border the first stay, where transformers keeps arbitrary ones.
 
     Args:
         logits: (B, V), any float type; never modified.
@@ -94,32 +159,74 @@ def process(
 
     Raises:
         BackendError: A row has NaN, infinity, or nothing but -inf.
-        InputError: B histories were not given, or temperature or repetition_penalty is so small
-            or large that the logits leave float32.
+        InputError: B histories were not given, or the options leave no token, or take the logits
+            out of float32.
     """
     check_logits(logits)
     if len(histories) != len(logits):
         raise InputError(f"histories has {len(histories)} rows, but logits has {len(logits)}")
     scores = logits.astype(np.float32)  # a copy, also of float32
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
-        if sampling.repetition_penalty != 1.0:
-            for row, history in zip(scores, histories, strict=True):
-                _penalize(row, history, np.float32(sampling.repetition_penalty))
-        if sampling.temperature is not None:
+    if sampling.processes:
+        _run_processors(scores, histories, sampling)
+    if sampling.greedy:
+        return scores
+    if sampling.temperature is not None:
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
             scores /= np.float32(sampling.temperature)
-    if not np.isfinite(scores.max(axis=-1)).all():
-        raise InputError(
-            f"temperature={sampling.temperature} with repetition_penalty="
-            f"{sampling.repetition_penalty} takes the logits out of float32; use values nearer to "
-            "1, or temperature=None to take the likeliest token"
-        )
-    if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
-        border = np.partition(scores, -sampling.top_k, axis=-1)[:, -sampling.top_k, None]
-        scores[scores < border] = -np.inf
+        _check_scores(scores, sampling)
+    if sampling.top_k is not None:
+        keep_top_k(scores, sampling.top_k)
     if sampling.top_p is not None and sampling.top_p < 1.0:
         for row in scores:
-            _keep_top_p(row, sampling.top_p)
+            keep_top_p(row, sampling.top_p)
+    if sampling.min_p is not None:
+        keep_min_p(scores, sampling.min_p)
     return scores
+
+
+def _run_processors(
+    scores: npt.NDArray[np.float32], histories: Sequence[Sequence[int]], sampling: Sampling
+) -> None:
+    """Apply what does not depend on whether tokens are drawn."""
+    sampling.check_vocabulary(scores.shape[-1])
+    ids, added = sampling.bias
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
+        if len(ids):
+            scores[:, ids] += added
+        if sampling.repetition_penalty != 1.0:
+            for row, history in zip(scores, histories, strict=True):
+                penalize_repeats(row, history, np.float32(sampling.repetition_penalty))
+    if sampling.no_repeat_ngram_size is not None:
+        for row, history in zip(scores, histories, strict=True):
+            forbid_repeats(row[None], [history], sampling.no_repeat_ngram_size)
+    if sampling.logits_processor is not None:
+        for row, history in zip(scores, histories, strict=True):
+            run_processor(sampling.logits_processor, history, row)
+    _check_scores(scores, sampling)
+
+
+def _check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
+    """Refuse scores from which nothing can be chosen; the model's own logits were sound.
+
+    Raises:
+        InputError: A row has NaN, infinity, or nothing but -inf.
+    """
+    highest = scores.max(axis=-1)  # NaN of a row with NaN
+    if np.isfinite(highest).all():
+        return
+    defaults = Sampling()
+    changed = [
+        f"{name}={getattr(sampling, name)!r:.40}"
+        for name in ("temperature", "repetition_penalty", "no_repeat_ngram_size", "logit_bias")
+        if getattr(sampling, name) != getattr(defaults, name)
+    ]
+    if sampling.logits_processor is not None:
+        changed.append("logits_processor")
+    if np.isneginf(highest[~np.isfinite(highest)]).all():
+        outcome = "leaves no token to choose"
+    else:
+        outcome = "takes the logits out of float32"
+    raise InputError(f"{' with '.join(changed)} {outcome}; use values that change less")
 
 
 def choose(
@@ -146,10 +253,15 @@ def choose(
         BackendError: A row has NaN, infinity, or nothing but -inf.
         InputError: See ``process``; or B generators were not given.
     """
-    scores = process(logits, histories, sampling)
     if sampling.greedy:
+        scores = logits
+        if sampling.processes:
+            scores = process(logits, histories, sampling)
+        else:
+            check_logits(logits)
         likeliest: npt.NDArray[np.int64] = scores.argmax(axis=-1)
         return likeliest
+    scores = process(logits, histories, sampling)
     if len(generators) != len(scores):
         raise InputError(f"{len(generators)} generators were given for {len(scores)} rows")
     pairs = zip(scores, generators, strict=True)
@@ -176,23 +288,23 @@ def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
 
 
 def token_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """The log-probability that the model itself gives to one token of each row.
+    """The log-probabilities that the model itself gives to one token of each row, or to N.
 
     Args:
         logits: (B, V), any float type, before any processing.
-        ids: (B,) int64.
+        ids: (B,) or (B, N) int64.
 
     Returns:
-        (B,) float64.
+        (B,) or (B, N) float64.
 
     Raises:
         BackendError: A row has NaN, infinity, or nothing but -inf.
     """
     check_logits(logits)
-    highest = logits.max(axis=-1)
-    total = np.exp(logits - highest[:, None]).sum(axis=-1, dtype=np.float64)
-    picked = logits[np.arange(len(logits)), ids].astype(np.float64)
-    return picked - highest - np.log(total)  # type: ignore[no-any-return]
+    highest = logits.max(axis=-1, keepdims=True)
+    total = np.exp(logits - highest).sum(axis=-1, dtype=np.float64, keepdims=True)
+    picked = np.take_along_axis(logits, ids.reshape(len(logits), -1), axis=-1).astype(np.float64)
+    return (picked - highest - np.log(total)).reshape(ids.shape)  # type: ignore[no-any-return]
 
 
 def check_logits(logits: Logits) -> None:
@@ -209,29 +321,6 @@ def check_logits(logits: Logits) -> None:
             f"the engine's logits have {found} in row {row} of the batch; run `planforge verify` "
             "on the bundle, and try precision='fp32' if this is fp16"
         )
-
-
-def _penalize(row: npt.NDArray[np.float32], history: Sequence[int], penalty: np.float32) -> None:
-    ids = np.asarray(history, dtype=np.int64)
-    ids = ids[(ids >= 0) & (ids < len(row))]
-    seen = row[ids]
-    row[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
-
-
-def _keep_top_p(row: npt.NDArray[np.float32], top_p: float) -> None:
-    """Set to -inf what lies below the nucleus: the smallest, up to 1 - top_p together."""
-    candidates = np.flatnonzero(row > -np.inf)
-    ascending = np.sort(row[candidates])  # values alone: ten times faster than argsort
-    weights = np.exp(ascending - ascending[-1])
-    # torch adds in float64 and rounds each sum to float32; so does this.
-    cumulative = np.cumsum(weights / weights.sum(), dtype=np.float64).astype(np.float32)
-    removed = int(np.searchsorted(cumulative, np.float32(1 - top_p), side="right"))
-    removed = min(removed, len(ascending) - 1)  # the likeliest always stays
-    border, kept = ascending[removed], len(ascending) - removed
-    ties = candidates[row[candidates] == border]
-    above = int(np.count_nonzero(row > border))
-    row[row < border] = -np.inf
-    row[ties[kept - above :]] = -np.inf
 
 
 def _draw(row: npt.NDArray[np.float32], generator: np.random.Generator) -> int:
@@ -259,3 +348,28 @@ def check_integer(name: str, value: Any, least: int, way_out: str) -> None:
     integer = isinstance(value, Integral) and not isinstance(value, bool)
     if not integer or value < least:
         raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {way_out}")
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and value == 0
+
+
+def _check_bias(bias: Any) -> None:
+    """Refuse what is no mapping of token ids to numbers.
+
+    Raises:
+        InputError: It is none, or an id is negative, or a number is NaN or infinity.
+    """
+    if bias is None:
+        return
+    way_out = "None adds nothing"
+    if not isinstance(bias, Mapping):
+        raise InputError(f"logit_bias is {bias!r:.80}; it must map token ids to numbers; {way_out}")
+    for token, added in bias.items():
+        check_integer("a token of logit_bias", token, 0, "leave it out")
+        number = isinstance(added, Real) and not isinstance(added, bool)
+        if not number or not -np.inf <= added <= FLOAT32_MAX:
+            raise InputError(
+                f"logit_bias[{token}] is {added!r}; it must be a number, or -inf to forbid the token;"
+                f" {way_out}"
+            )

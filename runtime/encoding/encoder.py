@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError, ManifestError, MemoryLimitError
 from ..text.long_text import Piece
-from .batching import TOKEN_BUDGET, batches
+from .batching import TOKEN_BUDGET, batches, in_reading_order
 
 
 class Encoder:
@@ -41,27 +41,43 @@ class Encoder:
     def run(
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
     ) -> list[list[Array]]:
-        """The outputs of many sequences, in their order.
+        """Return the outputs of many sequences, in their order; see `run_batches`."""
+        results: dict[int, list[Array]] = {}
+        for outputs in self.run_batches(pieces, roles, rows):
+            results |= outputs
+        return [results[i] for i in range(len(pieces))]
+
+    def run_batches(
+        self,
+        pieces: Sequence[Piece],
+        roles: Sequence[str],
+        rows: Sequence[Sequence[int]] | None = None,
+        batch_size: int | None = None,
+    ) -> Iterator[dict[int, list[Array]]]:
+        """Yield the outputs of many sequences, a batch at a time.
+
+        Sequences of similar length run together. The batch that has the first sequence whose outputs are
+        still missing runs next, so that what was read first comes out first.
 
         Args:
             pieces: sequences.
             roles: of the outputs to return.
             rows: of each sequence, the positions whose "masked_lm" logits are wanted.
+            batch_size: the most sequences of a batch; None: as many as the graph takes.
 
-        Returns:
-            For each sequence an array per role, without padding.
+        Yields:
+            For each sequence of a batch, by its index, an array per role, without padding.
         """
-        results: list[list[Array]] = [[] for _ in pieces]
-        for group in batches([len(piece) for piece in pieces], self.max_batch):
+        groups = batches([len(piece) for piece in pieces], batch_size or self.max_batch)
+        for group in in_reading_order(groups):
             chosen = None if rows is None else [rows[i] for i in group]
-            for i, outputs in zip(group, self.batch([pieces[i] for i in group], roles, chosen), strict=True):
-                results[i] = outputs
-        return results
+            outputs = self.batch([pieces[i] for i in group], roles, chosen)
+            yield dict(zip(group, outputs, strict=True))
 
     def batch(
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
     ) -> list[list[Array]]:
-        """`run` for sequences that run together, padded to the longest."""
+        """Return the outputs of sequences that run together, padded to the longest."""
         T = max(len(piece) for piece in pieces)
         ids = np.full((len(pieces), T), self.pad, np.int64)
         mask, segments = np.zeros_like(ids), np.zeros_like(ids)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .generation_row import FinishReason, Row
+from .chunk import FinishReason, TopLogprob, Usage
+from .generation_row import Row
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,14 @@ class Generation:
     Attributes:
         text: without the prompt, special tokens, or the stop string.
         token_ids: every new token, the end-of-text token included.
-        finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens) or "context" (full).
-        logprobs: of each new token under the model itself, before temperature and the like.
-        prompt_tokens_cut: tokens that truncate="left" dropped.
+        finish_reason: "eos", "stop" (a stop string), "length" (max_new_tokens), "context" (full) or
+            "cancelled" (by on_token).
+        logprobs: of each new token under the model itself, before temperature and the like; empty with
+            logprobs=False.
+        usage: how many tokens the model read and made.
+        top_logprobs: of each new token's place the likeliest tokens, the likeliest first; empty unless
+            asked for.
+        prompt_tokens_cut: tokens that truncation="tail" dropped.
         prompt_tokens_reused: tokens of the prompt that reuse_prompt=True found computed.
         drafted_tokens: guesses of speculative="prompt-lookup" that the model verified.
         accepted_tokens: those of them that were right; each saved a step.
@@ -44,6 +50,8 @@ class Generation:
     finish_reason: FinishReason
     logprobs: tuple[float, ...]
     timings: Timings
+    usage: Usage
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
     prompt_tokens_cut: int = 0
     prompt_tokens_reused: int = 0
     drafted_tokens: int = 0
@@ -64,6 +72,8 @@ def generation(row: Row, seconds: Sequence[float]) -> Generation:
         finish_reason=row.finish_reason,
         logprobs=tuple(row.logprobs),
         timings=Timings(prefill * 1e3, decode * 1e3, len(row.token_ids) / (prefill + decode)),
+        usage=row.usage,
+        top_logprobs=tuple(row.top_logprobs),
         prompt_tokens_cut=row.cut,
         prompt_tokens_reused=row.reused,
         drafted_tokens=row.drafted,

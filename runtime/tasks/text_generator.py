@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, overload
+from itertools import islice
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -18,16 +18,22 @@ from ..decoding.cache import cache_bytes, capacity_for
 from ..decoding.candidates import choose_tokens, results_for
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
-from ..decoding.sampling import Sampling, row_generators, token_logprobs
+from ..decoding.sampling import row_generators, token_logprobs
 from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
+from ..options import GenerationOptions, check_batch_size
+from ..progress import Progress
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
+from .chunk import Cancellation, Chunk, TextStream
 from .closing import Closing
 from .generation import Generation, generation
-from .generation_row import Asked, Row
+from .generation_request import GenerationRequest, resolve_request
+from .generation_row import Row, report_row
+from .prompts import Prompt, PromptReader, is_one_prompt, name_prompt
 
-log = logging.getLogger("planforge")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Score:
 class TextGenerator(Closing):
     """A language model of a bundle, ready to generate. Make one with `planforge.runtime.load`.
 
+    A prompt is a text, or a sequence of token ids, which are taken as they are: none is put before them.
+
     Safe to use from several threads: their steps take turns. Close it, or use it as a context manager.
     """
 
@@ -76,6 +84,12 @@ class TextGenerator(Closing):
         self.weight_bytes = weight_bytes
         self.max_batch = decoder.artifact.axis("batch").max
         self._chat = chat
+        self._checkpoint_options: GenerationOptions = {}
+        vocabulary = decoder.artifact.output("logits").axes[-1]
+        self._vocabulary = vocabulary if isinstance(vocabulary, int) else tokenizer.vocab_size
+        self._prompts = PromptReader(
+            tokenizer=tokenizer, defaults=defaults, max_length=max_length, vocabulary=self._vocabulary
+        )
         self._reuse = PromptReuse()
 
     @property
@@ -84,75 +98,80 @@ class TextGenerator(Closing):
         return self.decoder.artifact
 
     @overload
-    def generate(self, prompt: str, max_new_tokens: int = ..., **options: Any) -> Generation: ...
+    def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Generation: ...
     @overload
     def generate(
-        self, prompt: Sequence[str], max_new_tokens: int = ..., **options: Any
+        self, prompt: Sequence[Prompt], **options: Unpack[GenerationOptions]
     ) -> list[Generation]: ...
 
     def generate(
-        self, prompt: str | Sequence[str], max_new_tokens: int = 64, **options: Any
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerationOptions]
     ) -> Generation | list[Generation]:
         """Continues one prompt, or each of several.
 
         Args:
-            prompt: a text, or a sequence of texts; more than the bundle's max batch run in chunks.
-                Each row's answer is the one it has alone.
-            max_new_tokens: at least 1. Generation that fills the context ends with "context".
-            **options: temperature, top_k, top_p, repetition_penalty, seed (see `Sampling`; greedy
-                when none of the first three is given); stop, a string or several that end the answer;
-                truncate="left" to drop the beginning of a prompt that is too long, so that max_new_tokens
-                fit, or half a context of them;
-                parse_special=True to read special tokens such as <|endoftext|> in the prompt;
-                speculative="prompt-lookup" and reuse_prompt=True, below.
-
-        speculative="prompt-lookup" is faster where the answer repeats parts of the prompt or of itself:
-        what followed the newest tokens before is taken for a guess of what comes next, and one step
-        verifies all of it. A guess counts only if the model, with the same options and the same draws of
-        a seed, chooses that token itself, so the answer is the one without; a text without repetition
-        costs next to nothing more. Engines add up in another order when a step has several tokens: where
-        the logits of two tokens are equal to within that rounding (1e-5 in fp32; with int8 and int4
-        weights, whose engines round activations to 8 bits too, up to that rounding's own noise), the
-        other of them may be chosen, as from one machine to another.
-
-        reuse_prompt=True keeps this prompt's and answer's keys and values when the call ends; the next
-        call with reuse_prompt=True computes only what follows the tokens that both begin with: a chat that
-        grows, a long instruction with another question. The cache is made for the whole context once, and
-        counts for `memory_limit` (a call that needs the memory frees it). One is kept; `forget_prompt`
-        frees it.
-
-        With either of them several prompts run one after the other, as engines verify one row at a time.
+            prompt: a prompt, or a sequence of prompts; a flat sequence of token ids is one. Several run
+                `batch_size` at a time. Each one's answer is the one it has alone.
+            **options: see `GenerationOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts (none for none).
 
         Raises:
-            InputError: an option or prompt that cannot be used.
+            InputError: an option or prompt that cannot be used; nothing has run.
             ContextLengthError: the prompt leaves no room in the context.
             MemoryLimitError: the cache does not fit `memory_limit`.
         """
-        asked = Asked.of(max_new_tokens, options)
-        rows = self._rows([prompt] if isinstance(prompt, str) else list(prompt), asked)
-        generators = row_generators(asked.sampling.seed, range(len(rows)))
-        size = 1 if asked.one_by_one else self.max_batch
+        request = self._resolve(options)
         answers: list[Generation] = []
-        for first in range(0, len(rows), size):
-            batch = slice(first, first + size)
-            seconds = list(self._steps(rows[batch], asked, generators[batch]))
-            answers += [generation(row, seconds) for row in rows[batch]]
-        return answers[0] if isinstance(prompt, str) else answers
+        with Progress(request.progress, "prompts") as report:
+            if is_one_prompt(prompt):
+                rows = [self._row(prompt, request)]
+            else:
+                rows = [self._numbered_row(number, each, request) for number, each in enumerate(prompt)]
+            size = self._batch_size(request)
+            for first in range(0, len(rows), size):
+                answers += self._answer(rows[first : first + size], request)
+                report(len(answers))
+        return answers[0] if is_one_prompt(prompt) else answers
 
-    def stream(self, prompt: str, max_new_tokens: int = 64, **options: Any) -> Iterator[str]:
-        """Continues one prompt, piece by piece; `generate`'s options.
+    def iterate(
+        self, prompts: Iterable[Prompt], **options: Unpack[GenerationOptions]
+    ) -> Iterator[Generation]:
+        """Continues any number of prompts: answers come in order, and never all of them are held.
 
-        A piece never ends inside a character, nor holds part of a stop string. The pieces joined are
-        `generate`'s text. May be abandoned at any point.
+        Prompts are read `batch_size` at a time, when their answers are asked for. One that cannot be used
+        raises after the answers of those before it.
+
+        Args:
+            prompts: anything that yields prompts.
+            **options: see `GenerationOptions`.
+
+        Raises:
+            InputError: as `generate`; that of a prompt names its number, and comes when it is read.
         """
-        asked = Asked.of(max_new_tokens, options)
-        return self._pieces(self._rows([prompt], asked), asked)
+        request = self._resolve(options)
+        if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
+            raise InputError(f"iterate takes several prompts, such as a list, not {type(prompts).__name__}")
+        return self._iterate(enumerate(prompts), request, Progress(request.progress, "prompts"))
 
-    def chat(self, messages: Sequence[Message], max_new_tokens: int = 64, **options: Any) -> Generation:
-        """Answers a conversation, worded by the checkpoint's chat template; `generate`'s options.
+    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
+        """Continues one prompt, a chunk at each step.
+
+        The chunks' texts joined are `generate`'s text. May be abandoned at any point.
+
+        Args:
+            prompt: one prompt.
+            **options: see `GenerationOptions`.
+
+        Raises:
+            InputError: as `generate`, at the call, before the first chunk is asked for.
+        """
+        request = self._resolve(options)
+        return self._stream(self._row(prompt, request), request)
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Generation:
+        """Answers a conversation, worded by the checkpoint's chat template.
 
         Special tokens that a message spells are plain text unless parse_special=True. reuse_prompt=True
         spares a conversation that grows what was computed before.
@@ -160,41 +179,35 @@ class TextGenerator(Closing):
         Args:
             messages: mappings with the texts "role" ("system", "user", "assistant") and "content"; the
                 template gets what else they have.
+            **options: see `GenerationOptions`.
 
         Raises:
             InputError: also where the bundle has no chat template, or it refuses the messages.
             BackendUnavailableError: jinja2 is missing.
             BundleError: the template is unusable.
         """
-        asked = Asked.of(max_new_tokens, options)
-        row = self._chat_row(messages, asked)
-        seconds = list(self._steps([row], asked, row_generators(asked.sampling.seed, [0])))
-        return generation(row, seconds)
+        request = self._resolve(options)
+        return self._answer([self._chat_row(messages, request)], request)[0]
 
-    def stream_chat(
-        self, messages: Sequence[Message], max_new_tokens: int = 64, **options: Any
-    ) -> Iterator[str]:
-        """Answers a conversation as `chat` does, piece by piece as `stream` does."""
-        asked = Asked.of(max_new_tokens, options)
-        return self._pieces([self._chat_row(messages, asked)], asked)
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> TextStream:
+        """Answers a conversation as `chat` does, a chunk at each step as `stream` does."""
+        request = self._resolve(options)
+        return self._stream(self._chat_row(messages, request), request)
 
-    def _pieces(self, rows: list[Row], asked: Asked) -> Iterator[str]:
-        shown = 0
-        for _ in self._steps(rows, asked, row_generators(asked.sampling.seed, [0])):
-            new = rows[0].pieces[shown:]
-            shown += len(new)
-            yield from filter(None, new)
-
-    def score(self, text: str, parse_special: bool = False) -> Score:
+    def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
         """The log-probability of each of the text's tokens after the first, given those before it.
 
         Of a model whose prompts begin with a special token, that one is the first.
+
+        Args:
+            text: a text, or token ids, which are taken as they are.
+            parse_special: read special tokens such as <|endoftext|> in the text as such.
 
         Raises:
             InputError: fewer than two tokens.
             ContextLengthError: more tokens than the context.
         """
-        tokens = self._framed(self.tokenizer.encode(text, parse_special=parse_special))
+        tokens = self._prompts.read_framed(text, parse_special)
         if len(tokens) < 2:
             raise InputError(f"score needs a text of at least 2 tokens, this one has {len(tokens)}")
         if len(tokens) > self.max_length:
@@ -210,7 +223,7 @@ class TextGenerator(Closing):
             logprobs += token_logprobs(logits, following).tolist()
         return Score(tuple(tokens), tuple(logprobs))
 
-    def count_tokens(self, text: str, parse_special: bool = False) -> int:
+    def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
         """How many tokens the text has."""
         return len(self.tokenizer.encode(text, parse_special=parse_special))
 
@@ -223,47 +236,155 @@ class TextGenerator(Closing):
         self.decoder.close()
         self._reuse.drop()
 
+    def _resolve(self, options: GenerationOptions) -> GenerationRequest:
+        """Check a call's options before anything else."""
+        if self.decoder.closed:
+            raise ClosedError("the model was closed; load() it again")
+        request = resolve_request(options, self._checkpoint_options)
+        request.sampling.check_vocabulary(self._vocabulary)
+        check_batch_size(request.batch_size, self.max_batch)
+        return request
+
+    def _batch_size(self, request: GenerationRequest) -> int:
+        return 1 if request.one_by_one else check_batch_size(request.batch_size, self.max_batch)
+
+    def _row(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
+        return self._row_of(self._prompts.read(prompt, request.parse_special), request, number)
+
+    def _numbered_row(self, number: int, prompt: Any, request: GenerationRequest) -> Row:
+        """`_row` of one of several prompts, which errors name."""
+        with name_prompt(number):
+            return self._row(prompt, request, number)
+
+    def _chat_row(self, messages: Sequence[Message], request: GenerationRequest) -> Row:
+        if self._chat is None:
+            raise InputError(
+                "the bundle has no chat template; generate() (without --chat) takes a prompt as it is, or"
+                " export again from a folder with chat_template.jinja or chat_template in"
+                " tokenizer_config.json"
+            )
+        return self._row_of(self._chat.encode(messages, self.tokenizer, request.parse_special), request)
+
+    def _row_of(self, tokens: list[int], request: GenerationRequest, number: int = 0) -> Row:
+        fitting, cut = self._prompts.fit(tokens, request.max_new_tokens, request.truncation)
+        return Row(
+            tokenizer=self.tokenizer,
+            prompt=fitting,
+            cut=cut,
+            room=self.max_length - len(fitting),
+            request=request,
+            eos=self.defaults.eos,
+            number=number,
+        )
+
+    def _iterate(
+        self, numbered: Iterator[tuple[int, Prompt]], request: GenerationRequest, progress: Progress
+    ) -> Iterator[Generation]:
+        size = self._batch_size(request)
+        done = 0
+        with progress:
+            while True:
+                rows, error = self._read_rows(islice(numbered, size), request)
+                answers = self._answer(rows, request) if rows else []
+                done += len(answers)
+                progress(done)
+                yield from answers
+                if error is not None:
+                    raise error
+                if len(rows) < size:
+                    return
+
+    def _read_rows(
+        self, numbered: Iterable[tuple[int, Prompt]], request: GenerationRequest
+    ) -> tuple[list[Row], InputError | None]:
+        """Return rows up to the first prompt that cannot be used, and why it cannot."""
+        rows: list[Row] = []
+        try:
+            for number, prompt in numbered:
+                rows.append(self._numbered_row(number, prompt, request))
+        except InputError as error:
+            return rows, error
+        return rows, None
+
+    def _answer(self, rows: list[Row], request: GenerationRequest) -> list[Generation]:
+        """Answer prompts that run together."""
+        generators = row_generators(request.sampling.seed, [row.number for row in rows])
+        seconds = []
+        for step_seconds in self._steps(rows, request, generators):
+            seconds.append(step_seconds)
+            if request.on_token is not None:
+                for row in rows:
+                    if row.has_news:
+                        report_row(row, request.on_token)
+        return [generation(row, seconds) for row in rows]
+
+    def _stream(self, row: Row, request: GenerationRequest) -> TextStream:
+        return TextStream(lambda cancellation: self._chunks(row, request, cancellation))
+
+    def _chunks(
+        self, row: Row, request: GenerationRequest, cancellation: Cancellation
+    ) -> Generator[Chunk, None, None]:
+        generators = row_generators(request.sampling.seed, [row.number])
+        with closing(self._steps([row], request, generators)) as steps:
+            while row.finish_reason is None:
+                if cancellation.requested:
+                    row.cancel()
+                    yield row.new_chunk()
+                    return
+                next(steps)
+                yield report_row(row, request.on_token)
+
     def _steps(
-        self, rows: list[Row], asked: Asked, generators: Sequence[np.random.Generator]
-    ) -> Iterator[float]:
+        self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]
+    ) -> Generator[float, None, None]:
         """Decodes until every row has a finish reason; yields each step's seconds."""
-        if asked.one_by_one:
-            return self._row_steps(rows[0], asked, generators[0])
-        return self._batch_steps(rows, asked.sampling, generators)
+        if request.one_by_one:
+            return self._row_steps(rows[0], request, generators[0])
+        return self._batch_steps(rows, request, generators)
 
     def _batch_steps(
-        self, rows: list[Row], sampling: Sampling, generators: Sequence[np.random.Generator]
-    ) -> Iterator[float]:
+        self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]
+    ) -> Generator[float, None, None]:
         """A new token for each row at each step."""
         new_tokens = [row.most_left for row in rows]
         capacity = capacity_for(self.artifact, [len(row.prompt) for row in rows], new_tokens)
         self._check_memory(len(rows), capacity)
         run = self.decoder.start(len(rows), capacity)
-        outputs = results_for(self.artifact, sampling)
+        outputs = results_for(self.artifact, request.sampling, request.top_logprobs)
         start = time.perf_counter()
         scores = run.prefill([row.prompt for row in rows], outputs=outputs)
+        active = [True] * len(rows)
         while True:
-            tokens, logprobs = choose_tokens(scores, [row.history for row in rows], sampling, generators)
-            for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-                if row.finish_reason is None:
-                    row.add(int(token), float(logprob), self.defaults.eos)
+            places = np.flatnonzero(active)
+            chosen = choose_tokens(
+                scores if len(places) == len(rows) else scores[places],
+                [rows[place].history for place in places],
+                request.sampling,
+                [generators[place] for place in places],
+                logprobs=request.logprobs,
+                top_logprobs=request.top_logprobs,
+            )
+            for number, place in enumerate(places):
+                rows[place].take(chosen, number)
             yield time.perf_counter() - start
             active = [row.finish_reason is None for row in rows]
             if not any(active):
                 return
             start = time.perf_counter()
-            scores = run.decode([int(token) for token in tokens], active, outputs)
+            scores = run.decode([row.history[-1] for row in rows], active, outputs)
 
-    def _row_steps(self, row: Row, asked: Asked, generator: np.random.Generator) -> Iterator[float]:
+    def _row_steps(
+        self, row: Row, request: GenerationRequest, generator: np.random.Generator
+    ) -> Generator[float, None, None]:
         """One row, which may reuse a cache, and has a new token and those that were guessed at each step."""
-        with self._run_of(row, asked) as (run, row.reused):
-            lookup = PromptLookup(row.history) if asked.speculative else None
+        with self._run_of(row, request) as (run, row.reused):
+            lookup = PromptLookup(row.history) if request.speculative else None
             drafts: list[int] = []
-            outputs = results_for(self.artifact, asked.sampling)
+            outputs = results_for(self.artifact, request.sampling, request.top_logprobs)
             start = time.perf_counter()
             scores = run.prefill([row.prompt[row.reused :]], outputs=outputs)
             while True:
-                accepted = row.accept(drafts, scores, asked.sampling, generator, self.defaults.eos)
+                accepted = row.accept(drafts, scores, generator)
                 yield time.perf_counter() - start
                 if row.finish_reason is not None:
                     return
@@ -275,73 +396,14 @@ class TextGenerator(Closing):
                     drafts = lookup.draft(row.most_left - 1)
                 (scores,) = run.extend([row.history[-1], *drafts], 1 + len(drafts), outputs)
 
-    def _run_of(self, row: Row, asked: Asked) -> AbstractContextManager[tuple[DecoderRun, int]]:
+    def _run_of(self, row: Row, request: GenerationRequest) -> AbstractContextManager[tuple[DecoderRun, int]]:
         """A run of batch 1 for a row, and how many tokens of its prompt it holds."""
-        if asked.reuse_prompt:
+        if request.reuse_prompt:
             self._check_memory(1, self.max_length, reusing=True)
             return self._reuse.run(row.history, lambda: self.decoder.start(1, self.max_length))
         capacity = capacity_for(self.artifact, [len(row.prompt)], [row.most_left])
         self._check_memory(1, capacity)
         return nullcontext((self.decoder.start(1, capacity), 0))
-
-    def _rows(self, prompts: Sequence[str], asked: Asked) -> list[Row]:
-        """Checks every prompt before anything runs."""
-        if self.decoder.closed:
-            raise ClosedError("the model was closed; load() it again")
-        return [self._row(self._encode(prompt, asked.parse_special), asked) for prompt in prompts]
-
-    def _chat_row(self, messages: Sequence[Message], asked: Asked) -> Row:
-        if self.decoder.closed:
-            raise ClosedError("the model was closed; load() it again")
-        if self._chat is None:
-            raise InputError(
-                "the bundle has no chat template; generate() (without --chat) takes a prompt as it is, or"
-                " export again from a folder with chat_template.jinja or chat_template in"
-                " tokenizer_config.json"
-            )
-        return self._row(self._chat.encode(messages, self.tokenizer, asked.parse_special), asked)
-
-    def _row(self, prompt: list[int], asked: Asked) -> Row:
-        tokens, cut = self._fit(prompt, asked.max_new_tokens, asked.truncate)
-        return Row(self.tokenizer, tokens, cut, self.max_length - len(tokens), asked)
-
-    def _encode(self, prompt: str, parse_special: bool) -> list[int]:
-        if not isinstance(prompt, str):
-            raise InputError(f"a prompt must be a str, not {type(prompt).__name__}")
-        tokens = self.tokenizer.encode(prompt, parse_special=parse_special)
-        if not tokens:
-            eos = [self.tokenizer.spelling(token) for token in self.defaults.eos]
-            start = (
-                f"; to begin from nothing, use {eos[0]!r} with parse_special=True (--parse-special)"
-                if eos
-                else ""
-            )
-            raise InputError(f"the prompt is empty{start}")
-        return self._framed(tokens)
-
-    def _framed(self, tokens: list[int]) -> list[int]:
-        """Tokens behind the special ones that begin every prompt, unless they are there already."""
-        prefix = list(self.defaults.prefix)
-        return tokens if tokens[: len(prefix)] == prefix else prefix + tokens
-
-    def _fit(self, tokens: list[int], max_new_tokens: int, truncate: str | None) -> tuple[list[int], int]:
-        """The prompt, or its end if it is to be cut, and how many tokens were dropped."""
-        if len(tokens) < self.max_length:
-            return tokens, 0
-        if truncate is None:
-            raise ContextLengthError(
-                f"the prompt has {len(tokens)} tokens; the context holds {self.max_length}, of which one"
-                " must be left for the answer. Shorten it, or drop its beginning by"
-                " truncate='left' (--truncate left)",
-                tokens=len(tokens),
-                limit=self.max_length - 1,
-            )
-        keep = self.max_length - min(max_new_tokens, self.max_length // 2)
-        log.warning("the prompt has %d tokens; its first %d were dropped", len(tokens), len(tokens) - keep)
-        prefix = self.defaults.prefix[:keep]
-        if tuple(tokens[: len(prefix)]) != prefix:  # a chat template may begin without it
-            prefix = ()
-        return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
 
     def _check_memory(self, batch: int, capacity: int, reusing: bool = False) -> None:
         """Refuses a cache that does not fit; one that is kept for reuse gives way."""

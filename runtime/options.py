@@ -1,0 +1,293 @@
+"""The options that methods share: their names and types, and how unknown ones are refused.
+
+Each TypedDict is the `**options: Unpack[...]` of the methods that take it, so that an editor completes the
+names and a type checker refuses others; `check_options` refuses them at run time.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from .decoding.sampling import LogitsProcessor
+    from .tasks.chunk import Chunk
+
+ProgressOption: TypeAlias = bool | Callable[[int], None]
+"""True writes a counter to stderr; a callable gets the number of finished texts."""
+
+Truncation: TypeAlias = Literal["head", "tail", "head+tail", "windows"] | None
+"""What happens to a text that is too long: None refuses it, "head" keeps its beginning, "tail" its end,
+"head+tail" both, "windows" all of it. Each class names those that it takes."""
+
+Pooling: TypeAlias = Literal["cls", "mean", "max"]
+Layers: TypeAlias = Literal[
+    "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"
+]
+
+
+class EncoderOptions(TypedDict, total=False):
+    """The options of every task of an encoder.
+
+    Attributes:
+        truncation: what happens to a text that is longer than the model: "head", "tail", "head+tail",
+            "windows", or None, which refuses it.
+        stride: tokens that neighbouring windows share; a quarter of the model's length unless given.
+        parse_special: read special tokens such as [SEP] in the text as such.
+        batch_size: the most sequences that run together; as many as the bundle allows unless given. Fewer
+            run together where they are long.
+        progress: True counts finished texts on stderr; a callable gets their number.
+    """
+
+    truncation: Truncation
+    stride: int | None
+    parse_special: bool
+    batch_size: int | None
+    progress: ProgressOption
+
+
+class EmbedOptions(EncoderOptions, total=False):
+    """The options of `TextEncoder.embed`.
+
+    Attributes:
+        pooling: "cls", "mean" or "max" over the tokens' last hidden states; the checkpoint's unless given.
+        normalize: to length 1; the checkpoint's choice unless given.
+        truncate_dim: keep only so many of a vector's first numbers, before it is normalized.
+        prompt_name: the name of a prompt of the checkpoint to put before each text.
+        prompt: a text to put before each text, "" for none; takes precedence over prompt_name.
+    """
+
+    pooling: Pooling | None
+    normalize: bool | None
+    truncate_dim: int | None
+    prompt_name: str | None
+    prompt: str | None
+
+
+class FeatureOptions(EncoderOptions, total=False):
+    """The options of `TextEncoder.features`.
+
+    Attributes:
+        layers: whose hidden states; all but "last" need a bundle exported with `--outputs hidden_states`.
+    """
+
+    layers: Layers
+
+
+class RankOptions(EncoderOptions, total=False):
+    """The options of `TextEncoder.rank`.
+
+    Attributes:
+        top_k: return only so many texts.
+    """
+
+    top_k: int | None
+
+
+class FillMaskOptions(EncoderOptions, total=False):
+    """The options of `TextEncoder.fill_mask`, which always reads special tokens as such.
+
+    Attributes:
+        top_k: words for each place, 5 unless given.
+    """
+
+    top_k: int
+
+
+class AnswerOptions(EncoderOptions, total=False):
+    """The options of `TextEncoder.answer`.
+
+    Attributes:
+        n_best: how many answers, 1 unless given.
+        max_answer_tokens: the most tokens of an answer, 30 unless given.
+    """
+
+    n_best: int
+    max_answer_tokens: int
+
+
+class TranslationOptions(TypedDict, total=False):
+    """The options of every method that translates: as in transformers, and the checkpoint's unless given.
+
+    Attributes:
+        num_beams: translations that are followed at a time; 1 is greedy.
+        length_penalty: above 0 favours long translations.
+        early_stopping: True, False or "never".
+        n_best: candidates that are returned; num_beams is at least as many unless it is given.
+        max_new_tokens: the most tokens of a translation.
+        min_new_tokens: the fewest.
+        no_repeat_ngram_size: no sequence of so many tokens comes twice.
+        truncation: None refuses a text that is too long, "head" keeps its beginning, "tail" its end.
+        parse_special: read special tokens such as </s> in the text as such.
+    """
+
+    num_beams: int | None
+    length_penalty: float | None
+    early_stopping: bool | Literal["never"] | None
+    n_best: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    no_repeat_ngram_size: int | None
+    truncation: Literal["head", "tail"] | None
+    parse_special: bool
+
+
+class GenerationOptions(TypedDict, total=False):
+    """The options of every method of `TextGenerator` that generates.
+
+    Without temperature, top_k, top_p and min_p, and with temperature=0, the likeliest token is always taken
+    (greedy); else tokens are drawn. Processors run in transformers' order: logit_bias, repetition_penalty,
+    no_repeat_ngram_size, logits_processor, then temperature, top_k, top_p, min_p.
+
+    speculative="prompt-lookup" is faster where the answer repeats parts of the prompt or of itself: what
+    followed the newest tokens before is taken for a guess of what comes next, and one step verifies all of
+    it. A guess counts only if the model, with the same options and the same draws of a seed, chooses that
+    token itself, so the answer is the one without; a text without repetition costs next to nothing more.
+    Engines add up in another order when a step has several tokens: where the logits of two tokens are equal
+    to within that rounding (1e-5 in fp32; with int8 and int4 weights, whose engines round activations to 8
+    bits too, up to that rounding's own noise), the other of them may be chosen, as from one machine to
+    another.
+
+    reuse_prompt=True keeps the KV cache of the call when it ends; the next call with reuse_prompt=True
+    reuses the prefix that both share: a chat that grows, a long instruction with another question. The cache
+    is made for the whole context once, and counts for `memory_limit` (a call that needs the memory frees
+    it). One is kept; `forget_prompt` frees it.
+
+    With either of the two several prompts run one after the other, as engines verify one row at a time.
+
+    Attributes:
+        max_new_tokens: at least 1; 64 unless given. Generation that fills the context ends with "context".
+        temperature: divides the logits; 0 is greedy.
+        top_k: draw from the k likeliest tokens only.
+        top_p: draw from the likeliest tokens that together reach this probability.
+        min_p: draw from tokens that have at least this share of the likeliest one's probability.
+        repetition_penalty: above 1.0 makes tokens less likely that the prompt or the answer already has.
+        no_repeat_ngram_size: no sequence of so many tokens comes twice, prompt included.
+        logit_bias: is added to the logits of these tokens; -inf forbids one.
+        logits_processor: a function of your own; see `LogitsProcessor`.
+        seed: makes the draws repeatable.
+        stop: a string or several that end the answer, which does not show them.
+        ignore_eos: go on behind end tokens, up to max_new_tokens.
+        truncation: None refuses a prompt that is too long. "tail" keeps the end of one to which
+            max_new_tokens would not fit, half a context of it at least, and the special tokens that begin
+            every prompt.
+        parse_special: read special tokens such as <|endoftext|> in the prompt as such.
+        speculative: "prompt-lookup" guesses tokens, see above.
+        reuse_prompt: whether to reuse and keep a KV cache, see above.
+        num_beams: answers that are followed at a time.
+        length_penalty: of beams; above 0 favours long answers.
+        early_stopping: of beams; True, False or "never".
+        n_best: candidates of the beams that are returned.
+        logprobs: False skips computing log-probabilities.
+        top_logprobs: how many of the likeliest tokens to give for each new one, with log-probabilities.
+        generation: "checkpoint" takes what the checkpoint's generation_config says of options that are not
+            given.
+        on_token: called with the chunk of each prompt after each step; returning True ends that prompt's
+            answer with "cancelled", and is the last call for it.
+        progress: True counts finished prompts on stderr; a callable gets their number.
+        batch_size: the most prompts that run together; as many as the bundle allows unless given.
+    """
+
+    max_new_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    no_repeat_ngram_size: int | None
+    logit_bias: Mapping[int, float] | None
+    logits_processor: LogitsProcessor | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    ignore_eos: bool
+    truncation: Literal["tail"] | None
+    parse_special: bool
+    speculative: Literal["prompt-lookup"] | None
+    reuse_prompt: bool
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    n_best: int
+    logprobs: bool
+    top_logprobs: int
+    generation: Literal["checkpoint"] | None
+    on_token: Callable[[Chunk], bool | None] | None
+    progress: ProgressOption
+    batch_size: int | None
+
+
+def option_names(options: type) -> tuple[str, ...]:
+    """Return the names of the options that a TypedDict has, those it inherits first."""
+    return tuple(options.__annotations__)
+
+
+def check_options(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse an option that does not exist.
+
+    Args:
+        given: names of options.
+        known: names of the options that there are; see `option_names`.
+
+    Raises:
+        InputError: names the first unknown one, the one that may be meant, and all that there are.
+    """
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise InputError(f"unknown option {name!r}{hint} There are: {', '.join(known)}")
+
+
+def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
+    """Refuse a value that is none of those allowed.
+
+    Raises:
+        InputError: names the option, what it got, and what is allowed.
+    """
+    # A list or an array is no choice, and comparing it with one may fail.
+    if not isinstance(value, str | None) or value not in allowed:
+        choices = ", ".join(map(repr, allowed))
+        raise InputError(f"{name}={value!r} is not one of {choices}")
+
+
+def check_batch_size(batch_size: int | None, most: int) -> int:
+    """Return how many rows may run together.
+
+    Args:
+        batch_size: what the caller asks for; None: the most.
+        most: what the bundle allows.
+
+    Raises:
+        InputError: no whole number from 1, or more than the bundle allows.
+    """
+    if batch_size is None:
+        return most
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise InputError(f"batch_size={batch_size!r} must be None or a whole number of at least 1")
+    if batch_size > most:
+        raise InputError(
+            f"batch_size={batch_size} is more than the {most} rows that this bundle allows; ask for fewer, or"
+            " export it again with a larger max_batch"
+        )
+    return batch_size
+
+
+def check_not_pair(texts: Any, call: str = "") -> None:
+    """Refuse a tuple of two strings, which could be one pair or two texts.
+
+    Args:
+        texts: what a method got for its texts.
+        call: how to pass a pair to that method, such as "classify(text, pair=other)"; nothing where the
+            method takes no pairs.
+
+    Raises:
+        InputError: says how to write either.
+    """
+    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts):
+        pair = f" a pair: {call} or [(text, other)];" if call else ""
+        raise InputError(
+            f"a tuple of two texts could be a pair or two texts;{pair} two texts: [a, b]. Got {texts!r:.80}"
+        )

@@ -1,0 +1,119 @@
+"""One answer as it is made: its chunks, and the stream that they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "cancelled"]
+"""Why an answer ended: an end token, a stop string, max_new_tokens, a full context, or the caller."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How many tokens an answer took.
+
+    Attributes:
+        prompt_tokens: tokens that the model read, after the prompt was cut if it was.
+        completion_tokens: new tokens so far, an end token included.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class TopLogprob:
+    """One of the likeliest tokens at a position.
+
+    Attributes:
+        token_id: the token.
+        text: what it reads as, alone; a special token as it is spelled. Part of a character is U+FFFD.
+        logprob: under the model itself, before temperature and the like.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step added to an answer; prints as its text.
+
+    Text never ends inside a character, nor holds part of a stop string. So it may be empty although there
+    are new tokens, and come with later ones.
+
+    Attributes:
+        text: what may be shown now, without special tokens or the stop string.
+        token_ids: the new tokens; none where a cancelled answer ends without a further step.
+        logprobs: of each new token under the model itself; empty with logprobs=False and of a translation.
+        top_logprobs: of each new token's place the likeliest tokens, the likeliest first; empty unless
+            asked for.
+        finish_reason: None but on the last chunk, which always has it.
+        usage: tokens of the prompt and new ones so far.
+        index: which of the call's prompts this belongs to.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...]
+    finish_reason: FinishReason | None
+    usage: Usage
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Cancellation:
+    """A caller's wish to end an answer, which the loop that makes it looks at before each step.
+
+    Attributes:
+        requested: whether the caller has had enough. Set once, from any thread.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+class TextStream(Iterator[Chunk]):
+    """The chunks of one answer, each as soon as it is there.
+
+    May be abandoned at any point; `close` frees the cache at once. A call of `cancel` ends the answer in
+    order: what was held back comes as a last chunk.
+
+    Args:
+        make_chunks: makes the chunks. Before each step it looks at the `Cancellation` that it is given, and
+            ends with a chunk whose finish_reason is "cancelled" if that is requested.
+
+    Example:
+        >>> stream = model.stream("And it came to pass", max_new_tokens=60)
+        >>> for chunk in stream:
+        ...     print(chunk, end="", flush=True)
+        ...     if "king" in chunk.text:
+        ...         stream.cancel()
+        >>> chunk.finish_reason
+        'cancelled'
+    """
+
+    def __init__(self, make_chunks: Callable[[Cancellation], Generator[Chunk, None, None]]) -> None:
+        self._cancellation = Cancellation()
+        self._chunks = make_chunks(self._cancellation)
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def cancel(self) -> None:
+        """End the answer before its next step; the last chunk says "cancelled". Safe from any thread."""
+        self._cancellation.requested = True
+
+    def close(self) -> None:
+        """End the stream without a last chunk and free what it holds. Closing twice is fine."""
+        self._chunks.close()
