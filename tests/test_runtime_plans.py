@@ -31,7 +31,7 @@ from .helpers_plans import PROMPT, with_manifest
 
 def refusal(bundle: Path, backend: str = "tensorrt-rtx", **machine: Any) -> str:
     with emulated_gpu(bundle, backend, **machine), pytest.raises(PlanForgeError) as caught:
-        load(bundle, backend=backend=backend, device=machine.get("device", 0))
+        load(bundle, backend=backend, device=machine.get("device", 0))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -94,7 +94,7 @@ def test_another_precision(demo_bundle: Path) -> None:
         emulated_gpu(demo_bundle),
         pytest.raises(BackendUnavailableError, match="plan is fp16, wanted is fp32"),
     ):
-        load(demo_bundle, backend=backend="tensorrt-rtx", precision="fp32")
+        load(demo_bundle, backend="tensorrt-rtx", precision="fp32")
 
 
 def test_a_damaged_plan_never_reaches_the_library(own_bundle: Path) -> None:
@@ -103,14 +103,14 @@ def test_a_damaged_plan_never_reaches_the_library(own_bundle: Path) -> None:
     content[len(content) // 2] ^= 1
     plan.write_bytes(content)
     with emulated_gpu(own_bundle), pytest.raises(IntegrityError, match="has changed since it was exported"):
-        load(own_bundle, backend=backend="tensorrt-rtx")
+        load(own_bundle, backend="tensorrt-rtx")
 
 
 def test_the_library_may_refuse_a_plan(demo_bundle: Path) -> None:
     with emulated_gpu(demo_bundle):
         sys.modules["tensorrt_rtx"].plans = {}  # type: ignore[attr-defined]
         with pytest.raises(BackendError, match=r"cannot load .*: the magic tag does not match"):
-            load(demo_bundle, backend=backend="tensorrt-rtx")
+            load(demo_bundle, backend="tensorrt-rtx")
 
 
 def test_auto_takes_the_plan_that_fits_and_says_why_not_a_better_one(
@@ -237,19 +237,19 @@ def test_a_model_that_is_dropped_gives_its_memory_back_when_the_next_one_loads(d
     with emulated_gpu(demo_bundle) as cuda:
         most = 0
         for _ in range(4):
-            model = TextGenerator.load(demo_bundle, backend=backend="tensorrt-rtx")
+            model = TextGenerator.load(demo_bundle, backend="tensorrt-rtx")
             model.generate(PROMPT, max_new_tokens=2)
             most = most or cuda.used
             del model
             gc.collect()
         assert cuda.used <= most
-        with TextGenerator.load(demo_bundle, backend=backend="tensorrt-rtx") as model:
+        with TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
             stream = model.stream(PROMPT, max_new_tokens=9)
             next(stream)
         del stream
         gc.collect()
-        load(demo_bundle, backend=backend="tensorrt-rtx").close()
-        with TextGenerator.load(demo_bundle, backend=backend="tensorrt-rtx") as model:
+        load(demo_bundle, backend="tensorrt-rtx").close()
+        with TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
             model.generate(PROMPT, max_new_tokens=2)
             assert cuda.used == most
 
@@ -260,7 +260,7 @@ def test_a_bundle_may_have_a_plan_for_each_machine(own_bundle: Path) -> None:
 
     with (
         emulated_gpu(with_manifest(own_bundle, two)),
-        TextGenerator.load(own_bundle, backend=backend="tensorrt-rtx") as model,
+        TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model,
     ):
         assert model.generate(PROMPT, max_new_tokens=1)
 

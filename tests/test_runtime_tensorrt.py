@@ -108,7 +108,7 @@ def test_a_growing_cache_keeps_two_sets_of_buffers(portable_plan: Path, tmp_path
 def test_drafts_and_reused_prompts(
     option: dict[str, Any], demo_bundle: Path, expected: list[tuple[int, ...]]
 ) -> None:
-    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend=backend="tensorrt-rtx") as model:
+    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         for _ in range(2):
             found = model.generate(PROMPTS, max_new_tokens=24, **option)
             assert [one.token_ids for one in found] == expected[:3]
@@ -119,7 +119,7 @@ def test_scores(demo_bundle: Path, tmp_path: Path) -> None:
         only(demo_bundle, tmp_path / "bundle", "decoder.inplace.fp16"), backend="ort-cpu"
     ) as model:
         meant = model.score(PROMPT * 30).logprobs
-    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend=backend="tensorrt-rtx") as model:
+    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         assert model.score(PROMPT * 30).logprobs == pytest.approx(meant, abs=1e-6)
 
 
@@ -144,9 +144,9 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path], tmp_path: Pat
     bundle = Path(shutil.copytree(head_bundle("classifier"), tmp_path / "bundle"))
     build(bundle, target="rtx", sms=["sm86"], limits={"batch": 4})
     texts = ["a bird can fly", "the baker sells bread and the plane can not fly", "bread", "plane"] * 3
-    with TextEncoder.load(bundle, backend=backend="ort-cpu", precision="fp16") as model:
+    with TextEncoder.load(bundle, backend="ort-cpu", precision="fp16") as model:
         meant, labels = model.embed(texts), model.classify(texts)
-    with emulated_gpu(bundle), TextEncoder.load(bundle, backend=backend="tensorrt-rtx") as model:
+    with emulated_gpu(bundle), TextEncoder.load(bundle, backend="tensorrt-rtx") as model:
         assert model.encoder.max_batch == 4
         np.testing.assert_allclose(model.embed(texts), meant, atol=1e-6)
         assert [one.label for one in model.classify(texts)] == [one.label for one in labels]
@@ -215,7 +215,7 @@ def test_kernels_compiled_once_are_kept_beside_the_plan(
     monkeypatch.setattr(EmulatedRuntimeCache, "kept", True)
 
     def run() -> None:
-        with TextGenerator.load(own_bundle, backend=backend="tensorrt-rtx") as model:
+        with TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model:
             model.generate(PROMPT, max_new_tokens=2)
 
     with emulated_gpu(own_bundle):
@@ -229,7 +229,7 @@ def test_kernels_compiled_once_are_kept_beside_the_plan(
         cache.write_bytes(written + b"!")  # damaged: passed over and written again
         run()
         assert cache.read_bytes() == written
-    with TextGenerator.load(own_bundle, backend=backend="ort-cpu") as model:  # a reader ignores it
+    with TextGenerator.load(own_bundle, backend="ort-cpu") as model:  # a reader ignores it
         model.generate(PROMPT, max_new_tokens=1)
 
 
@@ -246,14 +246,14 @@ def test_every_release_of_tensorrt_is_called_by_the_names_that_it_has(
     with TextGenerator.load(same, backend="ort-cpu") as model:
         meant = model.generate(PROMPTS, max_new_tokens=12)
     with emulated_gpu(bundle, "tensorrt") as cuda:
-        with TextGenerator.load(bundle, backend=backend="tensorrt") as model:
+        with TextGenerator.load(bundle, backend="tensorrt") as model:
             found = model.generate(PROMPTS, max_new_tokens=12)
         assert cuda.used == 0
     assert [one.token_ids for one in found] == [one.token_ids for one in meant]
 
 
 def test_only_steps_whose_shapes_repeat_wait_for_kernels_of_their_own(demo_bundle: Path) -> None:
-    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend=backend="tensorrt-rtx") as model:
+    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         model.generate(PROMPT, max_new_tokens=3)
         lanes = model.decoder.program.lanes
         names = [profile["name"] for profile in Bundle.open(demo_bundle).manifest.plans[0].profiles]
@@ -366,4 +366,4 @@ def test_a_stripped_plan_reads_the_bundles_weights(own_bundle: Path, expected: l
         emulated_gpu(with_manifest(own_bundle, beyond)),
         pytest.raises(ManifestError, match="beyond the end"),
     ):
-        load(own_bundle, backend=backend="tensorrt-rtx")
+        load(own_bundle, backend="tensorrt-rtx")
