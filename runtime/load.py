@@ -18,6 +18,7 @@ from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
 from .errors import InputError, ManifestError, MemoryLimitError
+from .memory_budget import MemoryBudget
 from .text.tokenizer import Tokenizer, read
 
 # Each task's own modules are imported when a bundle needs them: a third of the time of importing all.
@@ -60,8 +61,9 @@ class Request:
         check_whole("threads", self.threads, 1, os.cpu_count() or 1, "this machine's cores")
         least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
         check_whole("max_length", self.max_length, least, context, "the model's context")
-        most = memory_of_machine()
-        check_whole("memory_limit", self.memory_limit, 1, most, "bytes of this machine's memory")
+        check_whole(
+            "memory_limit", self.memory_limit, 1, sys.maxsize, "bytes; more than there are is no limit"
+        )
         check_whole("device", self.device, 0, 1023, "the GPU's number")
 
 
@@ -91,8 +93,9 @@ def load(
         threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
             cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
-        memory_limit: bytes for weights and cache, or weights and a batch, of one call; more is refused
-            beforehand. Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
+        memory_limit: bytes for weights, and the caches, or batches and outputs that are read ahead, of all
+            calls that run at one time. A call that needs more is refused beforehand; one that would fit alone
+            waits until others are done. Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
         device: the GPU's number; a warning says when no GPU is used though it is not 0.
 
@@ -178,15 +181,19 @@ def open_generator(bundle: Bundle, engine: Backend, request: Request) -> TextGen
     with opening(engine, bundle, artifact) as programs:
         tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
         chat = Chat.of(bundle)
-    return request.class_for(TextGenerator)(
-        Decoder(programs[0], artifact),
+    weight_bytes = bytes_of(manifest, artifact)
+    decoder = Decoder(programs[0], artifact, MemoryBudget(request.memory_limit, weight_bytes))
+    model = request.class_for(TextGenerator)(
+        decoder,
         tokenizer,
         manifest.generation,
         max_length=max_length,
         memory_limit=request.memory_limit,
-        weight_bytes=bytes_of(manifest, artifact),
+        weight_bytes=weight_bytes,
         chat=chat,
     )
+    decoder.budget.before_waiting(model.forget_prompt)
+    return model
 
 
 def open_encoder(bundle: Bundle, engine: Backend, request: Request) -> TextEncoder:
@@ -203,7 +210,8 @@ def open_encoder(bundle: Bundle, engine: Backend, request: Request) -> TextEncod
     check_memory(bytes_of(manifest, artifact), manifest.config, max_length, request.memory_limit)
     with opening(engine, bundle, artifact) as programs:
         tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
-    encoder = Encoder(programs[0], artifact, defaults.tokens["pad"])
+    budget = MemoryBudget(request.memory_limit, bytes_of(manifest, artifact))
+    encoder = Encoder(programs[0], artifact, defaults.tokens["pad"], budget, manifest.config)
     return request.class_for(TextEncoder)(encoder, tokenizer, defaults)
 
 
@@ -225,17 +233,18 @@ def open_translator(bundle: Bundle, engine: Backend, request: Request) -> Transl
             f" {', '.join(encoder.data)} and {', '.join(decoder.data)}"
         )
     cross_pairs(encoder, decoder)
-    check_weights(bytes_of(manifest, encoder, decoder), request.memory_limit)
+    weight_bytes = bytes_of(manifest, encoder, decoder)
+    check_weights(weight_bytes, request.memory_limit)
     with opening(engine, bundle, encoder, decoder) as programs:
         tokenizers = translation_tokenizers(bundle)
     return request.class_for(Translator)(
         SourceEncoder(programs[0], encoder, decoder),
-        Decoder(programs[1], decoder),
+        Decoder(programs[1], decoder, MemoryBudget(request.memory_limit, weight_bytes)),
         tokenizers,
         defaults,
         max_length=max_length,
         memory_limit=request.memory_limit,
-        weight_bytes=bytes_of(manifest, encoder, decoder),
+        weight_bytes=weight_bytes,
     )
 
 
@@ -320,14 +329,6 @@ def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
             needed=weight_bytes + 1,
             limit=memory_limit,
         )
-
-
-def memory_of_machine() -> int:
-    """Its bytes, where the system says."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
-        return sys.maxsize
 
 
 def check_whole(name: str, value: int | None, low: int, high: int, what: str) -> None:

@@ -8,9 +8,12 @@ for itself.
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from .errors import ClosedError, MemoryLimitError
 
@@ -31,6 +34,7 @@ class MemoryBudget:
         self._held: dict[object, tuple[int, int]] = {}
         self._changed = threading.Condition()  # its lock may be taken twice by one thread
         self._closed = False
+        self._make_room: weakref.WeakMethod[Callable[[], object]] | None = None
 
     def available(self) -> int | None:
         """Return the bytes that a call can have when it runs alone; None without a limit."""
@@ -53,12 +57,24 @@ class MemoryBudget:
             MemoryLimitError: it does not fit, or not beside what this thread holds already.
             ClosedError: the model was closed while the call waited.
         """
-        key = object()
-        self._take(key, count, what, way_out)
+        release = self.hold(count, what, way_out)
         try:
             yield
         finally:
-            self._give_back(key)
+            release()
+
+    def hold(self, count: int, what: str, way_out: str = "Use smaller batches") -> Callable[[], None]:
+        """Hold bytes until the function that is returned is called; as `reserve` otherwise."""
+        key = object()
+        self._take(key, count, what, way_out)
+        return partial(self._give_back, key)
+
+    def before_waiting(self, make_room: Callable[[], object]) -> None:
+        """Call a method before a call waits or is refused, to let go of what is only kept in case.
+
+        The method's object is not kept alive by this.
+        """
+        self._make_room = weakref.WeakMethod(make_room)
 
     def close(self) -> None:
         """Wake the calls that wait, which end with a ClosedError."""
@@ -72,8 +88,13 @@ class MemoryBudget:
         thread = threading.get_ident()
         if self.weight_bytes + count > self.limit:
             raise self._refusal(count, what, way_out, 0)
+        if self._is_short_of(count):
+            make_room = None if self._make_room is None else self._make_room()
+            if make_room is not None:
+                make_room()
+            gc.collect()  # what an abandoned call held may wait for this
         with self._changed:
-            while self.weight_bytes + self.held() + count > self.limit:
+            while self._is_short_of(count):
                 if self._closed:
                     raise ClosedError("the model was closed; load() it again")
                 own = sum(size for size, holder in list(self._held.values()) if holder == thread)
@@ -81,6 +102,9 @@ class MemoryBudget:
                     raise self._refusal(count, what, way_out, own)
                 self._changed.wait()
             self._held[key] = (count, thread)
+
+    def _is_short_of(self, count: int) -> bool:
+        return self.limit is not None and self.weight_bytes + self.held() + count > self.limit
 
     def _give_back(self, key: object) -> None:
         if self._held.pop(key, None) is not None:

@@ -95,5 +95,5 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
 
 
 def test_offline_the_hubs_own_error_is_told_with_the_revision() -> None:
-    with pytest.raises(SourceError, match="'org/name' at 'v1.0' is neither .* hub cannot be reached"):
+    with pytest.raises(SourceError, match=r"'org/name' at 'v1.0' is neither .* hub cannot be reached"):
         resolve_source("org/name@v1.0")

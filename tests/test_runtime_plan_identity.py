@@ -18,7 +18,7 @@ from planforge.exporter import build, verify
 from planforge.exporter.inspection import inspect
 from planforge.exporter.tensorrt.build import check_plan_names, plan_summary
 from planforge.exporter.verification.tables import told
-from planforge.runtime import load
+from planforge.runtime import TextGenerator, load
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.errors import BackendError, IntegrityError
 
@@ -59,12 +59,12 @@ def other_model(bundle: Path, copy: Path) -> Path:
 def test_another_models_plan_is_refused_though_its_hash_is_right(own_bundle: Path, tmp_path: Path) -> None:
     other = other_model(own_bundle, tmp_path / "other")
     foreign = other / Bundle.open(other).manifest.plans[0].file
-    with emulated_gpu(other), load(other, backend="tensorrt-rtx", precision="fp16") as model:
+    with emulated_gpu(other), TextGenerator.load(other, backend="tensorrt-rtx", precision="fp16") as model:
         assert model.generate(PROMPT, max_new_tokens=4).token_ids  # it is sound, in its own bundle
     bundle = with_plan(own_bundle, foreign)
     for backend in ("tensorrt-rtx", "auto"):
         with emulated_gpu(bundle, others=[other]), pytest.raises(IntegrityError) as caught:
-            load(bundle, backend)
+            load(bundle, backend=backend)
         text = str(caught.value)
         names = [plan_summary(foreign)["network"], plan_summary(own_plan(own_bundle, tmp_path))["network"]]
         assert all(name in text for name in names) and names[0] != names[1]
