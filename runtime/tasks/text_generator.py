@@ -60,6 +60,13 @@ class Score:
         return math.exp(-self.total / len(self.logprobs))
 
 
+def vocabulary_of(artifact: Artifact, tokenizer: Tokenizer) -> int:
+    """Return how many tokens the model has; where its graph does not say, as many as its tokenizer."""
+    sizes = [spec.axes[-1] for spec in artifact.outputs if spec.role == "logits"]
+    fixed = [size for size in sizes if isinstance(size, int)]
+    return fixed[0] if fixed else tokenizer.vocab_size
+
+
 class TextGenerator(Closing):
     """A language model of a bundle, ready to generate. Make one with `planforge.runtime.load`.
 
@@ -89,8 +96,7 @@ class TextGenerator(Closing):
         self._chats = ChatReader(chat=chat, tokenizer=tokenizer, max_length=max_length)
         self._checkpoint = CheckpointOptions(defaults)
         self._beams = BeamGenerator(decoder=decoder, tokenizer=tokenizer, check_memory=self._check_memory)
-        vocabulary = decoder.artifact.output("logits").axes[-1]
-        self._vocabulary = vocabulary if isinstance(vocabulary, int) else tokenizer.vocab_size
+        self._vocabulary = vocabulary_of(decoder.artifact, tokenizer)
         self._prompts = PromptReader(
             tokenizer=tokenizer, defaults=defaults, max_length=max_length, vocabulary=self._vocabulary
         )
