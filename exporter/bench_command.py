@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import print_tables, running
-from .run_options import BackendOption, BundleArgument, ThreadsOption
+from .console import names, print_json, print_tables, running
+from .run_options import BackendOption, BundleArgument, JsonOption, ThreadsOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,8 +32,8 @@ def bench(
         int | None, typer.Option(help="To generate; no end token ends them.", show_default="64")
     ] = None,
     batch: Annotated[int, typer.Option(help="Texts of one call.")] = 1,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help='Write JSON, "-" to stdout.', show_default=False)
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write JSON to a file.", show_default=False)
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help=r"Draw it; needs planforge\[plot].", show_default=False)
@@ -41,44 +41,37 @@ def bench(
     set_default: Annotated[
         bool, typer.Option("--set-default", help="Let load() take the fastest whose gate passed.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure each precision of a bundle, in a process of its own, taking turns. Needs no torch."""
     with running() as progress:
         from ..runtime.bench import bench as measure
         from ..runtime.plots import draw_bench, figure_for
+        from .verification.output import check_writable, write_whole
 
+        if output is not None:
+            check_writable(output)  # what would fail at the end fails now
         if plot is not None:
-            figure_for(plot, 1, 1)  # what would fail at the end fails now
+            figure_for(plot, 1, 1)
         result = measure(
             bundle,
             backend=backend,
-            precisions=[name.strip() for name in precision.split(",") if name.strip()] if precision else (),
+            precisions=names(precision) if precision else (),
             threads=threads,
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
             batch=batch,
             progress=progress,
         )
-        text = json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n"
-        if json_file is not None and str(json_file) != "-":
-            write(json_file, text)
+        if output is not None:
+            write_whole(output, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
         if plot is not None:
             draw_bench(result, plot)
         chosen = record_default(bundle, result) if set_default else None
-        if str(json_file) == "-":
-            typer.echo(text, nl=False)
+        if as_json:
+            print_json(result.to_json(), indent=1)
         else:
             print_tables(bench_tables(result, chosen))
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file, or says in our words why not."""
-    from ..runtime.errors import InputError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def record_default(folder: Path, result: BenchResult) -> Case:

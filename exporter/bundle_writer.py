@@ -7,39 +7,39 @@ names; replacing manifest.json is the commit; what nothing lists any more goes l
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
+import json
 import os
-import re
 import shutil
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..runtime.bundle.bundle import Bundle, sha256_of
 from ..runtime.bundle.json_reader import FILE_NAME
-from ..runtime.bundle.manifest import FileEntry, Manifest
-from ..runtime.errors import BundleError
-from .errors import OutputError
+from ..runtime.bundle.manifest import FORMAT, FileEntry, Manifest
+from .errors import ExporterError, OutputError
+from .locks import acquire, locked, release
 
 OWN_FOLDERS = ("onnx", "plans", "tokenizer", "checks")  # everything in these is ours
+OWN_KEYS = {"format": int, "family": str, "task": str, "export_id": str, "files": dict, "artifacts": list}
+LOCK = ".lock"  # how the file of a lock ends
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # of a write, which names no file
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Refuses an output that would overwrite something.
+    """Refuse an output that would overwrite something.
 
     Raises:
-        OutputError: it exists and force is off; it is not a bundle; or its parent cannot be written.
+        OutputError: it exists and force is off; it is no bundle that this version of PlanForge wrote; or its
+            parent cannot be written.
     """
-    if output.exists() or output.is_symlink():
-        try:
-            Bundle.open(output)
-            is_bundle = True
-        except BundleError:
-            is_bundle = (output / FILE_NAME).is_file() or (output.is_dir() and not any(output.iterdir()))
-        if not is_bundle:
-            raise OutputError(
-                f"{output} exists and is not a bundle, so it is left alone; choose another folder"
-            )
-        if not force and any(output.iterdir()):
+    is_there = output.exists() or output.is_symlink()
+    if is_there and not (output.is_dir() and not any(output.iterdir())):
+        check_own_bundle(output)
+        if not force:
             raise OutputError(f"{output} exists; pass --force to replace it")
     parent = output.absolute().parent
     while not parent.exists():
@@ -48,46 +48,106 @@ def check_output(output: Path, force: bool) -> None:
         raise OutputError(f"{output} cannot be written: {parent} is not a writable folder")
 
 
+def check_own_bundle(output: Path) -> None:
+    """Refuse a folder whose manifest.json is not PlanForge's: browser extensions and web apps have one too.
+
+    A bundle of ours with a damaged entry may be replaced; one of another format may not, since where that
+    format keeps its files is not known here.
+
+    Raises:
+        OutputError: it is another's, or of another format; names what was found.
+    """
+    way_out = "choose another folder, or remove it yourself"
+    try:
+        manifest = json.loads((output / FILE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OutputError(f"{output} exists and is not a bundle, so it is left alone; {way_out}") from error
+    if not isinstance(manifest, dict) or not all(
+        type(manifest.get(key)) is kind for key, kind in OWN_KEYS.items()
+    ):
+        raise OutputError(
+            f"{output} exists and is not a bundle: its {FILE_NAME} is not PlanForge's, so it is left alone;"
+            f" {way_out}"
+        )
+    if manifest["format"] != FORMAT:
+        raise OutputError(
+            f"{output} is a bundle of format {manifest['format']}, and this version of PlanForge replaces"
+            f" format {FORMAT} alone; {way_out}"
+        )
+
+
 @contextlib.contextmanager
 def staging_folder(output: Path) -> Iterator[Path]:
-    """A folder beside `output` to write in; whatever is left in it at the end is removed.
+    """Give a folder beside `output` to write in, which nobody else has; what is left in it is removed.
 
     Raises:
         OutputError: the disk is full, or not writable.
+        ExporterError: another file, such as one of the source, cannot be read; names it.
     """
     output = output.resolve()  # beside the folder itself where `output` is a link to it
-    staging = output.parent / f".{output.name}.partial-{os.getpid()}"
-    try:
+    with output_errors(output, output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(output)
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        yield staging
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OutputError(f"{output} cannot be written: {reason}; nothing was changed") from error
+        staging, lock = make_staging(output)
+    try:
+        with output_errors(output, staging):
+            yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        release(lock_beside(staging), lock)
+
+
+@contextlib.contextmanager
+def output_errors(output: Path, writing: Path) -> Iterator[None]:
+    """Turn the system's errors into ours: only what is written into `writing` or `output` cannot be written.
+
+    A full disk names no file. Nor does a closed pipe, whose error stays as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.filename is None and error.errno not in FULL:
+            raise
+        name = os.fspath(error.filename or writing)
+        path = Path(os.fsdecode(name) if isinstance(name, str | bytes) else "")
+        if path.is_relative_to(writing) or path.is_relative_to(output):
+            raise OutputError(f"{output} cannot be written: {reason}; nothing was changed") from error
+        raise ExporterError(f"{path}: {reason}; {output} was not changed") from error
+
+
+def make_staging(output: Path) -> tuple[Path, int]:
+    """Make a staging folder under a name of its own.
+
+    The lock comes first and is held as long as the folder is used: so a folder whose lock is free belongs to
+    nobody any more, whatever process numbers say in containers that share a volume.
+
+    Returns:
+        The folder, and the descriptor that holds its lock.
+    """
+    staging = output.parent / f".{output.name}.partial-{uuid.uuid4().hex[:12]}"
+    lock = acquire(lock_beside(staging), wait=True)
+    assert lock is not None
+    try:
+        staging.mkdir()
+    except BaseException:
+        release(lock_beside(staging), lock)
+        raise
+    return staging, lock
 
 
 def remove_abandoned(output: Path) -> None:
-    """Removes staging folders of exports to `output` whose process is gone."""
-    if sys.platform == "win32":
-        return  # asking whether a process lives needs another call there
-    for path in output.parent.glob(f".{output.name}.partial-*"):
-        match = re.fullmatch(r".*\.partial-(\d+)", path.name)
-        if match and not process_exists(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
+    """Remove staging folders of exports to `output` that nobody writes any more: their locks are free."""
+    for path in output.parent.glob(f"{glob.escape(f'.{output.name}.partial-')}*{LOCK}"):
+        lock = acquire(path, wait=False)
+        if lock is not None:
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            release(path, lock)
 
 
-def process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def lock_beside(path: Path) -> Path:
+    """Return the lock's file of a folder."""
+    return path.with_name(path.name + LOCK)
 
 
 def file_entries(folder: Path) -> dict[str, FileEntry]:
@@ -99,13 +159,54 @@ def file_entries(folder: Path) -> dict[str, FileEntry]:
     }
 
 
-def install(staging: Path, manifest: Manifest, output: Path) -> None:
-    """Commits the staged files and their manifest as the bundle `output`.
+def install(staging: Path, manifest: Manifest, output: Path, *, force: bool = True) -> None:
+    """Commit the staged files and their manifest as the bundle `output`.
+
+    Args:
+        force: replace a bundle that is there; it may have come since the export began.
 
     Raises:
-        OutputError: a folder of the bundle is a link to elsewhere, or a name is in use.
+        OutputError: something is there that must stay; a folder of the bundle is a link to elsewhere, or a
+            name is in use.
     """
     output = output.resolve()
+    with locked(commit_lock(output)):
+        check_output(output, force)
+        commit(staging, manifest, output)
+
+
+def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Commit staged files into a bundle, whose manifest others may have changed since it was opened.
+
+    Args:
+        opened: the bundle as it was when the work began.
+        change: makes the new manifest of the one that is there now.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        OutputError: the bundle has been replaced by another export meanwhile; nothing is changed.
+    """
+    output = opened.folder.resolve()
+    with locked(commit_lock(output)):
+        current = Bundle.open(output).manifest
+        if current.export_id != opened.manifest.export_id:
+            raise OutputError(
+                f"{opened.folder} was replaced by another export meanwhile; nothing was changed, start again"
+            )
+        manifest = change(current)
+        commit(staging, manifest, output)
+    return manifest
+
+
+def commit_lock(output: Path) -> Path:
+    """Return the file by which one process at a time changes a bundle."""
+    return output.with_name(f".{output.name}{LOCK}")
+
+
+def commit(staging: Path, manifest: Manifest, output: Path) -> None:
+    """Move staged files and their manifest to `output`, for whoever holds its lock."""
     staged = [name for name in manifest.files if (staging / name).exists()]
     for name in staged:
         sync(staging / name)
@@ -171,11 +272,11 @@ def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Ma
         BundleError: the folder is not a bundle.
         OutputError: the manifest cannot be written; the old one is still there.
     """
-    opened = Bundle.open(folder)
-    manifest = change(opened.manifest)
-    target = opened.folder.resolve()
+    target = Bundle.open(folder).folder.resolve()
     try:
-        write_manifest(target, manifest)
+        with locked(commit_lock(target)):
+            manifest = change(Bundle.open(target).manifest)
+            write_manifest(target, manifest)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(f"{target / FILE_NAME} cannot be written: {reason}; nothing was changed") from error
@@ -185,10 +286,17 @@ def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Ma
 
 
 def remove_unlisted(output: Path, manifest: Manifest) -> None:
-    """Removes what the old manifest listed, or a killed export left, and the new one doesn't list."""
+    """Remove what the old manifest listed, or a killed export left, and the new one doesn't list.
+
+    Kernels that TensorRT compiled for a GPU lie beside their plan, unlisted, and go when it does.
+    """
     for folder in OWN_FOLDERS:
         for path in (output / folder).glob("*"):
-            if path.is_file() and f"{folder}/{path.name}" not in manifest.files:
+            name = f"{folder}/{path.name}"
+            listed = name in manifest.files or (
+                path.suffix == ".cache" and any(name.startswith(f"{plan.file}.") for plan in manifest.plans)
+            )
+            if path.is_file() and not listed:
                 path.unlink(missing_ok=True)
 
 

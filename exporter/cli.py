@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..runtime.errors import InputError, PlanForgeError
 from .bench_command import bench
-from .console import Settings, errors, names, print_tables, running, show
+from .child import ending_with_children
+from .console import Settings, exit_codes, names, print_json, print_tables, running, show
 from .doctor_command import doctor
 from .export_command import SM_HELP, export, import_bundle
 from .lint_command import lint
@@ -24,7 +25,17 @@ from .selftest_command import selftest
 if TYPE_CHECKING:
     from .verification.report import VerificationReport
 
+
+class Commands(TyperGroup):
+    """The commands; whatever one of them raises becomes one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with exit_codes(ctx):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Takes a transformer from PyTorch to the edge: export, build, verify, run, bench.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -40,6 +51,9 @@ def print_version(wanted: bool) -> None:
 
 @app.callback()
 def before_every_command(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say which engine runs, with how many threads, and why.")
+    ] = False,
     debug: Annotated[bool, typer.Option(help="Show tracebacks and debug messages.")] = False,
     show_version: Annotated[
         bool,
@@ -49,8 +63,8 @@ def before_every_command(
     Settings.debug = debug
     del show_version
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(message)s")
-    level = logging.DEBUG if debug else logging.INFO if errors.is_terminal else logging.WARNING
-    logging.getLogger("planforge").setLevel(level)
+    told = logging.INFO if verbose else logging.WARNING
+    logging.getLogger("planforge").setLevel(logging.DEBUG if debug else told)
     logging.getLogger("onnxscript").setLevel(logging.DEBUG if debug else logging.ERROR)
 
 
@@ -184,7 +198,7 @@ def verify(
             raise
         write_files(result, bundle, report, junit)
     if as_json:
-        typer.echo(json.dumps(result.to_json(), allow_nan=False))
+        print_json(result.to_json())
     else:
         print_tables(verification_table(result))
     if not result.passed:
@@ -222,7 +236,7 @@ def fit_head(
             progress=progress,
         )
     if as_json:
-        typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
+        print_json(result.to_json())
     else:
         print_tables(fit_tables(result))
 
@@ -296,5 +310,6 @@ def write_files(result: VerificationReport, bundle: Path, report: Path | None, j
 
 
 def main() -> None:
-    """The console script."""
-    app()
+    """Runs the console script; SIGTERM is as clean as Ctrl-C."""
+    with ending_with_children():
+        app()

@@ -36,6 +36,7 @@ class SlotCache:
         self.bias: Tensor | None = None
 
     def positions(self, input_ids: Tensor) -> Tensor:
+        """Position ids (B, T), and the mask of this step, without which nothing is attended to."""
         T, S = input_ids.shape[1], self.slots[0][0].shape[2]
         positions = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
         visible = torch.arange(S) <= positions[:, :, None]  # (B, T, S)
@@ -43,6 +44,8 @@ class SlotCache:
         return positions
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.bias is None:
+            raise ValueError("attend() before positions(), which makes the mask")
         keys, values = (self.write(slots, new) for slots, new in zip(self.slots[layer], (k, v), strict=True))
         self.present.append((keys, values))
         return attention_node(q, keys, values, self.bias)

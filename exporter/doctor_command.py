@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-import typer
-
-from .console import print_tables, running
+from .console import print_json, print_lines, print_tables, running
 from .run_options import JsonOption
 
 
@@ -18,7 +14,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
         found = diagnose()
         if as_json:
-            typer.echo(json.dumps(found.to_json(), ensure_ascii=False))
+            print_json(found.to_json())
         else:
             print_tables(diagnosis_tables(found))
-            typer.echo("\n".join(("", *found.advice, found.summary)))  # commands to copy, so never folded
+            print_lines(("", *found.advice, found.summary))  # commands to copy, so never folded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.errors import PlanForgeError
+from ..runtime.errors import InputError, PlanForgeError
 
 
 class ExporterError(PlanForgeError):
@@ -11,6 +11,14 @@ class ExporterError(PlanForgeError):
 
 class SourceError(ExporterError):
     """MODEL names nothing that can be exported."""
+
+
+class HubError(SourceError):
+    """The hub cannot be reached, or refuses; MODEL may be right."""
+
+
+class DataError(ExporterError, InputError):
+    """What was read, such as a line of stdin or a row of a table, cannot be used."""
 
 
 class CheckpointError(ExporterError):
@@ -29,6 +37,10 @@ class BuildError(ExporterError):
     """TensorRT refused a graph; names the ONNX node."""
 
 
+class BuildOptionError(BuildError, InputError):
+    """An option of a build that the engine has not."""
+
+
 class VerificationError(ExporterError):
     """An exported graph does not compute the model.
 
@@ -41,7 +53,27 @@ class VerificationError(ExporterError):
         self.failed = failed
 
 
+class PromptsError(VerificationError, InputError):
+    """The file of prompts to verify with is not there, or holds none."""
+
+
 def first_line(error: Exception) -> str:
     """What another library's error says first, for a message of one line."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def error_named(name: str, message: str) -> PlanForgeError:
+    """Return the error that a child process raised, from its class's name and its message.
+
+    A name that is no PlanForge error's, or that of one which carries more than its message, gives an
+    ExportError with the text.
+    """
+    kinds: list[type[PlanForgeError]] = [PlanForgeError]
+    for kind in kinds:  # grows: the whole tree
+        kinds += kind.__subclasses__()
+    kind = next((kind for kind in kinds if kind.__name__ == name), ExportError)
+    try:
+        return kind(message)
+    except TypeError:  # it takes fields too
+        return ExportError(message)

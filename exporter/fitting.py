@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime import TextEncoder, load
+from ..runtime import TextEncoder
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.defaults import EncoderDefaults, FittedHead
 from ..runtime.bundle.manifest import Artifact, Manifest, TensorSpec
@@ -113,7 +113,7 @@ def fit_head(
         raise InputError(f"the new bundle cannot be written over {opened.folder}, which it is made from")
     check_output(output, force)
     rows = read_table(Path(table))
-    with load(opened.folder) as encoder:
+    with TextEncoder.load(opened.folder) as encoder:
         progress(f"computing features of {len(rows.texts)} texts")
         matrix = features_of(encoder, rows.texts, features, progress)
     progress("fitting")
@@ -125,7 +125,7 @@ def fit_head(
         manifest = verified(opened, staging, manifest, progress)
         picture = report_files(staging, manifest, rows, fitted)
         manifest = dataclasses.replace(manifest, files=file_entries(staging))
-        install(staging, manifest, output)
+        install(staging, manifest, output, force=force)
     if opened.manifest.plans:
         log.warning("plans don't have the new head and were left out; `planforge build %s` makes one", output)
     confusion = tuple(tuple(int(n) for n in row) for row in fitted.confusion)
@@ -152,7 +152,8 @@ def features_of(encoder: TextEncoder, texts: Sequence[str], features: str, progr
     }
     if features == EMBEDDING:
         return encoder.embed(texts, prompt="", **options)  # as classify, which has no prompts
-    results = encoder.stream("features", texts, layers=features, **options)
+    options["layers"] = features
+    results = encoder.iterate("features", texts, **options)
     return np.stack([pooled(result.vectors, "mean") for result in results])
 
 
@@ -321,7 +322,7 @@ def agree(staging: Path, rows: Table, fitted: Fitted) -> None:
     Raises:
         ExportError: it gives another class somewhere.
     """
-    with load(staging) as encoder:
+    with TextEncoder.load(staging) as encoder:
         texts = [rows.texts[i] for i in fitted.test]
         got = [result.label for result in encoder.classify(texts, truncation="head")]
     wrong = [i for i, (a, b) in enumerate(zip(got, fitted.predicted, strict=True)) if a != fitted.labels[b]]

@@ -26,6 +26,29 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (None, 1.0),
     "sequence_bias": (None, []),
 }
+# The same for language models.
+UNSUPPORTED_BY_DECODERS: dict[str, tuple[object, ...]] = {
+    "bad_words_ids": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "exponential_decay_length_penalty": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "guidance_scale": (None, 1.0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "num_beams": (None, 1),
+    "penalty_alpha": (None, 0.0),
+    "sequence_bias": (None, []),
+    "stop_strings": (None, []),
+    "suppress_tokens": (None, []),
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "watermarking_config": (None,),
+}
+USUAL_TOP_K = 50  # where a checkpoint means to draw and says nothing of top_k: transformers' own
+FLOAT32_MAX = 3.4028234e38
 
 
 TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
@@ -95,7 +118,10 @@ class Settings:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise CheckpointError(f"{self.where}: {name} is {value!r:.40}..., which is too large") from error
 
     def flag(self, name: str) -> bool:
         """True or false; false where it is not said."""
@@ -120,7 +146,87 @@ class Settings:
 
 
 def decoder_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
-    """Of a language model."""
+    """Return the generation defaults of a language model.
+
+    Raises:
+        CheckpointError: a setting that transformers would refuse.
+    """
+    warn_of_unsupported(settings, UNSUPPORTED_BY_DECODERS)
+    defaults = token_defaults(settings, max_length)
+    max_new_tokens = settings.whole("max_new_tokens")
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise CheckpointError(f"{settings.where}: max_new_tokens is {max_new_tokens}; it must be at least 1")
+    repetition_penalty = settings.number("repetition_penalty", 1.0)
+    check_range(settings, "repetition_penalty", repetition_penalty, "a finite number over 0", over=0.0)
+    defaults = replace(
+        defaults,
+        max_new_tokens=max_new_tokens,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=max(0, settings.whole("no_repeat_ngram_size") or 0) or None,
+    )
+    return with_sampling(defaults, settings) if settings.flag("do_sample") else defaults
+
+
+def with_sampling(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
+    """Return defaults that draw tokens, as transformers' `generate` would by these settings.
+
+    Raises:
+        CheckpointError: a setting that transformers would refuse.
+    """
+    temperature = settings.number("temperature", 1.0)
+    check_range(settings, "temperature", temperature, "a finite number over 0", over=0.0)
+    top_k = settings.whole("top_k")
+    if top_k is None:
+        top_k = USUAL_TOP_K
+    check_range(settings, "top_k", top_k, "a whole number of at least 0", least=0.0)
+    top_p = settings.number("top_p", 1.0)
+    if not top_p >= 1.0:  # from there on transformers does not look at it
+        check_range(settings, "top_p", top_p, "a number from 0 to 1", least=0.0)
+    min_p = settings.number("min_p", 0.0)
+    check_range(settings, "min_p", min_p, "a number from 0 to 1", least=0.0, most=1.0)
+    if top_p == 0.0:
+        top_k = 1  # the likeliest token is all that top_p=0 leaves
+    return replace(
+        defaults,
+        do_sample=True,
+        temperature=temperature,
+        top_k=top_k or None,
+        top_p=top_p if 0.0 < top_p < 1.0 else None,
+        min_p=min_p or None,
+    )
+
+
+def check_range(
+    settings: Settings,
+    name: str,
+    value: float,
+    allowed: str,
+    *,
+    least: float | None = None,
+    over: float | None = None,
+    most: float = FLOAT32_MAX,
+) -> None:
+    """Refuse a number outside its range, and NaN.
+
+    Raises:
+        CheckpointError: names the file's setting, its value and what is allowed.
+    """
+    high_enough = value >= least if least is not None else over is not None and value > over
+    if not high_enough or not value <= most:
+        raise CheckpointError(
+            f"{settings.where}: {name} is {value!r}, meant is {allowed}; mend it in generation_config.json"
+        )
+
+
+def warn_of_unsupported(settings: Settings, unsupported: Mapping[str, tuple[object, ...]]) -> None:
+    """Log which of a checkpoint's settings change what is generated and are left out."""
+    for name, off in unsupported.items():
+        if settings.value.get(name) not in off:
+            log.warning("%s sets %s=%r, which is left out", settings.where, name, settings.value[name])
+
+
+def token_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+    """Return what every model that generates has: its special tokens and its length."""
     return GenerationDefaults(
         eos=tuple(t for t in settings.tokens("eos_token_id") if 0 <= t < settings.vocab_size),
         bos=settings.token("bos_token_id"),
@@ -135,7 +241,7 @@ def translation_defaults(settings: Settings, max_length: int) -> GenerationDefau
     Raises:
         CheckpointError: decoder_start_token_id or eos_token_id is missing, or a setting cannot be kept.
     """
-    basics = decoder_defaults(settings, max_length)
+    basics = token_defaults(settings, max_length)
     start = settings.own_token("decoder_start_token_id")
     missing = [] if basics.eos else ["eos_token_id"]
     missing += ["decoder_start_token_id"] if start is None else []
@@ -144,9 +250,7 @@ def translation_defaults(settings: Settings, max_length: int) -> GenerationDefau
             f"{settings.where}: {' and '.join(missing)} missing; a translation needs both, in"
             " generation_config.json"
         )
-    for name, off in UNSUPPORTED.items():
-        if settings.value.get(name) not in off:
-            log.warning("%s sets %s=%r, which is left out", settings.where, name, settings.value[name])
+    warn_of_unsupported(settings, UNSUPPORTED)
     stopping = settings.value.get("early_stopping")
     # Of the lengths those of new tokens win; the others count the start token.
     least = settings.whole("min_new_tokens")

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rich.table import Table
-from rich.text import Text
-
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ..runtime.errors import InputError
 from .errors import ExporterError, first_line
+from .fitting_table import FittingTable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
 
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
 
+
+NOT_RUN = "not run"  # what can be said of a plan without its GPU: everything here only reads
 
 # Tensors that each layer has two of, by what their roles begin with.
 CACHES = {"past.": "cache", "present.": "cache", "cross.": "keys and values of the source"}
@@ -81,13 +81,17 @@ def inspect_bundle(folder: Path) -> Inspection:
         sections.append((title, ("tensor", "role", "type", "axes"), tensor_rows(artifact)))
     if manifest.plans:
         columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
-        sections.append(("plans", columns, [plan_row(manifest, plan) for plan in manifest.plans]))
+        title = f"plans: {NOT_RUN} (`planforge selftest {folder}` runs one, on a machine with its GPU)"
+        sections.append((title, columns, [plan_row(manifest, plan) for plan in manifest.plans]))
     files = [
         (name, size_text(entry.bytes), file_state(folder / name, entry.bytes))
         for name, entry in sorted(manifest.files.items())
     ]
     sections.append(("files", ("file", "size", "state"), files))
-    return Inspection(json.loads(manifest.to_json()), sections)
+    value = json.loads(manifest.to_json())
+    if manifest.plans:
+        value["checks"] = {"plans": NOT_RUN}
+    return Inspection(value, sections)
 
 
 def summarize_bundle(folder: Path) -> Inspection:
@@ -317,6 +321,7 @@ def inspect_plan(path: Path) -> Inspection:
             for plan in Bundle.open(folder).manifest.plans:
                 if (folder / plan.file).resolve() == path.resolve():
                     summary["passport"] = plan.to_json()
+    summary["plan"] = NOT_RUN
     rows = [
         (key, passport_text(value) if key == "passport" else str(value)) for key, value in summary.items()
     ]
@@ -343,15 +348,9 @@ def fit_tables(result: FitResult) -> list[RenderableType]:
     ]
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    result = Table(
-        title=Text(title), title_justify="left", show_header=any(columns), box=None, pad_edge=False
-    )
-    for column in columns:
-        result.add_column(column, overflow="fold")
-    for row in rows:
-        result.add_row(*(Text(cell) for cell in row))
-    return result
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> FittingTable:
+    """Return a plain table that cuts no word."""
+    return FittingTable(title, columns, rows)
 
 
 def size_of(manifest: Manifest, *names: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .console import print_tables, running
+from .console import print_json, print_tables, running
 from .run_options import JsonOption
 
 
@@ -18,7 +17,10 @@ def lint(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.", show_default="all"),
+        typer.Option(
+            help="Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.",
+            show_default="the bundle's own; of a file all",
+        ),
     ] = None,
     as_json: JsonOption = False,
     rules: Annotated[bool, typer.Option("--rules", help="List targets and rules with sources.")] = False,
@@ -38,7 +40,7 @@ def lint(
         names = [name.strip() for name in target.split(",") if name.strip()] if target else []
         report = check(model, names)
         if as_json:
-            typer.echo(json.dumps(report.to_json(), indent=1, allow_nan=False))
+            print_json(report.to_json(), indent=1)
         else:
             print_tables(report.tables())
         if not report.passed:

@@ -8,14 +8,16 @@ values, and no process holds them twice.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import subprocess
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .child import command_of
-from .errors import ExportError
+from ..runtime.errors import PlanForgeError
+from .child import command_of, start_child
+from .errors import ExportError, error_named
 from .modules import keep_only_modules, note_modules
 from .recipes import FAMILIES, Choices, Recipe
 
@@ -30,14 +32,23 @@ def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> s
     """Starts tracing in a child process; `finish_trace` waits for it."""
     command = [*command_of(__name__), str(checkpoint.resolve()), recipe]
     command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
-    """The traced graph, with its weights still among the inputs."""
+    """The traced graph, with its weights still among the inputs.
+
+    Raises:
+        PlanForgeError: what the child raised.
+        ExportError: the child died; with its last words.
+    """
     import onnx_ir as ir
 
     _, errors = process.communicate()
+    if (said := error_file(out)).is_file():
+        error = json.loads(said.read_text(encoding="utf-8"))
+        said.unlink()
+        raise error_named(error["error"], error["message"])
     if process.returncode != 0:
         last = errors.strip().splitlines()[-1] if errors.strip() else "no message"
         raise ExportError(f"tracing failed (exit {process.returncode}): {last}")
@@ -119,13 +130,26 @@ def simplify(model: ir.Model) -> None:
     keep_only_modules(model)
 
 
+def error_file(out: Path) -> Path:
+    """Return where a child says what went wrong, instead of writing its graph."""
+    return out.with_name(f"{out.name}.error")
+
+
 def main(arguments: list[str]) -> None:
     """The child process: FOLDER RECIPE MAX_BATCH MAX_LENGTH OUTPUTS OUT.onnx."""
+    try:
+        write_trace(*arguments)
+    except PlanForgeError as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+        error_file(Path(arguments[-1])).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, outputs: str, out: str) -> None:
+    """Trace one recipe's graph of a checkpoint, and write it to a file; the arguments are a command's."""
     import onnx_ir as ir
 
     from ..models.checkpoint import describe, empty_model
 
-    folder, recipe_id, max_batch, max_length, outputs, out = arguments
     description = describe(Path(folder))
     choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
     recipe = FAMILIES[description.family.name].recipes(description.config, choices)[recipe_id]

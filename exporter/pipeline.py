@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,11 @@ from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import InputError
+from ..runtime.suggest import did_you_mean
 from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
 from .calibration import Calibration, calibrate
 from .checkpoint import Checkpoint
+from .child import ChildGroup
 from .errors import BuildError, CheckpointError
 from .graphs import attach_weights, planned, recipe_of, write_graphs
 from .linting import lint
@@ -77,7 +79,8 @@ def export(
     """Exports a checkpoint into a bundle, builds its plans, and verifies it against PyTorch.
 
     Args:
-        model: a demo's name, a folder in Hugging Face's layout, or a hub id.
+        model: a demo's name, a folder in Hugging Face's layout, or a hub id, such as "org/name", or
+            "org/name@revision" for a branch, a tag or a commit.
         output: the bundle's folder; must not exist unless `force`.
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
             "int4-kv8"; the first is what `load` runs unless told otherwise. By default fp32, and fp16 where a
@@ -105,14 +108,17 @@ def export(
     targets, precision = chosen(target, precision)
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
-    source, texts = resolve_source(model), None if prompts is None else Path(prompts)
+    source = resolve_source(model)
+    texts = None if prompts is None else Path(prompts)
     if exporter_of(source.folder, exporter) == "optimum":
         from .imported.import_folder import export_and_import
 
         if outputs:
             raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
         return export_and_import(
-            *(model, output, optimum_python),
+            source,
+            output,
+            optimum_python,
             precision=precision,
             target=target,
             sms=sms,
@@ -124,14 +130,15 @@ def export(
             progress=progress,
         )
     checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
-    wanted = Wanted(tuple(targets), tuple(precision), sms, texts, verify)
+    wanted = Wanted(tuple(targets), tuple(precision), sms, texts, verify, force)
     return write_bundle(checkpoint, output, wanted, trace, progress)
 
 
 def exporter_of(checkpoint: Path, asked: str) -> str:
     """Who exports a checkpoint: "planforge" or "optimum"."""
     if asked not in ("auto", "planforge", "optimum"):
-        raise InputError(f"exporter {asked!r} is not one of auto, planforge, optimum")
+        known = ("auto", "planforge", "optimum")
+        raise InputError(f"exporter {asked!r} is not one of {', '.join(known)}{did_you_mean(asked, known)}")
     if asked != "auto":
         return asked
     from .imported.optimum import has_reference_model
@@ -148,6 +155,7 @@ class Wanted:
     sms: Sequence[str] | None
     prompts: Path | None
     verify: bool
+    force: bool
 
     @property
     def asks_the_model(self) -> bool:
@@ -167,7 +175,7 @@ def write_bundle(
     Args:
         make_graphs: the graphs by their recipe's id, and the model in PyTorch, or None if nothing needs it.
     """
-    targets, precision, sms, verify = wanted.targets, wanted.precisions, wanted.sms, wanted.verify
+    targets, precision, verify = wanted.targets, wanted.precisions, wanted.verify
     artifacts = planned(checkpoint, targets, precision)
     if verify:
         check_engine(artifacts)
@@ -184,37 +192,63 @@ def write_bundle(
             calibration = calibrate(bundle, reference, graphs, expected)
         progress("writing ONNX files")
         manifest = with_graphs(staging, manifest, graphs, calibration)
-        with ThreadPoolExecutor(1) as pool:  # plans are built by a child, beside the verification
-            plans = pool.submit(build_plans, staging, manifest, targets, sms, None, progress)
+        with plans_beside(staging, manifest, checkpoint, wanted, progress) as plans:
             report = None
             if verify:
                 manifest, report = verified(
-                    *(staging, manifest, reference, graphs), expected, calibration, progress
+                    staging=staging,
+                    manifest=manifest,
+                    model=reference,
+                    graphs=graphs,
+                    expected=expected,
+                    calibration=calibration,
+                    progress=progress,
                 )
-        built = finished(plans, checkpoint, Bundle(staging, manifest), targets)
-        manifest = dataclasses.replace(manifest, plans=built, files=file_entries(staging))
+            built = plans.result()
+        manifest = dataclasses.replace(manifest, plans=tuple(built), files=file_entries(staging))
         progress("committing the bundle")
-        install(staging, manifest, output)
+        install(staging, manifest, output, force=wanted.force)
     return ExportResult(output, manifest, report)
 
 
-def finished(
-    plans: Future[list[Plan]], checkpoint: Checkpoint, bundle: Bundle, targets: Sequence[str]
-) -> tuple[Plan, ...]:
-    """The plans; of a graph that another exporter made, a refusal is said, and what lint says of it."""
-    try:
-        return tuple(plans.result())
-    except BuildError as error:
-        if not checkpoint.exporter or all(target_named(name).plans for name in targets):
+@contextlib.contextmanager
+def plans_beside(
+    staging: Path, manifest: Manifest, checkpoint: Checkpoint, wanted: Wanted, progress: Progress
+) -> Iterator[Future[list[Plan]]]:
+    """Build plans in child processes, beside what the caller does meanwhile; its error stops them.
+
+    Of a graph that another exporter made, TensorRT's refusal is said and no error, as long as some target
+    needs no plan.
+    """
+    children = ChildGroup()
+
+    def tell(target: str, error: BuildError) -> None:
+        if children.stopped:
+            raise error
+        tell_refusal(Bundle(staging, manifest), target, error)
+
+    may_do_without = checkpoint.exporter and not all(target_named(name).plans for name in wanted.targets)
+    refused = tell if may_do_without else None
+
+    def build() -> list[Plan]:
+        return build_plans(staging, manifest, wanted.targets, wanted.sms, None, progress, refused)
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(children.run, build)
+        except BaseException:
+            children.stop()  # the pool waits for its thread
             raise
-        log.warning("no plan was built: %s", error)
-    builders = [name for name in targets if target_named(name).plans]
+
+
+def tell_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
+    """Say that a target gets no plan, and what lint says of the graphs that plans are built from."""
+    log.warning("no plan was built for %s: %s", target, error)
     for artifact in bundle.manifest.artifacts:
         if artifact.precision == "fp16":
-            for finding in lint(bundle.path(artifact.file), builders).findings:
+            for finding in lint(bundle.path(artifact.file), [target]).findings:
                 if finding.is_error:
                     log.warning("%s: %s: %s; %s", artifact.id, finding.where, finding.what, finding.fix)
-    return ()
 
 
 def chosen(target: Sequence[str] | None, precision: Sequence[str] | None) -> tuple[list[str], list[str]]:
@@ -289,22 +323,27 @@ def trace(
     recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in artifacts))
     progress(f"tracing {', '.join(recipes)}")
     paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
-    with contextlib.ExitStack() as stack:
-        children = {}
-        for recipe, path in paths.items():
-            child = stack.enter_context(
-                start_trace(checkpoint.source.folder, recipe, checkpoint.choices, path)
-            )
-            stack.callback(child.kill)  # before the context waits for it; nothing if it has ended
-            children[recipe] = child
+    children = ChildGroup()
+
+    def traced(recipe: str) -> ir.Model:
+        child = start_trace(checkpoint.source.folder, recipe, checkpoint.choices, paths[recipe])
+        return finish_trace(child, paths[recipe])
+
+    with ThreadPoolExecutor(len(recipes)) as pool:
         try:
-            model = load_model(checkpoint.source.folder)
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
-        graphs = {recipe: finish_trace(children[recipe], path) for recipe, path in paths.items()}
+            waiting = {recipe: pool.submit(children.run, traced, recipe) for recipe in recipes}
+            try:
+                model = load_model(checkpoint.source.folder)
+            except ValueError as error:
+                raise CheckpointError(str(error)) from error
+            for done in as_completed(waiting.values()):
+                done.result()  # the first that fails ends the others
+        except BaseException:
+            children.stop()  # the pool waits for its threads, which reap them
+            raise
     for path in paths.values():
         path.unlink()
-    return graphs, model
+    return {recipe: done.result() for recipe, done in waiting.items()}, model
 
 
 def first_manifest(
@@ -337,9 +376,7 @@ def first_manifest(
         files=file_entries(staging),
         artifacts=tuple(artifacts),
         source={
-            "argument": checkpoint.source.recorded(output),
-            "kind": checkpoint.source.kind,
-            "sha256": checkpoint.source.sha256(),
+            **checkpoint.source.entry(output),
             **({"exporter": checkpoint.exporter} if checkpoint.exporter else {}),
         },
         tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},
@@ -347,6 +384,7 @@ def first_manifest(
 
 
 def verified(
+    *,
     staging: Path,
     manifest: Manifest,
     model: Model,

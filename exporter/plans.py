@@ -11,9 +11,11 @@ from typing import TypeAlias
 
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
-from ..runtime.bundle.manifest import Artifact, Manifest, Plan
+from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
+from ..runtime.bundle.plan import network_name
 from ..runtime.errors import BackendUnavailableError, InputError
-from .bundle_writer import file_entries, install, staging_folder
+from .bundle_writer import file_entries, install_change, staging_folder
+from .errors import BuildError
 from .targets import INSTALLED, NAMES, target_named
 from .tensorrt.build import USUAL, Options, build_plan
 from .tensorrt.memory import estimates
@@ -30,10 +32,17 @@ def silent(line: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """Plans that were added to a bundle."""
+    """What a build did to a bundle.
+
+    Attributes:
+        bundle: its folder.
+        plans: that were added.
+        replaced: that are gone, since one of `plans` is of the same graph, engine, GPUs and lengths.
+    """
 
     bundle: Path
     plans: tuple[Plan, ...]
+    replaced: tuple[Plan, ...] = ()
 
 
 def build(
@@ -48,6 +57,9 @@ def build(
 ) -> BuildResult:
     """Builds a TensorRT plan from a bundle's graph and adds it; the bundle stays whole throughout.
 
+    Plans for other engines, GPUs or lengths stay, and `load` takes the one that fits best (see
+    `runtime.backends.passport.best_plan`). A plan of the same graph, engine, GPUs and lengths is replaced.
+
     Args:
         bundle: the folder that `export` wrote.
         target: a row of the targets table that builds plans; "rtx" by default.
@@ -55,7 +67,7 @@ def build(
         sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's.
         limits: a smaller largest "batch" or "length" than the graph was exported for.
         options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
-        progress: called with a line when a stage begins.
+        progress: called with a line when a stage begins, and for every plan that was replaced.
 
     Raises:
         BundleError: no bundle there, or a file of it has changed.
@@ -63,32 +75,60 @@ def build(
         BuildError: TensorRT refused; names the ONNX node.
     """
     opened = Bundle.open(bundle)
+    name = checked_request(opened, target, engine, options)
+    replaced: list[Plan] = []
+    with staging_folder(opened.folder) as staging:
+        new = build_plans_for(opened, name, sms, limits, staging, progress, options)
+        entries = file_entries(staging)
+
+        def add_plans(current: Manifest) -> Manifest:
+            """Return the manifest that is there now, which another build may have changed, with the plans."""
+            manifest, gone = with_plans(current, new, entries)
+            replaced.extend(gone)
+            return manifest
+
+        install_change(staging, opened, add_plans)
+    for plan in replaced:
+        progress(f"replaced {plan.file}, which was for the same graph, GPUs and lengths")
+    return BuildResult(opened.folder, tuple(new), tuple(replaced))
+
+
+def checked_request(bundle: Bundle, target: str | None, engine: str | None, options: Options) -> str:
+    """Return the name of the target to build for.
+
+    Raises:
+        InputError: a target and an engine, a target without plans, or options that the task has no use for.
+    """
     if target is not None and engine is not None:
         raise InputError(f"give a target ({target}) or an engine ({engine}), not both")
     name = target or target_of(engine)
     if not target_named(name).plans:
         plans = [name for name in NAMES if target_named(name).plans]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
-    if options.candidates and opened.manifest.task != "text-generation":
+    if options.candidates and bundle.manifest.task != "text-generation":
         raise InputError(
-            f"only text generation picks its tokens on the GPU: leave out --top-k for {opened.manifest.task}"
+            f"only text generation picks its tokens on the GPU: leave out --top-k for {bundle.manifest.task}"
         )
-    with staging_folder(opened.folder) as staging:
-        new = build_plans_for(opened, name, sms, limits, staging, progress, options)
-        replaced = {(plan.built_from, plan.engine, plan.sms) for plan in new}
-        kept = [p for p in opened.manifest.plans if (p.built_from, p.engine, p.sms) not in replaced]
-        named = {plan.file for plan in (*kept, *new)}
-        files = {
-            n: entry
-            for n, entry in {**opened.manifest.files, **file_entries(staging)}.items()
-            if not n.startswith("plans/") or n in named
-        }
-        manifest = dataclasses.replace(opened.manifest, plans=(*kept, *new), files=files)
-        install(staging, manifest, opened.folder)
-    for plan in opened.manifest.plans:
-        if plan not in kept:
-            progress(f"replaced {plan.file}, of the same graph and GPUs")
-    return BuildResult(opened.folder, tuple(new))
+    return name
+
+
+def with_plans(
+    manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]
+) -> tuple[Manifest, tuple[Plan, ...]]:
+    """Return a manifest with more plans, and the plans that these replace.
+
+    Args:
+        manifest: the bundle's.
+        new: plans to add.
+        entries: hashes and sizes of the new plans' files.
+    """
+    configurations = {plan.configuration() for plan in new}
+    kept = tuple(plan for plan in manifest.plans if plan.configuration() not in configurations)
+    replaced = tuple(plan for plan in manifest.plans if plan not in kept)
+    gone = {plan.file for plan in replaced}
+    files = {name: entry for name, entry in manifest.files.items() if name not in gone}
+    plans = (*kept, *new)
+    return dataclasses.replace(manifest, plans=plans, files={**files, **entries}), replaced
 
 
 def target_of(engine: str | None) -> str:
@@ -111,8 +151,14 @@ def build_plans(
     sms: Sequence[str] | None,
     limits: Mapping[str, int] | None,
     progress: Progress,
+    refused: Callable[[str, BuildError], None] | None = None,
 ) -> list[Plan]:
-    """The plans of an export's targets. A default target's missing engine is said, not an error."""
+    """Return the plans of an export's targets. A default target's missing engine is said, not an error.
+
+    Args:
+        refused: called with a target's name where TensorRT refuses one of its graphs; by default that is
+            an error.
+    """
     bundle = Bundle(staging, manifest)
     plans: list[Plan] = []
     for name in targets:
@@ -122,7 +168,12 @@ def build_plans(
         if not is_installed(engine) and list(targets) == default_targets():
             log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
             continue
-        plans += build_plans_for(bundle, name, sms, limits, staging, progress)
+        try:
+            plans += build_plans_for(bundle, name, sms, limits, staging, progress)
+        except BuildError as error:
+            if refused is None:
+                raise
+            refused(name, error)
     return plans
 
 
@@ -153,7 +204,15 @@ def build_plans_for(
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
         profiles = profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
-        plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
+        try:
+            plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
+        except BuildError as error:
+            if not plans:
+                raise
+            for plan in plans:  # of no use without its partner
+                (folder / plan.file).unlink()
+            dropped = ", ".join(plan.built_from for plan in plans)
+            raise BuildError(f"{error}\n  the plan of {dropped} was built, and is dropped with it") from error
     return plans
 
 
@@ -171,6 +230,7 @@ def plan_of(
     # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
     name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
     (folder / "plans").mkdir(exist_ok=True)
+    files = bundle.manifest.files
     for data in artifact.data:
         bundle.path(data)
     report = build_plan(
@@ -182,8 +242,8 @@ def plan_of(
         out=folder / name,
         options=options,
         release=target.version if target.engine == "tensorrt" and target_name != INSTALLED else None,
+        name=network_name(artifact, {name: entry.sha256 for name, entry in files.items()}),
     )
-    files = bundle.manifest.files
     tokenizers = bundle.manifest.tokenizer["files"]
     sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
     weights = sum(files[data].bytes for data in artifact.data)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..runtime.errors import InputError
+from ..runtime.suggest import did_you_mean
 
 EVERYWHERE = ("portable", "inplace", "ort")
 
@@ -55,5 +56,7 @@ def checked_precisions(names: Sequence[str]) -> list[str]:
         InputError: none, or an unknown one; lists what there is.
     """
     if not names or not set(names) <= set(PRECISIONS):
-        raise InputError(f"precision={list(names)} must name one or more of {', '.join(PRECISIONS)}")
+        unknown = next((name for name in names if name not in PRECISIONS), "")
+        hint = did_you_mean(unknown, PRECISIONS)
+        raise InputError(f"precision={list(names)} must name one or more of {', '.join(PRECISIONS)}{hint}")
     return list(dict.fromkeys(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .errors import VerificationError
+from .errors import PromptsError
 
 PROMPTS = Path(__file__).with_name("prompts.txt")
 
@@ -17,7 +17,7 @@ def read_prompts(path: Path | None, checkpoint: Path | None = None) -> list[str]
         checkpoint: its folder, if there is one.
 
     Raises:
-        VerificationError: the file is empty, cannot be read, or is not UTF-8.
+        PromptsError: the file is empty, cannot be read, or is not UTF-8.
     """
     if path is None:
         own = PROMPTS if checkpoint is None else checkpoint / PROMPTS.name
@@ -25,8 +25,8 @@ def read_prompts(path: Path | None, checkpoint: Path | None = None) -> list[str]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise VerificationError(f"the prompts of {path} cannot be read: {error}") from error
+        raise PromptsError(f"the prompts of {path} cannot be read: {error}") from error
     prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]
     if not prompts:
-        raise VerificationError(f"{path} holds no prompts; write one a line")
+        raise PromptsError(f"{path} holds no prompts; write one a line")
     return prompts

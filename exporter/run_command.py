@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
-
-import typer
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..runtime.errors import InputError
-from .console import errors, running
+from ..runtime.suggest import did_you_mean
+from .console import emit, running, say
+from .progress import Stages
 from .run_chat import converse
+from .run_input import Item, TextSource, reading, with_blanks
 from .run_options import (
     TASKS,
     AttentionHeadOption,
     AttentionLayerOption,
     AttentionOption,
     BackendOption,
+    BatchSizeOption,
     BundleArgument,
     ChatOption,
     DeviceOption,
     EarlyStoppingOption,
+    GenerationOption,
+    IgnoreEosOption,
     InputFileOption,
-    JsonOption,
+    JsonLinesOption,
     LayersOption,
     LengthPenaltyOption,
     MaxNewTokensOption,
     MinNewTokensOption,
+    MinPOption,
     NBestOption,
     NoRepeatOption,
     NumBeamsOption,
@@ -36,6 +40,7 @@ from .run_options import (
     ParseSpecialOption,
     PoolingOption,
     PrecisionOption,
+    PromptNameOption,
     PromptOption,
     QueryOption,
     QuestionOption,
@@ -50,10 +55,19 @@ from .run_options import (
     TextsArgument,
     ThreadsOption,
     TopKOption,
+    TopLogprobsOption,
     TopPOption,
+    TruncateDimOption,
     TruncationOption,
 )
-from .run_translation import BLANK_LINE, Item, Picture, translate
+from .run_output import Printer
+from .run_translation import Picture
+
+if TYPE_CHECKING:
+    from ..runtime import TextEncoder, TextGenerator, Translator
+
+    Model: TypeAlias = TextGenerator | TextEncoder | Translator
+Iterate: TypeAlias = Callable[[Iterable[Any]], Iterator[Any]]
 
 # What a bundle with this head does unless told otherwise; the first that it has counts.
 HEAD_TASKS = {
@@ -63,104 +77,207 @@ HEAD_TASKS = {
     "masked_lm": "fill_mask",
     "next_sentence": "next_sentence",
 }
-# What a line of JSON has, beside keys of the user's own; of a pair in order.
-JSON_KEYS = (("text",), ("text", "pair"), ("question", "context"), ("query", "text"))
+# Tasks of models that have no other, and what such models do.
+ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
+# Options whose values on the command line are words for what Python has values for.
+WORDS: dict[str, dict[str, Any]] = {
+    "early_stopping": {"true": True, "false": False, "never": "never"},
+    "generation": {"checkpoint": "checkpoint", "none": None},
+}
 
 
 def run(
     bundle: BundleArgument,
     texts: TextsArgument = None,
     task: TaskOption = None,
-    pair: PairOption = None,
-    question: QuestionOption = None,
-    query: QueryOption = None,
     input_file: InputFileOption = None,
+    as_json: JsonLinesOption = False,
+    parse_special: ParseSpecialOption = False,
     max_new_tokens: MaxNewTokensOption = None,
     temperature: TemperatureOption = None,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
+    min_p: MinPOption = None,
     repetition_penalty: RepetitionPenaltyOption = None,
-    stop: StopOption = None,
+    no_repeat_ngram_size: NoRepeatOption = None,
     seed: SeedOption = None,
+    stop: StopOption = None,
+    ignore_eos: IgnoreEosOption = None,
+    generation: GenerationOption = None,
     speculative: SpeculativeOption = None,
+    top_logprobs: TopLogprobsOption = None,
     chat: ChatOption = None,
     system: SystemOption = None,
-    truncation: TruncationOption = None,
-    stride: StrideOption = None,
-    pooling: PoolingOption = None,
-    prompt: PromptOption = None,
-    layers: LayersOption = None,
-    n_best: NBestOption = None,
     num_beams: NumBeamsOption = None,
+    n_best: NBestOption = None,
     length_penalty: LengthPenaltyOption = None,
     early_stopping: EarlyStoppingOption = None,
     min_new_tokens: MinNewTokensOption = None,
-    no_repeat_ngram_size: NoRepeatOption = None,
     attention: AttentionOption = None,
     attention_layer: AttentionLayerOption = None,
     attention_head: AttentionHeadOption = None,
-    parse_special: ParseSpecialOption = False,
+    pair: PairOption = None,
+    question: QuestionOption = None,
+    query: QueryOption = None,
+    pooling: PoolingOption = None,
+    truncate_dim: TruncateDimOption = None,
+    prompt_name: PromptNameOption = None,
+    prompt: PromptOption = None,
+    layers: LayersOption = None,
+    truncation: TruncationOption = None,
+    stride: StrideOption = None,
+    batch_size: BatchSizeOption = None,
     backend: BackendOption = "auto",
     device: DeviceOption = 0,
     precision: PrecisionOption = None,
     threads: ThreadsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Generate, translate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""
     given = {name: value for name, value in locals().items() if value is not None}
     options = {name: given[name] for names in TASKS.values() for name in names if name in given}
     beside: dict[str, str] = {n: given[n] for n in ("pair", "question", "query") if n in given}
-    with running() as progress:
+    with running() as stages:
         from ..runtime import load
 
+        source = TextSource(tuple(texts or ()), input_file, beside)
+        source.check()
         picture = Picture(attention, attention_layer, attention_head)
-        check_sources(texts, input_file, beside)
-        with load(bundle, backend, precision, threads, device=device) as model:
-            chosen = checked_task(task or task_of(model, beside), model, options)
-            check_beside(model, chosen, beside, input_file)
-            items = items_of(texts, input_file, beside, keep_blank=chosen == "translate")
+        if task is not None and task not in TASKS:
+            raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
+        translate_words(options)
+        with load(bundle, backend=backend, precision=precision, threads=threads, device=device) as model:
+            chosen = task or task_of(model, beside)
+            check_task(chosen, model, options)
+            check_beside(model, chosen, source)
             picture.check(chosen)
-            options |= {} if chosen == "fill_mask" else {"parse_special": parse_special}  # it always does
-            typed = not (texts or input_file) and sys.stdin.isatty()
-            if options.pop("chat", False):
-                one = not (texts or input_file)
-                converse(model, items, options, one, options.pop("system", None), as_json)
-            elif chosen == "generate":
-                generate(model, items, options, as_json)
-            elif chosen == "translate":
-                translate(model, items, options, typed, as_json, picture, progress)
-            else:
-                encode(model, chosen, items, options, typed, query is not None, as_json, progress)
+            if chosen != "fill_mask":  # it always does
+                options["parse_special"] = parse_special
+            start(model, chosen, source, options, picture, as_json, stages)
 
 
-def encode(
-    model: Any,
+def start(
+    model: Model,
     task: str,
-    items: Iterator[Item],
+    source: TextSource,
     options: dict[str, Any],
-    typed: bool,
-    one_query: bool,
+    picture: Picture,
     as_json: bool,
-    progress: Callable[[str], None],
+    stages: Stages,
 ) -> None:
-    """Runs an encoder's task over the items and prints every result."""
-    if not sys.stdout.isatty():
-        options["progress"] = lambda done: progress(f"{done} texts")
-    if task == "rank":
-        keep = options.pop("top_k", None)
-        if keep is not None and not one_query:
-            raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
-    if task == "rank" and one_query:
-        ranked = sorted(model.stream("rank", items, **options), key=lambda result: -result.score)
-        show_results(ranked[:keep], task, as_json)
+    """Run a task over its texts and print every result."""
+    is_chat = options.pop("chat", False)
+    system = options.pop("system", None)
+    keep = options.pop("top_k", None) if task == "rank" else None
+    if keep is not None and "query" not in source.beside:
+        raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
+    if task == "generate":
+        if "top_logprobs" in options and not as_json:
+            raise InputError("--top-logprobs goes with --json, which shows them")
+        options["logprobs"] = as_json
+    # Values of options were typed, and are refused before a text is read, which may be wrong as well.
+    list(iterator_of(model, task, options)([]))
+    with reading(source):
+        if is_chat:
+            converse(model, source, options, system, as_json)  # type: ignore[arg-type]
+        elif "query" in source.beside:
+            rank(model, source, options, keep, as_json)
+        else:
+            show_all(model, task, source, options, picture, as_json, stages)
+
+
+def show_all(
+    model: Model,
+    task: str,
+    source: TextSource,
+    options: dict[str, Any],
+    picture: Picture,
+    as_json: bool,
+    stages: Stages,
+) -> None:
+    """Print the result of every text: as it comes, as soon as it was typed, or in batches."""
+    items = source.items()
+    if picture.path is not None:
+        items = picture.draw_only(model, items, options)  # type: ignore[arg-type]
+    several = task in ONLY_TASKS and options.get("n_best", 1) > 1
+    printer = Printer(task, as_json, several)
+    is_search = several or options.get("num_beams", 1) > 1
+    if task == "generate" and not (as_json or is_search) and (source.is_typed or len(source.texts) == 1):
+        for item in items:
+            with answering(source):
+                stream(model, item, options)  # type: ignore[arg-type]
+    elif source.is_typed:
+        for item in items:
+            with answering(source):
+                for result in with_blanks(iter([item]), iterator_of(model, task, options)):
+                    printer.show(result)
     else:
-        show_results(streamed(model, task, items, options, typed), task, as_json)
+        if not sys.stdout.isatty():
+            options["progress"] = stages.count
+        for result in with_blanks(items, iterator_of(model, task, options)):
+            printer.show(result)
 
 
-def task_of(model: Any, beside: dict[str, str]) -> str:
-    """What a bundle does unless told otherwise."""
+@contextmanager
+def answering(source: TextSource) -> Iterator[None]:
+    """Let a text that somebody typed into a terminal, and that cannot be used, not end the command."""
+    try:
+        yield
+    except InputError as error:
+        if not source.is_typed:
+            raise
+        say(f"error: {error}")
+
+
+def iterator_of(model: Model, task: str, options: Mapping[str, Any]) -> Iterate:
+    """Return what computes a task's results one after the other, reading texts ahead."""
+    from ..runtime import TextEncoder
+
+    if isinstance(model, TextEncoder):
+        return lambda texts: model.iterate(task, texts, **options)  # type: ignore[call-overload, no-any-return]
+    return lambda texts: model.iterate(map(single_text(task), texts), **options)
+
+
+def single_text(task: str) -> Callable[[Item], str]:
+    """Return what refuses a pair where a task takes texts."""
+
+    def checked(item: Item) -> str:
+        if not isinstance(item, str):
+            what = "text generation takes prompts" if task == "generate" else "translation takes texts"
+            raise InputError(f"{what}, not pairs of texts")
+        return item
+
+    return checked
+
+
+def stream(model: TextGenerator, item: Item | None, options: dict[str, Any]) -> None:
+    """Continue a prompt, shown as it comes."""
+    if item is None:
+        emit("")
+        return
+    prompt = single_text("generate")(item)
+    chunks = model.stream(prompt, **options)  # checks everything before anything shows
+    emit(prompt, end="")
+    for chunk in chunks:
+        emit(str(chunk), end="")
+    emit("")
+
+
+def rank(model: Model, source: TextSource, options: dict[str, Any], keep: int | None, as_json: bool) -> None:
+    """Print the texts that fit a query best, the best first."""
+    items = [item for item in source.items() if item is not None]
+    results = list(iterator_of(model, "rank", options)(items))
+    printer = Printer("rank", as_json)
+    for result in sorted(results, key=lambda result: -result.score)[:keep]:
+        printer.show((None, result))
+
+
+def task_of(model: Model, beside: dict[str, str]) -> str:
+    """Return what a bundle does unless told otherwise."""
+    from ..runtime import TextEncoder
+
     if only := only_task(model):
         return only
+    assert isinstance(model, TextEncoder)
     if "question" in beside:
         return "answer"
     if "query" in beside:
@@ -170,12 +287,8 @@ def task_of(model: Any, beside: dict[str, str]) -> str:
     return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
 
 
-# Tasks of models that have no other, and what such models do.
-ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
-
-
-def only_task(model: Any) -> str | None:
-    """The one task that a model has; None of an encoder, which has several."""
+def only_task(model: Model) -> str | None:
+    """Return the one task that a model has; None of an encoder, which has several."""
     from ..runtime import TextGenerator, Translator
 
     if isinstance(model, Translator):
@@ -183,10 +296,8 @@ def only_task(model: Any) -> str | None:
     return "generate" if isinstance(model, TextGenerator) else None
 
 
-def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
-    """Refuses a task that the model does not have, and options that the task does not have."""
-    if task not in TASKS:
-        raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
+def check_task(task: str, model: Model, options: Mapping[str, Any]) -> None:
+    """Refuse a task that the model does not have, and options that the task does not have."""
     only = only_task(model)
     if only != (task if task in ONLY_TASKS else None):
         what = "is an encoder" if only is None else ONLY_TASKS[only]
@@ -196,141 +307,32 @@ def checked_task(task: str, model: Any, options: dict[str, Any]) -> str:
             raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
     if "system" in options and "chat" not in options:
         raise InputError("--system goes with --chat")
-    return task
 
 
-def check_beside(model: Any, task: str, beside: dict[str, str], input_file: Path | None) -> None:
-    """Refuses a second text that the task has no use for, and a task that lacks its own."""
-    if task not in ONLY_TASKS:
+def check_beside(model: Model, task: str, source: TextSource) -> None:
+    """Refuse a second text that the task has no use for, and a task that lacks its own."""
+    from ..runtime import TextEncoder
+
+    if isinstance(model, TextEncoder):
         model.check_task(task)
     allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
     option = allowed.get(task)
-    for name in beside:
+    for name in source.beside:
         if name != option:
             raise InputError(f"--{name} is no option of the task {task}")
-    if option and task != "classify" and not beside and not input_file:
+    if option and task != "classify" and not source.beside and not source.file:
         raise InputError(f"{task} needs --{option} TEXT beside each text, or pairs by --input FILE")
 
 
-def generate(model: Any, items: Iterable[Item], options: dict[str, Any], as_json: bool) -> None:
-    """Continues prompts, each shown as it comes."""
-    for prompt in items:
-        if not isinstance(prompt, str):
-            raise InputError("text generation takes prompts, not pairs of texts")
-        if as_json:
-            answer = model.generate(prompt, **options)
-            typer.echo(json.dumps({"prompt": prompt, **answer.to_json()}, ensure_ascii=False))
-        else:
-            pieces = model.stream(prompt, **options)  # checks everything before anything shows
-            typer.echo(prompt, nl=False)
-            for piece in pieces:
-                typer.echo(str(piece), nl=False)
-            typer.echo()
-
-
-def streamed(
-    model: Any, task: str, items: Iterable[Item], options: dict[str, Any], typed: bool
-) -> Iterator[Any]:
-    """An encoder's results; where lines are typed, each as soon as its line is there, else in batches."""
-    if typed:
-        return (result for item in items for result in model.stream(task, [item], **options))
-    return model.stream(task, items, **options)  # type: ignore[no-any-return]
-
-
-def show_results(results: Iterable[Any], task: str, as_json: bool) -> None:
-    """A line of JSON for each result, or lines for a reader."""
-    for number, result in enumerate(results):
-        if as_json:
-            typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
-        else:
-            if number and task in SEVERAL_LINES:
-                typer.echo()  # between the lines of two texts
-            for line in LINES[task](result):
-                typer.echo(line)
-
-
-SEVERAL_LINES = ("features", "fill_mask", "tag", "answer")
-LINES: dict[str, Callable[[Any], list[str]]] = {
-    "embed": lambda r: [" ".join(f"{number:.6g}" for number in r.vector)],
-    "features": lambda r: [
-        f"{token}\t{' '.join(f'{number:.6g}' for number in vector)}"
-        for token, vector in zip(r.tokens, r.vectors, strict=True)
-    ],
-    "classify": lambda r: [f"{r.label}\t{r.score:.4f}"],
-    "rank": lambda r: [f"{r.score:.4f}\t{r.text}"],
-    "next_sentence": lambda r: [f"{'follows' if r.is_next else 'does not follow'}\t{r.probability:.4f}"],
-    "fill_mask": lambda r: [
-        "\t".join(f"{fill.token} {fill.score:.4f}" for fill in fills) for fills in r.masks
-    ],
-    "tag": lambda r: [f"{e.label}\t{e.text}\t{e.start}-{e.end}\t{e.score:.4f}" for e in r.entities],
-    "answer": lambda r: [f"{a.text}\t{a.start}-{a.end}\t{a.score:.4f}" for a in r.answers],
-}
-
-
-def check_sources(texts: list[str] | None, input_file: Path | None, beside: dict[str, str]) -> None:
-    """Refuses texts from two places."""
-    if len(beside) > 1:
-        raise InputError(f"give one of {', '.join('--' + name for name in beside)}")
-    if texts and input_file:
-        raise InputError("give texts as arguments or with --input, not both")
-    if beside and input_file:
-        raise InputError(f"--{next(iter(beside))} goes with texts, --input has pairs of its own")
-
-
-def items_of(
-    texts: list[str] | None, input_file: Path | None, beside: dict[str, str], keep_blank: bool
-) -> Iterator[Item]:
-    """Texts or pairs, from the arguments, a file of JSON lines, or stdin, whose blank lines may count."""
-    if not texts and not input_file and sys.stdin.isatty():
-        errors.print("[dim]a text a line, end with Ctrl-D[/dim]")
-    stripped = (line.rstrip("\r\n") if line.strip() else BLANK_LINE for line in sys.stdin)
-    lines = (line for line in stripped if keep_blank or line != BLANK_LINE)
-    return at_least_one(
-        paired(item, beside) for item in texts or (json_lines(input_file) if input_file else lines)
-    )
-
-
-def at_least_one(items: Iterable[Item]) -> Iterator[Item]:
-    """The items; an error where there are none."""
-    count = 0
-    for item in items:
-        yield item
-        count += 1
-    if not count:
-        raise InputError("there are no texts: give arguments, lines on stdin, or --input FILE")
-
-
-def paired(item: Item, beside: dict[str, str]) -> Item:
-    """A text together with what an option puts beside it: --pair after it, the others before it."""
-    if not beside or not isinstance(item, str):
-        return item
-    ((name, other),) = beside.items()
-    return (item, other) if name == "pair" else (other, item)
-
-
-def json_lines(path: Path) -> Iterator[Item]:
-    """The text or pair of every line, read as it is needed; "-" is stdin."""
-    try:
-        with sys.stdin if str(path) == "-" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield item_of(line, f"{path}, line {number}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--input {path} cannot be read: {error}") from error
-
-
-def item_of(line: str, where: str) -> Item:
-    """The text or pair of one line of JSON."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # the latter: nested thousands deep
-        raise InputError(f"{where} is not JSON: {error}") from error
-    if isinstance(value, dict):
-        given = {key for keys in JSON_KEYS for key in keys if key in value}
-        for keys in JSON_KEYS:
-            if given == set(keys) and all(isinstance(value[key], str) for key in keys):
-                return value[keys[0]] if len(keys) == 1 else (value[keys[0]], value[keys[1]])
-    raise InputError(
-        f'{where} must be an object with "text", "text" and "pair", "question" and "context", or "query" and'
-        f' "text", such as {{"text": "Hello"}}'
-    )
+def translate_words(options: dict[str, Any]) -> None:
+    """Replace words such as true and none by the values that they stand for."""
+    for name, values in WORDS.items():
+        if name in options:
+            word = options[name]
+            if word not in values:
+                option = f"--{name.replace('_', '-')}"
+                known = ", ".join(values)
+                raise InputError(f"{option} {word!r} must be one of {known}{did_you_mean(word, values)}")
+            options[name] = values[word]
+    if options.get("truncation") == "none":
+        options["truncation"] = None

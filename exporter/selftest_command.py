@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING
 
 import typer
 
-from .console import print_tables, running
+from .console import print_json, print_lines, print_tables, running
 from .run_options import BackendOption, BundleArgument, DeviceOption, JsonOption, PrecisionOption
 
 if TYPE_CHECKING:
@@ -36,11 +35,10 @@ def selftest(
 
         result = test(bundle, backend, precision, device, progress)
     if as_json:
-        typer.echo(json.dumps(result.to_json(), allow_nan=False))
+        print_json(result.to_json())
     else:
         print_tables([selftest_table(bundle.resolve().name, result)])
-        for line in remarks(result):
-            typer.echo(line)
+        print_lines(remarks(result))
     if not result.passed:
         raise typer.Exit(1)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..runtime.errors import InputError
+from ..runtime.suggest import did_you_mean
 
 Engine = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
 Version = tuple[int, int]
@@ -138,7 +139,7 @@ def target_named(name: str) -> Target:
     if name == INSTALLED:
         return installed_tensorrt()
     if name not in NAMES:
-        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}")
+        raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}{did_you_mean(name, NAMES)}")
     return {**TARGETS, **_OTHERS}[name]
 
 
@@ -150,8 +151,28 @@ def installed_tensorrt() -> Target:
             break
     else:
         return _VERSIONS[max(_VERSIONS)]
-    here = int(major), int(minor)
-    return _VERSIONS[max((v for v in _VERSIONS if v <= here), default=min(_VERSIONS))]
+    return newest_target((int(major), int(minor)))
+
+
+def planned_target(engine: str, version: str) -> Target:
+    """Return the target that a plan was built for.
+
+    Args:
+        engine: of the plan, "tensorrt-rtx" or "tensorrt".
+        version: of that engine, such as "10.3.0".
+
+    Returns:
+        The newest of the table that is not newer; the oldest where all are.
+    """
+    if engine == "tensorrt-rtx":
+        return TARGETS["rtx"]
+    major, minor = version.split(".")[:2]
+    return newest_target((int(major), int(minor)))
+
+
+def newest_target(version: Version) -> Target:
+    """Return the newest TensorRT of the table that is not newer than this; the oldest where all are."""
+    return _VERSIONS[max((v for v in _VERSIONS if v <= version), default=min(_VERSIONS))]
 
 
 def lint_targets(names: Sequence[str]) -> tuple[Target, ...]:

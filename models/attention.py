@@ -61,19 +61,34 @@ class GrowingCache:
 
     def positions(self, input_ids: Tensor) -> Tensor:
         """Position ids (B, T), and the mask of this step."""
-        T = input_ids.shape[1]
         P = self.past[0][0].shape[2]
-        column = torch.arange(P + T, device=input_ids.device)
-        causal = column[None, :] <= column[P:, None]  # (T, S)
-        visible = causal & self.attention_mask.bool()[:, None, None, :]  # (B, 1, T, S)
-        self.bias = with_own(torch.where(visible, 0.0, MASKED), self.own_bias)
+        self.bias = self.step_bias(input_ids)
         if self.position_ids is None:
             counted = self.attention_mask.bool().cumsum(-1) - 1  # padding gets -1, and is never read
             self.position_ids = counted.clamp(min=0)[:, P:]
         return self.position_ids
 
+    def step_bias(self, new: Tensor) -> Tensor:
+        """The mask (B, 1, T, S) of padding, of later tokens and the caller's own, for `new` (B, T, ...)."""
+        T, P = new.shape[1], self.past[0][0].shape[2]
+        column = torch.arange(P + T, device=new.device)
+        causal = column[None, :] <= column[P:, None]  # (T, S)
+        visible = causal & self.attention_mask.bool()[:, None, None, :]  # (B, 1, T, S)
+        return with_own(torch.where(visible, 0.0, MASKED), self.own_bias)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Appends k and v to `layer`'s past; attention of q over both, (B, H, T, D)."""
+        """Appends k and v to `layer`'s past; attention of q over both, (B, H, T, D).
+
+        Raises:
+            ValueError: the layer was asked before: in a second pass `past` would lack what the first wrote.
+        """
+        if layer < len(self.present):
+            raise ValueError(
+                f"layer {layer} has attended already, and a GrowingCache serves one forward pass; make"
+                " another, whose past is this one's `present`"
+            )
+        if self.bias is None:  # nobody has asked for positions, as a model without them
+            self.bias = self.step_bias(q.transpose(1, 2))
         past_k, past_v = self.past[layer]
         k = torch.cat([past_k, k], dim=2)  # (B, H, S, D)
         v = torch.cat([past_v, v], dim=2)  # (B, H, S, D)

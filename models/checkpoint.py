@@ -42,6 +42,8 @@ class Family:
         fixed: settings that config.json does not have.
         details: settings that only names and shapes of the weights tell.
         refused: settings that we don't implement, each with the value that means "off".
+        other_classes: classes of transformers that we don't implement, each with the one whose part of the
+            weights can be exported; None where there is none.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     details: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda *_: {}
     refused: Mapping[str, object] = field(default_factory=dict)
+    other_classes: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def gpt2_name(name: str) -> str | None:
@@ -80,6 +83,12 @@ def transformer_ties(config: TransformerConfig) -> dict[str, str]:
     return {**shared, "output.weight": words} if config.tie_word_embeddings else shared
 
 
+GPT2_HEADS = (
+    "GPT2DoubleHeadsModel",
+    "GPT2ForQuestionAnswering",
+    "GPT2ForSequenceClassification",
+    "GPT2ForTokenClassification",
+)
 BERT = Family(
     name="bert",
     model=Bert,
@@ -91,6 +100,7 @@ BERT = Family(
     fixed={"pooler": None, "sentence": None},
     details=bert_names.details,
     refused={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+    other_classes={"BertForMultipleChoice": "BertModel"},
 )
 FAMILIES = {
     "gpt2": Family(
@@ -106,6 +116,7 @@ FAMILIES = {
             "scale_attn_by_inverse_layer_idx": False,
             "add_cross_attention": False,
         },
+        other_classes=dict.fromkeys(GPT2_HEADS, "GPT2LMHeadModel"),
     ),
     "bert": BERT,
     "distilbert": replace(
@@ -121,6 +132,7 @@ FAMILIES = {
         },
         fixed={**BERT.fixed, "type_vocab_size": 0, "layer_norm_eps": 1e-12},
         refused={},
+        other_classes={"DistilBertForMultipleChoice": "DistilBertModel"},
     ),
     "transformer": Family(
         name="transformer",
@@ -146,6 +158,7 @@ FAMILIES = {
             "add_final_layer_norm": False,
             "static_position_embeddings": True,
         },
+        other_classes={"MarianForCausalLM": None},
     ),
 }
 
@@ -181,6 +194,7 @@ def describe(folder: Path) -> Description:
     family = family_of(config_json)
     if modules is not None and family.name != "bert":
         raise ValueError(f"{folder}: sentence-transformers folders are supported for BERT, not {family.name}")
+    check_class(folder, family, bert_names.architecture(config_json))
     for name, off in family.refused.items():
         if config_json.get(name, off) != off:
             raise ValueError(f"config.json sets {name}={config_json[name]!r}; only {off!r} is supported")
@@ -211,6 +225,27 @@ def family_of(config: Mapping[str, Any]) -> Family:
             f"model_type {model_type!r} has no reference model here; known are {sorted(FAMILIES)}"
         )
     return FAMILIES[model_type]
+
+
+def check_class(folder: Path, family: Family, named: str) -> None:
+    """Refuse a class of transformers that has no reference model here, by its name.
+
+    Args:
+        named: what config.json calls the model's class.
+
+    Raises:
+        ValueError: says which part of the weights can be exported, and how.
+    """
+    if named not in family.other_classes:
+        return
+    part = family.other_classes[named]
+    if part is None:
+        raise ValueError(f"{folder}: {named} is a part of a model; only the whole model is exported")
+    raise ValueError(
+        f'{folder}: {named} is not exported; without its head it is a {part}, which is: python -c "from'
+        f" transformers import {part} as M; M.from_pretrained('MODEL').save_pretrained('FOLDER')\", and copy"
+        " the tokenizer's files"
+    )
 
 
 def read_weights(description: Description) -> dict[str, Tensor]:

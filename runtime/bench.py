@@ -240,7 +240,7 @@ def bench(
         for number in range(MOST_ROUNDS):
             if number >= ROUNDS and min(process.seconds for process in processes) > SECONDS:
                 break
-            progress(f"round {number + 1}")
+            progress(f"measuring: round {number + 1}")
             read = max(read, read_bandwidth(block, used.count))
             for process in processes:
                 process.rounds.append(process.ask("go"))

@@ -289,7 +289,7 @@ def serve(work: Work) -> None:
     """Loads, does a round to get warm, tells what was loaded, and then does a round for each line."""
     opened = Bundle.open(work.bundle)
     started = time.perf_counter()
-    with load(work.bundle, work.backend, work.precision, work.threads) as model:
+    with load(work.bundle, backend=work.backend, precision=work.precision, threads=work.threads) as model:
         load_ms = (time.perf_counter() - started) * 1e3
         subject = SUBJECTS[opened.manifest.task](model, work)
         subject.round(0)

@@ -2,6 +2,7 @@
 
 PlanForgeError                       base of all; its message is one line that names the way out
 ├── BundleError                      a bundle, its manifest or one of its files is unusable
+│   ├── BundleNotFoundError          no folder of that name, or no manifest in it
 │   ├── ManifestError                manifest.json is malformed or of an unknown format
 │   └── IntegrityError               a listed file is missing, changed, or leaves the folder
 ├── InputError                       what the caller passed in (also a ValueError)
@@ -23,6 +24,10 @@ class PlanForgeError(Exception):
 
 class BundleError(PlanForgeError):
     """A bundle, its manifest or one of its files is unusable."""
+
+
+class BundleNotFoundError(BundleError):
+    """There is no folder of that name, or none with a manifest."""
 
 
 class ManifestError(BundleError):

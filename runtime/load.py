@@ -7,27 +7,69 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from .backends.backend import Backend, Program
 from .backends.ladder import open_on
+from .backends.threads import Threads
 from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
 from .errors import InputError, ManifestError, MemoryLimitError
+from .memory_budget import MemoryBudget
 from .text.tokenizer import Tokenizer, read
 
 # Each task's own modules are imported when a bundle needs them: a third of the time of importing all.
 if TYPE_CHECKING:
+    from .tasks.closing import Closing
     from .tasks.text_encoder import TextEncoder
     from .tasks.text_generator import TextGenerator
     from .tasks.translator import Translator
 
 
+M = TypeVar("M", bound="Closing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a caller of `load` asks for; the fields are its arguments.
+
+    Attributes:
+        model_class: the class whose `load` was called; None: `planforge.runtime.load` was.
+    """
+
+    backend: str = "auto"
+    precision: str | None = None
+    threads: int | None = None
+    max_length: int | None = None
+    memory_limit: int | None = None
+    verify: bool = False
+    device: int = 0
+    model_class: type[Closing] | None = None
+
+    def class_for(self, usual: type[M]) -> type[M]:
+        """Return the class to make: `usual`, or the subclass of it whose `load` was called."""
+        if self.model_class is not None and issubclass(self.model_class, usual):
+            return self.model_class
+        return usual
+
+    def check(self, manifest: Manifest) -> None:
+        """Refuse numbers out of range, before anything is opened."""
+        context = manifest.max_length
+        check_whole("threads", self.threads, 1, os.cpu_count() or 1, "this machine's cores")
+        least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
+        check_whole("max_length", self.max_length, least, context, "the model's context")
+        check_whole(
+            "memory_limit", self.memory_limit, 1, sys.maxsize, "bytes; more than there are is no limit"
+        )
+        check_whole("device", self.device, 0, 1023, "the GPU's number")
+
+
 def load(
     bundle: str | Path,
+    *,
     backend: str = "auto",
     precision: str | None = None,
     threads: int | None = None,
@@ -35,8 +77,11 @@ def load(
     memory_limit: int | None = None,
     verify: bool = False,
     device: int = 0,
-) -> Any:  # so that `model: TextEncoder = load(...)` needs no cast; which one, the bundle decides
+) -> TextGenerator | TextEncoder | Translator:
     """Opens a bundle and makes it ready to run.
+
+    Where you know what the bundle does, `TextGenerator.load`, `TextEncoder.load` and `Translator.load` take
+    the same arguments and return their own class, as editors and type checkers then know.
 
     Args:
         bundle: the folder that `planforge export` wrote.
@@ -48,8 +93,9 @@ def load(
         threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
             cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
-        memory_limit: bytes for weights and cache, or weights and a batch, of one call; more is refused
-            beforehand. Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
+        memory_limit: bytes for weights, and the caches, or batches and outputs that are read ahead, of all
+            calls that run at one time. A call that needs more is refused beforehand; one that would fit alone
+            waits until others are done. Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
         device: the GPU's number; a warning says when no GPU is used though it is not 0.
 
@@ -66,78 +112,110 @@ def load(
 
     Example:
         >>> with load("bundles/gpt2") as model:
-        ...     print(model.generate("Hello", max_new_tokens=40).text)
+        ...     print(model)
+        TextGenerator(gpt2, decoder.ort.fp32, ort-cpu, 2 threads)
     """
-    opened = Bundle.open(bundle)
-    manifest = opened.manifest
-    context = manifest.max_length
-    check_whole("threads", threads, 1, os.cpu_count() or 1, "this machine's cores")
-    least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
-    check_whole("max_length", max_length, least, context, "the model's context")
-    check_whole("memory_limit", memory_limit, 1, memory_of_machine(), "bytes of this machine's memory")
-    check_whole("device", device, 0, 1023, "the GPU's number")
-    if manifest.task not in OPENERS:
-        raise ManifestError(f"{opened.folder} is for {manifest.task!r}, which this version does not run")
+    request = Request(
+        backend=backend,
+        precision=precision,
+        threads=threads,
+        max_length=max_length,
+        memory_limit=memory_limit,
+        verify=verify,
+        device=device,
+    )
+    return load_model(bundle, request)
 
-    def open_model(engine: Backend) -> Any:
-        return OPENERS[manifest.task](opened, engine, precision, max_length, memory_limit)
 
-    engine, model = open_on(backend, opened, open_model, precision, threads, verify, device)
+def load_model(folder: str | Path, request: Request) -> TextGenerator | TextEncoder | Translator:
+    """Opens a bundle as was asked for; see `load`.
+
+    Raises:
+        InputError: also where the bundle is for another class than the one whose `load` was called.
+    """
+    bundle = Bundle.open(folder)
+    task = bundle.manifest.task
+    if task not in OPENERS:
+        raise ManifestError(f"{bundle.folder} is for {task!r}, which this version does not run")
+    check_class(request.model_class, bundle)
+    request.check(bundle.manifest)
+    engine, model = open_on(
+        request.backend,
+        bundle,
+        lambda engine: OPENERS[task](bundle, engine, request),
+        request.precision,
+        request.threads,
+        request.verify,
+        request.device,
+        request.max_length,
+    )
     model.backend = engine.name
-    model.family = manifest.family
-    threads = getattr(engine, "threads", None)  # of an engine on the CPU
-    model.threads = None if threads is None else threads.count
+    model.family = bundle.manifest.family
+    threads = getattr(engine, "threads", None)  # engines on a GPU have none
+    model.threads = threads.count if isinstance(threads, Threads) else None
     return model
 
 
-def open_generator(
-    bundle: Bundle, engine: Backend, precision: str | None, max_length: int | None, memory_limit: int | None
-) -> TextGenerator:
+def check_class(model_class: type[Closing] | None, bundle: Bundle) -> None:
+    """Refuses a bundle that another class than `model_class` runs, and names that one."""
+    if model_class is None:
+        return
+    right = CLASS_NAMES[bundle.manifest.task]
+    if right not in [base.__name__ for base in model_class.__mro__]:
+        raise InputError(
+            f"{bundle.folder} is a bundle for {bundle.manifest.task}, which {model_class.__name__} does not"
+            f" do; open it with {right}.load, or with load()"
+        )
+
+
+def open_generator(bundle: Bundle, engine: Backend, request: Request) -> TextGenerator:
     from .decoding.decoder import Decoder
     from .tasks.text_generator import TextGenerator
     from .text.chat import Chat
 
     manifest = bundle.manifest
     assert manifest.generation is not None  # the manifest of what is no encoder has it
-    artifact = engine.artifact(bundle, "decoder", precision)
-    max_length = length_of(bundle, max_length, artifact)
-    check_weights(bytes_of(manifest, artifact), memory_limit)
+    artifact = engine.artifact(bundle, "decoder", request.precision)
+    max_length = length_of(bundle, request.max_length, artifact)
+    check_weights(bytes_of(manifest, artifact), request.memory_limit)
     with opening(engine, bundle, artifact) as programs:
         tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
         chat = Chat.of(bundle)
-    return TextGenerator(
-        Decoder(programs[0], artifact),
+    weight_bytes = bytes_of(manifest, artifact)
+    decoder = Decoder(programs[0], artifact, MemoryBudget(request.memory_limit, weight_bytes))
+    model = request.class_for(TextGenerator)(
+        decoder,
         tokenizer,
         manifest.generation,
         max_length=max_length,
-        memory_limit=memory_limit,
-        weight_bytes=bytes_of(manifest, artifact),
+        memory_limit=request.memory_limit,
+        weight_bytes=weight_bytes,
         chat=chat,
     )
+    decoder.budget.before_waiting(model.forget_prompt)
+    return model
 
 
-def open_encoder(
-    bundle: Bundle, engine: Backend, precision: str | None, max_length: int | None, memory_limit: int | None
-) -> TextEncoder:
+def open_encoder(bundle: Bundle, engine: Backend, request: Request) -> TextEncoder:
     from .encoding.encoder import Encoder, check_manifest, check_memory
     from .tasks.text_encoder import TextEncoder
 
     manifest = bundle.manifest
     if manifest.encoder is None:
         raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
-    artifact = engine.artifact(bundle, "encoder", precision)
+    artifact = engine.artifact(bundle, "encoder", request.precision)
     check_manifest(manifest.artifact(artifact.id), manifest.encoder, manifest.config)
-    max_length = length_of(bundle, max_length, artifact)
+    max_length = length_of(bundle, request.max_length, artifact)
     defaults = replace(manifest.encoder, max_length=max_length)
-    check_memory(bytes_of(manifest, artifact), manifest.config, max_length, memory_limit)
+    check_memory(bytes_of(manifest, artifact), manifest.config, max_length, request.memory_limit)
     with opening(engine, bundle, artifact) as programs:
         tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
-    return TextEncoder(Encoder(programs[0], artifact, defaults.tokens["pad"]), tokenizer, defaults)
+    budget = MemoryBudget(request.memory_limit, bytes_of(manifest, artifact))
+    encoder = Encoder(programs[0], artifact, defaults.tokens["pad"], budget, manifest.config)
+    return request.class_for(TextEncoder)(encoder, tokenizer, defaults)
 
 
-def open_translator(
-    bundle: Bundle, engine: Backend, precision: str | None, max_length: int | None, memory_limit: int | None
-) -> Translator:
+def open_translator(bundle: Bundle, engine: Backend, request: Request) -> Translator:
     from .decoding.decoder import Decoder
     from .decoding.source import SourceEncoder, cross_pairs
     from .tasks.translator import Translator
@@ -146,26 +224,27 @@ def open_translator(
     defaults = manifest.generation
     if defaults is None or None in (defaults.decoder_start, defaults.source_eos):
         raise ManifestError(f"{bundle.folder}: a translation's generation needs decoder_start and source_eos")
-    decoder = engine.artifact(bundle, "decoder", precision)
+    decoder = engine.artifact(bundle, "decoder", request.precision)
     encoder = engine.artifact(bundle, "encoder", decoder.precision)
-    max_length = length_of(bundle, max_length, decoder, encoder)
+    max_length = length_of(bundle, request.max_length, decoder, encoder)
     if encoder.data != decoder.data:
         raise ManifestError(
             f"{bundle.folder}: {encoder.id} and {decoder.id} come from different exports: their weights are"
             f" {', '.join(encoder.data)} and {', '.join(decoder.data)}"
         )
     cross_pairs(encoder, decoder)
-    check_weights(bytes_of(manifest, encoder, decoder), memory_limit)
+    weight_bytes = bytes_of(manifest, encoder, decoder)
+    check_weights(weight_bytes, request.memory_limit)
     with opening(engine, bundle, encoder, decoder) as programs:
         tokenizers = translation_tokenizers(bundle)
-    return Translator(
+    return request.class_for(Translator)(
         SourceEncoder(programs[0], encoder, decoder),
-        Decoder(programs[1], decoder),
+        Decoder(programs[1], decoder, MemoryBudget(request.memory_limit, weight_bytes)),
         tokenizers,
         defaults,
         max_length=max_length,
-        memory_limit=memory_limit,
-        weight_bytes=bytes_of(manifest, encoder, decoder),
+        memory_limit=request.memory_limit,
+        weight_bytes=weight_bytes,
     )
 
 
@@ -201,10 +280,15 @@ def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[l
             raise
 
 
-OPENERS: dict[str, Callable[[Bundle, Backend, str | None, int | None, int | None], Any]] = {
+OPENERS: dict[str, Callable[[Bundle, Backend, Request], TextGenerator | TextEncoder | Translator]] = {
     "text-generation": open_generator,
     "text-encoding": open_encoder,
     "translation": open_translator,
+}
+CLASS_NAMES = {
+    "text-generation": "TextGenerator",
+    "text-encoding": "TextEncoder",
+    "translation": "Translator",
 }
 
 
@@ -245,14 +329,6 @@ def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
             needed=weight_bytes + 1,
             limit=memory_limit,
         )
-
-
-def memory_of_machine() -> int:
-    """Its bytes, where the system says."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
-        return sys.maxsize
 
 
 def check_whole(name: str, value: int | None, low: int, high: int, what: str) -> None:

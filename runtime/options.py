@@ -177,14 +177,21 @@ class GenerationOptions(TypedDict, total=False):
         parse_special: read special tokens such as <|endoftext|> in the prompt as such.
         speculative: "prompt-lookup" guesses tokens, see above.
         reuse_prompt: whether to reuse and keep a KV cache, see above.
-        num_beams: answers that are followed at a time.
-        length_penalty: of beams; above 0 favours long answers.
-        early_stopping: of beams; True, False or "never".
-        n_best: candidates of the beams that are returned.
+        num_beams: answers that are followed at a time, as transformers' beam search does; 1 is none.
+            repetition_penalty (of log-probabilities there, as in transformers), no_repeat_ngram_size and
+            ignore_eos go with beams. Options that draw tokens, seed, logit_bias, logits_processor, stop,
+            top_logprobs, speculative, reuse_prompt, on_token and streams do not.
+        length_penalty: of beams; an answer is ranked by its log-probability divided by its number of new
+            tokens to this power. Above 0 favours long answers.
+        early_stopping: of beams; True ends at num_beams finished answers, False where the best running one
+            is not better than those as it is now, "never" where it could not become so.
+        n_best: candidates of the beams that are returned; at most num_beams.
         logprobs: False skips computing log-probabilities.
         top_logprobs: how many of the likeliest tokens to give for each new one, with log-probabilities.
-        generation: "checkpoint" takes what the checkpoint's generation_config says of options that are not
-            given.
+        generation: "checkpoint" takes what the checkpoint's generation_config says of temperature, top_k,
+            top_p, min_p, repetition_penalty, no_repeat_ngram_size and max_new_tokens where they are not
+            given; it is greedy where do_sample is not true there. What `chat` and `stream_chat` do unless
+            given None.
         on_token: called with the chunk of each prompt after each step; returning True ends that prompt's
             answer with "cancelled", and is the last call for it.
         progress: True counts finished prompts on stderr; a callable gets their number.

@@ -13,7 +13,7 @@ from .backends.ladder import open_on
 from .bundle.bundle import Bundle
 from .bundle.manifest import Artifact
 from .errors import BundleError, ManifestError
-from .load import OPENERS, check_whole
+from .load import OPENERS, Request, check_whole
 
 # Imported when they are needed, so that `import planforge.runtime` stays quick.
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def selftest(
     progress("loading it")
 
     def open_model(engine: Backend) -> Any:
-        return OPENERS[task](opened, engine, precision, None, None)
+        return OPENERS[task](opened, engine, Request(precision=precision))
 
     engine, model = open_on(backend, opened, open_model, precision, device=device)
     comparisons = []

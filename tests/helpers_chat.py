@@ -92,6 +92,43 @@ LOOPS = """\
 {% endif %}
 """
 TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "loops": LOOPS}
+# Contents that are lists of parts, in the style of models that see pictures too.
+EITHER = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {%- if message['content'] is string %}
+        {{- message['content'] }}
+    {%- else %}
+        {%- for content in message['content'] %}
+            {%- if content['type'] == 'image' %}{{- '<|image|>' }}
+            {%- elif content['type'] == 'text' %}{{- content['text'] | trim }}{% endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}
+"""
+MACRO = """\
+{%- macro written(content) -%}
+    {%- if content is string %}{{ content }}
+    {%- else %}{% for part in content %}{% if 'text' in part %}{{ part.text }}{% endif %}{% endfor %}
+    {%- endif -%}
+{%- endmacro -%}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + written(message.content) + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+"""
+PARTS_ONLY = """\
+{%- for message in messages -%}
+{{ message['role'] | capitalize }}:
+{%- for line in message['content'] %}{% if line.type == 'text' %} {{ line.text }}{% endif %}{% endfor -%}
+<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
+"""
+READ_PARTS = {"either": EITHER, "macro": MACRO, "parts_only": PARTS_ONLY}
 ROLES = {"bos_token": "<s>", "eos_token": "</s>"}
 SPECIAL = [
     *("<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from planforge.exporter.tensorrt.candidates import add_candidates
 from planforge.exporter.tensorrt.profiles import Profile
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.backends.tensorrt_library import NUMPY_TYPES
+from planforge.runtime.bundle.artifact import SLOTS
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 
@@ -52,6 +54,7 @@ class EmulatedPlan:
     artifact: Artifact
     profiles: Sequence[Profile]
     weights: tuple[TensorSpec, ...] = ()  # that it reads as inputs
+    name: str = "Unnamed Network 0"  # as the plan's own bytes have it
 
 
 class Released:
@@ -77,6 +80,7 @@ class EmulatedEngine(Released):
         self.trt, self.plan, self.surface = trt, plan, trt.surface
         self.inputs = (*plan.artifact.inputs, *plan.weights)
         self.specs = {spec.name: spec for spec in (*self.inputs, *plan.artifact.outputs)}
+        self.name = plan.name
         self.num_io_tensors = len(self.specs)
         self.num_optimization_profiles = len(plan.profiles)
         self.program = OrtProgram(plan.graph, 1)
@@ -91,6 +95,12 @@ class EmulatedEngine(Released):
     def get_tensor_dtype(self, name: str) -> Any:
         names = {str(dtype): name for name, dtype in NUMPY_TYPES.items()}
         return SimpleNamespace(name=names[self.specs[name].dtype])
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        slots = {axes[SLOTS][2] for p in self.plan.profiles if SLOTS in (axes := p.axes)}
+        fixed = {SLOTS: slots.pop()} if slots else {}
+        names = self.specs[name].axis_names()
+        return tuple(axis if isinstance(axis, int) else fixed.get(axis, -1) for axis in names)
 
     def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
         assert self.specs[name] not in self.plan.weights, "a weight has no profile"
@@ -309,8 +319,9 @@ def plan_of(bundle: Bundle, plan: Plan) -> EmulatedPlan:
     artifact = bundle.manifest.artifact(plan.built_from)
     profiles = [Profile.from_json(value) for value in plan.profiles]
     weights = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in plan.weights)
+    name = name_in(bundle.folder / plan.file)
     if not weights and not plan.candidates:
-        return EmulatedPlan(bundle.folder / artifact.file, artifact, profiles)
+        return EmulatedPlan(bundle.folder / artifact.file, artifact, profiles, name=name)
     model = onnx.load(bundle.folder / artifact.file)
     make_inputs_of(model, {weight.name for weight in weights})
     if plan.candidates:
@@ -318,7 +329,13 @@ def plan_of(bundle: Bundle, plan: Plan) -> EmulatedPlan:
         artifact = artifact.with_candidates(plan.candidates)
     changed = bundle.folder.with_suffix(".changed.onnx")  # beside the bundle
     onnx.save(model, changed)
-    return EmulatedPlan(changed, artifact, profiles, weights)
+    return EmulatedPlan(changed, artifact, profiles, weights, name)
+
+
+def name_in(plan: Path) -> str:
+    """The name of the network in a plan's own bytes, as the real TensorRT-RTX wrote it."""
+    match = re.search(rb"planforge [\w.-]+ [0-9a-f]{64}", plan.read_bytes())
+    return match[0].decode() if match else EmulatedPlan.name
 
 
 def make_inputs_of(model: onnx.ModelProto, names: Collection[str]) -> None:
@@ -331,9 +348,17 @@ def make_inputs_of(model: onnx.ModelProto, names: Collection[str]) -> None:
 
 @contextmanager
 def emulated_gpu(
-    bundle: Path, library: str = "tensorrt-rtx", version: str | None = None, **machine: Any
+    bundle: Path,
+    library: str = "tensorrt-rtx",
+    version: str | None = None,
+    others: Sequence[Path] = (),
+    **machine: Any,
 ) -> Iterator[EmulatedCuda]:
-    """A machine with a GPU, its driver and one library, on which the plans of one bundle run."""
+    """A machine with a GPU, its driver and one library, on which the plans of one bundle run.
+
+    Args:
+        others: bundles whose plans are what they are, whichever bundle lists them.
+    """
     cuda = EmulatedCuda(**machine)
     plan = next(p for p in Bundle.open(bundle).manifest.plans if p.engine == library)
     module = library.replace("-", "_")
@@ -342,6 +367,9 @@ def emulated_gpu(
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cuda", ModuleType("cuda"))
         patch.setitem(sys.modules, "cuda.bindings", package)
-        trt = EmulatedTensorRt(module, version or plan.version, cuda, plans_in(bundle))
+        plans = plans_in(bundle)
+        for other in others:
+            plans |= plans_in(other)
+        trt = EmulatedTensorRt(module, version or plan.version, cuda, plans)
         patch.setitem(sys.modules, module, trt)
         yield cuda

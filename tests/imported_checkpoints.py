@@ -52,6 +52,8 @@ CONFIGS = {
     "mistral": transformers.MistralConfig(**GROUPED, sliding_window=16),
     # Its positions begin behind the padding's number, 3 here.
     "roberta": transformers.RobertaConfig(**ENCODER | {"pad_token_id": 3, "type_vocab_size": 1}),
+    # Its positions begin behind 1, whatever its config says of padding.
+    "mpnet": transformers.MPNetConfig(**ENCODER | {"pad_token_id": 0}),
     "deberta": transformers.DebertaV2Config(**ENCODER | DEBERTA),
     "electra": transformers.ElectraConfig(**ENCODER | {"embedding_size": 32, "num_labels": 3}),
     "albert": transformers.AlbertConfig(**ENCODER, embedding_size=32),
@@ -59,7 +61,7 @@ CONFIGS = {
     "bart": transformers.BartConfig(**SEQ2SEQ | BART),
 }
 TASKS = {
-    **dict.fromkeys(("roberta", "deberta"), ("feature-extraction", transformers.AutoModel)),
+    **dict.fromkeys(("roberta", "mpnet", "deberta"), ("feature-extraction", transformers.AutoModel)),
     "electra": ("text-classification", transformers.AutoModelForSequenceClassification),
     "albert": ("fill-mask", transformers.AutoModelForMaskedLM),
     **dict.fromkeys(("t5", "bart"), ("text2text-generation-with-past", transformers.AutoModelForSeq2SeqLM)),
@@ -96,8 +98,10 @@ def write_tokenizer(name: str, folder: Path) -> None:
         tokenizer.add_special_tokens(list(roles.values()))
         if name == "roberta":
             roles["pad_token"] = tokenizer.id_to_token(3)
+        if name == "mpnet":
+            roles["pad_token"] = tokenizer.id_to_token(1)
         frame: dict[str, Any] = {"cls": ("<s>", 2048), "sep": ("</s>", 2049)}
-        if name in ("roberta", "bart"):
+        if name in ("roberta", "mpnet", "bart"):
             tokenizer.post_processor = processors.RobertaProcessing(**frame, add_prefix_space=False)
         elif name == "t5":
             template = {"single": "$A </s>", "pair": "$A </s> $B </s>", "special_tokens": [frame["sep"]]}

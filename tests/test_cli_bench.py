@@ -58,7 +58,7 @@ def test_a_bundle_is_measured_drawn_and_given_a_default(own_bundle: Path, tmp_pa
     settings = ("--new-tokens", 2, "--prompt-tokens", 4, "--threads", 1)
     done = planforge(
         *("bench", own_bundle, *settings, "--set-default"),
-        *("--json", tmp_path / "out.json", "--plot", tmp_path / "out.png"),
+        *("--output", tmp_path / "out.json", "--plot", tmp_path / "out.png"),
     )
     assert done.returncode == 0, done.stderr
     cases = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["cases"]
@@ -77,7 +77,7 @@ def test_a_bundle_is_measured_drawn_and_given_a_default(own_bundle: Path, tmp_pa
 
 
 def test_json_goes_to_stdout_too(dates_bundle: Path) -> None:
-    done = planforge("bench", dates_bundle, "--precision", "fp32", "--new-tokens", 2, "--json", "-")
+    done = planforge("bench", dates_bundle, "--precision", "fp32", "--new-tokens", 2, "--json")
     assert [case["precision"] for case in json.loads(done.stdout)["cases"]] == ["fp32"]
     assert Bundle.open(dates_bundle).manifest.default_precision is None
 
@@ -159,7 +159,7 @@ def test_errors_are_one_line(own_bundle: Path, tmp_path: Path) -> None:
     assert "is not a folder" in error_line("bench", tmp_path / "nowhere")
     target = tmp_path / "missing" / "out.json"
     settings = ("--precision", "fp32", "--new-tokens", 1)
-    assert "cannot be written" in error_line("bench", own_bundle, *settings, "--json", target)
+    assert "cannot be written" in error_line("bench", own_bundle, *settings, "-o", target)
 
 
 def test_the_table_leaves_out_what_no_case_has(capsys: pytest.CaptureFixture[str]) -> None:

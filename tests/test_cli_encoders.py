@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import sentence_transformers
 
-from planforge.exporter.run_command import streamed
 from planforge.exporter.source import resolve_source
-from planforge.runtime import load
+from planforge.runtime import TextEncoder
 
 from .helpers_cli import error_line, planforge
 
@@ -40,13 +39,13 @@ def test_export_and_run_give_sentence_transformers_vector(tmp_path: Path) -> Non
 def test_embeddings_as_text_and_from_stdin(minilm_bundle: Path) -> None:
     done = planforge("run", minilm_bundle, stdin="one text\n\nanother text\n")
     rows = [list(map(float, line.split())) for line in done.stdout.splitlines()]
-    with load(minilm_bundle) as encoder:
+    with TextEncoder.load(minilm_bundle) as encoder:
         np.testing.assert_allclose(rows, encoder.embed(["one text", "another text"]), atol=1e-5)
 
 
 def test_every_task_prints_json_with_the_fields_of_its_result(head_bundle: Callable[[str], Path]) -> None:
     (one,) = lines(head_bundle("classifier"), "a text", "--pair", "another")
-    with load(head_bundle("classifier")) as model:
+    with TextEncoder.load(head_bundle("classifier")) as model:
         want = model.classify(("a text", "another"))
     assert (one["label"], one["score"], one["probabilities"]) == (want.label, want.score, want.probabilities)
     ranked = lines(head_bundle("ranker"), "a b", "c d", "e f", "--query", "what", "--top-k", "2")
@@ -150,17 +149,3 @@ def test_fit_head_prints_accuracy_and_a_confusion_matrix(minilm_bundle: Path, tm
     assert one["label"] == "good"
     table.write_text("a\tgood\nb\tgood\nbroken\n")
     assert "line 3 has 1 columns" in error_line("fit-head", minilm_bundle, table, "-o", tmp_path / "B3")
-
-
-def test_only_lines_that_are_typed_run_one_by_one() -> None:
-    class Recorder:
-        calls = 0
-
-        def stream(self, task: str, items: list[str]) -> list[str]:
-            self.calls += 1
-            return [item.upper() for item in items]
-
-    for typed, calls in ((True, 3), (False, 1)):
-        model = Recorder()
-        assert list(streamed(model, "embed", ["a", "b", "c"], {}, typed)) == ["A", "B", "C"]
-        assert model.calls == calls

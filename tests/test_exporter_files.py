@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -301,3 +302,39 @@ def test_what_an_onnx_file_cannot_be_run_with_is_said(demo_bundle: Path, tmp_pat
         verify(tmp_path / "text.onnx")
     with pytest.raises(InputError, match=r"\.onnx file"):
         verify(demo_bundle, inputs=tmp_path / "some.npz")
+
+
+def ends_of_attributes(longer: list[float], other: list[float]) -> list[onnx.NodeProto]:
+    """Nodes in pairs whose attributes differ at their end alone: lists and tensors."""
+    as_tensors = [onnx.numpy_helper.from_array(np.array(values, np.float32)) for values in (longer, other)]
+    nodes = []
+    kinds: dict[str, list[Any]] = {"value": as_tensors, "value_floats": [longer, other]}
+    for kind, pair in kinds.items():
+        for number, value in enumerate(pair):
+            named: dict[str, Any] = {kind: value}
+            nodes.append(onnx.helper.make_node("Constant", [], [f"{kind}_{number}"], **named))
+    nodes.append(onnx.helper.make_node("Sum", [node.output[0] for node in nodes], ["constants"]))
+    nodes.append(onnx.helper.make_node("Add", ["x", "constants"], ["sum"]))
+    for number, values in enumerate((longer, other)):
+        ends: dict[str, Any] = {"offset": values, "scale": [1.0 + value for value in values]}
+        nodes.append(onnx.helper.make_node("Scaler", ["sum"], [f"scaled_{number}"], domain=ML, **ends))
+    return nodes
+
+
+ML = "ai.onnx.ml"
+
+
+def test_nodes_whose_attributes_differ_at_the_end_alone_are_two(tmp_path: Path) -> None:
+    """Printed, a list or an array may be cut short, and two nodes would be taken for one."""
+    longer = [float(n) for n in range(24)]
+    nodes = ends_of_attributes(longer, [*longer[:-1], 99.0])
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 24])
+    results = [
+        onnx.helper.make_tensor_value_info(f"scaled_{number}", onnx.TensorProto.FLOAT, [2, 24])
+        for number in (0, 1)
+    ]
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid(ML, 3)]
+    graph = onnx.helper.make_graph(nodes, "g", [x], results)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "a.onnx")
+    report = verify(tmp_path / "a.onnx")
+    assert report.passed, report.comparisons

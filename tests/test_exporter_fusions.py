@@ -100,3 +100,24 @@ def test_queries_keys_and_values_are_packed_in_their_order_only(order: str, extr
     assert_fused(model, left, **given)
     (node,) = nodes(model, "GroupQueryAttention")
     assert [value is None for value in node.inputs[:3]] == [False, packed, packed]
+
+
+CHOSEN = """hidden = Tanh (x)
+ width = Constant <value = int64[2] {-1, 8}> ()
+ flat = Reshape (hidden, width)
+ last = Constant <value = int64[1] {-1}> ()
+ index = Unsqueeze (logit_rows, last)
+ picked = GatherND (flat, index)
+ logits = Neg (picked)"""
+
+
+def test_rows_are_chosen_early_but_never_of_an_output() -> None:
+    """A graph that also gives the states that rows are chosen of gives all of their rows."""
+    inputs = "float[a, b, 8] x, int64[n] logit_rows"
+    given = {"x": normal(2, 3, 8), "logit_rows": np.array([4, 0])}
+    alone = graph(CHOSEN, inputs, "float[n, 8] logits")
+    assert_fused(alone, ["Reshape", "Gather", "Tanh", "Neg"], **given)
+    beside = graph(CHOSEN, inputs, "float[a, b, 8] hidden, float[n, 8] logits")
+    assert_fused(beside, ["Tanh", "Reshape", "Unsqueeze", "GatherND", "Neg"], **given)
+    hidden = beside.graph.outputs[0].shape
+    assert hidden is not None and [getattr(axis, "value", axis) for axis in hidden] == ["a", "b", 8]

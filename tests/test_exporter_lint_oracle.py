@@ -167,7 +167,7 @@ WRONG: list[tuple[Case, Callable[[Network, dict[str, Network]], bool]]] = [
 ]
 
 # Rules that a file beside the graph, or a number in fp16, breaks: they have tests of their own.
-ELSEWHERE = {"weights-missing", "mask-outside-fp16"}
+ELSEWHERE = {"weights-missing", "weights-outside", "mask-outside-fp16"}
 
 
 def name_of(value: object) -> str:

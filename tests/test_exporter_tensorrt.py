@@ -51,7 +51,9 @@ def test_one_plan_for_six_gpus_without_a_gpu(dialect: str, demo_bundle: Path, tm
     graph, artifact = graph_and_artifact(demo_bundle, dialect)
     profiles = profiles_for(artifact, max_length=48)
     out = tmp_path / "decoder.plan"
-    report = build.build_plan(graph, artifact, sms=ALL_SMS, profiles=profiles, out=out)
+    name = f"planforge {artifact.id} {'0123456789abcdef' * 4}"
+    report = build.build_plan(graph, artifact, sms=ALL_SMS, profiles=profiles, out=out, name=name)
+    assert out.read_bytes().count(name.encode()) == 1  # a plan keeps its network's name
     assert report.sms == ALL_SMS and report.warnings == ()
     assert report.version == version("tensorrt-rtx-cu13")
     assert [path.name for path in tmp_path.iterdir()] == ["decoder.plan"]

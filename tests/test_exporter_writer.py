@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import shutil
 import signal
@@ -19,10 +20,12 @@ from planforge.exporter.bundle_writer import (
     install,
     staging_folder,
 )
-from planforge.exporter.errors import OutputError
+from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.bundle.manifest import FileEntry, Manifest
+
+MANIFEST = {"family": "gpt2", "task": "text-generation", "export_id": "", "files": {}, "artifacts": []}
 
 # Installs a staged bundle; just before its N-th call that changes the disk it kills itself, or that
 # call finds the disk full.
@@ -154,6 +157,41 @@ def test_a_folder_that_is_no_bundle_is_left_alone(tmp_path: Path, force: bool) -
         check_output(tmp_path / "thesis.tex", force)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"manifest_version": 3, "name": "An extension", "version": "1.0"}, "is not PlanForge's"),
+        ({"name": "An app", "start_url": "/", "icons": [], "files": {}, "format": 1}, "is not PlanForge's"),
+        (["a", "list"], "is not PlanForge's"),
+        (
+            {"format": 2, **MANIFEST},
+            "is a bundle of format 2, and this version of PlanForge replaces format 1",
+        ),
+        ({"format": 0, **MANIFEST}, "is a bundle of format 0"),
+        ("{", "is not a bundle"),
+    ],
+)
+def test_another_programs_manifest_makes_no_bundle(tmp_path: Path, content: object, words: str) -> None:
+    """Browser extensions and web apps have a manifest.json as well; theirs lie beside folders of any name."""
+    folder = tmp_path / "extension"
+    (folder / "plans").mkdir(parents=True)
+    (folder / "plans" / "background.js").write_text("mine")
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(OutputError, match=words):
+        check_output(folder, force=True)
+    with pytest.raises(OutputError, match=words), staging_folder(folder) as staging:
+        install(staging, stage(staging, "new"), folder)
+    assert (folder / "manifest.json").read_text() == text
+    assert (folder / "plans" / "background.js").read_text() == "mine"
+
+
+def test_a_damaged_bundle_of_ours_may_be_replaced(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "manifest.json").write_text(json.dumps({"format": 1, **MANIFEST}))
+    check_output(tmp_path / "bundle", force=True)
+
+
 def test_an_output_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="not a writable folder"):
@@ -178,6 +216,22 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="No space left on device; nothing was changed"):  # noqa: SIM117
         with staging_folder(tmp_path / "bundle"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_is_written_there_is_said_to_be_unwritable(tmp_path: Path) -> None:
+    """A file of the source that has gone is no fault of the output."""
+    source = tmp_path / "source" / "model.safetensors"
+    with pytest.raises(ExporterError) as caught, staging_folder(tmp_path / "bundle"):
+        source.read_bytes()
+    assert str(caught.value) == f"{source}: No such file or directory; {tmp_path / 'bundle'} was not changed"
+    assert not isinstance(caught.value, OutputError)
+    with pytest.raises(OutputError, match="cannot be written: Is a directory"):  # noqa: SIM117
+        with staging_folder(tmp_path / "bundle") as staging:
+            (staging / "onnx").mkdir()
+            (staging / "onnx").write_bytes(b"")
+    with pytest.raises(BrokenPipeError), staging_folder(tmp_path / "bundle"):  # of a line of progress
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -216,13 +270,3 @@ def test_what_an_old_manifest_lists_elsewhere_is_not_removed(tmp_path: Path) -> 
         install(staging, stage(staging, "new"), output)
     assert whole(output) == "new"
     assert (output / "notes.txt").read_text() == "mine"
-
-
-def test_what_a_killed_export_left_beside_is_removed(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    (tmp_path / f".bundle.partial-{dead.pid}").mkdir()
-    (tmp_path / f".bundle.partial-{os.getppid()}").mkdir()  # lives: somebody is exporting
-    with staging_folder(tmp_path / "bundle"):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == [f".bundle.partial-{os.getppid()}"]

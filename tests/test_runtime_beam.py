@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime.decoding.beam import BLOCKS_OF, BeamSearch, Hypothesis, Search, best_candidates
+from planforge.runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from planforge.runtime.decoding.constraints import Constraints, constrain
+from planforge.runtime.decoding.extensions import BLOCKS_OF, best_candidates
 from planforge.runtime.errors import BackendError, InputError
 
 torch = pytest.importorskip("torch")

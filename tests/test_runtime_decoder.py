@@ -98,7 +98,8 @@ def artifact(dialect: str, dtype: str = "float32") -> Artifact:
     own = ("input_ids", "attention_mask", "position_ids") if grows else ("input_ids", "past_lengths")
     read = tuple(TensorSpec(n, n, "int64", (batch, total)) for n in (*own, "logit_rows"))
     ins, outs = specs(name, "past.0.", past), specs("present.0.", "present.0.", total)
-    return Artifact("decoder", dialect, "fp32", 20, "x.onnx", (), side, (*read, *ins), outs)
+    logits = TensorSpec("logits", "logits", "float32", (Axis("rows", 1, 1, 8), V))
+    return Artifact("decoder", dialect, "fp32", 20, "x.onnx", (), side, (*read, *ins), (*outs, logits))
 
 
 def decoder(dialect: str) -> Decoder:

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from planforge.exporter.source import demo_folder
-from planforge.runtime import TextEncoder, load
+from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array
 from planforge.runtime.encoding.encoder import Encoder
 from planforge.runtime.errors import InputError
@@ -45,7 +45,7 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def model(minilm_bundle: Path) -> Iterator[TextEncoder]:
     encoder: TextEncoder
-    with load(minilm_bundle) as encoder:
+    with TextEncoder.load(minilm_bundle) as encoder:
         yield encoder
 
 
@@ -111,7 +111,7 @@ def test_a_text_of_a_megabyte_is_cut_like_sentence_transformers(model: TextEncod
     sentence, times = "Ein naïver Text, 我在北京, der nie endet. ", 2**20 // 40
     text = sentence * times
     assert len(text.encode()) > 2**20
-    (result,) = model.stream("embed", [text])
+    (result,) = model.iterate("embed", [text])
     np.testing.assert_allclose(result.vector, encoded(sbert, [text])[0], atol=1e-5)
     assert result.dropped == times * model.count_tokens(sentence) - 254 > 200_000
 
@@ -173,7 +173,7 @@ def test_windows_are_merged(model: TextEncoder, bert: Any, tokenizer: Any, pooli
     expected = np.max(vectors, axis=0) if pooling == "max" else np.mean(vectors, axis=0)
     expected = expected / np.linalg.norm(expected)
     options: dict[str, Any] = {"truncation": "windows", "stride": 20, "pooling": pooling}
-    (result,) = model.stream("embed", [LONG], **options)
+    (result,) = model.iterate("embed", [LONG], **options)
     assert result.dropped == 0
     np.testing.assert_allclose(result.vector, expected, atol=1e-5)
     assert np.abs(model.embed(LONG, pooling=pooling) - expected).max() > 0.01

@@ -157,7 +157,7 @@ def test_rank_is_sentence_transformers(scores: Case, tmp_path: Path, activation:
     assert all(result.text == texts[result.index] for result in got)
     assert model.rank("the world?", iter(texts), top_k=2) == got[:2]
     assert model.rank("the world?", []) == []
-    streamed = list(model.stream("rank", [("the world?", text) for text in texts]))
+    streamed = list(model.iterate("rank", [("the world?", text) for text in texts]))
     assert [result.index for result in streamed] == [*range(len(texts))]  # in the order of the pairs
 
 
@@ -244,11 +244,11 @@ def test_mistakes_with_heads_are_named(classes: Case, scores: Case, words: Case)
         (f"classify needs the head sequence_classification; {heads}", lambda: fills.classify("a")),
         (f"answer needs the head question_answering; {heads}", lambda: fills.answer("a", "b")),
         ("tag needs the head token_classification", lambda: picks.tag("a")),
-        ("fill_mask needs the head masked_lm", lambda: picks.stream("fill_mask", [])),
+        ("fill_mask needs the head masked_lm", lambda: picks.iterate("fill_mask", [])),
         (r"one score, this one has the labels .*'neither'", lambda: picks.rank("a", ["b"])),
         ("pair of two texts", lambda: picks.classify([("a",)])),
         ("pair of two texts", lambda: picks.classify(["a", 3])),
-        ("pair of two texts", lambda: picks.stream("classify", [("a", "b", "c")]).__next__()),
+        ("pair of two texts", lambda: picks.iterate("classify", [("a", "b", "c")]).__next__()),
         ("pair of two texts", lambda: fills.next_sentence(["a"])),
         ("pair of two texts", lambda: fills.next_sentence("a")),
         ("several texts are needed", lambda: ranks.rank("query", "text")),

@@ -42,6 +42,8 @@ LITERAL: dict[str, Any] = {
         **{"forced_bos": None, "forced_eos": None, "suppressed": [], "num_beams": 1, "length_penalty": 1.0},
         **{"early_stopping": False, "no_repeat_ngram_size": None, "min_new_tokens": 0, "renormalize": False},
         **{"max_new_tokens": None, "max_length": 1024},
+        **{"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "min_p": None},
+        "repetition_penalty": 1.0,
     },
     "tokenizer": {"files": ["tokenizer.json"], "vocab_size": 50257},
     "files": {
@@ -290,6 +292,9 @@ def manifests(draw: st.DrawFn) -> Manifest:
             bos=st.none() | tokens,
             pad=st.none() | tokens,
             max_length=tokens,
+            do_sample=st.booleans(),
+            temperature=st.none() | st.floats(0.1, 2.0),
+            top_k=st.none() | tokens,
         ),
         tokenizer=st.fixed_dictionaries({"files": st.lists(file, min_size=1)}, optional={"x": json_values}),
         files=st.just(files),

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from planforge.runtime import load
-from planforge.runtime.backends.passport import covers
+from planforge.runtime import TextGenerator, load
+from planforge.runtime.backends.passport import best_plan, covers
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.plan import Plan
 from planforge.runtime.errors import (
     BackendError,
     BackendUnavailableError,
     InputError,
     IntegrityError,
     ManifestError,
+    MemoryLimitError,
     PlanForgeError,
 )
 
@@ -29,7 +31,7 @@ from .helpers_plans import PROMPT, with_manifest
 
 def refusal(bundle: Path, backend: str = "tensorrt-rtx", **machine: Any) -> str:
     with emulated_gpu(bundle, backend, **machine), pytest.raises(PlanForgeError) as caught:
-        load(bundle, backend, device=machine.get("device", 0))
+        load(bundle, backend=backend, device=machine.get("device", 0))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -92,7 +94,7 @@ def test_another_precision(demo_bundle: Path) -> None:
         emulated_gpu(demo_bundle),
         pytest.raises(BackendUnavailableError, match="plan is fp16, wanted is fp32"),
     ):
-        load(demo_bundle, "tensorrt-rtx", precision="fp32")
+        load(demo_bundle, backend="tensorrt-rtx", precision="fp32")
 
 
 def test_a_damaged_plan_never_reaches_the_library(own_bundle: Path) -> None:
@@ -101,14 +103,14 @@ def test_a_damaged_plan_never_reaches_the_library(own_bundle: Path) -> None:
     content[len(content) // 2] ^= 1
     plan.write_bytes(content)
     with emulated_gpu(own_bundle), pytest.raises(IntegrityError, match="has changed since it was exported"):
-        load(own_bundle, "tensorrt-rtx")
+        load(own_bundle, backend="tensorrt-rtx")
 
 
 def test_the_library_may_refuse_a_plan(demo_bundle: Path) -> None:
     with emulated_gpu(demo_bundle):
         sys.modules["tensorrt_rtx"].plans = {}  # type: ignore[attr-defined]
         with pytest.raises(BackendError, match=r"cannot load .*: the magic tag does not match"):
-            load(demo_bundle, "tensorrt-rtx")
+            load(demo_bundle, backend="tensorrt-rtx")
 
 
 def test_auto_takes_the_plan_that_fits_and_says_why_not_a_better_one(
@@ -118,7 +120,7 @@ def test_auto_takes_the_plan_that_fits_and_says_why_not_a_better_one(
 
     def chosen(**machine: Any) -> str:
         caplog.clear()
-        with emulated_gpu(own_bundle, **machine), load(own_bundle) as model:
+        with emulated_gpu(own_bundle, **machine), TextGenerator.load(own_bundle) as model:
             assert model.generate(PROMPT, max_new_tokens=1).token_ids
         (line,) = (r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
         return line
@@ -142,7 +144,7 @@ def test_auto_goes_on_where_a_plan_does_not_open(own_bundle: Path, caplog: pytes
 
     def line(**options: Any) -> str:
         caplog.clear()
-        with load(own_bundle, **options) as model:
+        with TextGenerator.load(own_bundle, **options) as model:
             assert model.backend == "ort-cpu" and model.generate(PROMPT, max_new_tokens=1).token_ids
         (line,) = (r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
         return line
@@ -156,10 +158,43 @@ def test_auto_goes_on_where_a_plan_does_not_open(own_bundle: Path, caplog: pytes
         assert "the magic tag does not match" in line()
         trt.plans = plans
         assert cuda.used == 0
-    with emulated_gpu(with_manifest(own_bundle, shortened)):
-        assert "max_length=100 is more than the 40 that the plan was built for" in line(max_length=100)
         with pytest.raises(InputError, match="device=1 does not exist"):
             load(own_bundle, device=1)
+
+
+def test_auto_raises_what_the_caller_cannot_have(own_bundle: Path) -> None:
+    with emulated_gpu(with_manifest(own_bundle, shortened)) as cuda:
+        with pytest.raises(
+            InputError, match="max_length=100 is more than the 40 that the plan was built for"
+        ):
+            load(own_bundle, max_length=100)
+        with pytest.raises(MemoryLimitError, match=r"memory_limit is 1 MB\. A precision of fewer bits"):
+            load(own_bundle, memory_limit=10**6)
+        assert cuda.used == 0
+        with load(own_bundle, backend="ort-cpu", max_length=100) as model:
+            assert model.backend == "ort-cpu"
+
+
+def test_leaving_a_gpu_that_is_there_is_a_warning(own_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "planforge")
+
+    def record(**machine: Any) -> tuple[str, str]:
+        caplog.clear()
+        with emulated_gpu(own_bundle, **machine):
+            trt: Any = sys.modules["tensorrt_rtx"]
+            trt.invalid = machine.get("sm") is None
+            load(own_bundle).close()
+        (found,) = (r for r in caplog.records if " runs on " in r.getMessage())
+        return found.levelname, found.getMessage()
+
+    for machine in ({}, {"sm": "sm70"}, {"sm": "sm86", "driver": 12040}):
+        level, said = record(**machine)
+        assert level == "WARNING" and "runs on ort-cpu though an NVIDIA GPU is here" in said
+    for machine in ({"sm": "sm86", "driver": 0}, {"sm": "sm86", "count": 0}):
+        level, said = record(**machine)
+        assert level == "INFO" and "runs on ort-cpu" in said
+    level, said = record(sm="sm86")
+    assert level == "INFO" and "runs on tensorrt-rtx" in said
 
 
 def shortened(value: dict[str, Any]) -> None:
@@ -169,23 +204,52 @@ def shortened(value: dict[str, Any]) -> None:
         axes["tokens"] = [min(length, 40) for length in axes["tokens"]]
 
 
+@pytest.mark.parametrize(
+    ("max_length", "memory", "meant"),
+    [
+        (None, 2000, "8x128"),  # without a wish the longest, and the largest batch
+        (64, 2000, "8x64"),  # the shortest that is long enough
+        (65, 2000, "8x128"),
+        (500, 2000, "8x128"),  # too long for all
+        (None, 300, "2x128"),  # the large batch needs more memory than there is
+        (64, 10, "8x64"),
+    ],
+)
+def test_of_several_plans_the_one_that_fits_best(
+    max_length: int | None, memory: int, meant: str, demo_bundle: Path
+) -> None:
+    (plan,) = Bundle.open(demo_bundle).manifest.plans
+
+    def of(batch: int, tokens: int) -> Plan:
+        axes = {"batch": [1, 1, batch], "tokens": [1, 1, tokens]}
+        profile = {"name": "decode", "axes": axes, "memory": {"weights": 1, "tensors": batch * tokens}}
+        return replace(plan, file=f"{batch}x{tokens}", profiles=(profile,))
+
+    plans = [of(8, 128), of(2, 128), of(2, 64), of(8, 64)]
+    assert best_plan(plans, max_length, memory).file == meant
+    assert best_plan(plans[::-1], max_length, memory).file == meant
+    later = replace(plans[0], file="later")
+    assert best_plan([*plans, later], None, 2000).file == "later"
+    assert best_plan([*plans, replace(later, compatible=True)], None, 2000).file == "8x128"
+
+
 def test_a_model_that_is_dropped_gives_its_memory_back_when_the_next_one_loads(demo_bundle: Path) -> None:
     with emulated_gpu(demo_bundle) as cuda:
         most = 0
         for _ in range(4):
-            model = load(demo_bundle, "tensorrt-rtx")
+            model = TextGenerator.load(demo_bundle, backend="tensorrt-rtx")
             model.generate(PROMPT, max_new_tokens=2)
             most = most or cuda.used
             del model
             gc.collect()
         assert cuda.used <= most
-        with load(demo_bundle, "tensorrt-rtx") as model:
+        with TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
             stream = model.stream(PROMPT, max_new_tokens=9)
             next(stream)
         del stream
         gc.collect()
-        load(demo_bundle, "tensorrt-rtx").close()
-        with load(demo_bundle, "tensorrt-rtx") as model:
+        load(demo_bundle, backend="tensorrt-rtx").close()
+        with TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
             model.generate(PROMPT, max_new_tokens=2)
             assert cuda.used == most
 
@@ -194,7 +258,10 @@ def test_a_bundle_may_have_a_plan_for_each_machine(own_bundle: Path) -> None:
     def two(value: dict[str, Any]) -> None:
         value["plans"].insert(0, {**value["plans"][0], "sms": ["sm87"]})
 
-    with emulated_gpu(with_manifest(own_bundle, two)), load(own_bundle, "tensorrt-rtx") as model:
+    with (
+        emulated_gpu(with_manifest(own_bundle, two)),
+        TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model,
+    ):
         assert model.generate(PROMPT, max_new_tokens=1)
 
 

@@ -35,7 +35,7 @@ from .helpers_translation import SENTENCES, SHORT_AWKWARD, Witness
 
 @pytest.fixture(scope="module")
 def model(marian_bundle: Path) -> Iterator[Translator]:
-    with load(marian_bundle) as opened:
+    with Translator.load(marian_bundle) as opened:
         yield opened
 
 
@@ -105,7 +105,7 @@ def test_one_many_and_a_stream_are_the_same(model: Translator) -> None:
 
 def test_an_endless_iterator_is_read_as_needed(model: Translator) -> None:
     done: list[int] = []
-    results = model.translations(itertools.cycle(SENTENCES[:3]), max_new_tokens=2, progress=done.append)
+    results = model.iterate(itertools.cycle(SENTENCES[:3]), max_new_tokens=2, progress=done.append)
     first = list(itertools.islice(results, 5))
     assert [r.text for r in first[:2]] == [r.text for r in first[3:]]
     assert done == sorted(done)
@@ -130,7 +130,7 @@ def test_language_codes_are_kept_whole(model: Translator, witness: Witness) -> N
 
 def test_attention_is_that_of_pytorch(dates_bundle: Path) -> None:
     """Whose attention is compared with transformers' by tests/test_models_marian.py."""
-    with load(dates_bundle) as model:
+    with Translator.load(dates_bundle) as model:
         found = model.align("the 3rd of May, 1998")
     assert "".join(found.source) == "the 3rd of may, 1998</s>"
     assert "".join(found.target) == "1998-05-03</s>"
@@ -157,7 +157,7 @@ def test_attention_needs_its_export(model: Translator) -> None:
 
 def test_fp16_runs_too(dates_bundle: Path) -> None:
     texts = {"the 3rd of May, 1998": "1998-05-03", "21.12.2012": "2012-12-21", "1 Jan 68": "2068-01-01"}
-    with load(dates_bundle, precision="fp16") as half, load(dates_bundle) as full:
+    with Translator.load(dates_bundle, precision="fp16") as half, Translator.load(dates_bundle) as full:
         assert half.artifact.id == "decoder.portable.fp16"
         found, wanted = half.translate(list(texts), num_beams=4), full.translate(list(texts), num_beams=4)
     assert [result.text for result in found] == list(texts.values())
@@ -174,7 +174,7 @@ def test_other_dialects_run_too(dialect: str, marian_bundle: Path, model: Transl
     artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
     kept = [a for a in artifacts if a["graph"] == "encoder" or a["dialect"] == dialect]
     edit_json(bundle / "manifest.json", artifacts=kept, plans=[])
-    with load(bundle, precision="fp32") as other:
+    with Translator.load(bundle, precision="fp32") as other:
         assert other.artifact.id == f"decoder.{dialect}.fp32"
         found = other.translate(texts, num_beams=4, n_best=4)
     for a, b in zip(wanted, found, strict=True):
@@ -244,23 +244,23 @@ def test_sources_of_one_token_and_of_all_that_fit(model: Translator, witness: Wi
 
 def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
     texts = SENTENCES[:20]
-    with load(marian_bundle) as model:
+    with Translator.load(marian_bundle) as model:
         wanted = [result.token_ids for result in model.translate(texts)]
         limit = model.weight_bytes + cache_bytes(model.artifact, 1, 64)  # a row at a time, not eight
-    with load(marian_bundle, memory_limit=limit) as model:
+    with Translator.load(marian_bundle, memory_limit=limit) as model:
         assert [result.token_ids for result in model.translate(texts)] == wanted
         with pytest.raises(MemoryLimitError, match=r"MB of weights and .* target and \d+ source tokens"):
             model.translate("hello", num_beams=64, max_new_tokens=40)
         with pytest.raises(MemoryLimitError):
             model.stream("hello", max_new_tokens=64)
-    with load(marian_bundle, max_length=8) as model:
+    with Translator.load(marian_bundle, max_length=8) as model:
         with pytest.raises(ContextLengthError, match="reads 8"):
             model.translate("Where is the nearest station?")
         assert len(model.translate("a").token_ids) <= 8
 
 
 def test_closed(marian_bundle: Path) -> None:
-    model = load(marian_bundle)
+    model = Translator.load(marian_bundle)
     model.close()
     model.close()
     with pytest.raises(ClosedError):

@@ -5,10 +5,12 @@ B batch, T tokens, E hidden size, V vocabulary, C classes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...runtime.backends.ort_backend import plain_session
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
 SPANS = dict(zip(ENDS, ("question_answering.start", "question_answering.end"), strict=True))
+PADDING_POSITIONS = (0, 1)  # of padding, where a model does not read it from config.json
 WIDTHS, FEED_FORWARD = ("hidden_size", "dim"), ("intermediate_size", "hidden_dim", "ffn_dim")
 
 
@@ -125,18 +128,24 @@ class ImportedEncoder(ImportedCheckpoint):
         )
 
     def context_of(self, found: Folder) -> int:
-        """What config.json says, if the graph takes it: RoBERTa's positions begin behind that of padding."""
+        """Return the most tokens that the graph takes; config.json counts positions.
+
+        RoBERTa's and MPNet's positions begin behind that of padding, whose number MPNet never reads from
+        config.json. Of padding alone such a graph takes any length, so it has to take each of two words.
+        """
         context = super().context_of(found)
         pad = found.whole(("pad_token_id",)) or 0
+        words = [(pad + distance) % self.config.vocab_size for distance in (1, 2)]
         session = plain_session(found.model)
+        inputs = [node.name for node in session.get_inputs()]
         error: Exception | None = None
-        word = (pad + 1) % self.config.vocab_size
-        lengths = [n for n in (context, context - pad - 1) if n >= LEAST_LENGTH[self.task]]
-        for length in lengths:
-            ids = np.full((1, length), word, np.int64)
-            given = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
+        kept_for_padding = {0, pad + 1, *(position + 1 for position in PADDING_POSITIONS)}
+        for length in sorted((context - kept for kept in kept_for_padding), reverse=True):
+            if length < LEAST_LENGTH[self.task]:
+                continue
             try:
-                session.run(None, {i.name: given[ROLES[i.name]] for i in session.get_inputs()})
+                for word in words:
+                    session.run(None, inputs_of_one_word(inputs, word, length))
             except Exception as caught:  # onnxruntime's own
                 error = caught
                 continue
@@ -197,3 +206,16 @@ class ImportedEncoder(ImportedCheckpoint):
             made[name] = self.graph.clone()
             with_signature(made[name], self.recipes[name].inputs, self.recipes[name].outputs)
         return made
+
+
+def inputs_of_one_word(names: Sequence[str], word: int, length: int) -> dict[str, npt.NDArray[np.int64]]:
+    """Return a graph's inputs (1, T) for a sequence that repeats one word.
+
+    Args:
+        names: the graph's inputs.
+        word: a token id.
+        length: T.
+    """
+    ids = np.full((1, length), word, np.int64)
+    by_role = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
+    return {name: by_role[ROLES[name]] for name in names}

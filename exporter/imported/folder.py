@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from onnxscript import version_converter
 
 from ..errors import CheckpointError, first_line
 from ..passes.weights import EXTERNAL_FROM_BYTES, lazy
+from ..weight_files import refusal_of
 from .mapped import load_mapped
 
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
@@ -49,9 +50,14 @@ class Folder:
         """The class of the model in transformers, such as LlamaForCausalLM."""
         return architecture_of(self.config)
 
-    @cached_property
+    @property
     def graph(self) -> ir.Model:
-        """`model`, read once; who takes it may change it."""
+        """A copy of `model` for whoever asks, to change as they like; its weights are mapped, not copied."""
+        return self.read.clone()
+
+    @cached_property
+    def read(self) -> ir.Model:
+        """`model`, read once, and changed by nobody."""
         return load_graph(self.model)
 
     def whole(self, names: tuple[str, ...]) -> int | None:
@@ -169,11 +175,9 @@ def mapped(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
     Args:
         path: of the graph.
     """
-    location = PurePosixPath(str(weight.location).replace("\\", "/"))
-    if location.is_absolute() or ".." in location.parts or ":" in str(location):
-        raise CheckpointError(f"{path} has weights in {location}, outside of its folder")
-    if (path.parent / location).is_symlink():
-        raise CheckpointError(f"{path} has weights in {location}, which is a link; copy the file there")
+    location = str(weight.location)
+    if (why := refusal_of(path, location)) is not None:
+        raise CheckpointError(f"{path} has weights in {location}, {why}")
     try:
         array = copy(weight).numpy()
     except Exception as error:  # onnx_ir's own

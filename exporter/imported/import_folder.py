@@ -40,7 +40,7 @@ def import_folder(
     folder: str | Path,
     output: str | Path,
     *,
-    source: str | Path | None = None,
+    source: str | Path | Source | None = None,
     precision: Sequence[str] | None = None,
     target: Sequence[str] | None = None,
     sms: Sequence[str] | None = None,
@@ -77,7 +77,7 @@ def import_folder(
         raise InputError(f"FOLDER {str(folder)!r} is not there; give what optimum wrote")
     origin = Source("folder", str(folder), at) if source is None else resolve_source(source)
     texts = None if prompts is None else Path(prompts)
-    wanted = Wanted(tuple(targets), tuple(precisions), sms, texts, verify)
+    wanted = Wanted(tuple(targets), tuple(precisions), sms, texts, verify, force)
     found = read_folder(at)
     with_weights = has_weights(origin.folder)
     if not with_weights and not any(origin.folder.glob("*.onnx")):
@@ -138,19 +138,18 @@ def checked_choices(
 
 
 def export_and_import(
-    model: str | Path, output: str | Path, optimum_python: str | None, **options: Any
+    origin: Source, output: str | Path, optimum_python: str | None, **options: Any
 ) -> ExportResult:
     """Exports a checkpoint with optimum, and makes a bundle of it.
 
     Args:
-        model: a folder in Hugging Face's layout, or a hub id.
+        origin: the checkpoint.
         optimum_python: of an environment that has optimum-onnx; by default this one.
         options: of `import_folder`.
 
     Raises:
         PlanForgeError: as `import_folder`; ExportError also where optimum is missing.
     """
-    origin = resolve_source(model)
     given = {name: options.get(name) for name in ("target", "precision", "sms", "max_batch")}
     checked_choices(**given, verify=options.get("verify", True))
     check_output(Path(output), bool(options.get("force")))
@@ -160,14 +159,14 @@ def export_and_import(
     with tempfile.TemporaryDirectory(prefix="planforge-optimum-") as folder:
         graphs = Path(folder, "graphs")
         export_with_optimum(origin.folder, graphs, optimum_python)
-        return import_folder(graphs, output, source=model, **options)
+        return import_folder(graphs, output, source=origin, **options)
 
 
 def kind_of(found: Folder) -> type[ImportedCheckpoint]:
     """How a folder's graphs are read: by what they read themselves, not by what config.json calls them."""
     if found.encoder is not None:
         return ImportedTranslator
-    names = {str(value.name) for value in found.graph.graph.inputs}
+    names = {str(value.name) for value in found.read.graph.inputs}
     if not any(name.startswith("past") for name in names) and found.architecture.endswith(GENERATES):
         raise CheckpointError(
             f"{found.model} has no cache, and {found.architecture} generates text; export it again with"

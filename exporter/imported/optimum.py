@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from ...models.folder import read_json
+from ..child import run_child
 from ..errors import CheckpointError, ExportError
 from .folder import architecture_of
 
@@ -74,7 +75,15 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
         readable = as_transformers_4(checkpoint.resolve(), Path(folder, "checkpoint"))
         command += ["--model", str(readable), "--task", task, "--no-post-process", str(out.resolve())]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=out.parent)
+            done = run_child(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                cwd=out.parent,
+                env={**os.environ, "TMPDIR": folder},  # what it leaves behind goes with ours
+            )
         except OSError as error:
             raise ExportError(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:

@@ -96,7 +96,13 @@ def run_encoder(model: Any, piece: Piece) -> tuple[list[Tensor], dict[str, Tenso
         given = {"input_ids": torch.tensor([piece.ids]), "attention_mask": torch.ones(1, len(piece)).long()}
         if any(piece.segments):
             given["token_type_ids"] = torch.tensor([piece.segments])
-        out = model(**given)
+        try:
+            out = model(**given)
+        except (IndexError, RuntimeError) as error:  # torch's own
+            raise VerificationError(
+                f"the model in transformers does not run with {len(piece)} tokens ({first_line(error)});"
+                " export fewer with --max-length"
+            ) from error
     if "start_logits" in out:
         return [], {"question_answering": torch.stack([out.start_logits, out.end_logits], dim=-1)}
     if "logits" in out:

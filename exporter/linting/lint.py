@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import InputError
-from ..targets import Target, lint_targets
+from ..targets import Target, lint_targets, planned_target
 from .model import LintModel
 from .report import Finding, LintReport, in_order
 from .rule import Hit, Rule
@@ -22,18 +23,18 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
 
     Args:
         path: an .onnx file, or a bundle's folder, of which all graphs are read.
-        targets: of `TARGETS`; all of them unless given.
+        targets: of `TARGETS`; unless given, those that a bundle was made for, and all for a file.
 
     Raises:
         InputError: there is no such file or target, or it is no ONNX.
         BundleError: the folder is no bundle.
     """
     path = Path(path)
-    wanted = lint_targets(targets)
+    wanted = lint_targets(targets or targets_of_bundle(path))
     names = graphs_of(path)
     findings: list[Finding] = []
     for name in names:
-        model = LintModel.load(path / name if path.is_dir() else path)
+        model = LintModel.load(located(path, name))
         found: Found = {}
         for target in wanted:
             findings += in_order(check(model, name, target, found))
@@ -50,6 +51,28 @@ def graphs_of(path: Path) -> tuple[str, ...]:
     if not path.exists():
         raise InputError(f"{path} does not exist")
     return (path.name,)
+
+
+def targets_of_bundle(path: Path) -> list[str]:
+    """Return the targets that a bundle's graphs and plans are for; none where `path` is no folder."""
+    if not path.is_dir():
+        return []
+    manifest = Bundle.open(path).manifest
+    plans = [planned_target(plan.engine, plan.version).name for plan in manifest.plans]
+    graphs = [graph_target(artifact) for artifact in manifest.artifacts]
+    return list(dict.fromkeys(plans + graphs))
+
+
+def graph_target(artifact: Artifact) -> str:
+    """Return the target of a graph alone: who takes its dialect and precision without a plan."""
+    if artifact.dialect == "ort":
+        return "cuda" if artifact.precision == "fp16" else "cpu"
+    return "rtx" if artifact.dialect == "inplace" else "portable"
+
+
+def located(path: Path, name: str) -> Path:
+    """Return the file of a graph of a bundle, which the bundle must list and hold itself; else `path`."""
+    return Bundle.open(path).located(name) if path.is_dir() else path
 
 
 def check(model: LintModel, name: str, target: Target, found: Found) -> list[Finding]:

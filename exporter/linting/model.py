@@ -53,6 +53,8 @@ class LintModel:
         Raises:
             InputError: no file, or no ONNX; the reason in one line.
         """
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is no regular file, so it is not read")
         try:
             proto = onnx.load(path, format="protobuf", load_external_data=False)
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -10,23 +11,38 @@ import numpy as np
 import onnx_ir as ir
 
 from ..targets import RTX_MEASURED, Target
+from ..weight_files import LINK, NO_FILE, OUTSIDE, external_tensors, refusal_of
 from .model import LintModel
 from .rule import Hit, Rule, everywhere
 
 LARGE = 1 << 16  # bytes: a weight that is worth a word
 SAMPLES = 64  # numbers that are compared of a weight
 MULTIPLIES = frozenset({"Gemm", "MatMul", "Transpose"})
+# What a finding says of a file that must not be opened.
+PREDICATES = {
+    OUTSIDE: "lies outside of the graph's folder, and is not looked at",
+    LINK: "is a link out of the graph's folder, and is not followed",
+    NO_FILE: "is no regular file, and is not opened",
+}
 
 Read = Callable[[int, int], bytes]  # offset and length in bytes
+
+
+def outside(model: LintModel, target: Target) -> Iterator[Hit]:
+    """Files that are not opened, not even to look whether they are there."""
+    for tensor in external_tensors(model.model):
+        location = str(tensor.location)
+        if (why := refusal_of(model.path, location)) is not None:
+            yield Hit(f"the weights file {location!r} {PREDICATES[why]}", tensor=str(tensor.name))
 
 
 def missing(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.weights():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
+        if isinstance(tensor, ir.ExternalTensor) and refusal_of(model.path, str(tensor.location)) is None:
             file = model.path.parent / tensor.location
             end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
-            if not file.is_file():
+            if not os.path.isfile(file):  # Path.is_file raises where a name is too long
                 yield Hit(f"the weights file {str(tensor.location)!r} is missing", tensor=str(value.name))
             elif file.stat().st_size < end:
                 size = file.stat().st_size
@@ -64,6 +80,8 @@ def reader(model: LintModel, value: ir.Value, files: ExitStack) -> Read | None:
     if data is not None:
         return lambda offset, length: data[offset : offset + length]
     if not isinstance(tensor, ir.ExternalTensor):
+        return None
+    if refusal_of(model.path, str(tensor.location)) is not None:
         return None
     start = tensor.offset or 0
     try:
@@ -116,6 +134,16 @@ def tied(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 RULES = (
+    Rule(
+        "weights-outside",
+        "error",
+        "a file of weights that is outside of the graph's folder, or no regular file",
+        "copy the file beside the .onnx file, and name it without a folder",
+        "https://github.com/onnx/onnx/blob/main/docs/ExternalData.md",
+        everywhere,
+        outside,
+        alike=True,
+    ),
     Rule(
         "weights-missing",
         "error",

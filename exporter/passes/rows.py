@@ -63,12 +63,17 @@ class GatherRowsEarly(ir.passes.InPlacePass):
 
 
 def computed_by_row(last: ir.Value, reader: ir.Node) -> set[ir.Node]:
-    """The nodes that compute `last` row by row, as far up as nothing but `reader` needs all rows of them."""
+    """Return the nodes that compute `last` row by row, as far up as `reader` alone needs all of them.
+
+    Whoever reads an output of the graph needs all of its rows, so no node that makes one is among them.
+    """
     late: set[ir.Node] = set()
     waiting = [last]
     while waiting:
         node = waiting.pop().producer()
         if node is None or node in late or not is_by_row(node):
+            continue
+        if any(output.is_graph_output() for output in node.outputs):
             continue
         users = {user for output in node.outputs for user, _ in output.uses()}
         if users <= late | {reader}:

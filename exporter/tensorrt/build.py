@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -23,11 +24,12 @@ from ...runtime.backends.tensorrt_library import (
     is_installed,
     not_installed,
 )
-from ...runtime.bundle.bundle import sha256_of
+from ...runtime.bundle.bundle import Bundle, sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
-from ...runtime.errors import BackendUnavailableError
-from ..child import command_of
-from ..errors import BuildError, OutputError
+from ...runtime.bundle.plan import network_name
+from ...runtime.errors import IntegrityError
+from ..child import command_of, run_child
+from ..errors import BuildError, BuildOptionError, OutputError, error_named
 from .candidates import check_candidates
 from .profiles import Profile, check_profile, slots_of
 
@@ -35,9 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 CHILD = tuple(command_of(f"{__package__}.builder"))
-ERRORS = {kind.__name__: kind for kind in (BuildError, OutputError, BackendUnavailableError)}
 
 RTX_MAGIC = b"vtrt"
+NETWORK_NAME = re.compile(rb"planforge [\w.-]+ [0-9a-f]{64}")  # see `network_name`
+NAME_WITHIN = 2**20  # bytes: plans of TensorRT-RTX 1.7.1 have it at byte 516
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def build_plan(
     out: Path,
     options: Options = USUAL,
     release: tuple[int, int] | None = None,
+    name: str = "",
 ) -> PlanReport:
     """Builds one plan for all of `sms`.
 
@@ -118,6 +122,7 @@ def build_plan(
         sms: compute capabilities, as "sm86". "tensorrt" takes none, or the present one.
         profiles: from `profiles_for`.
         out: where the plan goes. What lies there is replaced when the plan is complete, not before.
+        name: of the network, from `network_name`; the runtime loads no plan of a bundle without it.
 
     Raises:
         BuildError: TensorRT refused the graph or a profile, or its process died.
@@ -143,6 +148,7 @@ def build_plan(
         "out": str(partial.resolve()),
         "options": asdict(options),
         "release": release,
+        "name": name,
     }
     started = time.perf_counter()
     try:
@@ -172,17 +178,17 @@ def build_plan(
 def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
     """The wanted compute capabilities, each once, if the engine is here and can build for them."""
     if engine not in LIBRARIES:
-        raise BuildError(f"engine {engine!r} is not one of {sorted(LIBRARIES)}")
+        raise BuildOptionError(f"engine {engine!r} is not one of {sorted(LIBRARIES)}")
     wanted = list(dict.fromkeys(sm.lower() if not sm.isdecimal() else f"sm{sm}" for sm in sms))
     allowed = LIBRARIES[engine].sms
     unknown = [sm for sm in wanted if allowed and sm not in allowed]
     if unknown:
-        raise BuildError(
+        raise BuildOptionError(
             f"{engine} builds no plans for {', '.join(unknown)}, only for {', '.join(allowed)};"
             " for another GPU use --target tensorrt on the machine that has it"
         )
     if allowed and not wanted:
-        raise BuildError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")
+        raise BuildOptionError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")
     if not is_installed(engine):
         raise not_installed(engine)
     return wanted
@@ -191,12 +197,12 @@ def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
 def check_options(engine: str, options: Options) -> None:
     """Refuses what a library has not."""
     if engine == "tensorrt-rtx" and options.timing_cache is not None:
-        raise BuildError(
+        raise BuildOptionError(
             "TensorRT-RTX times nothing while it builds, as it compiles its kernels where the plan runs:"
             " leave out --timing-cache"
         )
     if engine == "tensorrt-rtx" and options.compatible:
-        raise BuildError(
+        raise BuildOptionError(
             "a plan of TensorRT-RTX runs on every GPU that it was built for by itself: instead of"
             " --compatible name them by --sm"
         )
@@ -207,7 +213,7 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="planforge-build-") as folder:
         files = [Path(folder, "request.json"), Path(folder, "answer.json")]
         files[0].write_text(json.dumps(request), encoding="utf-8")
-        child = subprocess.run(
+        child = run_child(
             [*CHILD, *map(str, files)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -219,7 +225,7 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
             raise BuildError(f"{request['engine']} died while building {request['onnx']}: {end_of(child)}")
         answer: dict[str, Any] = json.loads(files[1].read_text(encoding="utf-8"))
     if "error" in answer:
-        raise ERRORS[answer["error"]](answer["message"])
+        raise error_named(answer["error"], answer["message"])
     return answer
 
 
@@ -234,6 +240,25 @@ def end_of(child: subprocess.CompletedProcess[str]) -> str:
     return f"signal {name}{hint}{said}"
 
 
+def check_plan_names(bundle: Bundle) -> None:
+    """Refuse plans that were built from another graph than listed, where their bytes say so without a GPU.
+
+    Raises:
+        IntegrityError: names both.
+    """
+    manifest = bundle.manifest
+    hashes = {name: entry.sha256 for name, entry in manifest.files.items()}
+    for plan in manifest.plans:
+        with bundle.located(plan.file).open("rb") as file:
+            match = NETWORK_NAME.search(file.read(NAME_WITHIN))
+        meant = network_name(manifest.artifact(plan.built_from), hashes)
+        if match is not None and match[0].decode() != meant:
+            raise IntegrityError(
+                f"{bundle.folder}: {plan.file} is the plan of another graph: it was built from"
+                f" {match[0].decode()!r}, this bundle's is {meant!r}; build it again"
+            )
+
+
 def plan_summary(path: Path) -> dict[str, Any]:
     """What a plan file says of itself to a reader without TensorRT, driver or GPU.
 
@@ -242,10 +267,12 @@ def plan_summary(path: Path) -> dict[str, Any]:
 
     Returns:
         "bytes", "sha256" and "magic" of every file; "engine", "version" and "complete" of a plan of
-        TensorRT-RTX, which is complete when it is as long as its header says.
+        TensorRT-RTX, which is complete when it is as long as its header says; "network" where PlanForge
+        built it: the artifact it was built from, and what binds it to that one's bytes.
     """
     with path.open("rb") as file:
-        header = file.read(28)
+        beginning = file.read(NAME_WITHIN)
+    header = beginning[:28]
     size = path.stat().st_size
     summary: dict[str, Any] = {
         "bytes": size,
@@ -256,4 +283,6 @@ def plan_summary(path: Path) -> dict[str, Any]:
         summary["engine"] = "tensorrt-rtx"
         summary["version"] = ".".join(str(byte) for byte in header[24:28])
         summary["complete"] = size == int.from_bytes(header[16:24], "little")
+    if match := NETWORK_NAME.search(beginning):
+        summary["network"] = match[0].decode()
     return summary

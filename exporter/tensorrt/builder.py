@@ -65,6 +65,8 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
         raise BuildError(parse_errors(parser, log.errors))
     check_network(network, with_weights(with_int32(artifact) if weak else artifact, weights), slots)
     allow_decomposed_attention(trt, network)
+    if request["name"]:
+        network.name = request["name"]  # the plan keeps it
 
     config = builder.create_builder_config()
     set_options(trt, config, request["options"])

@@ -31,6 +31,7 @@ PYTORCH = "PyTorch"
 # One node's largest error varies more than the logits', which are held to three times the gap. The same
 # graph, converted again, is nearer than PyTorch, which rounds in other places.
 NODE_FACTOR, MODULE_FACTOR = 5.0, 10.0
+CACHE_STEPS = 4  # that a key or value in whole numbers may be off: rounding moves some to the next
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,11 @@ def node_bands(
     bands = {}
     for key, array in trial.values(own, artifact).items():
         array = without_padding(trial, key[0], array)
-        if key in exact and exact[key].shape == array.shape:
+        if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
+            steps = array.astype(np.float32)  # as kept, which no unit of the exact ones compares with
+            spread = max(spread_of(steps.astype(np.float64)), 1.0) if steps.size else 1.0
+            bands[key] = Band(steps, CACHE_STEPS / spread, witness)
+        elif key in exact and exact[key].shape == array.shape:
             gap = distance(array.astype(exact[key].dtype), exact[key])
             bands[key] = Band(array, max(floor, NODE_FACTOR * gap), witness)
     return bands
@@ -237,7 +242,7 @@ def module_bands(
     rounded = exact
     if rounding is not None:
         with rounding.applied(model):
-            rounded = trial.module_results(model)
+            rounded = trial.module_results(model, rounding)
     bands = {}
     for step in range(len(trial.steps)):
         for name, path in results_of(graph).items():

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx_ir as ir
 
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
@@ -22,14 +21,16 @@ from ...runtime.golden.decoders import cases, full_context
 from ...runtime.metrics import Comparison, Logits, Outcome, judged, measure
 from ...runtime.text.tokenizer import Tokenizer
 from ..precisions import PRECISIONS
+from ..weight_files import load_graph
 from .decoder_samples import Expectation, expect, from_arrays, gaps, limits, run_texts, to_arrays
 from .gate import COUNTED
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from .passages import measure_text, read_passages
-from .trial import Step, Trial, positions_of
+from .trial import Reading, Step, Trial, positions_of
 
 if TYPE_CHECKING:
     from ...models import GPT2
+    from .rounding import Rounding
 
 log = logging.getLogger("planforge")
 
@@ -94,7 +95,7 @@ def rounded_cases(
     bundle: Bundle, artifact: Artifact, expected: Expectation, limits: Mapping[str, float]
 ) -> dict[str, Case]:
     """What is compared through `NodeExecutor`: what an engine that computes in fp16 would do."""
-    graph, sample = ir.load(bundle.path(artifact.file)), expected.samples[0]
+    graph, sample = load_graph(bundle.path(artifact.file)), expected.samples[0]
 
     def every_position(decoder: Decoder) -> Logits:
         ids = np.array([[*sample.prompt, *sample.continuation[:-1]]])
@@ -143,11 +144,11 @@ def trial(
         run.prefill(prompts)
         run.decode(last)
 
-    def reading(text: Sequence[int]) -> Callable[[Any], object]:
-        def read(model: GPT2) -> object:
+    def reading(text: Sequence[int]) -> Reading:
+        def read(model: GPT2, rounding: Rounding | None) -> object:
             from .decoder_reference import reference_of
 
-            return reference_of(model).logits(text, slice(None))
+            return reference_of(model, rounding).logits(text, slice(None))
 
         return read
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
@@ -26,11 +24,12 @@ from ...runtime.golden.encoders import (
 )
 from ...runtime.metrics import Comparison, Outcome
 from ...runtime.text.long_text import Piece
+from ..weight_files import load_graph
 from .encoder_samples import Expectation, expect, from_arrays, gaps, limits, run_model, run_texts
 from .fitted_head import HEAD, LinearHead
 from .gate import limits_for
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
-from .trial import Step, Trial, positions_of
+from .trial import Reading, Step, Trial, positions_of
 
 
 def with_head(
@@ -90,7 +89,7 @@ def compare(
         encoder.close()
     if artifact.precision == "fp16":
         engine = rounded_engine(artifact.precision)
-        program = ExecutedProgram(ir.load(bundle.path(artifact.file)), artifact)
+        program = ExecutedProgram(load_graph(bundle.path(artifact.file)), artifact)
         encoder, full = Encoder(program, artifact, encoder.pad), expected.samples[-1]
         batch = trial_samples(expected)
         for case, samples in {padded(batch): batch, f"{len(full)} tokens": [full]}.items():
@@ -125,8 +124,8 @@ def trial(
     def drive(program: Program) -> None:
         run_batch(Encoder(program, artifact, padding), samples)
 
-    def reading(piece: Piece) -> Callable[[Any], object]:
-        return lambda model: run_model(model, piece)
+    def reading(piece: Piece) -> Reading:
+        return lambda model, rounding: run_model(model, piece)
 
     lengths = np.array([len(sample.piece) for sample in samples])
     step = Step("batch", positions_of(np.arange(lengths.max()) < lengths[:, None]))

@@ -19,6 +19,7 @@ from ..errors import VerificationError
 from ..graphs import attach_weights, converted, in_fp32, recipe_of
 from ..precisions import PRECISIONS
 from ..source import Source
+from ..weight_files import load_graph
 from .bisect import Culprit, Witnesses, find_culprit, module_bands, node_bands
 from .examiners import examiner_of
 from .fitted_head import HEAD
@@ -81,7 +82,7 @@ def explain(
             return dataclasses.replace(report, unexplained={artifact.id: why for artifact in failed})
 
     def culprit_of(artifact: Artifact) -> Culprit | None:
-        graph, artifact = ir.load(bundle.path(artifact.file)), as_traced(artifact, full_manifest)
+        graph, artifact = load_graph(bundle.path(artifact.file)), as_traced(artifact, full_manifest)
         trial = examiner.trial(bundle, artifact, expected)
         if model is not None and calibration is not None and healthy:
             witnesses = witnesses_of(artifact, trial, healthy[recipe_of(artifact)], model, calibration)
@@ -92,7 +93,7 @@ def explain(
                     "it would be held against the same graph in fp32, if that passed; where it is missing,"
                     " add fp32 to --precision"
                 )
-            full = ir.load(bundle.path(other.file))
+            full = load_graph(bundle.path(other.file))
             witnesses = Witnesses(node_bands(trial, artifact, full, other, None))
         return find_culprit(graph, artifact, trial, witnesses)
 

@@ -6,6 +6,7 @@ GPU passes there. Alone in a session of its own, each node must round its result
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -66,6 +67,7 @@ class NodeExecutor:
         self.observe = observe
         self.opsets = dict(model.graph.opset_imports)
         self.sessions: dict[tuple[Any, ...], Any] = {}
+        self.attributes: dict[ir.Node, bytes] = {}
         self.constants = {
             value: value.const_value.numpy()
             for value in model.graph.initializers.values()
@@ -99,9 +101,9 @@ class NodeExecutor:
         key = (
             node.domain,
             node.op_type,
-            tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items())),
+            self.attributes_of(node),
             tuple(None if feed is None else (feed.dtype.name, shape_of(node, feed)) for feed in feeds),
-            len(node.outputs),
+            tuple(value.dtype for value in node.outputs),
         )
         if key not in self.sessions:
             self.sessions[key] = self.session_for(node, feeds)
@@ -111,6 +113,23 @@ class NodeExecutor:
         if any(not isinstance(result, np.ndarray) for result in results):
             raise BackendError(f"node {node.name!r} ({node.op_type}) gives a sequence, not a tensor")
         return results
+
+    def attributes_of(self, node: ir.Node) -> bytes:
+        """Return what is the same for nodes with the same attributes alone: a hash of all of their bytes.
+
+        Raises:
+            BackendError: the node holds graphs of its own, which no session of one node has.
+        """
+        if any(attribute.type in GRAPHS for attribute in node.attributes.values()):
+            raise BackendError(f"node {node.name!r} ({node.op_type}) holds graphs of its own")
+        if node not in self.attributes:
+            digest = hashlib.sha256()
+            for name in sorted(node.attributes):
+                content = ir.to_proto(node.attributes[name]).SerializeToString(deterministic=True)
+                digest.update(f"{name} {len(content)} ".encode())
+                digest.update(content)
+            self.attributes[node] = digest.digest()
+        return self.attributes[node]
 
     def attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
         """Attention as its parts, each rounded: as one node its scores would be neither rounded nor seen."""
@@ -131,9 +150,6 @@ class NodeExecutor:
 
     def session_for(self, node: ir.Node, feeds: list[Array | None]) -> Any:
         """A session of just this node."""
-        if any(attribute.type in GRAPHS for attribute in node.attributes.values()):
-            raise BackendError(f"node {node.name!r} ({node.op_type}) holds graphs of its own")
-
         inputs = [
             None
             if feed is None
@@ -143,7 +159,8 @@ class NodeExecutor:
         outputs = [
             ir.Value(name=f"out{i}", type=self.type_of(node, value)) for i, value in enumerate(node.outputs)
         ]
-        alone = ir.Node(node.domain, node.op_type, inputs, node.attributes.values(), outputs=outputs)
+        attributes = [held(attribute) for attribute in node.attributes.values()]
+        alone = ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs)
         graph = ir.Graph(
             [value for value in inputs if value is not None],
             outputs,
@@ -251,6 +268,13 @@ def inherited(node: ir.Node, result: Array, read: Sequence[Array]) -> bool:
     except ValueError:  # not computed number by number
         return False
     return places[0].shape == result.shape and bool((~places[0] | np.any(places[1:], axis=0)).all())
+
+
+def held(attribute: ir.Attr) -> ir.Attr:
+    """Return an attribute whose tensor is in memory: a session of one node has no folder to find it in."""
+    if attribute.type != ir.AttributeType.TENSOR or not isinstance(attribute.value, ir.ExternalTensor):
+        return attribute
+    return ir.AttrTensor(attribute.name, ir.tensor(attribute.value.numpy(), name=attribute.value.name))
 
 
 def rounded_engine(precision: str) -> str:

@@ -28,6 +28,7 @@ class VerificationReport:
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
         witness: what a graph was compared with, where it is neither of the usual two.
         unexplained: of graphs that failed and have no culprit, by artifact: why.
+        plans: "not run" where the bundle has plans; empty where it has none.
     """
 
     with_pytorch: bool
@@ -36,6 +37,7 @@ class VerificationReport:
     fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
     witness: str = ""
     unexplained: Mapping[str, str] = field(default_factory=dict)
+    plans: str = ""
 
     @classmethod
     def of_error(cls, path: Path, error: Exception) -> VerificationReport:
@@ -67,6 +69,7 @@ class VerificationReport:
             "culprits": [c.to_json() for c in self.culprits],
             "unexplained": dict(self.unexplained),
             "fp32_nodes": {name: [n.to_json() for n in nodes] for name, nodes in self.fp32_nodes.items()},
+            **({"plans": self.plans} if self.plans else {}),
         }
 
     def gates(self) -> dict[str, dict[str, Any]]:

@@ -297,6 +297,9 @@ def verification_table(report: VerificationReport) -> list[RenderableType]:
 STYLES: Mapping[str, str] = {"": "", "near": "yellow", "over": "bold red"}
 
 
+RUN_PLANS = "graphs alone were compared; `planforge selftest BUNDLE` runs a plan, on a machine with its GPU"
+
+
 def told(report: VerificationReport) -> dict[str, list[str]]:
     """What a table has no room for."""
     failures = [
@@ -309,6 +312,7 @@ def told(report: VerificationReport) -> dict[str, list[str]]:
         "what failed": failures,
         "where": report.where(),
         "what stays in fp32": kept,
+        f"plans: {report.plans}": [RUN_PLANS] if report.plans else [],
     }
 
 

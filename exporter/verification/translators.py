@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx_ir as ir
 
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
@@ -24,6 +23,7 @@ from ...runtime.golden.translators import MAX_BATCH, at_once_case, cross_case, d
 from ...runtime.load import translation_tokenizers
 from ...runtime.metrics import Comparison, Metrics, Outcome, VectorMetrics, judged, scale_of
 from ..errors import VerificationError
+from ..weight_files import load_graph
 from .gate import Gaps, limits_for
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from .translation_engine import engine_of
@@ -207,7 +207,9 @@ def rounded(
     bundle: Bundle, artifact: Artifact, samples: Sequence[Sample], limits: Mapping[str, float]
 ) -> Outcome:
     """A graph node by node: whether every result is finite, and what comes out."""
-    engine = engine_of(bundle, artifact, lambda each: ExecutedProgram(ir.load(bundle.path(each.file)), each))
+    engine = engine_of(
+        bundle, artifact, lambda each: ExecutedProgram(load_graph(bundle.path(each.file)), each)
+    )
     of_encoder = artifact.graph == "encoder"
     try:
         return (cross_case if of_encoder else at_once_case)(engine, samples, limits)()

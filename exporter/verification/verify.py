@@ -9,20 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
-
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError, InputError
 from ...runtime.golden.files import golden_file, read_golden
 from ...runtime.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
-from ..calibration import Calibration, recorded
+from ..calibration import Calibration, cache_scales, recorded
 from ..errors import CheckpointError, SourceError, VerificationError
 from ..graphs import tensors_of
 from ..memory import give_back_memory
+from ..precisions import PRECISIONS
 from ..prompts import read_prompts
-from ..source import Source, resolve_source
+from ..source import Source, recorded_argument, resolve_source
+from ..tensorrt.build import check_plan_names
+from ..weight_files import load_graph
+from .decoders import ENOUGH
 from .examiners import examiner_of
 from .explain import explain, tracer_of
 from .files import RUNNING, verify_file
@@ -100,6 +102,7 @@ def verify(
     opened = Bundle.open(bundle)
     progress("checking files")
     opened.verify_files()
+    check_plan_names(opened)
     opened = restricted(opened, only)
     checkpoint = resolve_source(source) if source is not None else recorded_source(opened)
     if checkpoint is not None:
@@ -242,9 +245,7 @@ def recorded_source(bundle: Bundle) -> Source | None:
     import importlib.util
 
     recorded = bundle.manifest.source
-    argument = str(recorded.get("argument", ""))
-    if recorded.get("kind") == "folder":
-        argument = str(bundle.folder / argument)
+    argument = recorded_argument(recorded, bundle.folder)
     if importlib.util.find_spec("torch") is None:
         return None
     try:
@@ -299,6 +300,20 @@ def checked_tensors(bundle: Bundle, model: Model) -> dict[str, Array]:
     return tensors if head is None else {**tensors, "head.weight": head.weight, "head.bias": head.bias}
 
 
+def checked_cache_scales(bundle: Bundle, model: Model, expected: Any) -> dict[str, Array]:
+    """Return what the scales of keys and values in whole numbers are held against.
+
+    Returns:
+        (H * D,) by the cache's name; none where no graph keeps such, or where there is too little real text
+        for how far keys and values reach.
+    """
+    if not any(PRECISIONS[artifact.precision].cache_bits for artifact in bundle.manifest.artifacts):
+        return {}
+    if sum(map(len, expected.texts)) < ENOUGH:
+        return {}
+    return cache_scales(model, expected)
+
+
 def compare_all(
     bundle: Bundle,
     expected: Any,
@@ -309,19 +324,21 @@ def compare_all(
     """Every artifact, every case; with PyTorch's model the weights too."""
     examiner = examiner_of(bundle.manifest)
     tensors = None if model is None else checked_tensors(bundle, model)
+    scales = None if model is None else checked_cache_scales(bundle, model, expected)
     comparisons: list[Comparison] = []
     kept = {}
     for artifact in bundle.manifest.artifacts:
         progress(f"{artifact.id}: {CASE}")
-        comparisons.append(compare_structure(bundle, artifact, tensors))
+        comparisons.append(compare_structure(bundle, artifact, tensors, scales))
         try:
             comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
         except BackendError as error:  # of this graph; the others are still judged
             comparisons.append(Comparison.failed(artifact.id, "ort-cpu", RUNNING, error))
             continue
         if artifact.precision == "fp16":
-            graph, trial = ir.load(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
+            graph, trial = load_graph(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
             kept[artifact.id], broken = fp32_nodes(graph, artifact, trial)
             comparisons.append(finite_comparison(artifact, trial, broken))
         give_back_memory()
-    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept)
+    plans = "not run" if bundle.manifest.plans else ""
+    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept, plans=plans)

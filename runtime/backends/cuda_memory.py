@@ -18,11 +18,13 @@ from ..errors import BackendError, BackendUnavailableError, ClosedError, InputEr
 from .backend import Array, Shape
 
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+NO_DEVICE = 100  # cudaErrorNoDevice
 NOT_CAPTURABLE = range(900, 909)  # cudaErrorStreamCaptureUnsupported to cudaErrorCapturedEvent
 NO_DRIVER = (
     "no NVIDIA driver was found: install it, start a container with --gpus all, or copy the bundle to a"
     " machine with a GPU"
 )
+CLOSED = "the model was closed; load() it again"
 NON_BLOCKING = 1  # cudaStreamNonBlocking: what others ask of this GPU disturbs no capture
 
 
@@ -123,6 +125,17 @@ def driver_is_missing() -> bool:
         return not library_is_there("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
+def gpu_is_present() -> bool:
+    """Return whether an NVIDIA GPU is here, whether or not it can be used."""
+    if driver_is_missing():
+        return False
+    try:
+        status, *count = import_cuda().cudaGetDeviceCount()
+    except BackendUnavailableError:
+        return True  # the bindings are missing, the driver is there
+    return int(status) != NO_DEVICE and count != [0]
+
+
 def library_is_there(name: str) -> bool:
     try:
         ctypes.CDLL(name)
@@ -163,9 +176,9 @@ class Device:
         self.released: deque[tuple[int, int]] = deque()  # (size, address) of freed memory, the oldest first
         self.pool: dict[int, deque[int]] = defaultdict(deque)  # the same, by its size
         self.unpinned: deque[int] = deque()  # freed host memory
-        with self.turn():
-            self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
-        self.streams = [self.stream]
+        self.call("cudaSetDevice", self.gpu.index)
+        self.stream = self.call("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self.streams = [self.stream]  # none after the last program has left
         left = Leftovers(self.cuda, index, self.released, self.pool, self.unpinned, self.streams)
         weakref.finalize(self, LEFT_BEHIND.append, left).atexit = False
 
@@ -175,8 +188,14 @@ class Device:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """One thread at a time, which sees this GPU."""
+        """One thread at a time, which sees this GPU.
+
+        Raises:
+            ClosedError: the last program has left, and the stream with it; also for who waited meanwhile.
+        """
         with self.lock:
+            if not self.streams:
+                raise ClosedError(CLOSED)
             self.call("cudaSetDevice", self.gpu.index)
             yield
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BundleError, InputError, ManifestError
+from ..suggest import did_you_mean
 
 CPU_DIALECTS = ("ort", "portable", "inplace")  # fastest first
 CUDA_DIALECTS = ("ort", "portable")
@@ -31,7 +32,8 @@ def choose_artifact(
     default = bundle.manifest.default_precision
     wanted = (default or precisions[0]) if precision is None else precision
     if wanted not in precisions:
-        raise InputError(f"precision={wanted!r} is not in this bundle, which has {precisions}")
+        hint = did_you_mean(wanted, precisions)
+        raise InputError(f"precision={wanted!r} is not in this bundle, which has {precisions}{hint}")
     chosen = min((a for a in found if a.precision == wanted), key=lambda a: dialects.index(a.dialect))
     if precision is None and default is not None and not chosen.passed:
         raise ManifestError(

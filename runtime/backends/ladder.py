@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ..bundle.bundle import Bundle
-from ..errors import BackendError, BackendUnavailableError, InputError, MemoryLimitError
+from ..errors import BackendError, BackendUnavailableError, InputError
+from ..suggest import did_you_mean
 from .backend import Backend
-from .cuda_memory import NO_DRIVER, driver_is_missing
+from .cuda_memory import NO_DRIVER, driver_is_missing, gpu_is_present
 
 Model = TypeVar("Model")
 log = logging.getLogger("planforge")
@@ -26,27 +27,40 @@ def open_on(
     threads: int | None = None,
     verify: bool = False,
     device: int = 0,
+    max_length: int | None = None,
 ) -> tuple[Backend, Model]:
     """A model on the named engine, or with "auto" on the best one that opens it; one log line says why.
 
+    With "auto" only an engine that cannot be used here, or that refuses its plan or graph, is passed over.
+    What the caller asked for and cannot have (`InputError`, `MemoryLimitError`) is raised, as the next engine
+    would answer another question. The line is a warning where a GPU is here and is not used, or where an
+    engine failed.
+
     Raises:
-        InputError: no such backend, or no such GPU.
+        InputError: no such backend, no such GPU, or more tokens than a plan takes.
         BackendUnavailableError: says what is missing, and what to install or to run.
+        MemoryLimitError: memory_limit, or the GPU's memory, has no room for the weights.
         PlanForgeError: whatever else the named engine, or the last one tried, says.
     """
     if name not in BACKENDS:
-        raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}")
+        raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}{did_you_mean(name, BACKENDS)}")
     reasons: dict[str, list[str]] = {}
+    failed = False
     rungs = RUNGS if name == "auto" else (name,)
     for rung in rungs:
         try:
-            backend = new_backend(rung, bundle, precision, threads, verify, device)
-            model = opened(backend, open_model, last=rung == rungs[-1])
+            backend = new_backend(rung, bundle, precision, threads, verify, device, max_length)
+            model = open_model(backend)
         except BackendUnavailableError as error:
             if rung == name:
                 raise BackendUnavailableError(
                     f"{bundle.folder.name} cannot run on {rung}: {error}"
                 ) from error
+            reasons.setdefault(str(error), []).append(rung)
+        except BackendError as error:
+            if rung == rungs[-1]:
+                raise
+            failed = True
             reasons.setdefault(str(error), []).append(rung)
         else:
             break
@@ -54,7 +68,15 @@ def open_on(
         said = "; ".join(skipped(reasons))
         raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {said}")
     said = "; ".join([str(backend), *skipped(reasons)])
-    log.info("%s runs on %s, %s", bundle.folder.name, backend.name, said)
+    missed = name == "auto" and backend.name == "ort-cpu" and gpu_is_present()
+    place = f"{backend.name} though an NVIDIA GPU is here" if missed else backend.name
+    log.log(
+        logging.WARNING if failed or missed else logging.INFO,
+        "%s runs on %s, %s",
+        bundle.folder.name,
+        place,
+        said,
+    )
     if device and backend.name == "ort-cpu":
         log.warning("device=%d is not used: %s runs on ort-cpu", device, bundle.folder.name)
     return backend, model
@@ -69,18 +91,14 @@ def skipped(reasons: Mapping[str, Sequence[str]]) -> list[str]:
     return found
 
 
-def opened(backend: Backend, open_model: Callable[[Backend], Model], last: bool) -> Model:
-    """The model; an engine that is not the last to try and does not open it is as good as not there."""
-    try:
-        return open_model(backend)
-    except (BackendError, InputError, MemoryLimitError) as error:
-        if last:
-            raise
-        raise BackendUnavailableError(str(error)) from error
-
-
 def new_backend(
-    name: str, bundle: Bundle, precision: str | None, threads: int | None, verify: bool, device: int
+    name: str,
+    bundle: Bundle,
+    precision: str | None,
+    threads: int | None,
+    verify: bool,
+    device: int,
+    max_length: int | None = None,
 ) -> Backend:
     """One engine for a bundle. What an engine needs is imported when it is tried."""
     if name == "ort-cpu":
@@ -95,4 +113,4 @@ def new_backend(
         return OrtCudaBackend(bundle, precision, device, verify)
     from .tensorrt_backend import TensorRtBackend
 
-    return TensorRtBackend(name, bundle, precision, device, verify)
+    return TensorRtBackend(name, bundle, precision, device, verify, max_length)

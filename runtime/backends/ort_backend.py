@@ -13,7 +13,7 @@ import numpy as np
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
-from ..errors import BackendError, BackendUnavailableError
+from ..errors import BackendError, BackendUnavailableError, ClosedError
 from .backend import Array, ArrayBuffer, Buffer, Shape
 from .dialects import CPU_DIALECTS, choose_artifact
 from .requirements import EXACT_PRODUCTS, check_version, products_saturate, say_if_slow
@@ -101,7 +101,10 @@ class OrtProgram:
         buffers: Mapping[str, Buffer],
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        binding = self.session.io_binding()
+        session = self.session  # a step that runs keeps it, also where another thread closes meanwhile
+        if session is None:
+            raise ClosedError("the model was closed; load() it again")
+        binding = session.io_binding()
         wanted = self.output_names if outputs is None else outputs
         rest = [name for name in wanted if name not in buffers]
         with mapped_errors("ONNX Runtime failed while running"):
@@ -115,13 +118,14 @@ class OrtProgram:
                     binding.bind_ortvalue_input(name, buffer.value)
             for name in rest:
                 binding.bind_output(name, "cpu")
-            self.session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding)
         bound = [name for name in buffers if name in self.output_names] + rest
         values = zip(bound, binding.get_outputs(), strict=True)  # in the order of their binding
         return {name: value.numpy() for name, value in values if name not in buffers}
 
     def close(self) -> None:
-        del self.session
+        """Lets go of the session. Closing twice is fine."""
+        self.session = None
 
 
 class OrtCpuBackend:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
-from ..errors import BackendUnavailableError
+from ..errors import BackendUnavailableError, ClosedError
 from .backend import Array, Buffer, Shape
-from .cuda_memory import Device
+from .cuda_memory import CLOSED, Device
 from .device_buffer import DeviceBuffer, device_buffers, new_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact
 from .ort_backend import CPU, OrtProgram, import_onnxruntime, mapped_errors
@@ -103,11 +103,25 @@ class OrtCudaProgram(OrtProgram):
         self.device = device
         device.programs += 1
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """The device's turn, for a program that is still open.
+
+        Raises:
+            ClosedError: it is not, or was closed while this thread waited.
+        """
+        with self.device.turn():
+            if self.session is None:
+                raise ClosedError(CLOSED)
+            yield
+
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:  # type: ignore[override]
-        return new_buffer(self.device, name, shape, self.dtype_of(name))
+        with self.turn():
+            return new_buffer(self.device, name, shape, self.dtype_of(name))
 
     def free_memory(self) -> int | None:
-        return self.device.free_memory()
+        with self.turn():
+            return self.device.free_memory()
 
     def run(
         self,
@@ -119,7 +133,7 @@ class OrtCudaProgram(OrtProgram):
         rest = [name for name in wanted if name not in buffers]
         bound = device_buffers(buffers, self.output_names, self)
         index = self.device.gpu.index
-        with self.device.turn(), mapped_errors("ONNX Runtime failed while running"):
+        with self.turn(), mapped_errors("ONNX Runtime failed while running"):
             binding = self.session.io_binding()
             for name, array in inputs.items():
                 binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))
@@ -135,5 +149,8 @@ class OrtCudaProgram(OrtProgram):
             return {name: value.numpy() for name, value in values if name not in bound}
 
     def close(self) -> None:
-        super().close()
-        self.device.leave()
+        """Frees the session; waits for a step that is running. Closing twice is fine."""
+        with self.device.lock:
+            if self.session is not None:
+                super().close()
+                self.device.leave()

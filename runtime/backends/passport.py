@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..bundle.bundle import Bundle
@@ -94,6 +95,35 @@ def misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
         found = ".".join(map(str, host.cuda))
         return f"its plan needs a driver with CUDA {plan.cuda}, this one has {found}; update the driver"
     return ""
+
+
+def best_plan(plans: Sequence[Plan], max_length: int | None, gpu_memory: int) -> Plan:
+    """Return the plan to run, of several of one graph that all run on this machine.
+
+    What comes first decides; what follows decides between plans that are alike in it:
+
+    1. A plan that holds `max_length` tokens; without a wish, as many as any of the plans holds. Where none
+       does, the one that holds most.
+    2. A plan whose estimated memory, at its largest shapes, this GPU has.
+    3. The fewest tokens: a cache has as many slots as its plan, whatever a call needs.
+    4. The largest batch, since any number of texts may come.
+    5. One of this GPU's own, before one for later GPUs too, which is slower as a rule.
+    6. The one that was built last.
+
+    Args:
+        plans: in the order of the manifest, at least one.
+        max_length: context in tokens that the caller asked for.
+        gpu_memory: bytes that the GPU has in all.
+    """
+    wanted = max_length or max(plan.longest("tokens") for plan in plans)
+
+    def rank(place: int) -> tuple[int, bool, int, int, bool, int]:
+        plan = plans[place]
+        length = plan.longest("tokens")
+        fits = plan.memory() <= gpu_memory
+        return min(length, wanted), fits, -length, plan.longest("batch"), not plan.compatible, place
+
+    return plans[max(range(len(plans)), key=rank)]
 
 
 def covers(listed: str, present: str) -> bool:

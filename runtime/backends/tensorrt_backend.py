@@ -14,7 +14,8 @@ from ..bundle.manifest import Artifact, Axis, Plan, PlanWeight
 from ..errors import BackendError, BackendUnavailableError, BundleError, ManifestError
 from .cuda_memory import Device, cuda_of_driver, gpu_at
 from .device_buffer import DeviceBuffer, uploaded
-from .passport import Host, misfit, plans_of, rebuild_command
+from .passport import Host, best_plan, misfit, plans_of, rebuild_command
+from .plan_check import check_engine
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import import_library, make_logger
 from .tensorrt_program import TensorRtProgram
@@ -29,6 +30,7 @@ class TensorRtBackend:
         precision: the one to run; any that was found to be right when None.
         device: the GPU's number.
         verify: compare the hash of weights above 256 MiB too.
+        max_length: context that the caller asked for; of several plans one that holds it is taken.
 
     Raises:
         BackendUnavailableError: no plan fits, or something is missing; says what, and what to do.
@@ -42,6 +44,7 @@ class TensorRtBackend:
         precision: str | None = None,
         device: int = 0,
         verify: bool = False,
+        max_length: int | None = None,
     ) -> None:
         self.name = name
         self.verify = verify
@@ -54,18 +57,19 @@ class TensorRtBackend:
         host = Host(self.trt.__version__, gpu.sm, cuda_of_driver())
         self.plans: dict[str, Plan] = {}
         for graph, candidates in plans.items():
-            fits = {plan.file: misfit(plan, host, bundle) for plan in candidates}
-            # Of several the one that was built last.
-            chosen = next((plan for plan in reversed(candidates) if not fits[plan.file]), None)
-            if chosen is None:
-                raise BackendUnavailableError(fits[candidates[-1].file])
-            self.plans[graph] = chosen
+            misfits = {plan.file: misfit(plan, host, bundle) for plan in candidates}
+            fitting = [plan for plan in candidates if not misfits[plan.file]]
+            if not fitting:
+                raise BackendUnavailableError(misfits[candidates[-1].file])
+            self.plans[graph] = best_plan(fitting, max_length, gpu.memory)
         self.device = Device(device)
 
     def __str__(self) -> str:
-        return (
-            f"{self.device.gpu.name}: the plan of {' and '.join(p.built_from for p in self.plans.values())}"
-        )
+        plans = [
+            f"{plan.built_from} for {plan.longest('batch')} x {plan.longest('tokens')} tokens"
+            for plan in self.plans.values()
+        ]
+        return f"{self.device.gpu.name}: the plan of {' and '.join(plans)}"
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
         """What the graph's plan takes."""
@@ -79,6 +83,7 @@ class TensorRtBackend:
         path = bundle.path(plan.file)  # hashed: a plan that has changed is never handed to the library
         with self.device.turn():
             engine = load_engine(self.trt, path, plan)
+            check_engine(self.trt, engine, bundle, plan, artifact)
             cache = RuntimeCache(path, plan.version, self.device.gpu.sm) if self.is_rtx else None
             weights = {w.name: self.weight(bundle, w) for w in plan.weights}
             way_out = partial(explain, bundle, plan)

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import BackendError, InputError
+from ..errors import BackendError, ClosedError, InputError
 from .backend import Array, Buffer, Shape
-from .cuda_memory import Device, Graph, Memory
+from .cuda_memory import CLOSED, Device, Graph, Memory
 from .device_buffer import DeviceBuffer, Staging, device_buffers, new_buffer
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import NUMPY_TYPES
@@ -79,6 +79,7 @@ class TensorRtProgram:
     ) -> None:
         self.trt, self.engine, self.device, self.name, self.way_out = trt, engine, device, name, way_out
         self.cache = cache
+        self.closed = False
         device.programs += 1
         self.weights = dict(weights)
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
@@ -99,11 +100,25 @@ class TensorRtProgram:
         self.captures = cache is None
         self.runtime_config = None if cache is None else rtx_config(trt, engine, cache)
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The device's turn, for a program that is still open.
+
+        Raises:
+            ClosedError: it is not, or was closed while this thread waited.
+        """
+        with self.device.turn():
+            if self.closed:
+                raise ClosedError(CLOSED)
+            yield
+
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:
-        return new_buffer(self.device, name, shape, self.dtype_of(name))
+        with self.turn():
+            return new_buffer(self.device, name, shape, self.dtype_of(name))
 
     def free_memory(self) -> int | None:
-        return self.device.free_memory()
+        with self.turn():
+            return self.device.free_memory()
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
         if name not in self.dtypes:
@@ -116,6 +131,8 @@ class TensorRtProgram:
         buffers: Mapping[str, Buffer],
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
+        if self.closed:
+            raise ClosedError(CLOSED)  # before a wrong argument is said; `turn` says it for sure
         bound = device_buffers(buffers, self.outputs, self)
         given: dict[str, Shape] = {name: array.shape for name, array in inputs.items()}
         given |= {name: buffer.shape for name, buffer in bound.items()}
@@ -123,7 +140,7 @@ class TensorRtProgram:
             raise InputError(f"{self.name}: input {missing[0]!r} was not given")
         shapes = tuple((name, given[name]) for name in self.inputs)
         wanted = tuple(n for n in (self.outputs if outputs is None else outputs) if n not in bound)
-        with self.device.turn(), self.mapped_errors():
+        with self.turn(), self.mapped_errors():
             profile, sizes = self.way_of(shapes)
             for name, array in inputs.items():
                 self.staging[name].on_host(array.shape)[...] = array
@@ -274,6 +291,11 @@ class TensorRtProgram:
         return self.engine.create_execution_context(strategy.USER_MANAGED)
 
     def close(self) -> None:
+        """Frees the plan; waits for a step that is running. Closing twice is fine."""
+        with self.device.lock:
+            if self.closed:
+                return
+            self.closed = True
         with self.device.turn():
             self.device.synchronise()
             if self.cache is not None and self.runtime_config is not None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import BundleError, IntegrityError
+from ..errors import BundleError, BundleNotFoundError, IntegrityError
 from .json_reader import FILE_NAME
 from .manifest import MAX_BYTES, Manifest
 
@@ -44,21 +44,23 @@ class Bundle:
         """Reads the manifest; files are checked when they are used.
 
         Raises:
-            BundleError: no such folder, or no manifest in it.
+            BundleNotFoundError: no such folder, or no manifest in it.
+            BundleError: the manifest cannot be read.
             ManifestError: the manifest is malformed or of another format.
             IntegrityError: the manifest names a path outside the folder.
         """
         folder = Path(folder)
         path = folder / FILE_NAME
         if not folder.is_dir():
-            raise BundleError(
+            raise BundleNotFoundError(
                 f"{folder} is not a folder; `planforge export MODEL -o {folder}` makes a bundle"
             )
         try:
             with path.open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise BundleError(
+            kind = BundleNotFoundError if isinstance(error, FileNotFoundError) else BundleError
+            raise kind(
                 f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror}); give the"
                 " folder that `planforge export` wrote"
             ) from error

@@ -24,8 +24,12 @@ class GenerationDefaults:
         num_beams, length_penalty, early_stopping, no_repeat_ngram_size: see `decoding.beam.Search`.
         min_new_tokens: before which none of `eos` is generated.
         renormalize: whether what these rules leave is made a distribution again.
-        max_new_tokens: of a translation.
+        max_new_tokens: of a translation, or where the checkpoint's own settings are asked for.
         max_length: tokens of one sequence, at most.
+        do_sample: whether a language model's checkpoint means its tokens to be drawn. If not, the likeliest
+            is taken, whatever the next four say.
+        temperature, top_k, top_p, min_p: how they are drawn; None turns one off.
+        repetition_penalty: for tokens that the prompt or the answer already has; 1.0 is none.
     """
 
     eos: tuple[int, ...] = ()
@@ -45,6 +49,12 @@ class GenerationDefaults:
     renormalize: bool = False
     max_new_tokens: int | None = None
     max_length: int = 1024
+    do_sample: bool = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         lists = {name: list(getattr(self, name)) for name in ("eos", "prefix", "suppressed")}
@@ -73,6 +83,12 @@ class GenerationDefaults:
             renormalize=r.flag("renormalize", False),
             max_new_tokens=r.get("max_new_tokens", int, None),
             max_length=r.get("max_length", int),
+            do_sample=r.flag("do_sample", False),
+            temperature=r.optional_number("temperature"),
+            top_k=r.get("top_k", int, None),
+            top_p=r.optional_number("top_p"),
+            min_p=r.optional_number("min_p"),
+            repetition_penalty=r.number("repetition_penalty", 1.0),
         )
 
 

@@ -52,6 +52,10 @@ class Reader:
             raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be a number")
         return float(value)
 
+    def optional_number(self, name: str) -> float | None:
+        """Return a number, or None where there is none."""
+        return None if self.value.get(name) is None else self.number(name, 0.0)
+
     def texts(self, name: str) -> Mapping[str, str]:
         values: Mapping[str, Any] = self.get(name, dict, {})
         return {key: self.checked(f"{name}[{key!r}]", v, str) for key, v in values.items()}

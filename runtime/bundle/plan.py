@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -10,6 +11,21 @@ from typing import Any
 from ..errors import ManifestError
 from .artifact import DTYPES, SLOTS, Artifact, Axis
 from .json_reader import Reader, file_name
+
+
+def network_name(artifact: Artifact, hashes: Mapping[str, str]) -> str:
+    """Return the name of a plan's network, which binds the plan to the bytes it was built from.
+
+    TensorRT keeps the name inside the plan and gives it back when it loads the plan.
+
+    Args:
+        artifact: graph that the plan is built from.
+        hashes: sha256 of the bundle's files, by name.
+    """
+    digest = hashlib.sha256()
+    for name in (artifact.file, *artifact.data):
+        digest.update(f"{hashes[name]}\n".encode())
+    return f"planforge {artifact.id} {digest.hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,25 @@ class Plan:
                     )
         if self.candidates < 0:
             raise ManifestError(f"plan {self.file!r}: {self.candidates} candidates cannot be")
+
+    def longest(self, axis: str) -> int:
+        """Return the largest length of an axis in any profile; 0 where no profile has that axis."""
+        return max((max(profile["axes"].get(axis, (0,))) for profile in self.profiles), default=0)
+
+    def memory(self) -> int:
+        """Return the estimated bytes on the GPU at the largest shapes; 0 where the passport gives none."""
+        sizes = [profile.get("memory") for profile in self.profiles]
+        known = [size.values() for size in sizes if isinstance(size, dict)]
+        return max((sum(values) for values in known if all(isinstance(v, int) for v in values)), default=0)
+
+    def configuration(self) -> tuple[Any, ...]:
+        """Return what a plan was asked for: of plans that are alike in this, `build` keeps the last one."""
+        limits = tuple(
+            (name, tuple(lengths))
+            for profile in self.profiles
+            for name, lengths in sorted(profile["axes"].items())
+        )
+        return self.built_from, self.engine, tuple(sorted(self.sms)), limits
 
     def narrowed(self, artifact: Artifact) -> Artifact:
         """The artifact it was built from, with the lengths that its profiles take; cache slots are fixed.

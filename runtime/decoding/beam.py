@@ -1,33 +1,34 @@
-"""Greedy and beam search over an encoder-decoder's logits, step by step, as transformers searches.
+"""Greedy and beam search over a decoder's logits, step by step, as transformers searches.
 
 The engine computes logits and holds a K/V cache; this only says what to feed, which cache rows to
-copy, and what came out. R engine rows = sources * num_beams, the rows of a source adjacent; V vocabulary.
+copy, and what came out. A source is a text to translate, or a prompt to continue. R engine rows = sources *
+num_beams, the rows of a source adjacent; V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..bundle.defaults import GenerationDefaults
 from ..errors import InputError
 from .constraints import Constraints, constrain
+from .extensions import BLOCKS_OF, Extension, Float32, add_terms, best_candidates, log_of_sum
 from .sampling import Logits, check_integer, check_logits
 
-Float32 = npt.NDArray[np.float32]
-BLOCKS_OF = 256  # tokens: the best candidates are looked for in the few blocks that have them
+Ending: TypeAlias = Literal["eos", "length", "context"]
 FLOAT32_LEAST = np.finfo(np.float32).min
 MOST_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, and stay in float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How one translate call chooses its tokens.
+    """How one call that searches chooses its tokens.
 
     Attributes:
         num_beams: Hypotheses followed at a time; 1 takes the likeliest token always (greedy).
@@ -37,8 +38,10 @@ class Search:
             the best running one, as long as it is now, would be better than the worst of them;
             "never" while it could still become so.
         n_best: Hypotheses returned for each source; at most num_beams.
-        max_new_tokens: The most tokens that follow the start token.
+        max_new_tokens: The most tokens that follow the start token, or the prompt.
         constraints: Tokens that are forbidden or forced, and those that end a sequence.
+        repetition_penalty: Multiplies the log-probabilities of tokens that a row already has, its
+            prompt included; finite and over 0, where 1.0 does nothing.
 
     Raises:
         InputError: A value is of the wrong type or outside its range.
@@ -50,6 +53,7 @@ class Search:
     n_best: int = 1
     max_new_tokens: int = 512
     constraints: Constraints
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         check_integer("num_beams", self.num_beams, 1, "1 searches greedily")
@@ -66,11 +70,15 @@ class Search:
                 "is the usual choice"
             )
         penalty = self.length_penalty
-        number = isinstance(penalty, Real) and not isinstance(penalty, bool) and math.isfinite(penalty)
-        if not number or abs(penalty) * math.log(self.max_new_tokens) > math.log(MOST_PENALTY):
+        if not _is_number(penalty) or abs(penalty) * math.log(self.max_new_tokens) > math.log(MOST_PENALTY):
             raise InputError(
                 f"length_penalty is {penalty!r}; it must be a number for which max_new_tokens "
                 f"({self.max_new_tokens}) to its power stays within 1e-30 and 1e30; 0.0 disables it"
+            )
+        if not _is_number(self.repetition_penalty) or self.repetition_penalty <= 0:
+            raise InputError(
+                f"repetition_penalty is {self.repetition_penalty!r}; it must be a finite number over 0; 1.0 "
+                "disables it"
             )
         least = self.constraints.min_new_tokens
         if least > self.max_new_tokens:
@@ -118,24 +126,19 @@ class Hypothesis:
     """One result for a source.
 
     Attributes:
-        token_ids: Without the start token; with the end token, if it ended by one.
+        token_ids: Without the start token or the prompt; with the end token, if it ended by one.
         score: The sum of the tokens' log-probabilities divided by their number to the power of
             length_penalty: transformers' ``sequences_scores``. A forced token adds 0. Greedy
             search has the same score, where transformers has none.
-        finish_reason: "eos" after an end token, "length" at max_new_tokens.
+        finish_reason: "eos" after an end token, "length" at max_new_tokens, "context" at a lower
+            limit of its source's own.
+        logprobs: Of each token under the model itself, before any constraint and penalty.
     """
 
     token_ids: tuple[int, ...]
     score: float
-    finish_reason: Literal["eos", "length"]
-
-
-class Extension(NamedTuple):
-    """A token that may follow what a row has, and the sum of log-probabilities it would have."""
-
-    score: np.float32
-    row: int
-    token: int
+    finish_reason: Ending
+    logprobs: tuple[float, ...] = field(default=(), compare=False)
 
 
 class BeamSearch:
@@ -148,6 +151,7 @@ class BeamSearch:
 
     Attributes:
         histories: What each of the R rows has been fed so far, `tokens` included.
+        logprobs: Of each row, those of the tokens that it chose.
         active: Of each row, whether its source is still searched. The logits of the others are
             ignored, whatever they are fed.
 
@@ -161,13 +165,41 @@ class BeamSearch:
         self.search = search
         R = sources * search.num_beams
         self.histories = [[start] for _ in range(R)]
+        self.logprobs: list[list[float]] = [[] for _ in range(R)]
         self.active = [True] * R
+        self._prompt_lengths = [1] * sources
+        self._limits = [search.max_new_tokens] * sources  # of new tokens
         self._finished: list[list[Hypothesis]] = [[] for _ in range(sources)]
         # At first a source's rows are alike: all but one are dead, or each token would come num_beams times.
         self._sums = np.full(R, -np.inf, dtype=np.float32)
         self._sums[:: search.num_beams] = 0
         self._ranks = np.arange(R)  # of a source's rows, the best first; orders equal candidates
         self._room: Float32 | None = None
+
+    @classmethod
+    def after_prompts(
+        cls, prompts: Sequence[Sequence[int]], search: Search, limits: Sequence[int]
+    ) -> BeamSearch:
+        """Return a search for what follows prompts.
+
+        Their tokens count for no_repeat_ngram_size and repetition_penalty, but for no length, as with
+        transformers' decoders.
+
+        Args:
+            prompts: the token ids of each source; at least one.
+            search: the options.
+            limits: the most new tokens of each source, where that is less than `search` allows.
+
+        Raises:
+            InputError: there is no prompt, or one of them is empty.
+        """
+        beams = cls(len(prompts), 0, search)
+        if not all(prompts):
+            raise InputError("a prompt has no tokens; begin with the model's first token at least")
+        beams.histories = [list(prompt) for prompt in prompts for _ in range(search.num_beams)]
+        beams._prompt_lengths = [len(prompt) for prompt in prompts]
+        beams._limits = [min(limit, search.max_new_tokens) for limit in limits]
+        return beams
 
     @property
     def done(self) -> bool:
@@ -220,15 +252,20 @@ class BeamSearch:
 
     def _advance_source(self, source: int, first: int, logits: Logits) -> list[tuple[int, int]]:
         n, finished = self.search.num_beams, self._finished[source]
-        length = len(self.histories[first])  # of the hypotheses after this step: the start is left out
+        prompt_length = self._prompt_lengths[source]
+        length = (
+            len(self.histories[first]) - prompt_length + 1
+        )  # new tokens of the hypotheses after this step
         running: list[Extension] = []
-        for place, extension in enumerate(self._candidates(first, logits)):
-            reason = self._finish_reason(extension.token, length)
+        for place, extension in enumerate(self._candidates(source, first, logits)):
+            reason = self._finish_reason(extension.token, length, self._limits[source])
             if reason is None:
                 running.append(extension)
             elif place < n:  # those after are there only so that num_beams can go on
-                ids = (*self.histories[extension.row][1:], extension.token)
-                finished.append(Hypothesis(ids, self._penalized(extension.score, length), reason))
+                ids = (*self.histories[extension.row][prompt_length:], extension.token)
+                logprobs = (*self.logprobs[extension.row], extension.logprob)
+                score = self._penalized(extension.score, length)
+                finished.append(Hypothesis(ids, score, reason, logprobs))
         finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equal ones the older first
         del finished[n:]
         if not running and not finished:
@@ -236,26 +273,28 @@ class BeamSearch:
                 f"the constraints leave no token at position {length} of source {source}; loosen "
                 "no_repeat_ngram_size or suppressed, or raise num_beams"
             )
-        if not running or self._ends(finished, running[0], length):
+        if not running or self._ends(finished, running[0], length, self._limits[source]):
             self.active[first : first + n] = [False] * n
             return []
         return self._move(first, running[:n])
 
-    def _finish_reason(self, token: int, length: int) -> Literal["eos", "length"] | None:
+    def _finish_reason(self, token: int, length: int, limit: int) -> Ending | None:
         if token in self.search.constraints.eos:
             return "eos"
-        return "length" if length == self.search.max_new_tokens else None
+        if length < limit:
+            return None
+        return "length" if limit == self.search.max_new_tokens else "context"
 
     def _penalized(self, score: np.float32, length: int) -> float:
         return float(score / np.float32(length**self.search.length_penalty))
 
-    def _ends(self, finished: list[Hypothesis], best: Extension, length: int) -> bool:
+    def _ends(self, finished: list[Hypothesis], best: Extension, length: int, limit: int) -> bool:
         """Whether a source keeps what it has: its running hypotheses are not expected to be better."""
         search = self.search
         if len(finished) < search.num_beams:
             return False
         if search.early_stopping == "never" and search.length_penalty > 0:
-            length = search.max_new_tokens
+            length = limit
         return search.early_stopping is True or self._penalized(best.score, length) <= finished[-1].score
 
     def _move(self, first: int, running: list[Extension]) -> list[tuple[int, int]]:
@@ -273,14 +312,16 @@ class BeamSearch:
                 if self.histories[row] != self.histories[extension.row]:  # at first all rows are alike
                     self.histories[row] = self.histories[extension.row].copy()
                     copies.append((extension.row, row))
+                self.logprobs[row] = self.logprobs[extension.row].copy()
             self._sums[row], self._ranks[row] = extension.score, rank
-            placed.append((row, extension.token))
+            placed.append((row, extension))
         # Only after all copies, for these come from what the rows were fed so far.
-        for row, token in placed + [(row, running[0].token) for row in dead]:
-            self.histories[row].append(token)
+        for row, extension in placed + [(row, running[0]) for row in dead]:
+            self.histories[row].append(extension.token)
+            self.logprobs[row].append(extension.logprob)
         return copies
 
-    def _candidates(self, first: int, logits: Logits) -> list[Extension]:
+    def _candidates(self, source: int, first: int, logits: Logits) -> list[Extension]:
         """The best continuations of a source, best first, and enough of them that num_beams go on."""
         n, V = self.search.num_beams, logits.shape[1]
         rows = slice(first, first + n)
@@ -290,24 +331,38 @@ class BeamSearch:
         highest = scores.max(axis=-1)
         if not np.isfinite(highest).all():
             check_logits(logits.astype(np.float32))
-        constraints, limit = self.search.constraints, self.search.max_new_tokens
+        constraints, limit = self.search.constraints, self._limits[source]
+        prompt_length = self._prompt_lengths[source]
         if constraints.renormalize:
-            constrain(scores, self.histories[rows], constraints, limit)
+            constrain(scores, self.histories[rows], constraints, limit, prompt_length)
             highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)  # of a row with nothing left, no NaN
-        normalizers = np.array([_log_sum(room[row], highest[row], room[n]) for row in range(n)])
+        normalizers = np.array([log_of_sum(room[row], highest[row], room[n]) for row in range(n)])
         normalizers = np.maximum(normalizers, FLOAT32_LEAST)
+        log_sums = highest.astype(np.float64) + normalizers
+        if self.search.repetition_penalty != 1.0:
+            scores -= highest[:, None]
+            scores -= normalizers[:, None]
+            highest[:] = normalizers[:] = 0
+            for row, history in zip(scores, self.histories[rows], strict=True):
+                seen = np.unique([token for token in history if token < V])
+                row[seen] *= np.float32(self.search.repetition_penalty)  # log-probabilities are negative
         if not constraints.renormalize:
-            constrain(scores, self.histories[rows], constraints, limit)
-        if constraints.forced(len(self.histories[first]), limit) is not None:
+            constrain(scores, self.histories[rows], constraints, limit, prompt_length)
+        tokens_so_far = 1 + len(self.histories[first]) - prompt_length
+        if constraints.forced(tokens_so_far, limit) is not None:
             highest[:] = normalizers[:] = 0  # a forced token adds 0, not its log-probability
         terms = np.stack([highest, normalizers, self._sums[rows]], axis=-1)
         if n == 1:  # by the logits themselves, as transformers: rounded log-probabilities have more ties
             token = int(scores.argmax())
-            score = _total(scores[:, token], terms)[0]
-            return [Extension(score, first, token)] if score > -np.inf else []
-        count = max(2, 1 + len(constraints.eos)) * n
-        found = best_candidates(room[:n], terms, self._ranks[rows], count)
-        return [Extension(score, first + row, token) for score, row, token in found]
+            score = add_terms(scores[:, token], terms)[0]
+            found = [Extension(score, 0, token)] if score > -np.inf else []
+        else:
+            count = max(2, 1 + len(constraints.eos)) * n
+            found = best_candidates(room[:n], terms, self._ranks[rows], count)
+        return [
+            Extension(score, first + row, token, float(logits[first + row, token] - log_sums[row]))
+            for score, row, token, _ in found
+        ]
 
     def _buffer(self, V: int) -> Float32:
         """Room for a source's scores and one row more; its width in whole blocks, -inf beyond V."""
@@ -318,48 +373,5 @@ class BeamSearch:
         return self._room
 
 
-def best_candidates(
-    scores: Float32, terms: Float32, ranks: npt.NDArray[np.int64], count: int
-) -> list[Extension]:
-    """The `count` best tokens of all rows together, best first, without -inf.
-
-    Of equal ones the first: by the row's rank, then by token. The rank is what transformers counts
-    rows by; which of equal ones it takes is up to torch.topk.
-
-    Args:
-        scores: (rows, whole blocks), before the terms are applied.
-        terms: (rows, 3): the highest logit and the logarithm that normalize a row's scores, and
-            the row's sum so far.
-        ranks: (rows,), each another.
-        count: At least 1.
-    """
-    # A block is a column: tokens `width` apart. numpy finds maxima across rows faster than along them.
-    blocks = scores.reshape(len(scores), BLOCKS_OF, -1)
-    width = blocks.shape[-1]
-    peaks = _total(blocks.max(axis=1), terms[:, None])
-    # The terms keep the order within a row, so the peaks are sums that exist: at least `count`
-    # tokens reach the count-th highest peak, and all that do are in blocks whose peak does.
-    border = np.float32(-np.inf)
-    if count < peaks.size:
-        border = np.partition(peaks, peaks.size - count, axis=None)[peaks.size - count]
-    rows, columns = np.nonzero((peaks >= border) & (peaks > -np.inf))
-    totals = _total(blocks[rows, :, columns], terms[rows, None])  # (blocks that count, BLOCKS_OF)
-    which, lines = np.nonzero((totals >= border) & (totals > -np.inf))
-    found, rows, tokens = totals[which, lines], rows[which], lines * width + columns[which]
-    order = np.lexsort((tokens, ranks[rows], -found))[:count]
-    return [Extension(found[i], int(rows[i]), int(tokens[i])) for i in order]
-
-
-def _total(scores: Float32, terms: Float32) -> Float32:
-    """The rows' sums with these scores added: torch's float32 operations in torch's order."""
-    total: Float32 = scores - terms[..., 0]
-    total -= terms[..., 1]
-    total += terms[..., 2]
-    return total
-
-
-def _log_sum(row: Float32, highest: np.float32, room: Float32) -> np.float32:
-    """The logarithm of a softmax's divisor, computed in `room`: a row at a time stays in the CPU's cache."""
-    np.subtract(row, highest, out=room)
-    np.exp(room, out=room)
-    return np.log(room.sum())  # type: ignore[no-any-return]
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

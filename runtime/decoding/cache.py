@@ -68,6 +68,13 @@ class Cache(Protocol):
         """
         ...
 
+    def spread(self) -> None:
+        """Makes each row as many adjacent ones as `new_cache` left room for: its copies. At most once.
+
+        So one row takes in a prompt that several continue.
+        """
+        ...
+
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens of every row; rows that have fewer stay as they are.
 
@@ -98,7 +105,9 @@ class GrowingCache:
         batch: int,
         capacity: int,
         context: Context = NO_CONTEXT,
+        copies: int = 1,
     ) -> None:
+        self.copies = copies
         self.program = program
         self.context = context
         self.capacity = capacity
@@ -108,7 +117,10 @@ class GrowingCache:
         self.names = [(i.name, o.name, i) for i, o in cache_pairs(artifact)]
         self.reads = {spec.name for spec in artifact.inputs}  # of imported graphs some read no positions
         self.past, self.present = (
-            {name: program.allocate(name, cache_shape(spec, batch, capacity)) for name, _, spec in self.names}
+            {
+                name: program.allocate(name, cache_shape(spec, batch * copies, capacity))
+                for name, _, spec in self.names
+            }
             for _ in range(2)
         )
 
@@ -146,6 +158,13 @@ class GrowingCache:
         for source, target in copies:
             self.mask[target] = self.mask[source]
 
+    def spread(self) -> None:
+        rows = len(self.mask)
+        self.mask = np.repeat(self.mask, self.copies, axis=0)
+        for name, _, spec in self.names:
+            past = self.past[name].view(cache_shape(spec, rows * self.copies, self.columns))
+            spread_rows(past, rows, self.copies, self.columns)
+
     def truncate(self, length: int) -> None:
         mask = self.mask[:, : self.columns]
         mask[mask.cumsum(axis=1) > length] = 0
@@ -174,17 +193,21 @@ class SlotCache:
         batch: int,
         capacity: int,
         context: Context = NO_CONTEXT,
+        copies: int = 1,
     ) -> None:
+        self.copies = copies
         self.program = program
         self.context = context
         self.capacity = capacity
         self.lengths = np.zeros(batch, np.int32)
         self.slots: list[Buffer] = []
         self.buffers = dict(context.buffers)
+        self.names = [(spec.name, out.name) for spec, out in cache_pairs(artifact)]
         for spec, out in cache_pairs(artifact):
-            buffer = program.allocate(spec.name, cache_shape(spec, batch, capacity))
-            self.slots.append(buffer)
-            self.buffers |= {spec.name: buffer, out.name: buffer}
+            slots = program.allocate(spec.name, cache_shape(spec, batch * copies, capacity))
+            used = slots.view(cache_shape(spec, batch, capacity)) if copies > 1 else slots
+            self.slots.append(slots)
+            self.buffers |= {spec.name: used, out.name: used}
 
     def check_room(self, width: int) -> None:
         refuse_overflow(int(self.lengths.max()) + width, self.capacity)
@@ -209,8 +232,22 @@ class SlotCache:
                 slots.copy_rows(source, target, int(self.lengths[source]))
             self.lengths[target] = self.lengths[source]
 
+    def spread(self) -> None:
+        for (name, out), slots in zip(self.names, self.slots, strict=True):
+            spread_rows(slots, len(self.lengths), self.copies, int(self.lengths.max()))
+            self.buffers |= {name: slots, out: slots}
+        self.lengths = np.repeat(self.lengths, self.copies)
+
     def truncate(self, length: int) -> None:
         self.lengths = np.minimum(self.lengths, length)
+
+
+def spread_rows(buffer: Buffer, rows: int, copies: int, length: int) -> None:
+    """Copies each of the first `rows` rows of a buffer over `copies` adjacent ones, up to `length` slots."""
+    for row in reversed(range(rows)):  # the last first: what is written over was copied, or was never used
+        for target in range(row * copies, (row + 1) * copies):
+            if target != row:
+                buffer.copy_rows(row, target, length)
 
 
 def refuse_overflow(needed: int, capacity: int) -> None:
@@ -258,15 +295,20 @@ LAYOUTS: dict[str, type[GrowingCache | SlotCache]] = {
 
 
 def new_cache(
-    program: Program, artifact: Artifact, batch: int, capacity: int, context: Context = NO_CONTEXT
+    program: Program,
+    artifact: Artifact,
+    batch: int,
+    capacity: int,
+    context: Context = NO_CONTEXT,
+    copies: int = 1,
 ) -> Cache:
-    """An empty cache for `batch` rows of up to `capacity` tokens."""
+    """An empty cache for `batch` rows of up to `capacity` tokens, with room for `copies` times as many."""
     if artifact.dialect not in LAYOUTS:
         raise ManifestError(
             f"artifact {artifact.id} has dialect {artifact.dialect!r}, known are {list(LAYOUTS)}"
         )
-    check_memory(program, artifact, batch, capacity)
-    return LAYOUTS[artifact.dialect](program, artifact, batch, capacity, context)
+    check_memory(program, artifact, batch * copies, capacity)
+    return LAYOUTS[artifact.dialect](program, artifact, batch, capacity, context, copies)
 
 
 def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int) -> None:

@@ -1,6 +1,6 @@
 """What may come next: rules that forbid or force tokens, those of transformers in their order.
 
-R rows, T tokens so far (the start token counts), V vocabulary.
+R rows, T tokens so far (the start token or the prompt counts), V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Constraints:
         forced_bos: The first token after the start token, or None.
         forced_eos: The last token of a sequence that reaches max_new_tokens, or None.
         no_repeat_ngram_size: No run of this many tokens comes twice; at least 1, or None. The
-            start token counts as one of them.
+            start token counts as one of them, and so do a prompt's.
         min_new_tokens: No end token before this many others.
         renormalize: Whether what the constraints leave is made a distribution again, before it counts
             (transformers' ``renormalize_logits``).
@@ -86,6 +86,7 @@ def constrain(
     histories: Sequence[Sequence[int]],
     constraints: Constraints,
     max_new_tokens: int,
+    prompt_length: int = 1,
 ) -> None:
     """Set forbidden tokens to -inf, and a forced token to 0 with all others at -inf.
 
@@ -94,7 +95,8 @@ def constrain(
         histories: R rows of T token ids each, from the start token on. Ids without a score are
             ignored.
         constraints: The rules.
-        max_new_tokens: The most tokens that may follow the start token.
+        max_new_tokens: The most tokens that may follow the start token, or the prompt.
+        prompt_length: How many tokens of each history were there before the first new one.
 
     Raises:
         InputError: The histories are not R rows of one length, or a constraint names a token
@@ -109,7 +111,8 @@ def constrain(
         )
     constraints.check_vocabulary(V)
     T = lengths.pop()
-    if (forced := constraints.forced(T, max_new_tokens)) is not None:
+    new_tokens = T - prompt_length
+    if (forced := constraints.forced(1 + new_tokens, max_new_tokens)) is not None:
         scores.fill(-np.inf)
         scores[:, forced] = 0
         return
@@ -118,6 +121,5 @@ def constrain(
     for token in constraints.suppressed:
         if token not in constraints.eos:
             scores[:, token] = -np.inf
-    new_tokens = T - 1
     if new_tokens < constraints.min_new_tokens:
         scores[:, list(constraints.eos)] = -np.inf

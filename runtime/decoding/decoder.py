@@ -5,15 +5,18 @@ B batch, T tokens, N logit rows, V vocabulary
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ..backends.backend import Array, Program
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError
-from .cache import LOGITS, NO_CONTEXT, Cache, Context, new_cache
+from ..memory_budget import MemoryBudget
+from .cache import LOGITS, NO_CONTEXT, Cache, Context, cache_bytes, new_cache
 from .candidates import scores_of
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
@@ -23,9 +26,10 @@ SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
 class Decoder:
     """Runs one decoder graph. Each `DecoderRun` has a cache of its own; steps of two threads take turns."""
 
-    def __init__(self, program: Program, artifact: Artifact) -> None:
+    def __init__(self, program: Program, artifact: Artifact, budget: MemoryBudget | None = None) -> None:
         self.program = program
         self.artifact = artifact
+        self.budget = MemoryBudget(None) if budget is None else budget  # that the caches are held in
         self.lock = threading.Lock()
         self.closed = False
 
@@ -34,10 +38,33 @@ class Decoder:
 
         Raises:
             ClosedError: the model was closed.
+            MemoryLimitError: the cache does not fit beside what this thread holds already.
         """
-        with self.lock:
-            self.check_open()
-            return DecoderRun(self, new_cache(self.program, self.artifact, batch, capacity, context))
+        release = self.hold_memory(batch, capacity, context)  # without the lock: others' steps must go on
+        try:
+            with self.lock:
+                self.check_open()
+                cache = new_cache(self.program, self.artifact, batch, capacity, context)
+        except BaseException:
+            release()
+            raise
+        run = DecoderRun(self, cache)
+        weakref.finalize(run, release).atexit = False
+        return run
+
+    def hold_memory(self, batch: int, capacity: int, context: Context) -> Callable[[], None]:
+        """Count a cache, and what it sees of a source, as held; return what gives it back."""
+        if self.budget.limit is None:
+            return nothing
+        dtypes = {spec.name: np.dtype(spec.dtype) for spec in self.artifact.inputs}
+        count = cache_bytes(self.artifact, batch, capacity)
+        for name, buffer in context.buffers.items():
+            count += math.prod(buffer.shape) * dtypes[name].itemsize
+        return self.budget.hold(
+            count,
+            f"a cache of {batch} x {capacity} tokens",
+            "Generate fewer tokens, or smaller batches",
+        )
 
     def check_open(self) -> None:
         """Refuse to reach an engine that is gone; the caller holds the lock.
@@ -48,11 +75,28 @@ class Decoder:
         if self.closed:
             raise ClosedError("the model was closed; load() it again")
 
+    def start_spreading(self, batch: int, capacity: int, copies: int) -> DecoderRun:
+        """Return a run whose `batch` rows become `copies` times as many when it is told to `spread`.
+
+        Raises:
+            ClosedError: the model was closed.
+            MemoryLimitError: the engine's own memory has no room for all of them.
+        """
+        with self.lock:
+            self.check_open()
+            cache = new_cache(self.program, self.artifact, batch, capacity, NO_CONTEXT, copies)
+            return DecoderRun(self, cache)
+
     def close(self) -> None:
         with self.lock:
             if not self.closed:
                 self.closed = True
                 self.program.close()
+        self.budget.close()
+
+
+def nothing() -> None:
+    """Give nothing back."""
 
 
 class DecoderRun:
@@ -134,6 +178,12 @@ class DecoderRun:
         with self.decoder.lock:
             self.decoder.check_open()
             self.cache.copy_rows(copies)
+
+    def spread(self) -> None:
+        """Makes each row of the cache as many adjacent ones as `Decoder.start_spreading` left room for."""
+        with self.decoder.lock:
+            self.decoder.check_open()
+            self.cache.spread()
 
 
 def pad(rows: Sequence[Sequence[int]], side: str) -> tuple[Array, Array]:

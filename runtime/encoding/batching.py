@@ -37,3 +37,12 @@ def batches(
         groups.append(order[begin[end] : end])
         end = begin[end]
     return groups[::-1]
+
+
+def in_reading_order(groups: list[list[int]]) -> list[list[int]]:
+    """Order batches by the first index that each has, so that what was read first is computed first.
+
+    Running the batches in this order lets the results of the first sequences out while later batches have
+    yet to run; which sequences run together stays the same.
+    """
+    return sorted(groups, key=min)

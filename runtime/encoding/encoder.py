@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from ..backends.backend import Array, Program
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError, ManifestError, MemoryLimitError
+from ..memory_budget import MemoryBudget
 from ..text.long_text import Piece
-from .batching import TOKEN_BUDGET, batches
+from .batching import TOKEN_BUDGET, batches, in_reading_order
+from .memory import batch_bytes, sections
 
 
 class Encoder:
@@ -27,9 +29,20 @@ class Encoder:
         program: the graph on an engine.
         artifact: what its inputs and outputs mean.
         pad: the id of the padding token.
+        budget: that batches and outputs are held in; None for no limit.
+        config: the model's, of which a limit needs the sizes.
     """
 
-    def __init__(self, program: Program, artifact: Artifact, pad: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        artifact: Artifact,
+        pad: int,
+        budget: MemoryBudget | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.budget = MemoryBudget(None) if budget is None else budget
+        self.config = config or {}
         self.program = program
         self.artifact = artifact
         self.pad = pad
@@ -41,27 +54,65 @@ class Encoder:
     def run(
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
     ) -> list[list[Array]]:
-        """The outputs of many sequences, in their order.
+        """Return the outputs of many sequences, in their order; see `run_batches`."""
+        results: dict[int, list[Array]] = {}
+        for outputs in self.run_batches(pieces, roles, rows):
+            results |= outputs
+        return [results[i] for i in range(len(pieces))]
+
+    def run_batches(
+        self,
+        pieces: Sequence[Piece],
+        roles: Sequence[str],
+        rows: Sequence[Sequence[int]] | None = None,
+        batch_size: int | None = None,
+    ) -> Iterator[dict[int, list[Array]]]:
+        """Yield the outputs of many sequences, a batch at a time.
+
+        Sequences of similar length run together. The batch that has the first sequence whose outputs are
+        still missing runs next, so that what was read first comes out first.
 
         Args:
             pieces: sequences.
             roles: of the outputs to return.
             rows: of each sequence, the positions whose "masked_lm" logits are wanted.
+            batch_size: the most sequences of a batch; None: as many as the graph takes.
 
-        Returns:
-            For each sequence an array per role, without padding.
+        Raises:
+            MemoryLimitError: a sequence alone does not fit, or not beside what this thread holds already.
+
+        Yields:
+            For each sequence of a batch, by its index, an array per role, without padding.
         """
-        results: list[list[Array]] = [[] for _ in pieces]
-        for group in batches([len(piece) for piece in pieces], self.max_batch):
-            chosen = None if rows is None else [rows[i] for i in group]
-            for i, outputs in zip(group, self.batch([pieces[i] for i in group], roles, chosen), strict=True):
-                results[i] = outputs
-        return results
+        for section, needed in self.sections(pieces, roles, rows):
+            groups = batches([len(pieces[i]) for i in section], batch_size or self.max_batch)
+            what = f"{len(section)} sequences with their outputs"
+            with self.budget.reserve(needed, what, "Shorter texts, or a smaller max_length, need less"):
+                for group in in_reading_order(groups):
+                    indices = [section[i] for i in group]
+                    chosen = None if rows is None else [rows[i] for i in indices]
+                    outputs = self.batch([pieces[i] for i in indices], roles, chosen)
+                    yield dict(zip(indices, outputs, strict=True))
+
+    def sections(
+        self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None
+    ) -> Iterable[tuple[range, int]]:
+        """Return which sequences are read ahead together, and what they need; without a limit all."""
+        available = self.budget.available()
+        if available is None:
+            return [(range(len(pieces)), 0)]
+        return sections(
+            self.config,
+            [self.artifact.output(role) for role in roles],
+            [len(piece) for piece in pieces],
+            [0] * len(pieces) if rows is None else [len(positions) for positions in rows],
+            available,
+        )
 
     def batch(
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
     ) -> list[list[Array]]:
-        """`run` for sequences that run together, padded to the longest."""
+        """Return the outputs of sequences that run together, padded to the longest."""
         T = max(len(piece) for piece in pieces)
         ids = np.full((len(pieces), T), self.pad, np.int64)
         mask, segments = np.zeros_like(ids), np.zeros_like(ids)
@@ -100,6 +151,7 @@ class Encoder:
             if not self.closed:
                 self.closed = True
                 self.program.close()
+        self.budget.close()
 
 
 def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:
@@ -128,14 +180,9 @@ def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mappin
 def check_memory(
     weight_bytes: int, config: Mapping[str, Any], max_length: int, memory_limit: int | None
 ) -> None:
-    """Refuses a limit below the weights and the largest batch together.
-
-    A layer's largest results: what the feed-forward part widens to, six of the hidden size (the layer's
-    input, query, key, value, context, sum), and every head's scores of every token for every token.
-    """
+    """Refuses a limit below the weights and the largest batch together."""
     tokens = max(TOKEN_BUDGET, max_length)
-    width = config["intermediate_size"] + 6 * config["hidden_size"]
-    batch = 4 * tokens * (width + config["num_attention_heads"] * max_length)
+    batch = batch_bytes(config, tokens, max_length)
     needed = weight_bytes + batch
     if memory_limit is not None and needed > memory_limit:
         raise MemoryLimitError(

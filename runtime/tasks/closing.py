@@ -1,44 +1,90 @@
-"""What every model has: the graph and the engine that run, and an end."""
+"""What every model has: a way to open it, the engine that runs it, a name to print, and an end."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from ..bundle.manifest import Artifact
+from ..load import Request, load_model
+
+if TYPE_CHECKING:
+    from ..bundle.manifest import Artifact
 
 C = TypeVar("C", bound="Closing")
 
 
 class Closing(ABC):
-    """Base of what has a close(), for a with statement.
+    """Base of the models. Each has a close(), for a with statement.
 
     Attributes:
         backend: the engine that runs it, such as "ort-cpu"; `load` sees to it.
-        family: the architecture, such as "gpt2"; `load` sees to it.
-        threads: cores that the engine uses, where it says; `load` sees to it.
+        family: the model's, such as "gpt2"; `load` sees to it.
+        threads: how many the engine uses; None on a GPU.
     """
 
     backend: str = ""
     family: str = ""
     threads: int | None = None
 
+    @classmethod
+    def load(
+        cls: type[C],
+        bundle: str | Path,
+        *,
+        backend: str = "auto",
+        precision: str | None = None,
+        threads: int | None = None,
+        max_length: int | None = None,
+        memory_limit: int | None = None,
+        verify: bool = False,
+        device: int = 0,
+    ) -> C:
+        """Open a bundle of this class.
+
+        Args:
+            bundle: the folder that `planforge export` wrote.
+            backend: "tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu" or "auto"; this argument and the
+                following are those of `planforge.runtime.load`.
+            precision: of the graph to run.
+            threads: cores to use.
+            max_length: context in tokens.
+            memory_limit: bytes that one call may take; more is refused beforehand.
+            verify: compare the hash of files above 256 MiB too.
+            device: the GPU's number.
+
+        Raises:
+            InputError: an argument out of range, or the bundle is for another class; names that one.
+            PlanForgeError: what else `planforge.runtime.load` raises.
+        """
+        request = Request(
+            backend=backend,
+            precision=precision,
+            threads=threads,
+            max_length=max_length,
+            memory_limit=memory_limit,
+            verify=verify,
+            device=device,
+            model_class=cls,
+        )
+        model = load_model(bundle, request)
+        assert isinstance(model, cls)  # load_model sees to it
+        return model
+
     @property
     @abstractmethod
     def artifact(self) -> Artifact:
-        """The graph that runs; where there are several, the one that takes the time."""
+        """The graph that runs; of several, the decoder's."""
 
     @abstractmethod
     def close(self) -> None:
         """Frees the engine."""
 
     def __repr__(self) -> str:
-        threads = ""
-        if self.threads is not None:
-            threads = f"{self.threads} thread" if self.threads == 1 else f"{self.threads} threads"
-        facts = (self.family, self.artifact.id, self.backend, threads)
-        return f"{type(self).__name__}({', '.join(fact for fact in facts if fact)})"
+        threads = None if self.threads is None else f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        parts = [self.family, self.artifact.id, self.backend, threads]
+        return f"{type(self).__name__}({', '.join(part for part in parts if part)})"
 
     def __enter__(self: C) -> C:
         return self

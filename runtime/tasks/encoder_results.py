@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypeAlias
 
-from ..backends.backend import Array
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float32]
 
 
 class Result:
     """Base of the results: plain JSON on request."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The fields of `planforge run --json`."""
         return asdict(self)  # type: ignore[call-overload,no-any-return]
 
@@ -33,7 +36,7 @@ class Embedding(Result):
     vector: Array
     dropped: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"embedding": self.vector.tolist(), "dropped": self.dropped}
 
 
@@ -52,7 +55,7 @@ class Features(Result):
     vectors: Array
     dropped: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**vars(self), "vectors": self.vectors.tolist()}
 
 

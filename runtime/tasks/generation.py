@@ -26,6 +26,17 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class GenerationCandidate:
+    """One of several answers that beam search found; the fields are `Generation`'s."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    score: float
+    finish_reason: FinishReason
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Generation:
     """One prompt's answer.
 
@@ -43,6 +54,9 @@ class Generation:
         prompt_tokens_reused: tokens of the prompt that reuse_prompt=True found computed.
         drafted_tokens: guesses of speculative="prompt-lookup" that the model verified.
         accepted_tokens: those of them that were right; each saved a step.
+        score: of beam search, the sum of the tokens' log-probabilities / their number ** length_penalty,
+            as transformers' sequences_scores; None without beams.
+        candidates: the n_best answers of beam search, this one first; empty without beams.
     """
 
     text: str
@@ -56,6 +70,8 @@ class Generation:
     prompt_tokens_reused: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    score: float | None = None
+    candidates: tuple[GenerationCandidate, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `planforge run --json`."""

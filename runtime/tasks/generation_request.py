@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from ..decoding.beam import Search
 from ..decoding.sampling import Sampling, check_integer
 from ..errors import InputError
 from ..options import GenerationOptions, ProgressOption, check_choice, check_options, option_names
@@ -23,6 +24,7 @@ class GenerationRequest:
 
     Attributes:
         sampling: those that decide how a token is chosen.
+        search: how beams are searched, from the options that say so; None without beams.
 
     Raises:
         InputError: one of them cannot be used.
@@ -45,6 +47,7 @@ class GenerationRequest:
     on_token: Callable[[Chunk], bool | None] | None = None
     progress: ProgressOption = False
     batch_size: int | None = None
+    search: Search | None = None
 
     def __post_init__(self) -> None:
         most = self.max_new_tokens

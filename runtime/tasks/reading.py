@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from ..errors import InputError
+from ..options import EncoderOptions, Truncation, check_batch_size, check_choice, check_not_pair
+from ..progress import Progress
 from ..text.long_text import TRUNCATIONS
 
 READ_AHEAD = 1024  # texts that are sorted by length together
@@ -18,26 +20,46 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts become sequences; the options that all tasks share.
+    """How texts become sequences, and how those run; the options that all tasks share.
 
     Attributes:
-        truncation: of a text that is longer than the model: "head", "tail", "head+tail" or "windows".
+        truncation: of a text that is longer than the model; None refuses it.
         stride: tokens that neighbouring windows share; None: a quarter of the model's length.
         parse_special: whether a special token's text, such as [SEP], becomes that token.
-        progress: called with the number of texts that are done.
+        batch_size: the most sequences that run together.
+        progress: reports the number of texts that are done.
     """
 
-    truncation: str
-    stride: int | None = None
-    parse_special: bool = False
-    progress: Callable[[int], None] | None = None
+    truncation: Truncation
+    stride: int | None
+    parse_special: bool
+    batch_size: int
+    progress: Progress
 
-    def __post_init__(self) -> None:
-        if self.truncation not in TRUNCATIONS:
-            allowed = ", ".join(map(repr, TRUNCATIONS))
-            raise InputError(f"truncation={self.truncation!r} is not one of {allowed}")
-        if self.stride is not None and (type(self.stride) is not int or self.stride < 0):
-            raise InputError(f"stride={self.stride!r} must be None or a whole number from 0")
+    @staticmethod
+    def of(options: EncoderOptions, *, truncation: Truncation, max_batch: int) -> Reading:
+        """Check the options of a call.
+
+        Args:
+            options: what the caller gave.
+            truncation: what the task does unless told otherwise.
+            max_batch: the most sequences that the bundle runs together.
+
+        Raises:
+            InputError: an option that cannot be used.
+        """
+        chosen = options.get("truncation", truncation)
+        check_choice("truncation", chosen, (None, *TRUNCATIONS))
+        stride = options.get("stride")
+        if stride is not None and (type(stride) is not int or stride < 0):
+            raise InputError(f"stride={stride!r} must be None or a whole number from 0")
+        return Reading(
+            truncation=chosen,
+            stride=stride,
+            parse_special=options.get("parse_special", False),
+            batch_size=check_batch_size(options.get("batch_size"), max_batch),
+            progress=Progress(options.get("progress", False)),
+        )
 
 
 def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -54,14 +76,21 @@ def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield chunk
 
 
-def checked(items: Any, check: Callable[[Any], T]) -> Iterator[T]:
-    """Each item, checked when it is read.
+def checked(items: Any, check: Callable[[Any], T], pair_call: str = "") -> Iterator[T]:
+    """Return an iterator over the items, each checked when it is read.
+
+    Args:
+        items: what a caller gave for several texts or pairs.
+        check: returns an item, or raises.
+        pair_call: how to pass one pair to the method that was called, if it takes pairs.
 
     Raises:
-        InputError: one text, whose letters would else be taken for texts, or nothing to iterate over.
+        InputError: one text, whose letters would else be taken for texts, two texts that could be a pair,
+            or nothing to iterate over.
     """
-    if isinstance(items, str) or not hasattr(items, "__iter__"):
+    if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
         raise InputError(f"several texts are needed here, such as a list of str, not {type(items).__name__}")
+    check_not_pair(items, pair_call)
     return map(check, items)
 
 
@@ -77,5 +106,5 @@ def check_item(item: Any) -> Item:
 
 def check_pair(item: Any) -> tuple[str, str]:
     if not isinstance(item, tuple | list) or len(item) != 2 or not all(isinstance(t, str) for t in item):
-        raise InputError(f"a pair of two texts is needed, not {item!r:.80}")
+        raise InputError(f"a pair of two texts is needed, a tuple of two str, not {item!r:.80}")
     return item[0], item[1]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,8 +13,20 @@ from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
 from ..encoding.encoder import Encoder
 from ..errors import InputError
-from ..text.long_text import FittedText, best_window, fit
-from ..text.tokenizer import Encoding, Tokenizer
+from ..options import (
+    AnswerOptions,
+    EmbedOptions,
+    EncoderOptions,
+    FeatureOptions,
+    FillMaskOptions,
+    Layers,
+    Truncation,
+    check_choice,
+    check_options,
+    option_names,
+)
+from ..text.long_text import best_window
+from ..text.tokenizer import Tokenizer
 from .answering import answers_of
 from .encoder_results import (
     Answers,
@@ -26,62 +37,34 @@ from .encoder_results import (
     FilledMask,
     NextSentence,
     Ranked,
-    Result,
     Tags,
 )
 from .pooling import LAYERS, POOLINGS, combined, merged, normalized, pooled
 from .probabilities import sigmoid, softmax
-from .reading import Item, Reading, check_item, check_pair, check_text, checked, chunks
+from .reading import Item, Reading, check_item, check_pair, check_text, checked
+from .requests import Outputs, Request, RequestRunner
 from .tagging import entities_of
 
 log = logging.getLogger("planforge")
 
-R = TypeVar("R", bound=Result)
 
+class TaskStreams(RequestRunner):
+    """The tasks. Each takes an iterable and a caller's options, and returns an iterator.
 
-@dataclass(frozen=True)
-class Request:
-    """One text, or a pair, as the encoder gets it."""
-
-    item: tuple[str, str | None]
-    first: Encoding
-    second: Encoding | None
-    fitted: FittedText
-
-    @property
-    def body(self) -> tuple[str, Encoding]:
-        """The text that windows slide over: the second if there is one."""
-        text, pair = self.item
-        return (text, self.first) if pair is None or self.second is None else (pair, self.second)
-
-
-Outputs: TypeAlias = list[list[Array]]  # of each piece of a request, an array per role
-Rows: TypeAlias = Callable[[Request], list[list[int]]]
-
-
-class TaskStreams:
-    """The tasks. Each takes an iterable and the options of `Reading`, and returns an iterator."""
+    Options are checked at once, texts when they are read.
+    """
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
-        self.encoder = encoder
-        self.tokenizer = tokenizer
-        self.defaults = defaults
+        super().__init__(encoder, tokenizer, defaults)
         self.roles = {spec.role for spec in encoder.artifact.outputs}
         layers = [int(role.removeprefix("hidden.")) for role in self.roles if role.startswith("hidden.")]
         self.last_layer = max(layers, default=None)  # an imported graph with a head may have none
 
-    def embed(
-        self,
-        texts: Iterable[str],
-        *,
-        pooling: str | None = None,
-        normalize: bool | None = None,
-        prompt: str | None = None,
-        truncation: str = "head",
-        **options: Any,
-    ) -> Iterator[Embedding]:
-        if pooling is not None and pooling not in POOLINGS:
-            raise InputError(f"pooling={pooling!r} is not one of {', '.join(POOLINGS)}")
+    def embed(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[Embedding]:
+        reading = self.reading(options, EmbedOptions, "head")
+        pooling, normalize = options.get("pooling"), options.get("normalize")
+        if pooling is not None:
+            check_choice("pooling", pooling, POOLINGS)
         last = self.need_states("embed")
         defaults = self.defaults
         unit = defaults.normalize if normalize is None else normalize
@@ -90,27 +73,44 @@ class TaskStreams:
         if not own and pooling is None and defaults.pooling not in POOLINGS:
             raise InputError(f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}")
         how = pooling or defaults.pooling
-        before = self.prompt_text(prompt)
+        before = self.prompt_text(options.get("prompt_name"), options.get("prompt"))
+        width = self.encoder.artifact.output(role).axes[-1]
+        keep = checked_width(options.get("truncate_dim"), width)
 
         def finish(request: Request, outputs: Outputs) -> Embedding:
             vectors = [array if own else pooled(array, how) for (array,) in outputs]
-            vector = merged(vectors, [len(piece) for piece in request.fitted.pieces], how)
+            vector = merged(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
             return Embedding(normalized(vector) if unit else vector, request.fitted.dropped)
 
-        reading = Reading(truncation, **options)
-        return self.results((before + text for text in checked(texts, check_text)), [role], finish, reading)
+        prompted = (before + text for text in checked(texts, check_text))
+        return self.results(prompted, [role], finish, reading)
 
-    def prompt_text(self, name: str | None) -> str:
-        """The text of a prompt of the checkpoint; of its default one without a name, none for ""."""
+    def prompt_text(self, name: str | None, prompt: str | None) -> str:
+        """Return what to put before each text, as sentence-transformers decides it.
+
+        Args:
+            name: of one of the checkpoint's prompts; None: the default one.
+            prompt: the text itself, which takes precedence.
+        """
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt={prompt!r:.80} must be a str, which is put before each text")
+            if name is not None:
+                log.warning("prompt_name=%r is not used: prompt takes precedence over it", name)
+            return prompt
         name = self.defaults.default_prompt if name is None else name
-        if name and name not in self.defaults.prompts:
+        if name is None:
+            return ""
+        if name not in self.defaults.prompts:
             known = ", ".join(map(repr, self.defaults.prompts)) or "none"
-            raise InputError(f"prompt={name!r} is not one of this model's prompts: {known}")
-        return self.defaults.prompts[name] if name else ""
+            raise InputError(
+                f"prompt_name={name!r} is not one of this model's prompts: {known}; prompt= takes a text"
+            )
+        return self.defaults.prompts[name]
 
-    def features(
-        self, texts: Iterable[str], *, layers: str = "last", truncation: str = "windows", **options: Any
-    ) -> Iterator[Features]:
+    def features(self, texts: Iterable[str], options: FeatureOptions) -> Iterator[Features]:
+        reading = self.reading(options, FeatureOptions, "windows")
+        layers = options.get("layers", "last")
         roles = self.layer_roles(layers)
         cls, sep = (self.tokenizer.spelling(self.defaults.tokens[role]) for role in ("cls", "sep"))
 
@@ -128,12 +128,11 @@ class TaskStreams:
                 dropped=request.fitted.dropped,
             )
 
-        return self.results(checked(texts, check_text), roles, finish, Reading(truncation, **options))
+        return self.results(checked(texts, check_text), roles, finish, reading)
 
-    def layer_roles(self, layers: str) -> list[str]:
+    def layer_roles(self, layers: Layers) -> list[str]:
         """The roles of the hidden states that a choice of features needs."""
-        if layers not in LAYERS:
-            raise InputError(f"layers={layers!r} is not one of {', '.join(LAYERS)}")
+        check_choice("layers", layers, LAYERS)
         needed = LAYERS[layers](self.need_states("features"))
         if min(needed) < 0:
             raise InputError(f"layers={layers!r} needs four layers, this model has {self.last_layer}")
@@ -145,9 +144,8 @@ class TaskStreams:
             )
         return roles
 
-    def classify(
-        self, texts: Iterable[Item], *, truncation: str = "head", **options: Any
-    ) -> Iterator[Classification]:
+    def classify(self, texts: Iterable[Item], options: EncoderOptions) -> Iterator[Classification]:
+        reading = self.reading(options, EncoderOptions, "head")
         self.need_head("classify", "sequence_classification")
         labels, kind = self.defaults.labels, self.defaults.problem_type
 
@@ -164,40 +162,41 @@ class TaskStreams:
             probabilities = dict(zip(labels, map(float, shares), strict=True))
             return Classification(labels[best], float(shares[best]), probabilities, dropped)
 
-        reading = Reading(truncation, **options)
-        return self.results(checked(texts, check_item), ["sequence_classification"], finish, reading)
+        items = checked(texts, check_item, "classify(text, pair=other)")
+        return self.results(items, ["sequence_classification"], finish, reading)
 
-    def rank(self, pairs: Iterable[Item], *, truncation: str = "head", **options: Any) -> Iterator[Ranked]:
+    def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[Ranked]:
+        reading = self.reading(options, EncoderOptions, "head")
         self.need_head("rank", "sequence_classification")
         if len(self.defaults.labels) != 1:
             raise InputError(
                 f"rank needs a cross-encoder with one score, this one has the labels {self.defaults.labels}"
             )
-        numbers = itertools.count()
         activation = sigmoid if self.defaults.score_activation == "sigmoid" else np.asarray
 
         def finish(request: Request, outputs: Outputs) -> Ranked:
             score = float(activation(np.max(outputs)))
-            return Ranked(next(numbers), str(request.item[1]), score, request.fitted.dropped)
+            return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
-        reading = Reading(truncation, **options)
-        return self.results(checked(pairs, check_pair), ["sequence_classification"], finish, reading)
+        items = checked(pairs, check_pair, "rank(query, [text])")
+        return self.results(items, ["sequence_classification"], finish, reading)
 
-    def next_sentence(
-        self, pairs: Iterable[Item], *, truncation: str = "head", **options: Any
-    ) -> Iterator[NextSentence]:
+    def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[NextSentence]:
+        reading = self.reading(options, EncoderOptions, "head")
         self.need_head("next_sentence", "next_sentence")
 
         def finish(request: Request, outputs: Outputs) -> NextSentence:
             share = float(np.mean([softmax(array)[0] for (array,) in outputs]))  # class 0 is "it follows"
             return NextSentence(share > 0.5, share, request.fitted.dropped)
 
-        reading = Reading(truncation, **options)
-        return self.results(checked(pairs, check_pair), ["next_sentence"], finish, reading)
+        items = checked(pairs, check_pair, "next_sentence(text, other)")
+        return self.results(items, ["next_sentence"], finish, reading)
 
-    def fill_mask(
-        self, texts: Iterable[str], *, top_k: int = 5, truncation: str = "windows", **options: Any
-    ) -> Iterator[FilledMask]:
+    def fill_mask(self, texts: Iterable[str], options: FillMaskOptions) -> Iterator[FilledMask]:
+        reading = replace(self.reading(options, FillMaskOptions, "windows"), parse_special=True)
+        if not options.get("parse_special", True):
+            raise InputError("parse_special=False is no option of fill_mask: it always reads mask tokens")
+        top_k = options.get("top_k", 5)
         self.need_head("fill_mask", "masked_lm")
         if "mask" not in self.defaults.tokens:
             raise InputError("fill_mask needs a mask token, and this bundle's tokenizer has none")
@@ -223,7 +222,6 @@ class TaskStreams:
             masks = tuple(self.best_words(next(taken[piece]), top_k) for piece, _ in places(request))
             return FilledMask(masks, request.fitted.dropped)
 
-        reading = Reading(truncation, **{**options, "parse_special": True})
         return self.results(checked(texts, check_text), ["masked_lm"], finish, reading, rows)
 
     def best_words(self, logits: Array, top_k: int) -> tuple[Fill, ...]:
@@ -232,7 +230,8 @@ class TaskStreams:
         best = np.argsort(-shares[: self.tokenizer.vocab_size], kind="stable")[:top_k]
         return tuple(Fill(self.tokenizer.spelling(int(t)), int(t), float(shares[t])) for t in best)
 
-    def tag(self, texts: Iterable[str], *, truncation: str = "windows", **options: Any) -> Iterator[Tags]:
+    def tag(self, texts: Iterable[str], options: EncoderOptions) -> Iterator[Tags]:
+        reading = self.reading(options, EncoderOptions, "windows")
         self.need_head("tag", "token_classification")
         labels = self.defaults.labels
 
@@ -245,18 +244,11 @@ class TaskStreams:
             entities = entities_of(text, shares, encoding.offsets, encoding.words, labels)
             return Tags(entities, request.fitted.dropped)
 
-        reading = Reading(truncation, **options)
         return self.results(checked(texts, check_text), ["token_classification"], finish, reading)
 
-    def answer(
-        self,
-        pairs: Iterable[Item],
-        *,
-        n_best: int = 1,
-        max_answer_tokens: int = 30,
-        truncation: str = "windows",
-        **options: Any,
-    ) -> Iterator[Answers]:
+    def answer(self, pairs: Iterable[Item], options: AnswerOptions) -> Iterator[Answers]:
+        reading = self.reading(options, AnswerOptions, "windows")
+        n_best, max_answer_tokens = options.get("n_best", 1), options.get("max_answer_tokens", 30)
         self.need_head("answer", "question_answering")
         for name, value in (("n_best", n_best), ("max_answer_tokens", max_answer_tokens)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -275,7 +267,19 @@ class TaskStreams:
             )
 
         roles = ["question_answering.start", "question_answering.end"]
-        return self.results(checked(pairs, check_pair), roles, finish, Reading(truncation, **options))
+        items = checked(pairs, check_pair, "answer(question, context)")
+        return self.results(items, roles, finish, reading)
+
+    def reading(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
+        """Check the names of a call's options, and the values of those that all tasks have.
+
+        Args:
+            options: the caller's.
+            known: the TypedDict of the task's options.
+            truncation: what the task does unless told otherwise.
+        """
+        check_options(options, option_names(known))
+        return Reading.of(options, truncation=truncation, max_batch=self.encoder.max_batch)
 
     def need_states(self, task: str) -> int:
         """The last layer's number; refuses a graph that gives only its head's logits."""
@@ -292,53 +296,12 @@ class TaskStreams:
             known = ", ".join(self.defaults.heads) or "none: it embeds texts (embed, features)"
             raise InputError(f"{task} needs the head {head}; this bundle's heads are {known}")
 
-    def results(
-        self,
-        items: Iterable[Item],
-        roles: Sequence[str],
-        finish: Callable[[Request, Outputs], R],
-        reading: Reading,
-        rows: Rows | None = None,
-    ) -> Iterator[R]:
-        """Runs a task over items, some ahead at a time; says at the end what was dropped."""
-        done, shortened, dropped = 0, 0, 0
-        for chunk in chunks(items):
-            requests = self.requests(chunk, reading, done)
-            pieces = [piece for request in requests for piece in request.fitted.pieces]
-            wanted = None if rows is None else [row for request in requests for row in rows(request)]
-            outputs = iter(self.encoder.run(pieces, roles, wanted))
-            for request in requests:
-                yield finish(request, list(itertools.islice(outputs, len(request.fitted.pieces))))
-                done += 1
-                shortened += request.fitted.dropped > 0
-                dropped += request.fitted.dropped
-                if reading.progress is not None:
-                    reading.progress(done)
-        if dropped:
-            log.warning(
-                "%d of %d texts were longer than the %d tokens that this model takes, and %d tokens were"
-                " dropped (truncation=%r); truncation='windows' keeps all",
-                *(shortened, done, self.defaults.max_length, dropped, reading.truncation),
-            )
 
-    def requests(self, items: Sequence[Item], reading: Reading, done: int) -> list[Request]:
-        """Tokenizes texts and pairs, of which `done` came before, and fits them to the model."""
-        pairs = [(item, None) if isinstance(item, str) else item for item in items]
-        special = reading.parse_special
-        firsts = self.tokenizer.encode_batch([first for first, _ in pairs], special, done)
-        given = [second for _, second in pairs if second is not None]
-        seconds = iter(self.tokenizer.encode_batch(given, special, done))
-        requests = []
-        for pair, first in zip(pairs, firsts, strict=True):
-            second = None if pair[1] is None else next(seconds)
-            fitted = fit(
-                first.ids,
-                None if second is None else second.ids,
-                max_length=self.defaults.max_length,
-                tokens=self.defaults.tokens,
-                truncation=reading.truncation,
-                stride=reading.stride,
-                separators=self.defaults.separators,
-            )
-            requests.append(Request(pair, first, second, fitted))
-        return requests
+def checked_width(truncate_dim: int | None, width: object) -> int | None:
+    """Return how many of a vector's numbers to keep; None: all."""
+    if truncate_dim is None:
+        return None
+    most = width if isinstance(width, int) else sys.maxsize
+    if type(truncate_dim) is not int or not 1 <= truncate_dim <= most:
+        raise InputError(f"truncate_dim={truncate_dim!r} must be None or a whole number from 1 to {most}")
+    return truncate_dim

@@ -1,25 +1,27 @@
 """Texts in, vectors, classes, words, tags and answers out: every task of an encoder.
 
-E width of a vector, F width of features
+N texts, E width of a vector, F width of features
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..encoding.encoder import Encoder
 from ..errors import InputError
+from ..options import RankOptions, check_options, option_names
 from ..text.tokenizer import Tokenizer
 from .closing import Closing
 from .encoder_results import (
     Answers,
     Classification,
+    Embedding,
     Features,
     FilledMask,
     NextSentence,
@@ -29,6 +31,11 @@ from .encoder_results import (
 )
 from .reading import Item, check_text, checked
 from .task_streams import TaskStreams
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..options import AnswerOptions, EmbedOptions, EncoderOptions, FeatureOptions, FillMaskOptions
 
 R = TypeVar("R", bound=Result)
 # The tasks that need a head, and which.
@@ -44,17 +51,13 @@ TASKS = ("embed", "features", *TASK_HEADS)
 
 
 class TextEncoder(Closing):
-    """An encoder of a bundle, ready to embed, classify and so on. Make one with `planforge.runtime.load`.
+    """An encoder of a bundle, ready to embed, classify and so on. Make one with `TextEncoder.load`.
 
     Every task takes one text, and returns one result, or several texts (also an iterator), and returns
-    a list. `stream` returns results one by one, and never holds all texts. All take:
-
-    truncation: what happens to a text that is longer than the model: "head" keeps its beginning,
-        "tail" its end, "head+tail" both, "windows" all of it, in overlapping windows whose results are
-        merged. Results say how many tokens were `dropped`.
-    stride: tokens that neighbouring windows share.
-    parse_special: read special tokens such as [SEP] in the text as such.
-    progress: called with the number of texts that are done.
+    a list. `iterate` returns results one by one, and never holds all texts. A pair of texts is two
+    arguments, or a tuple in a list of them. All take the options of `EncoderOptions`: truncation, stride,
+    parse_special, batch_size and progress. Where a text is too long, results say how many of its tokens
+    were `dropped`.
 
     Safe to use from several threads: their batches take turns. Close it, or use it as a context manager.
     """
@@ -63,7 +66,7 @@ class TextEncoder(Closing):
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.defaults = defaults
-        self.tasks = TaskStreams(encoder, tokenizer, defaults)
+        self._tasks = TaskStreams(encoder, tokenizer, defaults)
 
     @property
     def artifact(self) -> Artifact:
@@ -80,157 +83,256 @@ class TextEncoder(Closing):
         """The names of the classes, in the order of the logits."""
         return self.defaults.labels
 
-    def embed(self, texts: str | Iterable[str], **options: Any) -> Array:
-        """One vector for each text.
+    def embed(self, texts: str | Iterable[str], **options: Unpack[EmbedOptions]) -> npt.NDArray[np.float32]:
+        """Return one vector for each text.
 
         Args:
             texts: one text, or several.
-            **options: pooling, "cls", "mean" or "max" over the tokens' last hidden states; normalize, to
-                length 1; both as the checkpoint says unless given, else mean and True. prompt, the
-                name of a prompt of the checkpoint to put before each text ("": none). truncation is "head"
-                unless given, which a line in the log tells of; and the options of all tasks.
+            **options: see `EmbedOptions`. Long texts lose their end unless truncation says otherwise, which
+                a line in the log tells of.
 
         Returns:
-            (N, E) float32, or (E,) for one text.
+            (N, E) float32, or (E,) for one text; E is truncate_dim if that is given.
+
+        Raises:
+            InputError: an option or a text that cannot be used.
+            ContextLengthError: a text is too long and truncation=None.
         """
         if isinstance(texts, str):
-            (result,) = self.tasks.embed([texts], **options)
+            (result,) = self._tasks.embed([texts], options)
             return result.vector
-        vectors = [result.vector for result in self.tasks.embed(texts, **options)]
+        vectors = [result.vector for result in self._tasks.embed(texts, options)]
         if not vectors:
-            return np.zeros((0, len(next(self.tasks.embed([""], **options)).vector)), np.float32)
+            options["progress"] = False
+            return np.zeros((0, len(next(self._tasks.embed([""], options)).vector)), np.float32)
         return np.stack(vectors)
 
     @overload
-    def features(self, texts: str, layers: str = ..., **options: Any) -> Features: ...
+    def features(self, texts: str, **options: Unpack[FeatureOptions]) -> Features: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
     @overload
-    def features(self, texts: Iterable[str], layers: str = ..., **options: Any) -> list[Features]: ...
+    def features(self, texts: Iterable[str], **options: Unpack[FeatureOptions]) -> list[Features]: ...
     def features(
-        self, texts: str | Iterable[str], layers: str = "last", **options: Any
+        self, texts: str | Iterable[str], **options: Unpack[FeatureOptions]
     ) -> Features | list[Features]:
-        """A vector for each token, for a model on top of a frozen encoder.
+        """Return a vector for each token, for a model on top of a frozen encoder.
 
         Args:
             texts: one text, or several; long ones in windows unless told otherwise.
-            layers: "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four" or
-                "sum_all"; all but the last need a bundle exported with `--outputs hidden_states`.
+            **options: see `FeatureOptions`; layers is "last" unless given.
         """
-        return one_or_all(texts, self.tasks.features, str, layers=layers, **options)
+        return one_or_all(texts, lambda many: self._tasks.features(many, options))
 
     @overload
-    def classify(self, texts: str | tuple[str, str], **options: Any) -> Classification: ...
+    def classify(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+        self, texts: str, pair: str | None = ..., **options: Unpack[EncoderOptions]
+    ) -> Classification: ...
     @overload
-    def classify(self, texts: Iterable[Item], **options: Any) -> list[Classification]: ...
-    def classify(self, texts: Item | Iterable[Item], **options: Any) -> Classification | list[Classification]:
-        """The class of each text, or of each pair (text, pair). Windows' probabilities are averaged."""
-        return one_or_all(texts, self.tasks.classify, (str, tuple), **options)
+    def classify(self, texts: Iterable[Item], **options: Unpack[EncoderOptions]) -> list[Classification]: ...
+    def classify(
+        self, texts: str | Iterable[Item], pair: str | None = None, **options: Unpack[EncoderOptions]
+    ) -> Classification | list[Classification]:
+        """Return the class of each text, or of each pair. Windows' probabilities are averaged.
 
-    def rank(
-        self, query: str, texts: Iterable[str], top_k: int | None = None, **options: Any
-    ) -> list[Ranked]:
-        """Scores texts against a query with a cross-encoder; the best first.
+        Args:
+            texts: one text, or several texts or pairs (text, other).
+            pair: the other text, where the model classifies pairs and `texts` is one text.
+            **options: see `EncoderOptions`.
+        """
+        items = texts if pair is None else pair_of(texts, pair, "classify(text, pair=other)")
+        return one_or_all(items, lambda many: self._tasks.classify(many, options))
+
+    def rank(self, query: str, texts: Iterable[str], **options: Unpack[RankOptions]) -> list[Ranked]:
+        """Score texts against a query with a cross-encoder; the best first.
 
         Args:
             query: what is looked for.
             texts: where; of a long one's windows the best counts.
-            top_k: return only so many.
+            **options: see `RankOptions`.
         """
+        check_options(options, option_names(RankOptions))
+        top_k = options.pop("top_k", None)
         if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
             raise InputError(f"top_k={top_k!r} must be None or a whole number of at least 1")
-        ranked = list(self.tasks.rank(((query, text) for text in checked(texts, check_text)), **options))
+        check_text(query)
+        pairs = ((query, text) for text in checked(texts, check_text))
+        ranked = list(self._tasks.rank(pairs, options))
         return sorted(ranked, key=lambda result: -result.score)[:top_k]
 
     @overload
-    def next_sentence(self, texts: tuple[str, str], **options: Any) -> NextSentence: ...
+    def next_sentence(self, texts: str, pair: str, **options: Unpack[EncoderOptions]) -> NextSentence: ...
     @overload
-    def next_sentence(self, texts: Iterable[tuple[str, str]], **options: Any) -> list[NextSentence]: ...
     def next_sentence(
-        self, texts: tuple[str, str] | Iterable[tuple[str, str]], **options: Any
+        self, texts: Iterable[tuple[str, str]], **options: Unpack[EncoderOptions]
+    ) -> list[NextSentence]: ...
+    def next_sentence(
+        self,
+        texts: str | Iterable[tuple[str, str]],
+        pair: str | None = None,
+        **options: Unpack[EncoderOptions],
     ) -> NextSentence | list[NextSentence]:
-        """Whether the second text of each pair follows the first."""
-        return one_or_all(texts, self.tasks.next_sentence, (str, tuple), **options)
+        """Return whether the second text of a pair, or of each pair, follows the first.
+
+        Args:
+            texts: the first text, or pairs (text, other).
+            pair: the second text.
+            **options: see `EncoderOptions`.
+        """
+        items = pair_or_pairs(texts, pair, "next_sentence(text, other)")
+        return one_or_all(items, lambda many: self._tasks.next_sentence(many, options))
 
     @overload
-    def fill_mask(self, texts: str, top_k: int = ..., **options: Any) -> FilledMask: ...
+    def fill_mask(self, texts: str, **options: Unpack[FillMaskOptions]) -> FilledMask: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
     @overload
-    def fill_mask(self, texts: Iterable[str], top_k: int = ..., **options: Any) -> list[FilledMask]: ...
+    def fill_mask(self, texts: Iterable[str], **options: Unpack[FillMaskOptions]) -> list[FilledMask]: ...
     def fill_mask(
-        self, texts: str | Iterable[str], top_k: int = 5, **options: Any
+        self, texts: str | Iterable[str], **options: Unpack[FillMaskOptions]
     ) -> FilledMask | list[FilledMask]:
-        """The `top_k` likeliest words for each mask token, [MASK] for BERT, in each text."""
-        return one_or_all(texts, self.tasks.fill_mask, str, top_k=top_k, **options)
+        """Return the `top_k` likeliest words for each mask token, [MASK] for BERT, in each text.
+
+        Args:
+            texts: one text, or several.
+            **options: see `FillMaskOptions`.
+        """
+        return one_or_all(texts, lambda many: self._tasks.fill_mask(many, options))
 
     @overload
-    def tag(self, texts: str, **options: Any) -> Tags: ...
+    def tag(self, texts: str, **options: Unpack[EncoderOptions]) -> Tags: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
     @overload
-    def tag(self, texts: Iterable[str], **options: Any) -> list[Tags]: ...
-    def tag(self, texts: str | Iterable[str], **options: Any) -> Tags | list[Tags]:
-        """The tagged stretches of each text, with their characters; long texts in windows."""
-        return one_or_all(texts, self.tasks.tag, str, **options)
+    def tag(self, texts: Iterable[str], **options: Unpack[EncoderOptions]) -> list[Tags]: ...
+    def tag(self, texts: str | Iterable[str], **options: Unpack[EncoderOptions]) -> Tags | list[Tags]:
+        """Return the tagged stretches of each text, with their characters; long texts in windows.
+
+        Args:
+            texts: one text, or several.
+            **options: see `EncoderOptions`.
+        """
+        return one_or_all(texts, lambda many: self._tasks.tag(many, options))
 
     @overload
-    def answer(self, question: str, context: str, **options: Any) -> Answers: ...
+    def answer(self, question: str, context: str, **options: Unpack[AnswerOptions]) -> Answers: ...
     @overload
-    def answer(self, question: Iterable[tuple[str, str]], **options: Any) -> list[Answers]: ...
     def answer(
-        self, question: str | Iterable[tuple[str, str]], context: str | None = None, **options: Any
+        self, question: Iterable[tuple[str, str]], **options: Unpack[AnswerOptions]
+    ) -> list[Answers]: ...
+    def answer(
+        self,
+        question: str | Iterable[tuple[str, str]],
+        context: str | None = None,
+        **options: Unpack[AnswerOptions],
     ) -> Answers | list[Answers]:
-        """The stretches of a context that answer a question.
+        """Return the stretches of a context that answer a question.
 
         Args:
             question: a question, or pairs (question, context).
             context: the text that may hold the answer, of any length.
-            **options: n_best, how many answers (1); max_answer_tokens (30); and those of all tasks.
+            **options: see `AnswerOptions`.
         """
-        if isinstance(question, str):
-            if context is None:
-                raise InputError("answer needs a question and a context")
-            (result,) = self.tasks.answer([(question, context)], **options)
-            return result
-        if context is not None:
-            raise InputError("answer needs a question and a context, or pairs of them alone")
-        return list(self.tasks.answer(question, **options))
+        items = pair_or_pairs(question, context, "answer(question, context)")
+        return one_or_all(items, lambda many: self._tasks.answer(many, options))
 
-    def stream(self, task: str, texts: Iterable[Item], **options: Any) -> Iterator[Any]:
-        """A task's results one by one, in order, as the texts come.
+    @overload
+    def iterate(
+        self, task: Literal["embed"], texts: Iterable[str], **options: Unpack[EmbedOptions]
+    ) -> Iterator[Embedding]: ...
+    @overload
+    def iterate(
+        self, task: Literal["features"], texts: Iterable[str], **options: Unpack[FeatureOptions]
+    ) -> Iterator[Features]: ...
+    @overload
+    def iterate(
+        self, task: Literal["classify"], texts: Iterable[Item], **options: Unpack[EncoderOptions]
+    ) -> Iterator[Classification]: ...
+    @overload
+    def iterate(
+        self, task: Literal["rank"], texts: Iterable[tuple[str, str]], **options: Unpack[EncoderOptions]
+    ) -> Iterator[Ranked]: ...
+    @overload
+    def iterate(
+        self,
+        task: Literal["next_sentence"],
+        texts: Iterable[tuple[str, str]],
+        **options: Unpack[EncoderOptions],
+    ) -> Iterator[NextSentence]: ...
+    @overload
+    def iterate(
+        self, task: Literal["fill_mask"], texts: Iterable[str], **options: Unpack[FillMaskOptions]
+    ) -> Iterator[FilledMask]: ...
+    @overload
+    def iterate(
+        self, task: Literal["tag"], texts: Iterable[str], **options: Unpack[EncoderOptions]
+    ) -> Iterator[Tags]: ...
+    @overload
+    def iterate(
+        self, task: Literal["answer"], texts: Iterable[tuple[str, str]], **options: Unpack[AnswerOptions]
+    ) -> Iterator[Answers]: ...
+    def iterate(self, task: str, texts: Iterable[Any], **options: Any) -> Iterator[Result]:
+        """Return a task's results one by one, in order, as the texts come.
 
         Args:
             task: "embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag" or
                 "answer"; of pairs for rank, next_sentence and answer.
-            texts: any iterable; at most 1,024 texts are read ahead.
+            texts: any iterable; at most 1,024 texts are read ahead. Each result is there as soon as its
+                batch, and those of the texts before it, are computed.
             **options: those of the task.
 
         Returns:
             An iterator over `Embedding`, `Features`, `Classification`, `Ranked` (in the order of the
             pairs), `NextSentence`, `FilledMask`, `Tags` or `Answers`.
+
+        Raises:
+            InputError: no such task or option; what is wrong with a text is raised when it is read.
         """
         if task not in TASKS:
             raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
-        return getattr(self.tasks, task)(texts, **options)  # type: ignore[no-any-return]
+        run: Callable[..., Iterator[Result]] = getattr(self._tasks, task)
+        return run(texts, options)
 
     def check_task(self, task: str) -> None:
-        """Refuses a task that this bundle's model has no head for.
+        """Refuse a task that this bundle's model has no head for.
 
         Raises:
             InputError: names the heads there are.
         """
         if task in TASK_HEADS:
-            self.tasks.need_head(task, TASK_HEADS[task])
+            self._tasks.need_head(task, TASK_HEADS[task])
 
-    def count_tokens(self, text: str, parse_special: bool = False) -> int:
-        """How many tokens the text has, special ones not counted."""
+    def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
+        """Return how many tokens the text has, special ones not counted."""
         return len(self.tokenizer.encode(text, parse_special=parse_special))
 
     def close(self) -> None:
-        """Frees the engine. Later calls raise ClosedError; closing twice is fine."""
+        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
         self.encoder.close()
 
 
-def one_or_all(
-    texts: Any, task: Callable[..., Iterator[R]], one: type | tuple[type, ...], **options: Any
-) -> R | list[R]:
-    """One result for one text or pair, of type `one`; a list of them for several."""
-    if isinstance(texts, one):
-        (result,) = task([texts], **options)  # to its end: there stands what is said of dropped tokens
+class Pair(tuple[str, str]):
+    """One pair that was given as two arguments, unlike a tuple that a caller gave."""
+
+
+def pair_of(first: Any, second: Any, call: str) -> Pair:
+    """Return the pair of two arguments.
+
+    Raises:
+        InputError: one of them is no text; says by `call` how a pair is given.
+    """
+    if not isinstance(first, str) or not isinstance(second, str):
+        raise InputError(
+            f"{call} takes two texts, a pair of two texts, not {type(first).__name__} and"
+            f" {type(second).__name__}; several pairs are a list of tuples"
+        )
+    return Pair((first, second))
+
+
+def pair_or_pairs(first: Any, second: Any, call: str) -> Any:
+    """Return the pair of two arguments, or the first one, which is to hold pairs."""
+    if second is None and isinstance(first, str):
+        raise InputError(f"a pair of two texts is needed: {call}, or a list of pairs [(text, other)]")
+    return first if second is None else pair_of(first, second, call)
+
+
+def one_or_all(texts: Any, run: Callable[[Any], Iterator[R]]) -> R | list[R]:
+    """Return one result for one text or `Pair`; a list of them for several."""
+    if isinstance(texts, str | Pair):
+        (result,) = run([texts])  # to its end: there stands what is said of dropped tokens
         return result
-    return list(task(texts, **options))
+    return list(run(texts))

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
@@ -25,6 +25,9 @@ from ..options import GenerationOptions, check_batch_size
 from ..progress import Progress
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
+from .beam_generation import BeamGenerator, resolve_search
+from .chat_prompt import ChatReader
+from .checkpoint_options import CheckpointOptions
 from .chunk import Cancellation, Chunk, TextStream
 from .closing import Closing
 from .generation import Generation, generation
@@ -57,6 +60,13 @@ class Score:
         return math.exp(-self.total / len(self.logprobs))
 
 
+def vocabulary_of(artifact: Artifact, tokenizer: Tokenizer) -> int:
+    """Return how many tokens the model has; where its graph does not say, as many as its tokenizer."""
+    sizes = [spec.axes[-1] for spec in artifact.outputs if spec.role == "logits"]
+    fixed = [size for size in sizes if isinstance(size, int)]
+    return fixed[0] if fixed else tokenizer.vocab_size
+
+
 class TextGenerator(Closing):
     """A language model of a bundle, ready to generate. Make one with `planforge.runtime.load`.
 
@@ -83,10 +93,10 @@ class TextGenerator(Closing):
         self.memory_limit = memory_limit
         self.weight_bytes = weight_bytes
         self.max_batch = decoder.artifact.axis("batch").max
-        self._chat = chat
-        self._checkpoint_options: GenerationOptions = {}
-        vocabulary = decoder.artifact.output("logits").axes[-1]
-        self._vocabulary = vocabulary if isinstance(vocabulary, int) else tokenizer.vocab_size
+        self._chats = ChatReader(chat=chat, tokenizer=tokenizer, max_length=max_length)
+        self._checkpoint = CheckpointOptions(defaults)
+        self._beams = BeamGenerator(decoder=decoder, tokenizer=tokenizer, check_memory=self._check_memory)
+        self._vocabulary = vocabulary_of(decoder.artifact, tokenizer)
         self._prompts = PromptReader(
             tokenizer=tokenizer, defaults=defaults, max_length=max_length, vocabulary=self._vocabulary
         )
@@ -167,31 +177,35 @@ class TextGenerator(Closing):
         Raises:
             InputError: as `generate`, at the call, before the first chunk is asked for.
         """
-        request = self._resolve(options)
+        request = self._resolve(options, streams=True)
         return self._stream(self._row(prompt, request), request)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Generation:
         """Answers a conversation, worded by the checkpoint's chat template.
 
         Special tokens that a message spells are plain text unless parse_special=True. reuse_prompt=True
-        spares a conversation that grows what was computed before.
+        spares a conversation that grows what was computed before. Unlike `generate`, what the checkpoint's
+        generation_config says counts where an option is not given: see generation="checkpoint".
 
         Args:
-            messages: mappings with the texts "role" ("system", "user", "assistant") and "content"; the
-                template gets what else they have.
-            **options: see `GenerationOptions`.
+            messages: mappings with the texts "role" ("system", "user", "assistant") and "content", which may
+                be a list of parts {"type": "text", "text": ...}; the template gets what else they have.
+            **options: see `GenerationOptions`. truncation="tail" drops the oldest turns of a conversation
+                that is too long, a user's message with its answer, never what the system said.
 
         Raises:
             InputError: also where the bundle has no chat template, or it refuses the messages.
+            ContextLengthError: the conversation leaves no room in the context; with truncation="tail" the
+                last message, with what the system said, does not.
             BackendUnavailableError: jinja2 is missing.
             BundleError: the template is unusable.
         """
-        request = self._resolve(options)
+        request = self._resolve({"generation": "checkpoint", **options})
         return self._answer([self._chat_row(messages, request)], request)[0]
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> TextStream:
         """Answers a conversation as `chat` does, a chunk at each step as `stream` does."""
-        request = self._resolve(options)
+        request = self._resolve({"generation": "checkpoint", **options}, streams=True)
         return self._stream(self._chat_row(messages, request), request)
 
     def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
@@ -223,9 +237,15 @@ class TextGenerator(Closing):
             logprobs += token_logprobs(logits, following).tolist()
         return Score(tuple(tokens), tuple(logprobs))
 
-    def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
-        """How many tokens the text has."""
-        return len(self.tokenizer.encode(text, parse_special=parse_special))
+    def count_tokens(self, text: str | Sequence[Message], *, parse_special: bool = False) -> int:
+        """How many tokens a text has, or a conversation as `chat` words it.
+
+        Raises:
+            InputError: messages that cannot be used, or the bundle has no chat template.
+        """
+        if isinstance(text, str):
+            return len(self.tokenizer.encode(text, parse_special=parse_special))
+        return len(self._chats.read(text, parse_special))
 
     def forget_prompt(self) -> None:
         """Frees the cache that a call with reuse_prompt=True kept, if there is one."""
@@ -236,20 +256,25 @@ class TextGenerator(Closing):
         self.decoder.close()
         self._reuse.drop()
 
-    def _resolve(self, options: GenerationOptions) -> GenerationRequest:
+    def _resolve(self, options: GenerationOptions, *, streams: bool = False) -> GenerationRequest:
         """Check a call's options before anything else."""
         if self.decoder.closed:
             raise ClosedError("the model was closed; load() it again")
-        request = resolve_request(options, self._checkpoint_options)
+        request = resolve_request(options, self._checkpoint.asked_by(options))
+        request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))
         request.sampling.check_vocabulary(self._vocabulary)
         check_batch_size(request.batch_size, self.max_batch)
         return request
 
     def _batch_size(self, request: GenerationRequest) -> int:
+        if request.search is not None:
+            return min(self._beams.batch_size(request.search), request.batch_size or self.max_batch)
         return 1 if request.one_by_one else check_batch_size(request.batch_size, self.max_batch)
 
     def _row(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
-        return self._row_of(self._prompts.read(prompt, request.parse_special), request, number)
+        tokens = self._prompts.read(prompt, request.parse_special)
+        fitting, cut = self._prompts.fit(tokens, request.max_new_tokens, request.truncation)
+        return self._row_of(fitting, cut, request, number)
 
     def _numbered_row(self, number: int, prompt: Any, request: GenerationRequest) -> Row:
         """`_row` of one of several prompts, which errors name."""
@@ -257,21 +282,20 @@ class TextGenerator(Closing):
             return self._row(prompt, request, number)
 
     def _chat_row(self, messages: Sequence[Message], request: GenerationRequest) -> Row:
-        if self._chat is None:
-            raise InputError(
-                "the bundle has no chat template; generate() (without --chat) takes a prompt as it is, or"
-                " export again from a folder with chat_template.jinja or chat_template in"
-                " tokenizer_config.json"
-            )
-        return self._row_of(self._chat.encode(messages, self.tokenizer, request.parse_special), request)
+        tokens, cut = self._chats.read_fitting(
+            messages,
+            parse_special=request.parse_special,
+            max_new_tokens=request.max_new_tokens,
+            truncation=request.truncation,
+        )
+        return self._row_of(tokens, cut, request)
 
-    def _row_of(self, tokens: list[int], request: GenerationRequest, number: int = 0) -> Row:
-        fitting, cut = self._prompts.fit(tokens, request.max_new_tokens, request.truncation)
+    def _row_of(self, tokens: list[int], cut: int, request: GenerationRequest, number: int = 0) -> Row:
         return Row(
             tokenizer=self.tokenizer,
-            prompt=fitting,
+            prompt=tokens,
             cut=cut,
-            room=self.max_length - len(fitting),
+            room=self.max_length - len(tokens),
             request=request,
             eos=self.defaults.eos,
             number=number,
@@ -308,6 +332,8 @@ class TextGenerator(Closing):
 
     def _answer(self, rows: list[Row], request: GenerationRequest) -> list[Generation]:
         """Answer prompts that run together."""
+        if request.search is not None:
+            return self._beams.answer(rows, request.search, logprobs=request.logprobs)
         generators = row_generators(request.sampling.seed, [row.number for row in rows])
         seconds = []
         for step_seconds in self._steps(rows, request, generators):

@@ -78,6 +78,8 @@ class Chat:
 
         Args:
             messages: each with the texts "role" and "content"; what else they have goes to the template.
+                A content may be a list of text parts, {"type": "text", "text": "..."}. A template that
+                cannot read such a list gets the parts' texts as one.
             parse_special: read those that a message spells too, as transformers does by default.
 
         Raises:
@@ -86,16 +88,34 @@ class Chat:
             BackendUnavailableError: jinja2 is missing or too old.
         """
         guard = Guard(() if parse_special else tokenizer.special_tokens)
-        rendered = self.compiled.render(
-            {
-                **self.tokens,
-                **{"tools": None, "documents": None, "add_generation_prompt": True},
-                "messages": checked(messages, guard.mark),
-            }
-        )
+        rendered = self._render(checked(messages, guard.mark))
         if not rendered:
             raise InputError(f"the chat template made nothing of these messages; see {self.source}")
         return guard.encode(rendered, tokenizer)
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        """Render contents that are lists of parts as lists, or as texts where the template reads texts."""
+        messages = [message if message["content"] else with_one_text(message) for message in messages]
+        parts = [part for message in messages for part in parts_of(message)]
+        try:
+            rendered = self._render_once(messages)
+        except InputError:
+            if not parts:
+                raise
+        else:
+            # A template that reads texts alone may write a list as Python would.
+            if not any(repr(part) in rendered for part in parts):
+                return rendered
+        return self._render_once([with_one_text(message) for message in messages])
+
+    def _render_once(self, messages: list[dict[str, Any]]) -> str:
+        return self.compiled.render(
+            {
+                **self.tokens,
+                **{"tools": None, "documents": None, "add_generation_prompt": True},
+                "messages": messages,
+            }
+        )
 
 
 class Guard:
@@ -144,8 +164,11 @@ def checked(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dic
         if not isinstance(message, Mapping):
             raise InputError(f"messages[{number}] is {type(message).__name__}; messages must be {form}")
         for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                got = type(message[key]).__name__ if key in message else "missing"
+            value = message.get(key)
+            if key == "content" and isinstance(value, list | tuple):
+                check_parts(value, f"messages[{number}]['content']")
+            elif not isinstance(value, str):
+                got = type(value).__name__ if key in message else "missing"
                 raise InputError(f"messages[{number}]: {key!r} must be a text, but is {got}")
     try:
         return [
@@ -154,6 +177,39 @@ def checked(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dic
         ]
     except RecursionError as error:
         raise InputError("messages are nested too deep, or contain themselves") from error
+
+
+def check_parts(parts: Sequence[Any], name: str) -> None:
+    """Refuse a content's parts that are not texts.
+
+    Raises:
+        InputError: names the part and its type.
+    """
+    form = '{"type": "text", "text": "..."}'
+    for number, part in enumerate(parts):
+        if not isinstance(part, Mapping):
+            raise InputError(f"{name}[{number}] is {type(part).__name__}; a content's parts must be {form}")
+        if part.get("type") != "text":
+            raise InputError(
+                f"{name}[{number}] has the type {part.get('type')!r}; the model reads text only: give parts"
+                f" {form}"
+            )
+        if not isinstance(part.get("text"), str):
+            got = type(part["text"]).__name__ if "text" in part else "missing"
+            raise InputError(f"{name}[{number}]: 'text' must be a text, but is {got}")
+
+
+def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a checked message's content; none of one that is a text."""
+    content = message["content"]
+    return content if isinstance(content, list) else []
+
+
+def with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose content is one text: its parts', one behind the other."""
+    if isinstance(message["content"], str):
+        return message
+    return {**message, "content": "".join(part["text"] for part in parts_of(message))}
 
 
 def plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:

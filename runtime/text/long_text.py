@@ -63,7 +63,7 @@ def fit(
     *,
     max_length: int,
     tokens: Mapping[str, int],
-    truncation: str,
+    truncation: str | None,
     stride: int | None = None,
     separators: int = 1,
 ) -> FittedText:
@@ -76,15 +76,16 @@ def fit(
         tokens: the ids of "cls" and "sep".
         truncation: one of `TRUNCATIONS`. "head" keeps the beginning, of a pair it shortens the longer
             text; "tail" keeps the end; "head+tail" both (Sun et al., 2019); "windows" keeps all of it in
-            sequences that overlap, of a pair all of the second.
+            sequences that overlap, of a pair all of the second. None refuses what is too long.
         stride: tokens that neighbouring windows share; a quarter of `max_length` unless given.
         separators: between the texts of a pair.
 
     Raises:
         InputError: no such truncation or stride.
-        ContextLengthError: windows have no room beside the first text of a pair.
+        ContextLengthError: the text is too long and truncation is None, or windows have no room beside the
+            first text of a pair.
     """
-    if truncation not in TRUNCATIONS:
+    if truncation is not None and truncation not in TRUNCATIONS:
         raise InputError(f"truncation={truncation!r} is not one of {', '.join(map(repr, TRUNCATIONS))}")
     special = 2 if second is None else 2 + separators
     M = max_length - special
@@ -92,6 +93,14 @@ def fit(
     chosen: list[tuple[Sequence[int], Sequence[int] | None]]
     if long <= M:
         chosen = [(range(len(first)), None if second is None else range(len(second)))]
+    elif truncation is None:
+        what = "the text has" if second is None else "the two texts have"
+        raise ContextLengthError(
+            f"{what} {long + special} tokens, special ones included; the model takes {max_length}."
+            f" Shorten what is given, or choose a truncation: {', '.join(map(repr, TRUNCATIONS))}",
+            tokens=long + special,
+            limit=max_length,
+        )
     elif truncation == "windows":
         room = M if second is None else room_beside(first, M, long)
         parts = windows(long if second is None else len(second), room, stride, max_length)

@@ -70,7 +70,7 @@ def exported(checkpoint: Path, out: Path, precision: str, target: str, max_batch
 
 def opened(model: Path, precision: str, settings: Mapping[str, Any]) -> Any:
     try:
-        return load(model, settings["backend"], precision)
+        return load(model, backend=settings["backend"], precision=precision)
     except BackendUnavailableError as error:
         raise Skip(str(error)) from error
 

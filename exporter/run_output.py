@@ -1,0 +1,69 @@
+"""How `planforge run` prints a result: a line of JSON, or lines for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .console import emit, emit_json
+
+# Tasks of which a text may have several lines, or none; a blank line stands between two texts.
+SEVERAL_LINES = ("features", "fill_mask", "tag", "answer")
+LINES: dict[str, Callable[[Any], list[str]]] = {
+    "embed": lambda r: [" ".join(f"{number:.6g}" for number in r.vector)],
+    "features": lambda r: [
+        f"{token}\t{' '.join(f'{number:.6g}' for number in vector)}"
+        for token, vector in zip(r.tokens, r.vectors, strict=True)
+    ],
+    "classify": lambda r: [f"{r.label}\t{r.score:.4f}"],
+    "rank": lambda r: [f"{r.score:.4f}\t{r.text}"],
+    "next_sentence": lambda r: [f"{'follows' if r.is_next else 'does not follow'}\t{r.probability:.4f}"],
+    "fill_mask": lambda r: [
+        "\t".join(f"{fill.token} {fill.score:.4f}" for fill in fills) for fills in r.masks
+    ],
+    "tag": lambda r: [f"{e.label}\t{e.text}\t{e.start}-{e.end}\t{e.score:.4f}" for e in r.entities],
+    "answer": lambda r: [f"{a.text}\t{a.start}-{a.end}\t{a.score:.4f}" for a in r.answers],
+}
+
+
+class Printer:
+    """Prints the results of one task, in order.
+
+    Args:
+        task: its name.
+        as_json: a line of JSON for each text; null for a blank one.
+        several: whether a text has several candidates, each in a line with its score.
+    """
+
+    def __init__(self, task: str, as_json: bool, several: bool = False) -> None:
+        self._task = task
+        self._as_json = as_json
+        self._several = several
+        self._count = 0
+
+    def show(self, pair: tuple[Any, Any] | None) -> None:
+        """Print one text's result, or what stands for a blank line.
+
+        Args:
+            pair: the text with its result; None of a blank line.
+        """
+        if self._as_json:
+            emit_json(None if pair is None else self._value(*pair))
+            return
+        if self._count and (self._several or self._task in SEVERAL_LINES):
+            emit("")
+        self._count += 1
+        for line in [""] if pair is None else self._lines(*pair):
+            emit(line)
+
+    def _value(self, text: Any, result: Any) -> dict[str, Any]:
+        value: dict[str, Any] = result.to_json()
+        return {"prompt": text, **value} if self._task == "generate" else value
+
+    def _lines(self, text: Any, result: Any) -> Iterable[str]:
+        if self._task not in ("generate", "translate"):
+            return LINES[self._task](result)
+        before = text if self._task == "generate" else ""
+        if self._several:
+            return [f"{before}{one.text}\t{one.score:.4f}" for one in result.candidates]
+        return [before + result.text]

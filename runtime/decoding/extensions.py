@@ -1,0 +1,71 @@
+"""The best tokens to continue any of several rows with, found without sorting a vocabulary."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Float32 = npt.NDArray[np.float32]
+BLOCKS_OF = 256  # tokens: the best candidates are looked for in the few blocks that have them
+
+
+class Extension(NamedTuple):
+    """A token that may follow what a row has, and the sum of log-probabilities it would have.
+
+    Attributes:
+        logprob: The token's own under the model, where it is known.
+    """
+
+    score: np.float32
+    row: int
+    token: int
+    logprob: float = 0.0
+
+
+def best_candidates(
+    scores: Float32, terms: Float32, ranks: npt.NDArray[np.int64], count: int
+) -> list[Extension]:
+    """The `count` best tokens of all rows together, best first, without -inf.
+
+    Of equal ones the first: by the row's rank, then by token. The rank is what transformers counts
+    rows by; which of equal ones it takes is up to torch.topk.
+
+    Args:
+        scores: (rows, whole blocks), before the terms are applied.
+        terms: (rows, 3): the highest logit and the logarithm that normalize a row's scores, and
+            the row's sum so far.
+        ranks: (rows,), each another.
+        count: At least 1.
+    """
+    # A block is a column: tokens `width` apart. numpy finds maxima across rows faster than along them.
+    blocks = scores.reshape(len(scores), BLOCKS_OF, -1)
+    width = blocks.shape[-1]
+    peaks = add_terms(blocks.max(axis=1), terms[:, None])
+    # The terms keep the order within a row, so the peaks are sums that exist: at least `count`
+    # tokens reach the count-th highest peak, and all that do are in blocks whose peak does.
+    border = np.float32(-np.inf)
+    if count < peaks.size:
+        border = np.partition(peaks, peaks.size - count, axis=None)[peaks.size - count]
+    rows, columns = np.nonzero((peaks >= border) & (peaks > -np.inf))
+    totals = add_terms(blocks[rows, :, columns], terms[rows, None])  # (blocks that count, BLOCKS_OF)
+    which, lines = np.nonzero((totals >= border) & (totals > -np.inf))
+    found, rows, tokens = totals[which, lines], rows[which], lines * width + columns[which]
+    order = np.lexsort((tokens, ranks[rows], -found))[:count]
+    return [Extension(found[i], int(rows[i]), int(tokens[i])) for i in order]
+
+
+def add_terms(scores: Float32, terms: Float32) -> Float32:
+    """The rows' sums with these scores added: torch's float32 operations in torch's order."""
+    total: Float32 = scores - terms[..., 0]
+    total -= terms[..., 1]
+    total += terms[..., 2]
+    return total
+
+
+def log_of_sum(row: Float32, highest: np.float32, room: Float32) -> np.float32:
+    """The logarithm of a softmax's divisor, computed in `room`: a row at a time stays in the CPU's cache."""
+    np.subtract(row, highest, out=room)
+    np.exp(room, out=room)
+    return np.log(room.sum())  # type: ignore[no-any-return]

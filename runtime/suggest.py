@@ -1,0 +1,27 @@
+"""What a name was probably meant to be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+PREFIX = 3  # letters in common are enough: jetson, jetpack
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return what to put behind an error that refuses a name.
+
+    Args:
+        name: what was given.
+        known: the names that there are.
+
+    Returns:
+        "; did you mean 'fp16'?", with those most like it, or "" where none is.
+    """
+    lower = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
+    if not close and len(name) >= PREFIX:
+        close = [other for other in lower if other.startswith(name.lower()[:PREFIX])]
+    if not close:
+        return ""
+    return f"; did you mean {' or '.join(repr(lower[other]) for other in close)}?"

@@ -1,0 +1,182 @@
+"""The processes that an export starts: they end with it, and their errors arrive as what they were."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planforge.exporter import onnx_export, pipeline, plans
+from planforge.exporter.bundle_writer import staging_folder
+from planforge.exporter.checkpoint import Checkpoint
+from planforge.exporter.child import start_child
+from planforge.exporter.errors import BuildError, CheckpointError, ExportError, VerificationError, error_named
+from planforge.exporter.plans import silent
+from planforge.exporter.source import demo_folder, resolve_source
+from planforge.exporter.tensorrt import build
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.errors import InputError, ManifestError, MemoryLimitError
+
+SOON = 20  # seconds; what sleeps here sleeps longer
+SLEEPS = (
+    "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(100)"
+)
+FAILS = "import sys; sys.exit('no such recipe')"
+
+
+def wait_for(path: Path) -> int:
+    """Return the process number that a child writes to a file."""
+    for _ in range(SOON * 20):
+        if path.is_file() and (text := path.read_text()):
+            return int(text)
+        time.sleep(0.05)
+    raise AssertionError(f"{path} has not come")
+
+
+def is_gone(number: int) -> bool:
+    """Whether no process has a number; a killed child that nobody has waited for still has one."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_one_tracer_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(checkpoint: Path, recipe: str, choices: Any, out: Path) -> subprocess.Popen[str]:
+        code = SLEEPS if recipe == "decoder.ort" else f"import time; time.sleep(1); {FAILS}"
+        command = [sys.executable, "-c", code, str(tmp_path / recipe)]
+        return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(onnx_export, "start_trace", start)
+    checkpoint = Checkpoint(resolve_source("gpt2-demo"))
+    recipes = [SimpleNamespace(graph="decoder", dialect=dialect) for dialect in ("ort", "portable")]
+    started = time.monotonic()
+    with pytest.raises(ExportError, match=r"tracing failed \(exit 1\): no such recipe"):
+        pipeline.trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
+    assert time.monotonic() - started < SOON
+    assert is_gone(wait_for(tmp_path / "decoder.ort"))
+
+
+def test_damaged_weights_end_the_tracers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(checkpoint: Path, recipe: str, choices: Any, out: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SLEEPS, str(tmp_path / recipe)]
+        child = start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        wait_for(tmp_path / recipe)
+        return child
+
+    def fail(folder: Path) -> Any:
+        wait_for(tmp_path / "decoder.ort")
+        raise ValueError("model.safetensors is not whole")
+
+    monkeypatch.setattr(onnx_export, "start_trace", start)
+    monkeypatch.setattr("planforge.models.load_model", fail)
+    checkpoint = Checkpoint(resolve_source("gpt2-demo"))
+    recipes = [SimpleNamespace(graph="decoder", dialect="ort")]
+    with pytest.raises(CheckpointError, match="is not whole"):
+        pipeline.trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
+    assert is_gone(wait_for(tmp_path / "decoder.ort"))
+
+
+def test_a_failed_verification_does_not_wait_for_plans(
+    own_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", SLEEPS, str(pid)))
+    manifest = Bundle.open(own_bundle).manifest
+    wanted = pipeline.Wanted(("rtx",), ("fp16",), ["sm86"], None, verify=True, force=False)
+    checkpoint: Any = SimpleNamespace(exporter="")
+    started = time.monotonic()
+    with (
+        pytest.raises(VerificationError, match="the decoder differs"),
+        staging_folder(own_bundle),
+        pipeline.plans_beside(own_bundle, manifest, checkpoint, wanted, silent),
+    ):
+        number = wait_for(pid)
+        raise VerificationError("the decoder differs")
+    assert time.monotonic() - started < SOON
+    assert is_gone(number)
+
+
+class Refusing:
+    """A bundle of an encoder-decoder, of which TensorRT takes the encoder alone."""
+
+    folder = Path("bundle")
+    manifest = SimpleNamespace(source={"exporter": "optimum"})
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        graphs = [
+            SimpleNamespace(id=f"{graph}.portable.fp16", graph=graph) for graph in ("encoder", "decoder")
+        ]
+        monkeypatch.setattr(plans, "fp16_graphs", lambda manifest, dialect: graphs)
+        monkeypatch.setattr(plans, "profiles_for", lambda artifact, **limits: [])
+        monkeypatch.setattr(plans, "plan_of", self.plan_of)
+        monkeypatch.setattr(plans, "is_installed", lambda engine: True)
+
+    @staticmethod
+    def plan_of(bundle: Any, artifact: Any, *arguments: Any) -> Any:
+        folder = arguments[3]
+        if artifact.graph == "decoder":
+            raise BuildError("node strange: Det is not supported")
+        (folder / "plans").mkdir(exist_ok=True)
+        (folder / "plans" / "encoder.plan").write_bytes(b"plan")
+        return SimpleNamespace(built_from=artifact.id, file="plans/encoder.plan")
+
+
+def test_a_plan_whose_partner_is_refused_is_dropped_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle: Any = Refusing(monkeypatch)
+    monkeypatch.setattr(plans, "Bundle", lambda folder, manifest: bundle)
+    told: list[tuple[str, str]] = []
+    arguments: Any = (tmp_path, bundle.manifest, ["cpu", "rtx"], ["sm86"], None, silent)
+    found = plans.build_plans(*arguments, refused=lambda target, error: told.append((target, str(error))))
+    assert found == []
+    assert not list((tmp_path / "plans").iterdir())
+    message = (
+        "node strange: Det is not supported\n  the plan of encoder.portable.fp16 was built, and is dropped"
+    )
+    assert told == [("rtx", f"{message} with it")]
+    with pytest.raises(BuildError, match="Det is not supported"):
+        plans.build_plans(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ManifestError", ManifestError),
+        ("BuildError", BuildError),
+        ("InputError", InputError),
+        ("VerificationError", VerificationError),
+        ("MemoryLimitError", ExportError),  # has numbers beside its message, which are not here
+        ("ZeroDivisionError", ExportError),
+        ("", ExportError),
+    ],
+)
+def test_errors_cross_the_boundary_by_name(
+    name: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = error_named(name, "manifest.json: rows is missing")
+    assert type(error) is kind and str(error) == "manifest.json: rows is missing"
+    assert not isinstance(error, MemoryLimitError)
+    answer = f'{{"error": "{name}", "message": "manifest.json: rows is missing"}}'
+    code = f"import pathlib, sys; pathlib.Path(sys.argv[2]).write_text({answer!r})"
+    monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", code))
+    with pytest.raises(kind, match=r"manifest\.json: rows is missing"):
+        build.answer_of_child({"engine": "tensorrt-rtx", "onnx": "g.onnx"})
+
+
+def test_a_tracers_error_is_what_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "decoder.ort.traced"
+    folder = str(demo_folder("gpt2-demo"))
+    onnx_export.main([folder, "decoder.ort", "2", "64", "hidden_states", str(out)])
+    ended = subprocess.Popen([sys.executable, "-c", ""], stderr=subprocess.PIPE, text=True)
+    with pytest.raises(InputError, match="GPT-2 has none"):
+        onnx_export.finish_trace(ended, out)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,99 @@
+"""What MODEL names: hub ids and their revisions, asked for once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from planforge.exporter import export
+from planforge.exporter.errors import CheckpointError, SourceError
+from planforge.exporter.imported import import_folder
+from planforge.exporter.source import Source, recorded_argument, resolve_source
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """What the hub is asked for; it has a model that optimum is to export, at one commit."""
+    asked: list[tuple[str, str | None]] = []
+    snapshot = tmp_path / "hub" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "electra"}))
+    (snapshot / "tokenizer.json").write_text("{}")
+
+    def download(hub_id: str, *, revision: str | None = None, **_: Any) -> str:
+        asked.append((hub_id, revision))
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("argument", "asked"),
+    [
+        ("org/name", ("org/name", None)),
+        ("org/name@v1.0", ("org/name", "v1.0")),
+        ("org/name@refs/pr/3", ("org/name", "refs/pr/3")),
+        (f"name@{COMMIT}", ("name", COMMIT)),
+    ],
+)
+def test_a_hub_id_may_name_a_revision_and_its_commit_is_recorded(
+    argument: str, asked: tuple[str, str | None], calls: list[Any], tmp_path: Path
+) -> None:
+    source = resolve_source(argument)
+    assert calls == [asked]
+    assert source.kind == "hub" and source.commit == COMMIT
+    entry = source.entry(tmp_path / "bundle")
+    assert entry["argument"] == argument and entry["commit"] == COMMIT
+    # What is recorded is found again even where the branch has moved on.
+    assert recorded_argument(entry, tmp_path / "bundle") == f"{asked[0]}@{COMMIT}"
+
+
+@pytest.mark.parametrize("argument", ["org/name@", "org/name@../../etc", "org/name@a b"])
+def test_a_revision_that_is_none_is_named(argument: str, calls: list[Any]) -> None:
+    with pytest.raises(SourceError, match=r"give a branch, a tag or a commit, as in org/name@main"):
+        resolve_source(argument)
+    assert not calls
+
+
+def test_a_folder_whose_name_has_an_at_is_a_folder(tmp_path: Path, calls: list[Any]) -> None:
+    folder = tmp_path / "model@home"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    source = resolve_source(str(folder))
+    assert (source.kind, source.commit) == ("folder", "") and not calls
+    assert "commit" not in source.entry(tmp_path / "bundle")
+
+
+def test_the_hub_is_asked_once_in_an_export_through_optimum(
+    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources: list[Source] = []
+
+    def write_graphs(checkpoint: Path, out: Path, python: str | None) -> None:
+        del checkpoint, python
+        out.mkdir()
+
+    def stop(folder: Path) -> Any:
+        raise CheckpointError(f"{folder.name} is read")
+
+    monkeypatch.setattr(import_folder, "export_with_optimum", write_graphs)
+    monkeypatch.setattr(import_folder, "read_folder", stop)
+    monkeypatch.setattr(
+        import_folder, "resolve_source", lambda m: sources.append(resolve_source(m)) or sources[-1]
+    )
+    with pytest.raises(CheckpointError, match="graphs is read"):
+        export("org/name@v1.0", tmp_path / "bundle")
+    assert calls == [("org/name", "v1.0")]
+    assert [(source.argument, source.commit) for source in sources] == [("org/name@v1.0", COMMIT)]
+
+
+def test_offline_the_hubs_own_error_is_told_with_the_revision() -> None:
+    with pytest.raises(SourceError, match=r"'org/name' at 'v1.0' is neither .* hub cannot be reached"):
+        resolve_source("org/name@v1.0")

@@ -1,0 +1,139 @@
+"""What a graph's external data may name: a regular file in the graph's own folder, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from planforge.exporter import verify
+from planforge.exporter.errors import CheckpointError, VerificationError
+from planforge.exporter.imported.folder import load_graph
+from planforge.exporter.inspection import inspect
+from planforge.exporter.linting import lint
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.errors import InputError, IntegrityError
+
+SECRET = b"not yours" * 8192
+
+
+def write_graph(folder: Path, location: str, in_constant: bool = False) -> Path:
+    """Writes a graph whose weight (64, 64), or constant, lies at `location`."""
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[64, 64])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    product = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    constant = helper.make_node("Constant", [], ["w"], value=tensor, name="constant")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 64]) for name in "xy")
+    nodes, weights = ([constant, product], []) if in_constant else ([product], [tensor])
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder beside a secret, with links and a pipe in it."""
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "w.data").write_bytes(SECRET)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "linked").symlink_to(tmp_path / "others")
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+BAD = [
+    ("../secret", "outside"),
+    ("../../../../../../../../etc/passwd", "outside"),
+    ("/etc/passwd", "outside"),
+    ("folder/../../secret", "outside"),
+    ("..\\secret", "outside"),
+    ("", "outside"),
+    ("link", "link"),
+    ("linked/w.data", "link"),
+    ("loop", "no regular file"),
+    ("folder", "no regular file"),
+    ("pipe", "no regular file"),
+]
+
+
+@pytest.mark.parametrize("in_constant", [False, True])
+@pytest.mark.parametrize(("location", "why"), BAD)
+def test_lint_opens_nothing_outside_of_the_folder_and_names_the_tensor(
+    location: str, why: str, in_constant: bool, folder: Path
+) -> None:
+    path = write_graph(folder, location, in_constant)
+    findings = [finding for finding in lint(path, ["cpu"]).findings if finding.severity == "error"]
+    assert [finding.rule for finding in findings] == ["weights-outside"]
+    assert why in findings[0].what
+    assert findings[0].tensors == ("w",)
+    assert "bytes" not in findings[0].what
+
+
+@pytest.mark.parametrize("in_constant", [False, True])
+@pytest.mark.parametrize(("location", "why"), BAD)
+def test_verify_and_import_refuse_such_a_file_unopened(
+    location: str, why: str, in_constant: bool, folder: Path
+) -> None:
+    path = write_graph(folder, location, in_constant)
+    with pytest.raises(VerificationError, match=f"weight 'w' lies in .*{why}") as verification:
+        verify(path)
+    with pytest.raises(CheckpointError, match=f"has weights in .*{why}") as reading:
+        load_graph(path)
+    for caught in (verification, reading):
+        assert "\n" not in str(caught.value)
+    inspect(path)  # reads no weights
+
+
+def test_a_pipe_is_not_waited_for(folder: Path) -> None:
+    """In a process of its own, which would wait for ever."""
+    path = write_graph(folder, "pipe")
+    code = f"from planforge.exporter.linting import lint; print(lint({str(path)!r}, ['cpu']).passed)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert child.stdout.strip() == "False", child.stderr
+    with pytest.raises(InputError, match="is no regular file"):
+        lint(folder / "pipe")
+
+
+@pytest.mark.parametrize("in_constant", [False, True])
+def test_a_file_in_the_folder_is_read_also_of_a_folder_in_it(in_constant: bool, folder: Path) -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    (folder / "folder" / "w.data").write_bytes(weight.tobytes())
+    (folder / "inside").symlink_to(folder / "folder" / "w.data")
+    path = write_graph(folder, "folder/w.data", in_constant)
+    assert lint(path, ["cpu"]).passed
+    assert verify(path).passed
+    graph = load_graph(path).graph
+    read = graph[0].attributes["value"].as_tensor() if in_constant else graph.initializers["w"].const_value
+    assert read is not None
+    np.testing.assert_array_equal(read.numpy(), weight)
+    assert lint(write_graph(folder, "inside"), ["cpu"]).passed
+
+
+def test_a_name_that_is_too_long_is_a_missing_file(folder: Path) -> None:
+    (finding,) = lint(write_graph(folder, "w" * 5000), ["cpu"]).findings
+    assert (finding.rule, finding.tensors) == ("weights-missing", ("w",))
+
+
+def test_a_bundles_graphs_are_held_to_it_too(head_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(head_bundle("classifier"), tmp_path / "bundle"))
+    file = bundle / Bundle.open(bundle).manifest.artifacts[0].file
+    shutil.copy(file, tmp_path / "graph.onnx")
+    file.unlink()
+    file.symlink_to(tmp_path / "graph.onnx")
+    with pytest.raises(IntegrityError, match="a link that leaves the bundle"):
+        lint(bundle, ["cpu"])

@@ -1,0 +1,106 @@
+"""Calls of one model share its byte budget: they wait for each other, or are refused by name."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from planforge.runtime.errors import ClosedError, MemoryLimitError
+from planforge.runtime.memory_budget import MemoryBudget
+
+
+def test_without_a_limit_nothing_is_counted() -> None:
+    budget = MemoryBudget(None, 10**12)
+    assert budget.available() is None
+    with budget.reserve(10**15, "a cache"):
+        assert budget.held() == 0
+
+
+def test_what_does_not_fit_alone_is_refused_with_the_sum() -> None:
+    budget = MemoryBudget(3_000_000, 1_000_000)
+    assert budget.available() == 2_000_000
+    refused = pytest.raises(MemoryLimitError)
+    with refused as caught, budget.reserve(2_000_001, "a cache of 8 x 64 tokens", "Generate fewer tokens"):
+        pytest.fail("it does not fit")
+    assert str(caught.value) == (
+        "3.0 MB are needed: 1.0 MB of weights and 2.0 MB for a cache of 8 x 64 tokens;"
+        " memory_limit is 3.0 MB. Generate fewer tokens"
+    )
+    assert (caught.value.needed, caught.value.limit) == (3_000_001, 3_000_000)
+    with budget.reserve(2_000_000, "a cache"):
+        assert budget.held() == 2_000_000
+    assert budget.held() == 0
+
+
+def test_calls_that_do_not_fit_beside_each_other_take_turns() -> None:
+    budget = MemoryBudget(100, 10)
+    most = 0
+    counting = threading.Lock()
+
+    def call(size: int) -> None:
+        nonlocal most
+        for _ in range(20):
+            with budget.reserve(size, "a batch"), counting:
+                most = max(most, budget.held())
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(call, size) for size in (90, 50, 40, 30, 20, 10, 1, 45)]:
+            done.result(timeout=30)
+    assert 0 < most <= 90
+    assert budget.held() == 0
+
+
+def test_a_call_waits_until_another_thread_is_done() -> None:
+    budget = MemoryBudget(100, 0)
+    held, entered = threading.Event(), threading.Event()
+
+    def second() -> None:
+        assert held.wait(10)
+        with budget.reserve(60, "a batch"):
+            entered.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second)
+        with budget.reserve(60, "a batch"):
+            held.set()
+            assert not entered.wait(0.2)
+        waiting.result(timeout=10)
+    assert entered.is_set()
+
+
+def stream(budget: MemoryBudget) -> Iterator[int]:
+    with budget.reserve(60, "a cache of 1 x 9 tokens"):
+        yield 1
+        yield 2
+
+
+def test_a_thread_does_not_wait_for_its_own_stream() -> None:
+    budget = MemoryBudget(100, 0)
+    unfinished = stream(budget)
+    next(unfinished)
+    with pytest.raises(
+        MemoryLimitError, match=r"that an unfinished call of this thread holds.*Finish or close"
+    ):
+        next(stream(budget))
+    del unfinished
+    gc.collect()
+    assert next(stream(budget)) == 1  # an abandoned stream has given its bytes back
+
+
+def test_closing_wakes_who_waits() -> None:
+    budget = MemoryBudget(100, 0)
+
+    def wait() -> None:
+        with budget.reserve(60, "a batch"):
+            pytest.fail("there was no room")
+
+    with ThreadPoolExecutor(1) as pool, budget.reserve(60, "a batch"):
+        waiting = pool.submit(wait)
+        assert not waiting.done()
+        budget.close()
+        with pytest.raises(ClosedError, match="was closed"):
+            waiting.result(timeout=10)

@@ -1,0 +1,181 @@
+"""memory_limit counts what an encoder reads ahead and all calls that run at one time.
+
+What is alive is measured where it is made: the arrays that an engine returns, the buffers that it allocates.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planforge.runtime import TextEncoder, TextGenerator
+from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.bundle.manifest import Axis, TensorSpec
+from planforge.runtime.decoding.cache import cache_bytes
+from planforge.runtime.encoding.memory import batch_bytes, section_bytes, sections
+from planforge.runtime.errors import MemoryLimitError
+
+from .helpers_plans import PROMPT
+
+
+class Alive:
+    """Counts bytes of arrays until they are collected.
+
+    Attributes:
+        most: that were alive at one time.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.most = 0
+        self.lock = threading.RLock()
+
+    def add(self, array: Any) -> None:
+        with self.lock:
+            self.now += array.nbytes
+            self.most = max(self.most, self.now)
+        weakref.finalize(array, self.take, array.nbytes)
+
+    def take(self, count: int) -> None:
+        with self.lock:
+            self.now -= count
+
+
+def of_outputs(monkeypatch: pytest.MonkeyPatch) -> Alive:
+    """Measures what runs return."""
+    alive, run = Alive(), OrtProgram.run
+
+    def measured(*arguments: Any) -> Any:
+        results = {name: np.array(array) for name, array in run(*arguments).items()}
+        for array in results.values():
+            alive.add(array)
+        return results
+
+    monkeypatch.setattr(OrtProgram, "run", measured)
+    return alive
+
+
+def of_caches(monkeypatch: pytest.MonkeyPatch) -> Alive:
+    """Measures what is allocated."""
+    alive, allocate = Alive(), OrtProgram.allocate
+
+    def measured(*arguments: Any) -> Any:
+        buffer = allocate(*arguments)
+        alive.add(buffer.array)
+        return buffer
+
+    monkeypatch.setattr(OrtProgram, "allocate", measured)
+    return alive
+
+
+def test_a_limit_above_the_machines_memory_is_no_limit(demo_bundle: Path) -> None:
+    with TextGenerator.load(demo_bundle, memory_limit=2**60) as model:
+        assert model.generate(PROMPT, max_new_tokens=2).token_ids
+
+
+def test_an_encoders_outputs_that_wait_for_their_turn_are_counted(
+    head_bundle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = head_bundle("classifier")
+    texts = ["bread and bird can fly the baker " * (1 + number * 7 % 9) for number in range(600)]
+
+    def lengths(model: TextEncoder) -> list[int]:
+        return [len(features.hidden[-1]) for features in model.iterate("features", texts)]
+
+    alive = of_outputs(monkeypatch)
+    with TextEncoder.load(bundle) as model:
+        meant = lengths(model)
+        config, longest = model.encoder.config, model.defaults.max_length
+    free = alive.most
+    weights = sum(path.stat().st_size for path in bundle.glob("onnx/*.fp32*.data"))
+    batch = batch_bytes(config, max(1024, longest), longest)
+    room = batch + 20_000
+    assert free > room  # what is alive at one time without a limit
+    with monkeypatch.context() as patch, TextEncoder.load(bundle, memory_limit=weights + room) as model:
+        alive = of_outputs(patch)
+        assert lengths(model) == meant
+        assert 0 < alive.most <= room
+        assert model.encoder.budget.held() == 0
+
+
+def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
+    config = {"intermediate_size": 40, "hidden_size": 10, "num_attention_heads": 2}
+    batch, tokens = Axis("batch", 1, 1, 8), Axis("tokens", 1, 8, 64)
+    hidden = TensorSpec("h", "hidden.1", "float16", (batch, tokens, 10))
+    logits = TensorSpec("l", "masked_lm", "float32", (Axis("rows", 1, 1, 8), 100))
+    assert batch_bytes(config, 20, 10) == 4 * 20 * (40 + 60 + 2 * 10)
+    assert section_bytes(config, [hidden], 3, 10, 0) == 3 * 10 * 10 * 2 + batch_bytes(config, 30, 10)
+    assert section_bytes(config, [logits], 3, 10, 4) == 4 * 100 * 4 + batch_bytes(config, 30, 10)
+    lengths = [10, 4, 30, 2, 2, 2]
+    rows = [0] * 6
+    room = section_bytes(config, [hidden], 3, 10, 0)
+    found = list(sections(config, [hidden], lengths, rows, room))
+    assert [list(section) for section, _ in found] == [[0, 1], [2], [3, 4, 5]]
+    assert found[1][1] > room  # alone, and too much: who reserves it is refused
+    assert list(sections(config, [hidden], [], [], room)) == []
+
+
+def small_limit(bundle: Path) -> tuple[int, int]:
+    """A limit with room for one cache and a half, of 1 x 40 tokens; and what one takes."""
+    with TextGenerator.load(bundle, precision="fp32") as model:
+        cache = cache_bytes(model.artifact, 1, 40)
+        return model.weight_bytes + cache * 3 // 2, cache
+
+
+def answer(model: TextGenerator) -> tuple[int, ...]:
+    prompt = model.tokenizer.encode(PROMPT)
+    return model.generate(PROMPT, max_new_tokens=41 - len(prompt)).token_ids
+
+
+def test_calls_at_one_time_share_the_limit(demo_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, cache = small_limit(demo_bundle)
+    with TextGenerator.load(demo_bundle, precision="fp32") as model:
+        meant = answer(model)
+    alive = of_caches(monkeypatch)
+    with (
+        TextGenerator.load(demo_bundle, precision="fp32", memory_limit=limit) as model,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        found = [pool.submit(answer, model) for _ in range(8)]
+        assert [one.result(timeout=60) for one in found] == [meant] * 8
+    assert alive.most == cache
+
+
+def test_a_stream_that_is_not_finished_is_named_not_waited_for(demo_bundle: Path) -> None:
+    limit, _ = small_limit(demo_bundle)
+    with TextGenerator.load(demo_bundle, precision="fp32", memory_limit=limit) as model:
+        stream = model.stream(PROMPT, max_new_tokens=30)
+        next(stream)
+        with pytest.raises(MemoryLimitError, match="that an unfinished call of this thread holds"):
+            answer(model)
+        stream.close()
+        assert answer(model)
+
+
+def test_a_prompt_that_is_only_kept_gives_way(demo_bundle: Path) -> None:
+    limit, _ = small_limit(demo_bundle)
+    with TextGenerator.load(demo_bundle, precision="fp32", max_length=40, memory_limit=limit) as model:
+        kept = model.generate(PROMPT, max_new_tokens=8, reuse_prompt=True)
+        assert model.decoder.budget.held() > 0
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(model.generate, PROMPT, max_new_tokens=8).result(timeout=60)
+        assert found.token_ids == kept.token_ids
+
+
+def test_a_model_with_a_limit_is_freed_without_close(demo_bundle: Path) -> None:
+    model = TextGenerator.load(demo_bundle, memory_limit=2**40)
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
