@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import cases as all_cases
 from benchmarks import measure as measuring
-from benchmarks.case import Case, Entry
+from benchmarks.case import Case, Entry, Work
 from benchmarks.cases import GROUPS
 from benchmarks.checkpoints import TINY
 from benchmarks.child import answer, open_session
@@ -22,6 +22,7 @@ from benchmarks.measure import measure
 from benchmarks.process import Process, ProcessError
 from benchmarks.smoke import shrink
 from benchmarks.systems import system_named
+from benchmarks.systems.planforge import MAX_BATCH
 from benchmarks.workshop import Prepared, Workshop
 from planforge.exporter import export
 
@@ -90,9 +91,13 @@ def tiny_gpt2(once: Callable[[str], Once]) -> Path:
     with once("benchmarks-gpt2") as (folder, first):
         if first:
             TINY["gpt2-124m"](folder / "checkpoint")
-            precisions = ["fp32", "int8", "int4", "int8-kv8"]
             export(
-                folder / "checkpoint", folder / "bundle", precision=precisions, target=["cpu"], verify=False
+                folder / "checkpoint",
+                folder / "bundle",
+                precision=["fp32", "int8", "int4", "int8-kv8"],
+                target=["cpu"],
+                max_batch=MAX_BATCH,
+                verify=False,
             )
     return folder
 
@@ -114,15 +119,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_entries(case: Case) -> Case:
-    """The case with PlanForge alone, on one thread, in a precision that the bundle has."""
+    """The case with PlanForge alone, on one thread, at work that the bundles can do."""
     entries = {
-        name: replace(
-            entry, threads=1, precision=entry.precision if entry.work.kind == "generate" else "fp32"
-        )
+        name: replace(entry, threads=1)
+        if entry.work.kind == "generate"
+        else replace(entry, threads=1, precision="fp32", work=short(entry.work))
         for name, entry in shrink(case).entries.items()
         if entry.system == "planforge"
     }
     return replace(case, entries=entries)
+
+
+def short(work: Work) -> Work:
+    """A translation for a model with another vocabulary and a short context."""
+    if work.kind != "translate":
+        return work
+    return replace(work, texts=("a b",) * len(work.texts), new_tokens=5)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -156,7 +168,7 @@ def test_a_dictated_answer_is_the_dictated_text(workshop: TinyWorkshop, entry_na
         for _ in range(2):
             (found,) = session.run(asked, lambda: None)
             assert found == tokens[: entry.work.new_tokens]
-            assert session.model.tokenizer.decode(found) == entry.work.dictated
+            assert entry.work.dictated.startswith(session.model.tokenizer.decode(found))
         free = session.run({**asked, "dictated": ""}, lambda: None)
         assert free[0] != found  # nothing is left of it afterwards
         if entry.work.options:
