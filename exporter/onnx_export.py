@@ -12,11 +12,13 @@ import json
 import logging
 import subprocess
 import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..runtime.errors import PlanForgeError
-from .child import command_of, start_child
+from .child import ChildGroup, command_of, start_child
 from .errors import ExportError, error_named
 from .modules import keep_only_modules, note_modules
 from .recipes import FAMILIES, Choices, Recipe
@@ -26,6 +28,44 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..models.checkpoint import Model
+
+T = TypeVar("T")
+
+
+def trace_recipes(
+    checkpoint: Path, choices: Choices, paths: Mapping[str, Path], beside: Callable[[], T]
+) -> tuple[dict[str, ir.Model], T]:
+    """Trace graphs in a child process each, while something else is done here; any error ends all children.
+
+    Args:
+        checkpoint: its folder.
+        choices: of the export.
+        paths: where each recipe's graph is written, by the recipe's id; no file is left there.
+        beside: what is done meanwhile.
+
+    Returns:
+        The graphs by their recipe's id, and what `beside` returns.
+
+    Raises:
+        PlanForgeError: what a child raised; ExportError where one died.
+    """
+    children = ChildGroup()
+
+    def traced(recipe: str) -> ir.Model:
+        return finish_trace(start_trace(checkpoint, recipe, choices, paths[recipe]), paths[recipe])
+
+    with ThreadPoolExecutor(len(paths)) as pool:
+        try:
+            waiting = {recipe: pool.submit(children.run, traced, recipe) for recipe in paths}
+            result = beside()
+            for done in as_completed(waiting.values()):
+                done.result()  # the first that fails ends the others
+        except BaseException:
+            children.stop()  # the pool waits for its threads, which reap them
+            raise
+    for path in paths.values():
+        path.unlink(missing_ok=True)
+    return {recipe: done.result() for recipe, done in waiting.items()}, result
 
 
 def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:

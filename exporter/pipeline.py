@@ -7,7 +7,7 @@ import dataclasses
 import importlib.metadata
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -318,32 +318,20 @@ def trace(
         The graphs by their recipe's id, and the model.
     """
     from ..models import load_model
-    from .onnx_export import finish_trace, start_trace
+    from .onnx_export import trace_recipes
 
     recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in artifacts))
     progress(f"tracing {', '.join(recipes)}")
-    paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
-    children = ChildGroup()
+    folder = checkpoint.source.folder
 
-    def traced(recipe: str) -> ir.Model:
-        child = start_trace(checkpoint.source.folder, recipe, checkpoint.choices, paths[recipe])
-        return finish_trace(child, paths[recipe])
-
-    with ThreadPoolExecutor(len(recipes)) as pool:
+    def read_weights() -> Model:
         try:
-            waiting = {recipe: pool.submit(children.run, traced, recipe) for recipe in recipes}
-            try:
-                model = load_model(checkpoint.source.folder)
-            except ValueError as error:
-                raise CheckpointError(str(error)) from error
-            for done in as_completed(waiting.values()):
-                done.result()  # the first that fails ends the others
-        except BaseException:
-            children.stop()  # the pool waits for its threads, which reap them
-            raise
-    for path in paths.values():
-        path.unlink()
-    return {recipe: done.result() for recipe, done in waiting.items()}, model
+            return load_model(folder)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+
+    paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
+    return trace_recipes(folder, checkpoint.choices, paths, read_weights)
 
 
 def first_manifest(

@@ -20,6 +20,7 @@ from planforge.exporter.errors import BuildError, CheckpointError, ExportError, 
 from planforge.exporter.plans import silent
 from planforge.exporter.source import demo_folder, resolve_source
 from planforge.exporter.tensorrt import build
+from planforge.exporter.verification.explain import tracer_of
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, ManifestError, MemoryLimitError
 
@@ -62,6 +63,21 @@ def test_one_tracer_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pyte
         pipeline.trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
     assert time.monotonic() - started < SOON
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
+
+
+def test_a_tracer_that_fails_while_a_fault_is_explained_ends_the_others(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(checkpoint: Path, recipe: str, choices: Any, out: Path) -> subprocess.Popen[str]:
+        code = SLEEPS if recipe == "decoder.portable" else f"import time; time.sleep(1); {FAILS}"
+        command = [sys.executable, "-c", code, str(tmp_path / recipe)]
+        return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(onnx_export, "start_trace", start)
+    trace = tracer_of(Bundle.open(demo_bundle).manifest, resolve_source("gpt2-demo"), None)  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match="no such recipe"):
+        trace(["decoder.ort", "decoder.portable"])
+    assert is_gone(wait_for(tmp_path / "decoder.portable"))
 
 
 def test_damaged_weights_end_the_tracers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,16 +151,21 @@ def test_a_plan_whose_partner_is_refused_is_dropped_and_told(
     bundle: Any = Refusing(monkeypatch)
     monkeypatch.setattr(plans, "Bundle", lambda folder, manifest: bundle)
     told: list[tuple[str, str]] = []
-    arguments: Any = (tmp_path, bundle.manifest, ["cpu", "rtx"], ["sm86"], None, silent)
-    found = plans.build_plans(*arguments, refused=lambda target, error: told.append((target, str(error))))
-    assert found == []
+
+    def build_all(refused: Any) -> list[Any]:
+        found: Any = plans.build_plans(
+            tmp_path, bundle.manifest, ["cpu", "rtx"], ["sm86"], None, silent, refused
+        )
+        return list(found)
+
+    assert build_all(lambda target, error: told.append((target, str(error)))) == []
     assert not list((tmp_path / "plans").iterdir())
     message = (
         "node strange: Det is not supported\n  the plan of encoder.portable.fp16 was built, and is dropped"
     )
     assert told == [("rtx", f"{message} with it")]
     with pytest.raises(BuildError, match="Det is not supported"):
-        plans.build_plans(*arguments)
+        build_all(None)
 
 
 @pytest.mark.parametrize(

@@ -83,11 +83,13 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
     def stop(folder: Path) -> Any:
         raise CheckpointError(f"{folder.name} is read")
 
+    def resolve(model: Any) -> Source:
+        sources.append(resolve_source(model))
+        return sources[-1]
+
     monkeypatch.setattr(import_folder, "export_with_optimum", write_graphs)
     monkeypatch.setattr(import_folder, "read_folder", stop)
-    monkeypatch.setattr(
-        import_folder, "resolve_source", lambda m: sources.append(resolve_source(m)) or sources[-1]
-    )
+    monkeypatch.setattr(import_folder, "resolve_source", resolve)
     with pytest.raises(CheckpointError, match="graphs is read"):
         export("org/name@v1.0", tmp_path / "bundle")
     assert calls == [("org/name", "v1.0")]
@@ -95,5 +97,5 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
 
 
 def test_offline_the_hubs_own_error_is_told_with_the_revision() -> None:
-    with pytest.raises(SourceError, match=r"'org/name' at 'v1.0' is neither .* hub cannot be reached"):
+    with pytest.raises(SourceError, match=r"'org/name' at 'v1\.0' is neither .* hub cannot be reached"):
         resolve_source("org/name@v1.0")

@@ -154,16 +154,12 @@ def tracer_of(manifest: Manifest, source: Source, model: Model) -> Tracer:
     """Traces a bundle's graphs once more from its checkpoint."""
 
     def traced(recipes: Sequence[str]) -> dict[str, ir.Model]:
-        from ..onnx_export import finish_trace, start_trace
+        from ..onnx_export import trace_recipes
 
         checkpoint = Checkpoint(source, None, manifest.max_length, chosen_outputs(manifest))
         with tempfile.TemporaryDirectory() as folder:
             paths = {recipe: Path(folder) / recipe for recipe in recipes}
-            children = {
-                recipe: start_trace(source.folder, recipe, checkpoint.choices, path)
-                for recipe, path in paths.items()
-            }
-            graphs = {recipe: finish_trace(children[recipe], path) for recipe, path in paths.items()}
+            graphs, _ = trace_recipes(source.folder, checkpoint.choices, paths, lambda: None)
         attach_weights(checkpoint, graphs, model)
         return graphs
 
