@@ -235,9 +235,22 @@ def node_bands(
 
 
 def module_bands(
-    trial: Trial, graph: ir.Model, model: nn.Module, rounding: Rounding | None
+    trial: Trial,
+    graph: ir.Model,
+    model: nn.Module,
+    rounding: Rounding | None,
+    results: Mapping[str, str] | None = None,
 ) -> dict[Key, Band]:
-    """Bands of the values that are a module's result, from PyTorch."""
+    """Bands of the values that are a module's result, from PyTorch.
+
+    Args:
+        trial: what to run.
+        graph: the graph that is examined.
+        model: in PyTorch.
+        rounding: what the graph's precision does to its numbers; None of fp32.
+        results: the path of the module that a value is the result of; by default as tracing noted it.
+    """
+    results = results_of(graph) if results is None else results
     exact = trial.module_results(model)
     rounded = exact
     if rounding is not None:
@@ -245,7 +258,7 @@ def module_bands(
             rounded = trial.module_results(model, rounding)
     bands = {}
     for step in range(len(trial.steps)):
-        for name, path in results_of(graph).items():
+        for name, path in results.items():
             want, near = trial.placed(step, exact, path), trial.placed(step, rounded, path)
             if want is not None and near is not None:
                 allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * distance(near, want))

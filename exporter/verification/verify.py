@@ -149,7 +149,7 @@ def with_pytorch(
     calibration = recorded(opened, model)
     report, _, _ = examine(opened, model, expected, calibration, progress)
     if opened.manifest.source.get("exporter"):
-        return tightened(explain(opened, report, expected, progress), limits)
+        return tightened(explain(opened, report, expected, progress, model, calibration), limits)
     tracer = tracer_of(opened.manifest, checkpoint, model)
     return tightened(explain(opened, report, expected, progress, model, calibration, tracer), limits)
 
