@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..runtime.errors import InputError
+from .errors import DataError
 
 HEADER = ("text", "label")
 
@@ -26,8 +27,9 @@ def read_table(path: Path) -> Table:
     meant. Without one a row has two columns. Empty lines are passed over; nothing is quoted.
 
     Raises:
-        InputError: the file cannot be read, a row has too few or too many columns, an empty text or an
-            empty label (by its line), or all rows have one label.
+        InputError: the file cannot be read.
+        DataError: a row has too few or too many columns, an empty text or an empty label (by its line), or
+            all rows have one label.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: a text may hold a \u2028
@@ -40,14 +42,14 @@ def read_table(path: Path) -> Table:
         columns, text_at, label_at = len(names), names.index("text"), names.index("label")
     for number, cells in rows:
         if len(cells) != columns:
-            raise InputError(
+            raise DataError(
                 f"{path}, line {number} has {len(cells)} columns, {columns} are needed: text TAB label"
             )
         for name, at in zip(HEADER, (text_at, label_at), strict=True):
             if not cells[at].strip():
-                raise InputError(f"{path}, line {number} has an empty {name}")
+                raise DataError(f"{path}, line {number} has an empty {name}")
     labels = tuple(cells[label_at].strip() for _, cells in rows)
     if len(set(labels)) < 2:
         found = f"only the label {labels[0]!r}" if labels else "no rows"
-        raise InputError(f"{path} has {found}; a classifier needs two classes or more")
+        raise DataError(f"{path} has {found}; a classifier needs two classes or more")
     return Table(tuple(cells[text_at] for _, cells in rows), labels, tuple(number for number, _ in rows))

@@ -179,7 +179,8 @@ class Process:
             )
         value: dict[str, Any] = json.loads(answer)
         if "error" in value:
-            raise PlanForgeError(value["error"])
+            kind = InputError if value["wrong_input"] else PlanForgeError
+            raise kind(value["error"])
         return value
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """What `bench` times, in a process of its own: one bundle in one precision, a round each time it is told to.
 
 The process reads a line of JSON, a `Work`, and answers with the facts of what it loaded; then every further
-line is answered with one more round. An error is answered as {"error": "..."}.
+line is answered with one more round. An error is answered as {"error": "...", "wrong_input":
+whether the caller can put it right}.
 """
 
 from __future__ import annotations
@@ -312,6 +313,6 @@ def main() -> None:
     try:
         serve(Work(**json.loads(sys.stdin.readline())))
     except PlanForgeError as error:
-        answer({"error": str(error)})
+        answer({"error": str(error), "wrong_input": isinstance(error, InputError)})
     except KeyboardInterrupt:
         sys.exit(130)

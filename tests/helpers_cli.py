@@ -18,8 +18,8 @@ def planforge(
     return subprocess.run(command, input=stdin, capture_output=True, encoding="utf-8", timeout=600, **options)
 
 
-def error_line(*arguments: str | int | Path, code: int = 1) -> str:
-    """The one line on stderr of a command that must fail."""
+def error_line(*arguments: str | int | Path, code: int = 2) -> str:
+    """The one line on stderr of a command that must fail: with 2 where what was typed is wrong."""
     done = planforge(*arguments)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

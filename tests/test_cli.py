@@ -112,10 +112,8 @@ def test_run_prints_prompt_and_answer(demo_bundle: Path) -> None:
 
 def test_run_reads_prompts_from_stdin(demo_bundle: Path) -> None:
     done = planforge("run", demo_bundle, "--max-new-tokens", "3", "--json", stdin="And God\n\nAnd he\n")
-    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == [
-        "And God",
-        "And he",
-    ]
+    first, blank, last = (json.loads(line) for line in done.stdout.splitlines())
+    assert (first["prompt"], blank, last["prompt"]) == ("And God", None, "And he")
 
 
 def test_run_json_lines_that_are_broken_are_named(demo_bundle: Path, tmp_path: Path) -> None:
@@ -128,8 +126,8 @@ def test_run_json_lines_that_are_broken_are_named(demo_bundle: Path, tmp_path: P
 
 def test_no_texts_and_unreadable_ones_are_errors(demo_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    assert "no texts" in error_line("run", demo_bundle)
-    assert "no texts" in error_line("run", demo_bundle, "--input", tmp_path / "empty.jsonl")
+    assert "no texts" in error_line("run", demo_bundle, code=1)
+    assert "no texts" in error_line("run", demo_bundle, "--input", tmp_path / "empty.jsonl", code=1)
     assert "cannot be read" in error_line("run", demo_bundle, "--input", tmp_path / "none.jsonl")
     assert "cannot be read" in error_line("run", demo_bundle, "--input", tmp_path)
 
@@ -204,7 +202,6 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
         (["verify", "none"], "none is not a folder"),
         (["build", "none"], "none is not a folder"),
         (["export", "./none", "-o", "B"], "'./none' is not a folder"),
-        (["export", "someone/some-model", "-o", "B"], "cannot be reached"),
         (["export", "gpt2-demo", "-o", "B", "--precision", "fp8"], "fp8.*fp32, fp16"),
         (["export", "gpt2-demo", "-o", "B", "--target", "toaster"], "toaster.*cpu"),
         (["export", "gpt2-demo", "-o", "B", "--max-length", "1"], "max_length=1"),
@@ -218,8 +215,14 @@ def test_errors_are_one_line(
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
+def test_a_hub_that_cannot_be_reached_is_no_wrong_usage(tmp_path: Path) -> None:
+    line = error_line("export", "someone/some-model", "-o", tmp_path / "B", code=1)
+    assert "cannot be reached" in line
+
+
 def test_what_to_install_is_told_to_the_letter(own_bundle: Path) -> None:
-    assert "pip install 'planforge[tensorrt]'" in error_line("build", own_bundle, "--engine", "tensorrt")
+    line = error_line("build", own_bundle, "--engine", "tensorrt", code=1)
+    assert "pip install 'planforge[tensorrt]'" in line
 
 
 @pytest.mark.parametrize(
@@ -228,13 +231,17 @@ def test_what_to_install_is_told_to_the_letter(own_bundle: Path) -> None:
         (["--temperature", "nan"], "temperature is nan"),
         (["--temperature=-1"], "temperature is -1"),
         (["--top-k", "0"], "None disables it"),
-        (["--backend", "tensorrt-rtx"], "cannot run on tensorrt-rtx: no NVIDIA driver was found"),
         (["--precision", "int8"], "int8.*fp32"),
         (["--max-new-tokens", "0"], "max_new_tokens=0"),
     ],
 )
 def test_run_refuses_options_before_printing(demo_bundle: Path, options: list[str], words: str) -> None:
     assert re.search(words, error_line("run", demo_bundle, "hello", *options))
+
+
+def test_an_engine_that_cannot_run_here_is_no_wrong_usage(demo_bundle: Path) -> None:
+    line = error_line("run", demo_bundle, "hello", "--backend", "tensorrt-rtx", code=1)
+    assert "cannot run on tensorrt-rtx: no NVIDIA driver was found" in line
 
 
 def test_run_refuses_an_empty_and_an_endless_prompt(demo_bundle: Path) -> None:

@@ -159,7 +159,7 @@ def test_errors_are_one_line(own_bundle: Path, tmp_path: Path) -> None:
     assert "is not a folder" in error_line("bench", tmp_path / "nowhere")
     target = tmp_path / "missing" / "out.json"
     settings = ("--precision", "fp32", "--new-tokens", 1)
-    assert "cannot be written" in error_line("bench", own_bundle, *settings, "-o", target)
+    assert "cannot be written" in error_line("bench", own_bundle, *settings, "-o", target, code=1)
 
 
 def test_the_table_leaves_out_what_no_case_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,9 @@ def test_export_and_run_give_sentence_transformers_vector(tmp_path: Path) -> Non
 
 def test_embeddings_as_text_and_from_stdin(minilm_bundle: Path) -> None:
     done = planforge("run", minilm_bundle, stdin="one text\n\nanother text\n")
-    rows = [list(map(float, line.split())) for line in done.stdout.splitlines()]
+    first, blank, last = done.stdout.splitlines()
+    assert blank == ""
+    rows = [list(map(float, line.split())) for line in (first, last)]
     with TextEncoder.load(minilm_bundle) as encoder:
         np.testing.assert_allclose(rows, encoder.embed(["one text", "another text"]), atol=1e-5)
 
@@ -71,7 +73,7 @@ def test_json_lines_hold_pairs(head_bundle: Callable[[str], Path], tmp_path: Pat
     assert alone["probabilities"] != paired["probabilities"]
     for wrong in ('{"txt": "a"}', '{"text": "a", "pair": 5}', '{"text": "a", "context": "b"}', "[" * 10000):
         pairs.write_text(wrong + "\n")
-        assert "line 1" in error_line("run", head_bundle("classifier"), "--input", pairs)
+        assert "line 1" in error_line("run", head_bundle("classifier"), "--input", pairs, code=1)
 
 
 def test_pairs_of_several_queries_keep_their_order(
@@ -148,4 +150,5 @@ def test_fit_head_prints_accuracy_and_a_confusion_matrix(minilm_bundle: Path, tm
     (one,) = lines(tmp_path / "B2", "a lovely evening")
     assert one["label"] == "good"
     table.write_text("a\tgood\nb\tgood\nbroken\n")
-    assert "line 3 has 1 columns" in error_line("fit-head", minilm_bundle, table, "-o", tmp_path / "B3")
+    line = error_line("fit-head", minilm_bundle, table, "-o", tmp_path / "B3", code=1)
+    assert "line 3 has 1 columns" in line

@@ -1,4 +1,4 @@
-"""SIGTERM, as `docker stop` and a CI's timeout send it: as clean as Ctrl-C."""
+"""SIGTERM, as `docker stop` and a CI's timeout send it: as clean as Ctrl-C. Outputs that take nothing more."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from planforge.exporter.cli import app
 
 from .helpers_cli import COMMAND
 
@@ -91,3 +94,59 @@ def test_an_export_that_is_terminated_leaves_nothing(tmp_path: Path, module: str
     assert list(output.parent.iterdir()) == []
     left = [path.name for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
     assert [name for name in left if name != ".ses"] == []  # torch's, empty, of every export
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["lint", "--rules"], ["doctor", "--json"]])
+def test_an_output_that_is_full_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, encoding="utf-8")
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_run_into_a_full_disk_and_into_a_closed_pipe(demo_bundle: Path) -> None:
+    command = [*COMMAND, "run", str(demo_bundle), "And God", "--max-new-tokens", "2"]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, encoding="utf-8")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left on device" in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, encoding="utf-8")
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_tables_into_a_closed_pipe_say_nothing() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*COMMAND, "doctor"], stdout=writer, stderr=subprocess.PIPE, encoding="utf-8")
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_messages_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([*COMMAND, "inspect", str(tmp_path / "none")], stderr=full)
+    assert done.returncode == 2
+
+
+def test_a_full_disk_anywhere_else_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device", "/tmp/somewhere")
+
+    monkeypatch.setattr("planforge.exporter.inspection.inspect", full)
+    done = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.stderr == "error: /tmp/somewhere: No space left on device\n"
+
+
+def test_a_wait_for_input_ends_at_once(demo_bundle: Path, tmp_path: Path) -> None:
+    with started(tmp_path, "run", demo_bundle, "--max-new-tokens", "2", "--batch-size", "1") as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("And God\n")
+        process.stdin.flush()
+        assert process.stdout.readline().startswith("And God")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (143, "terminated; nothing was changed\n")

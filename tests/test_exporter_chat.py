@@ -246,21 +246,22 @@ def test_run_keeps_the_conversation_between_lines(bundle: Path) -> None:
     lines = "Where is the ark?\n\nWhose house?\n"
     done = planforge("run", bundle, "--chat", *SHORT, "--json", stdin=lines)
     assert done.returncode == 0, done.stderr
-    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    first, blank, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert blank is None
     assert first["prompt_tokens_reused"] == 0 < second["prompt_tokens_reused"]
     said = [MESSAGES[1], {"role": "assistant", "content": first["text"]}, MESSAGES[3]]
     with TextGenerator.load(bundle) as model:
         assert second["token_ids"] == list(model.chat(said, max_new_tokens=12).token_ids)
         assert second["token_ids"] != list(model.chat(MESSAGES[3:], max_new_tokens=12).token_ids)
     shown = planforge("run", bundle, "--chat", *SHORT, stdin=lines)
-    assert shown.stdout == f"{first['text']}\n{second['text']}\n"
+    assert shown.stdout == f"{first['text']}\n\n{second['text']}\n"
 
 
 def test_run_says_what_goes_with_chat(own: Path, tmp_path: Path) -> None:
     assert "--system goes with --chat" in error_line("run", own, "hi", "--system", "x")
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"text": "a", "pair": "b"}\n', encoding="utf-8")
-    assert "--chat takes messages, not pairs" in error_line("run", own, "--chat", "--input", pairs)
+    assert "--chat takes messages, not pairs" in error_line("run", own, "--chat", "--input", pairs, code=1)
     manifest = json.loads((own / "manifest.json").read_text(encoding="utf-8"))
     del manifest["tokenizer"]["chat_template"]
     edit_json(own / "manifest.json", **manifest)

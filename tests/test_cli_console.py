@@ -1,0 +1,224 @@
+"""What all commands share: stages, tables, exit codes, hints, and text that goes to a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from rich.console import Console
+
+from planforge.exporter.console import exit_code, json_line, visible
+from planforge.exporter.errors import (
+    BuildOptionError,
+    DataError,
+    HubError,
+    OutputError,
+    PromptsError,
+    SourceError,
+    VerificationError,
+)
+from planforge.exporter.extras import EXTRAS, OF_COMMAND, extra_of
+from planforge.exporter.fitting_table import FittingTable, shared_widths
+from planforge.exporter.progress import Stages
+from planforge.runtime.errors import (
+    BackendUnavailableError,
+    BundleError,
+    BundleNotFoundError,
+    ContextLengthError,
+    InputError,
+    ManifestError,
+)
+from planforge.runtime.suggest import did_you_mean
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def stages_of(file: io.StringIO) -> Stages:
+    return Stages(Console(file=file, width=200))
+
+
+def test_off_a_terminal_each_stage_is_a_line_with_its_time() -> None:
+    file = io.StringIO()
+    with stages_of(file) as stages:
+        stages("tracing decoder.ort")
+        assert file.getvalue() == ""
+        stages("verifying decoder.ort.fp32: greedy")
+        stages("verifying decoder.ort.fp32: full context")
+        stages.count(12)  # texts are told every half minute
+        assert re.fullmatch(r" while verifying decoder.ort.fp32, after \d+ s", stages.current())
+        stages.end()
+    lines = file.getvalue().splitlines()
+    assert [re.fullmatch(r"(.*) \(\d+\.\d s\)", line)[1] for line in lines] == [  # type: ignore[index]
+        "tracing decoder.ort",
+        "verifying decoder.ort.fp32",
+    ]
+    assert stages.current() == ""
+
+
+def test_what_another_thread_does_beside_is_said_when_it_begins() -> None:
+    file = io.StringIO()
+    with stages_of(file) as stages:
+        stages("checking")
+        other = threading.Thread(target=stages, args=("building a plan for sm86",))
+        other.start()
+        other.join()
+        assert file.getvalue() == "building a plan for sm86 ...\n"
+        stages.end()
+    assert file.getvalue().splitlines()[1].startswith("checking (")
+
+
+def test_on_a_terminal_a_bar_is_gone_before_results_are_printed() -> None:
+    file = io.StringIO()
+    with Stages(Console(file=file, width=80, force_terminal=True)) as stages:
+        stages("tracing")
+        stages.end()
+        shown = file.getvalue()
+        assert "tracing" in shown and shown.endswith("\x1b[2K")  # the line is erased
+    assert file.getvalue() == shown
+
+
+def printed(table: FittingTable, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+WIDE = FittingTable(
+    "found",
+    ("graph", "target", "verdict"),
+    [
+        ("onnx/decoder.portable.fp32-67af3daf.onnx", "rtx", "nothing found"),
+        ("a.onnx", "cpu", "2 errors, 1 warning"),
+    ],
+)
+
+
+def test_a_table_is_side_by_side_where_it_fits() -> None:
+    assert printed(WIDE, 120) == [
+        "found",
+        "graph                                     target  verdict",
+        "onnx/decoder.portable.fp32-67af3daf.onnx  rtx     nothing found",
+        "a.onnx                                    cpu     2 errors, 1 warning",
+    ]
+
+
+def test_a_narrower_table_breaks_between_words() -> None:
+    lines = printed(WIDE, 60)
+    assert all(len(line) <= 60 for line in lines)
+    assert {"onnx/decoder.portable.fp32-67af3daf.onnx", "warning"} <= set(" ".join(lines).split())
+
+
+def test_rows_that_do_not_fit_are_told_line_by_line() -> None:
+    assert printed(WIDE, 50) == [
+        "found",
+        "graph    onnx/decoder.portable.fp32-67af3daf.onnx",
+        "target   rtx",
+        "verdict  nothing found",
+        "",
+        "graph    a.onnx",
+        "target   cpu",
+        "verdict  2 errors, 1 warning",
+    ]
+
+
+@pytest.mark.parametrize("room", [10, 15, 20, 100])
+def test_widths_fill_the_room_and_no_more(room: int) -> None:
+    widths = shared_widths([4, 6, 5], [10, 6, 9], room)
+    assert sum(widths) == min(room, 25)
+    if room >= 15:
+        assert all(width >= least for width, least in zip(widths, [4, 6, 5], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("x"), 2),
+        (ContextLengthError("x", tokens=2, limit=1), 2),
+        (SourceError("x"), 2),
+        (BundleNotFoundError("x"), 2),
+        (BuildOptionError("x"), 2),
+        (PromptsError("x"), 2),
+        (DataError("x"), 1),
+        (HubError("x"), 1),
+        (BundleError("x"), 1),
+        (ManifestError("x"), 1),
+        (OutputError("x"), 1),
+        (VerificationError("x"), 1),
+        (BackendUnavailableError("x"), 1),
+    ],
+)
+def test_what_was_typed_wrong_is_2_and_what_failed_is_1(error: Exception, code: int) -> None:
+    assert exit_code(error) == code  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [
+        ("export", "onnx_ir", "export"),
+        ("export", "torch", "export"),
+        ("export", "transformers", "import"),
+        ("import", "transformers", "import"),
+        ("lint", "onnx_ir", "verify"),
+        ("inspect", "onnx_ir", "verify"),
+        ("verify", "jinja2", "verify"),
+        ("verify", "torch", "export"),
+        ("fit-head", "sklearn", "fit"),
+        ("build", "onnx", "tensorrt-rtx"),
+        ("run", "onnxruntime.capi", "cpu"),
+        ("run", "jinja2", "chat"),
+        ("run", "matplotlib", "plot"),
+        ("run", "something_else", None),
+    ],
+)
+def test_the_extra_of_the_command_is_named(command: str, module: str, extra: str | None) -> None:
+    assert extra_of(command, module) == extra
+
+
+def test_extras_bring_what_pyproject_says() -> None:
+    if sys.version_info < (3, 11):
+        return  # its standard library reads no TOML; CI has newer ones
+    import tomllib
+
+    modules = {"scikit-learn": "sklearn", "tensorrt-rtx-cu13": "tensorrt_rtx", "cuda-bindings": "cuda"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = project["optional-dependencies"]
+
+    def brought(extra: str) -> set[str]:
+        found: set[str] = set()
+        for requirement in map(Requirement, declared[extra]):
+            if requirement.name == "planforge":
+                found = found.union(*map(brought, requirement.extras))
+            else:
+                found.add(modules.get(requirement.name, requirement.name.replace("-", "_")))
+        return found
+
+    for extra, known in EXTRAS.items():
+        assert known == brought(extra), extra
+    assert set(OF_COMMAND.values()) <= set(declared)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "hint"),
+    [
+        ("gpt2-dmo", ["bert-demo", "gpt2-demo"], "; did you mean 'gpt2-demo'?"),
+        ("jetson", ["cpu", "jetpack6.0", "jetpack6.2"], "; did you mean 'jetpack6.0' or 'jetpack6.2'?"),
+        ("FP16", ["fp16", "int8"], "; did you mean 'fp16'?"),
+        ("toaster", ["cpu", "rtx"], ""),
+        ("", ["cpu"], ""),
+    ],
+)
+def test_a_name_that_is_not_there_gets_a_suggestion(name: str, known: list[str], hint: str) -> None:
+    assert did_you_mean(name, known) == hint
+
+
+def test_control_characters_are_written_out() -> None:
+    assert visible("a\tb\nc\x1b[31m\x9b\x07\r\x7fé") == "a\tb\nc\\x1b[31m\\x9b\\x07\\r\\x7fé"
+    line = json_line({"text": "\x1b\x9b\x7fé"})
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line) and "é" in line
+    assert json.loads(line) == {"text": "\x1b\x9b\x7fé"}
