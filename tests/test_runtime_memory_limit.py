@@ -1,6 +1,6 @@
 """memory_limit counts what an encoder reads ahead and all calls that run at one time.
 
-What is alive is measured where it is made: the arrays that an engine returns, the buffers that it allocates.
+What is alive is measured where it is made: the vectors of results, the buffers of caches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from planforge.runtime import TextEncoder, TextGenerator
@@ -22,6 +21,8 @@ from planforge.runtime.bundle.manifest import Axis, TensorSpec
 from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.encoding.memory import batch_bytes, section_bytes, sections
 from planforge.runtime.errors import MemoryLimitError
+from planforge.runtime.memory_budget import MemoryBudget
+from planforge.runtime.tasks.encoder_results import Features
 
 from .helpers_plans import PROMPT
 
@@ -49,17 +50,15 @@ class Alive:
             self.now -= count
 
 
-def of_outputs(monkeypatch: pytest.MonkeyPatch) -> Alive:
-    """Measures what runs return."""
-    alive, run = Alive(), OrtProgram.run
+def of_results(monkeypatch: pytest.MonkeyPatch) -> Alive:
+    """Measures the vectors of results, from when they are computed."""
+    alive, make = Alive(), Features.__init__
 
-    def measured(*arguments: Any) -> Any:
-        results = {name: np.array(array) for name, array in run(*arguments).items()}
-        for array in results.values():
-            alive.add(array)
-        return results
+    def measured(result: Features, *arguments: Any, **named: Any) -> None:
+        make(result, *arguments, **named)
+        alive.add(result.vectors)
 
-    monkeypatch.setattr(OrtProgram, "run", measured)
+    monkeypatch.setattr(Features, "__init__", measured)
     return alive
 
 
@@ -85,25 +84,27 @@ def test_an_encoders_outputs_that_wait_for_their_turn_are_counted(
     head_bundle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = head_bundle("classifier")
-    texts = ["bread and bird can fly the baker " * (1 + number * 7 % 9) for number in range(600)]
+    # The first sixty have sixty lengths, each in a batch with later texts, whose outputs have to wait.
+    texts = ["bread " * (1 + number % 60) for number in range(1000)]
 
     def lengths(model: TextEncoder) -> list[int]:
-        return [len(features.hidden[-1]) for features in model.iterate("features", texts)]
+        return [len(features.vectors) for features in model.iterate("features", texts)]
 
-    alive = of_outputs(monkeypatch)
+    alive = of_results(monkeypatch)
     with TextEncoder.load(bundle) as model:
         meant = lengths(model)
-        config, longest = model.encoder.config, model.defaults.max_length
-    free = alive.most
-    weights = sum(path.stat().st_size for path in bundle.glob("onnx/*.fp32*.data"))
-    batch = batch_bytes(config, max(1024, longest), longest)
-    room = batch + 20_000
-    assert free > room  # what is alive at one time without a limit
-    with monkeypatch.context() as patch, TextEncoder.load(bundle, memory_limit=weights + room) as model:
-        alive = of_outputs(patch)
+        room = 600_000
+        assert alive.most > room  # what waits at one time without a limit
+        alive.most = 0
+        model.encoder.budget = MemoryBudget(room)
         assert lengths(model) == meant
         assert 0 < alive.most <= room
         assert model.encoder.budget.held() == 0
+        model.encoder.budget = MemoryBudget(20_000)
+        with pytest.raises(
+            MemoryLimitError, match=r"1 sequences with their outputs; memory_limit is 0\.0 MB"
+        ):
+            lengths(model)
 
 
 def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
