@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     )
     from .tasks.generation import Generation, Timings
     from .tasks.prompts import Prompt
+    from .tasks.score import Score
     from .tasks.text_encoder import TextEncoder
-    from .tasks.text_generator import Score, TextGenerator
+    from .tasks.text_generator import TextGenerator
     from .tasks.translator import Alignment, Candidate, Translation, TranslationTimings, Translator
 
 __all__ = [
@@ -74,7 +75,8 @@ MODULES = {
     "Prompt": "tasks.prompts",
     **dict.fromkeys(("Chunk", "FinishReason", "TextStream", "TopLogprob", "Usage"), "tasks.chunk"),
     **dict.fromkeys(("Generation", "Timings"), "tasks.generation"),
-    **dict.fromkeys(("TextGenerator", "Score"), "tasks.text_generator"),
+    "Score": "tasks.score",
+    "TextGenerator": "tasks.text_generator",
     **dict.fromkeys(
         ("Translator", "Translation", "TranslationTimings", "Candidate", "Alignment"), "tasks.translator"
     ),
