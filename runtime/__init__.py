@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     )
     from .tasks.generation import Generation, GenerationCandidate, Timings
     from .tasks.prompts import Prompt
+    from .tasks.score import Score
     from .tasks.text_encoder import TextEncoder
-    from .tasks.text_generator import Score, TextGenerator
+    from .tasks.text_generator import TextGenerator
     from .tasks.translations import Alignment, Candidate, Translation, TranslationTimings
     from .tasks.translator import Translator
 
@@ -111,11 +112,12 @@ __all__ = [
 MODULES = {
     "LogitsProcessor": "decoding.processors",
     "Prompt": "tasks.prompts",
+    "Score": "tasks.score",
+    "TextGenerator": "tasks.text_generator",
     "TextEncoder": "tasks.text_encoder",
     "Translator": "tasks.translator",
     **dict.fromkeys(("Chunk", "FinishReason", "TextStream", "TopLogprob", "Usage"), "tasks.chunk"),
     **dict.fromkeys(("Generation", "GenerationCandidate", "Timings"), "tasks.generation"),
-    **dict.fromkeys(("TextGenerator", "Score"), "tasks.text_generator"),
     **dict.fromkeys(("Alignment", "Candidate", "Translation", "TranslationTimings"), "tasks.translations"),
     **dict.fromkeys([name for name in __all__ if name.endswith("Options")], "options"),
 }

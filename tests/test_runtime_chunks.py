@@ -16,7 +16,8 @@ from planforge.runtime import Chunk, Generation, TextGenerator, Usage, load
 from planforge.runtime.decoding import candidates
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError
 
-from .helpers_generation import CONTEXT, DIALECTS, LOOKUP, REUSE, TOKENIZER, generator, joined
+from .helpers_generation import DIALECTS, LOOKUP, REUSE, TOKENIZER, generator, joined
+from .test_runtime_decoder import CONTEXT
 
 WAYS: list[dict[str, Any]] = [{}, LOOKUP, REUSE]
 STRING = "abcdefghijkabcdefghijk"  # what the counting model goes on with

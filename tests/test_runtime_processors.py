@@ -76,7 +76,7 @@ def test_logit_bias_is_the_sequence_bias_of_transformers(logits: Float32, bias: 
     histories = [[0]] * len(logits)
     wanted = logits
     if bias:
-        sequences = {(token,): added for token, added in bias.items()}
+        sequences: Any = {(token,): added for token, added in bias.items()}
         wanted = run(logits_process.SequenceBiasLogitsProcessor(sequences), logits, histories)
     np.testing.assert_array_equal(process(logits, histories, Sampling(logit_bias=bias)), wanted)
 
@@ -84,10 +84,11 @@ def test_logit_bias_is_the_sequence_bias_of_transformers(logits: Float32, bias: 
 def squeeze(token_ids: Sequence[int], logits: Float32) -> Float32:
     """A processor that depends on the history, and that does not commute with the others."""
     assert logits.dtype == np.float32
-    return np.minimum(logits, np.float32(len(token_ids) % 7))
+    lowered: Float32 = np.minimum(logits, np.float32(len(token_ids) % 7))
+    return lowered
 
 
-class TorchSqueeze(transformers.LogitsProcessor):  # type: ignore[misc]
+class TorchSqueeze(transformers.LogitsProcessor):
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         return torch.minimum(scores, torch.tensor(float(input_ids.shape[1] % 7)))
 
@@ -132,7 +133,7 @@ def test_the_order_is_that_of_transformers(reference: Any, logits: Float32, data
 
 
 def test_temperature_0_is_greedy_whatever_else_is_given() -> None:
-    logits = np.float32([[0.1, 3, 2], [5, 5, 1]])
+    logits = np.array([[0.1, 3, 2], [5, 5, 1]], np.float32)
     sampling = Sampling(temperature=0, top_k=2, top_p=0.5, min_p=0.1, seed=1)
     generators = row_generators(1, [0, 1])
     assert choose(logits, [[0], [0]], sampling, generators).tolist() == [1, 0]
@@ -145,14 +146,14 @@ def test_temperature_0_is_greedy_whatever_else_is_given() -> None:
         (Sampling(logit_bias={0: -math.inf, 1: -math.inf}), "logit_bias=.* leaves no token"),
         (Sampling(no_repeat_ngram_size=1), "no_repeat_ngram_size=1 leaves no token"),
         (Sampling(logits_processor=lambda ids, row: row[:1]), r"float32 \(1,\); it must return the \(2,\)"),
-        (Sampling(logits_processor=lambda ids, row: None), "object"),  # type: ignore[arg-type, return-value]
+        (Sampling(logits_processor=lambda ids, row: None), "object"),  # type: ignore[arg-type]
         (Sampling(logits_processor=lambda ids, row: row * np.nan), "logits_processor takes the logits out"),
         (Sampling(logit_bias={2: 1.0}), "logit_bias names token 2, but the model's tokens are 0 to 1"),
     ],
 )
 def test_processors_that_leave_nothing_to_choose_are_named(sampling: Sampling, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        process(np.float32([[1, 2]]), [[0, 1]], sampling)
+        process(np.array([[1, 2]], np.float32), [[0, 1]], sampling)
 
 
 def test_what_candidates_are_not_enough_for_needs_all_logits() -> None:

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from ..bundle.defaults import GenerationDefaults
+from ..bundle.manifest import Artifact
 from ..errors import ContextLengthError, InputError
 from ..text.tokenizer import Tokenizer
 
@@ -133,9 +134,17 @@ class PromptReader:
     def _checked_token(self, token: Any) -> int:
         if not isinstance(token, Integral) or isinstance(token, bool):
             raise InputError(f"a prompt's token ids must be whole numbers, not {type(token).__name__}")
-        if not 0 <= token < self.vocabulary:
+        token_id = int(token)
+        if not 0 <= token_id < self.vocabulary:
             raise InputError(
-                f"a prompt has the token id {token}, but the model's are 0 to {self.vocabulary - 1}; take the"
-                " ids from the model's own tokenizer"
+                f"a prompt has the token id {token_id}, but the model's are 0 to {self.vocabulary - 1}; take"
+                " the ids from the model's own tokenizer"
             )
-        return int(token)
+        return token_id
+
+
+def vocabulary_of(artifact: Artifact, tokenizer: Tokenizer) -> int:
+    """Return how many tokens the model has; where its graph does not say, as many as its tokenizer."""
+    sizes = [spec.axes[-1] for spec in artifact.outputs if spec.role == "logits"]
+    fixed = [size for size in sizes if isinstance(size, int)]
+    return fixed[0] if fixed else tokenizer.vocab_size

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
@@ -18,9 +17,9 @@ from ..decoding.cache import cache_bytes, capacity_for
 from ..decoding.candidates import choose_tokens, results_for
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
-from ..decoding.sampling import row_generators, token_logprobs
+from ..decoding.sampling import row_generators
 from ..decoding.speculative import PromptLookup
-from ..errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
+from ..errors import ClosedError, InputError, MemoryLimitError
 from ..options import GenerationOptions, check_batch_size
 from ..progress import Progress
 from ..text.chat import Chat, Message
@@ -33,38 +32,11 @@ from .closing import Closing
 from .generation import Generation, generation
 from .generation_request import GenerationRequest, resolve_request
 from .generation_row import Row, report_row
-from .prompts import Prompt, PromptReader, is_one_prompt, name_prompt
+from .prompts import Prompt, PromptReader, is_one_prompt, name_prompt, vocabulary_of
+from .score import Score, check_scorable, score_tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-@dataclass(frozen=True)
-class Score:
-    """How likely the model finds a text.
-
-    Attributes:
-        token_ids: T tokens.
-        logprobs: T - 1 numbers, of each token after the first, given those before it.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-    @property
-    def total(self) -> float:
-        return math.fsum(self.logprobs)
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(-self.total / len(self.logprobs))
-
-
-def vocabulary_of(artifact: Artifact, tokenizer: Tokenizer) -> int:
-    """Return how many tokens the model has; where its graph does not say, as many as its tokenizer."""
-    sizes = [spec.axes[-1] for spec in artifact.outputs if spec.role == "logits"]
-    fixed = [size for size in sizes if isinstance(size, int)]
-    return fixed[0] if fixed else tokenizer.vocab_size
 
 
 class TextGenerator(Closing):
@@ -107,8 +79,10 @@ class TextGenerator(Closing):
         """The graph that runs."""
         return self.decoder.artifact
 
-    @overload
-    def generate(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Generation: ...
+    @overload  # a str is a sequence of str too; it counts as one prompt
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: Prompt, **options: Unpack[GenerationOptions]
+    ) -> Generation: ...
     @overload
     def generate(
         self, prompt: Sequence[Prompt], **options: Unpack[GenerationOptions]
@@ -222,20 +196,9 @@ class TextGenerator(Closing):
             ContextLengthError: more tokens than the context.
         """
         tokens = self._prompts.read_framed(text, parse_special)
-        if len(tokens) < 2:
-            raise InputError(f"score needs a text of at least 2 tokens, this one has {len(tokens)}")
-        if len(tokens) > self.max_length:
-            raise ContextLengthError(
-                f"the text has {len(tokens)} tokens, the context holds {self.max_length}; score it in parts",
-                tokens=len(tokens),
-                limit=self.max_length,
-            )
+        check_scorable(tokens, self.max_length)
         self._check_memory(1, len(tokens))
-        logprobs: list[float] = []
-        for logits in self.decoder.start(1, len(tokens)).extend(tokens[:-1]):
-            following = np.asarray(tokens[len(logprobs) + 1 :][: len(logits)])
-            logprobs += token_logprobs(logits, following).tolist()
-        return Score(tuple(tokens), tuple(logprobs))
+        return score_tokens(self.decoder, tokens)
 
     def count_tokens(self, text: str | Sequence[Message], *, parse_special: bool = False) -> int:
         """How many tokens a text has, or a conversation as `chat` words it.
@@ -381,7 +344,7 @@ class TextGenerator(Closing):
         scores = run.prefill([row.prompt for row in rows], outputs=outputs)
         active = [True] * len(rows)
         while True:
-            places = np.flatnonzero(active)
+            places = [place for place, active_row in enumerate(active) if active_row]
             chosen = choose_tokens(
                 scores if len(places) == len(rows) else scores[places],
                 [rows[place].history for place in places],

@@ -1,0 +1,60 @@
+"""How likely a language model finds a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..decoding.decoder import Decoder
+from ..decoding.sampling import token_logprobs
+from ..errors import ContextLengthError, InputError
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely the model finds a text.
+
+    Attributes:
+        token_ids: T tokens.
+        logprobs: T - 1 numbers, of each token after the first, given those before it.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-self.total / len(self.logprobs))
+
+
+def check_scorable(tokens: Sequence[int], max_length: int) -> None:
+    """Refuse tokens that have no score.
+
+    Raises:
+        InputError: there are fewer than two.
+        ContextLengthError: there are more than the context holds.
+    """
+    if len(tokens) < 2:
+        raise InputError(f"score needs a text of at least 2 tokens, this one has {len(tokens)}")
+    if len(tokens) > max_length:
+        raise ContextLengthError(
+            f"the text has {len(tokens)} tokens, the context holds {max_length}; score it in parts",
+            tokens=len(tokens),
+            limit=max_length,
+        )
+
+
+def score_tokens(decoder: Decoder, tokens: Sequence[int]) -> Score:
+    """Return the score of at least two tokens."""
+    logprobs: list[float] = []
+    for logits in decoder.start(1, len(tokens)).extend(tokens[:-1]):
+        following = np.asarray(tokens[len(logprobs) + 1 :][: len(logits)])
+        logprobs += token_logprobs(logits, following).tolist()
+    return Score(tuple(tokens), tuple(logprobs))
