@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -311,5 +313,7 @@ def write_files(result: VerificationReport, bundle: Path, report: Path | None, j
 
 def main() -> None:
     """Runs the console script; SIGTERM is as clean as Ctrl-C."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is written as an escape
+        sys.stdout.reconfigure(errors="backslashreplace")
     with ending_with_children():
         app()

@@ -135,7 +135,7 @@ def emit(text: str, end: str = "\n") -> None:
             Shown.stages.clear()
         text = visible(text)
     with writing():
-        typer.echo(text + end, nl=False)
+        sys.stdout.write(text + end)  # typer.echo would take escape sequences out of what goes to a pipe
 
 
 def visible(text: str) -> str:
@@ -158,7 +158,7 @@ def print_json(value: Any, indent: int | None = None) -> None:
     """Prints a value as JSON, whose strings hold no control characters, after what shows the stages."""
     end_stages()
     with writing():
-        typer.echo(json_line(value, indent))
+        sys.stdout.write(json_line(value, indent) + "\n")
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -166,7 +166,7 @@ def print_lines(lines: Iterable[str]) -> None:
     end_stages()
     with writing():
         for line in lines:
-            typer.echo(line)
+            sys.stdout.write(line + "\n")
 
 
 def print_tables(tables: Sequence[RenderableType]) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM, as `docker stop` and a CI timeout send it: as clean as Ctrl-C. Outputs that take nothing more."""
+"""SIGTERM, as docker stop and a CI's timeout send it, is as clean as Ctrl-C; full and closed outputs."""
 
 from __future__ import annotations
 
