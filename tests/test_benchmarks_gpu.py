@@ -168,7 +168,7 @@ def test_the_first_token_and_the_later_ones_have_their_own_times(
     from benchmarks.gpu.systems import planforge
 
     def slowed(*arguments: Any) -> Any:
-        model = load(demo_bundle, backend="ort-cpu", precision="fp32")
+        model: Any = load(demo_bundle, backend="ort-cpu", precision="fp32")
         run = model.decoder.program.run
 
         def slow(inputs: Mapping[str, Any], *more: Any) -> Any:
