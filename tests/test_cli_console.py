@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
@@ -183,7 +184,7 @@ def test_the_extra_of_the_command_is_named(command: str, module: str, extra: str
 def test_extras_bring_what_pyproject_says() -> None:
     if sys.version_info < (3, 11):
         return  # its standard library reads no TOML; CI has newer ones
-    import tomllib
+    tomllib = importlib.import_module("tomllib")
 
     modules = {"scikit-learn": "sklearn", "tensorrt-rtx-cu13": "tensorrt_rtx", "cuda-bindings": "cuda"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -18,7 +18,7 @@ from planforge.exporter.errors import CheckpointError
 from planforge.exporter.recipes import Choices
 from planforge.exporter.source import demo_folder
 from planforge.models.checkpoint import describe
-from planforge.runtime import load
+from planforge.runtime import TextGenerator, Translator
 from planforge.runtime.bundle.bundle import Bundle
 
 from .conftest import OPTIMUM_PYTHON
@@ -104,7 +104,7 @@ def test_every_class_of_decoder_gives_what_transformers_gives(name: str, tmp_pat
     saved = whole if name == "GPT2LMHeadModel" else whole.transformer
     saved.save_pretrained(tmp_path / "checkpoint")
     bundle = export(tmp_path / "checkpoint", tmp_path / "bundle", verify=name in VERIFIED).bundle
-    with load(bundle) as model:
+    with TextGenerator.load(bundle) as model:
         ids = model.tokenizer.encode(PROMPT)
         answer = model.generate(PROMPT, max_new_tokens=8)
     with torch.inference_mode():
@@ -127,7 +127,7 @@ def test_every_class_of_translator_gives_what_transformers_gives(name: str, tmp_
     reference: Any = transformers.MarianMTModel.from_pretrained(folder).eval()
     bundle = export(folder, tmp_path / "bundle", verify=name in VERIFIED).bundle
     tokenizer: Any = marian_witness(folder)
-    with load(bundle) as model:
+    with Translator.load(bundle) as model:
         for text in SENTENCES:
             ids = tokenizer(text, return_tensors="pt").input_ids
             with torch.inference_mode():

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from planforge.exporter import export
-from planforge.runtime import Generation, TextGenerator, load
+from planforge.runtime import Generation, TextGenerator
 from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
@@ -169,7 +169,7 @@ def test_the_context_ends_beams_of_a_long_prompt_alone(pair: Any) -> None:
 def test_trained_weights(demo_bundle: Path, graph: str, tmp_path: Path) -> None:
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     options: dict[str, Any] = {"num_beams": 4, "n_best": 3, "max_new_tokens": 12}
-    with load(only(demo_bundle, tmp_path / "only", graph)) as model:
+    with TextGenerator.load(only(demo_bundle, tmp_path / "only", graph)) as model:
         answers = model.generate(PROMPTS, **options)
         for text, answer in zip(PROMPTS, answers, strict=True):
             assert_as_transformers(reference, model.tokenizer.encode(text), answer, options)
@@ -183,7 +183,7 @@ def test_an_imported_llama(
         exported / "llama", dtype=torch.float32
     )
     options: dict[str, Any] = {"num_beams": 4, "n_best": 2, "max_new_tokens": 12}
-    with load(only(imported("llama"), tmp_path / "only", graph)) as model:
+    with TextGenerator.load(only(imported("llama"), tmp_path / "only", graph)) as model:
         answers = model.generate(PROMPTS, **options)
         for text, answer in zip(PROMPTS, answers, strict=True):
             prompt = [*model.defaults.prefix, *model.tokenizer.encode(text)]

@@ -6,11 +6,12 @@ L layers, H heads, S source tokens, T target tokens
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ..decoding.beam import Ending
 from ..errors import InputError
 
 Array: TypeAlias = npt.NDArray[np.float32]
@@ -38,7 +39,7 @@ class Candidate:
     text: str
     token_ids: tuple[int, ...]
     score: float
-    finish_reason: Literal["eos", "length"]
+    finish_reason: Ending
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Translation:
     text: str
     token_ids: tuple[int, ...]
     score: float
-    finish_reason: Literal["eos", "length"]
+    finish_reason: Ending
     candidates: tuple[Candidate, ...]
     timings: TranslationTimings
     dropped: int = 0
