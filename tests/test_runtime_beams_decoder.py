@@ -68,7 +68,7 @@ def pair(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: Any) -> I
     """The bundle's graph of each dialect, and the checkpoint in transformers."""
     folder = only(tiny / "bundle", tmp_path_factory.mktemp("beams") / "only", request.param)
     reference = transformers.AutoModelForCausalLM.from_pretrained(tiny / "checkpoint", dtype=torch.float32)
-    with load(folder) as model:
+    with TextGenerator.load(folder) as model:
         yield model, reference
 
 
