@@ -40,7 +40,7 @@ def started(tmp_path: Path, *arguments: str | Path) -> Iterator[subprocess.Popen
             process.kill()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 400) -> None:
     """Returns as soon as the condition holds; an error where it never does."""
     end = time.monotonic() + seconds
     while not condition():
