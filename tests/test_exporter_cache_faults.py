@@ -47,14 +47,21 @@ def rescaled(cache: str, factor: float) -> Plant:
 
 
 def late_slot(module: str) -> Plant:
-    """A layer's attention that begins a slot too late."""
+    """A layer's attention that begins a slot too late, where there is one."""
 
     def plant(model: ir.Model) -> None:
-        node = node_of(model, module, ATTENTION)
-        late = ir.node("Add", [node.inputs[5], constant(model, "one", np.array([1], np.int32))])
-        late.outputs[0].type = ir.TensorType(ir.DataType.INT32)
-        model.graph.insert_before(node, late)
-        node.replace_input_with(5, late.outputs[0])
+        node, int32 = node_of(model, module, ATTENTION), ir.TensorType(ir.DataType.INT32)
+        one = constant(model, "one", np.array([1], np.int32))
+        late = ir.node("Add", [node.inputs[5], one])
+        slots = ir.node("Shape", [node.inputs[3]], {"start": 2, "end": 3})
+        narrow = ir.node("Cast", slots.outputs, {"to": ir.DataType.INT32})
+        last = ir.node("Sub", [narrow.outputs[0], one])
+        there = ir.node("Min", [late.outputs[0], last.outputs[0]])
+        nodes = [late, slots, narrow, last, there]
+        for each in nodes:
+            each.outputs[0].type = ir.TensorType(ir.DataType.INT64) if each is slots else int32
+        model.graph.insert_before(node, nodes)
+        node.replace_input_with(5, there.outputs[0])
 
     return plant
 
@@ -74,7 +81,7 @@ def swapped_scales(module: str) -> Plant:
 FAULTS = [
     Fault("a scale of keys halved", rescaled("cache.2.key", 0.4), "h.2.attn", (ATTENTION,)),
     Fault("a scale of values times 20", rescaled("cache.1.value", 20.0), "h.1.attn", (ATTENTION,)),
-    Fault("scales of keys and values swapped", swapped_scales("h.3.attn"), "h.3.attn", (ATTENTION,)),
+    Fault("scales of keys and values swapped", swapped_scales("h.0.attn"), "h.0.attn", (ATTENTION,)),
     Fault("a cache slot late", late_slot("h.2.attn"), "h.2.attn", (ATTENTION,)),
     Fault("a transposed weight", transposed("h.1.attn.c_proj"), "h.1.attn.c_proj", ("MatMul",)),
     Fault("a position off by one", late_positions("wpe"), "wpe", ("Gather",)),
