@@ -26,7 +26,7 @@ from benchmarks.gpu.yardstick import step_bytes
 from benchmarks.systems import system_named
 from benchmarks.systems.system import Skip
 from benchmarks.workshop import Prepared, Workshop
-from planforge.runtime import Translator, load
+from planforge.runtime import TextGenerator, Translator
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from .helpers_emulated_gpu import emulated_gpu
@@ -168,7 +168,7 @@ def test_the_first_token_and_the_later_ones_have_their_own_times(
     from benchmarks.gpu.systems import planforge
 
     def slowed(*arguments: Any) -> Any:
-        model = load(demo_bundle, backend="ort-cpu", precision="fp32")
+        model = TextGenerator.load(demo_bundle, backend="ort-cpu", precision="fp32")
         run = model.decoder.program.run
 
         def slow(inputs: Mapping[str, Any], *more: Any) -> Any:

@@ -47,7 +47,7 @@ def test_embeddings_as_text_and_from_stdin(minilm_bundle: Path) -> None:
 def test_every_task_prints_json_with_the_fields_of_its_result(head_bundle: Callable[[str], Path]) -> None:
     (one,) = lines(head_bundle("classifier"), "a text", "--pair", "another")
     with TextEncoder.load(head_bundle("classifier")) as model:
-        want = model.classify(("a text", "another"))
+        want = model.classify("a text", "another")
     assert (one["label"], one["score"], one["probabilities"]) == (want.label, want.score, want.probabilities)
     ranked = lines(head_bundle("ranker"), "a b", "c d", "e f", "--query", "what", "--top-k", "2")
     assert [set(r) for r in ranked] == [{"index", "text", "score", "dropped"}] * 2

@@ -74,7 +74,8 @@ def test_the_graph_and_scikit_learn_agree(
         if features == "embedding":
             matrix = encoder.embed(texts)
         else:
-            found = encoder.features(texts, layers=features)
+            options: dict[str, Any] = {"layers": features}
+            found = encoder.features(texts, **options)
             matrix = np.stack([f.vectors.mean(0) for f in found])
     labels = [label for _, label in rows]
     train, test = train_test_split(np.arange(160), test_size=0.25, random_state=0, stratify=labels)

@@ -63,7 +63,7 @@ def test_prompts_begin_as_the_tokenizer_says(exported: Path, imported: Callable[
         assert list(model.score(PROMPTS[0]).token_ids) == theirs
         again = model.score("<|endoftext|>" + PROMPTS[0], parse_special=True)
         assert list(again.token_ids) == theirs  # not twice
-        cut = model.generate("and he said " * 200, max_new_tokens=8, truncate="left")
+        cut = model.generate("and he said " * 200, max_new_tokens=8, truncation="tail")
         kept = [0, *model.tokenizer.encode("and he said " * 200)[-247:]]  # the first token stays
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(
         exported / "llama", dtype=torch.float32

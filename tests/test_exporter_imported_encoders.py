@@ -20,7 +20,7 @@ from tokenizers import processors
 from planforge.exporter import verify
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.imported.import_folder import import_folder
-from planforge.runtime import TextEncoder, load
+from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 from planforge.runtime.text.long_text import fit
@@ -69,7 +69,7 @@ def test_classes_of_texts_and_pairs_are_those_of_transformers(
             with torch.no_grad():
                 read = tokenizer(*given, return_tensors="pt", return_token_type_ids=True)
                 logits = reference.eval()(**read).logits[0]
-            found = model.classify(item)
+            found = model.classify(*given)
             assert found.label == f"LABEL_{int(logits.argmax())}"
             np.testing.assert_allclose(found.score, logits.softmax(-1).max(), atol=1e-5)
         with pytest.raises(InputError, match="embed needs hidden states, which this bundle's graph does not"):
@@ -93,10 +93,14 @@ def test_sequences_are_framed_and_cut_as_in_transformers(
     name: str, between: int, context: int, exported: Path, imported: Callable[[str], Path]
 ) -> None:
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(exported / name)
-    with load(imported(name)) as model:
+    with TextEncoder.load(imported(name)) as model:
         assert (model.defaults.separators, model.defaults.max_length) == (between, context)
         first, second = (model.tokenizer.encode(text) for text in PAIR)
-        options = {"max_length": context, "tokens": model.defaults.tokens, "truncation": "head"}
+        options: dict[str, Any] = {
+            "max_length": context,
+            "tokens": model.defaults.tokens,
+            "truncation": "head",
+        }
         (single,) = fit(first, None, separators=between, **options).pieces
         (pair,) = fit(first, second, separators=between, **options).pieces
         assert single.ids == theirs(PAIR[0]).input_ids

@@ -34,7 +34,12 @@ def test_ten_samples_of_200_tokens_have_no_loop(demo_bundle: Path) -> None:
     with TextGenerator.load(demo_bundle) as model:
         answers = [
             model.generate(
-                prompt, NEW_TOKENS, temperature=TEMPERATURE, top_k=TOP_K, seed=seed, parse_special=True
+                prompt,
+                max_new_tokens=NEW_TOKENS,
+                temperature=TEMPERATURE,
+                top_k=TOP_K,
+                seed=seed,
+                parse_special=True,
             )
             for seed, prompt in enumerate(PROMPTS)
         ]

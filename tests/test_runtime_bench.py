@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.runtime import TextEncoder, TextGenerator, Translator, bench_work, load
+from planforge.runtime import TextEncoder, TextGenerator, Translator, bench_work
 from planforge.runtime import bench as bench_module
 from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.bench import BenchResult, Case, Process, bench, read_bandwidth
@@ -124,7 +124,7 @@ def test_a_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_moments_of_tokens(monkeypatch: pytest.MonkeyPatch, demo_bundle: Path) -> None:
-    with load(demo_bundle) as model:
+    with TextGenerator.load(demo_bundle) as model:
         timed = TimedDecoder(model.decoder)
         timed.moments = [1.0, 1.5, 2.0, 4.0]  # a prompt in two parts, then a step for each further token
         monkeypatch.setattr(time, "perf_counter", lambda: 7.0)

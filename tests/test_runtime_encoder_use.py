@@ -29,12 +29,12 @@ def model(minilm_bundle: Path) -> Iterator[TextEncoder]:
 def test_one_text_gives_one_result_and_several_a_list(model: TextEncoder) -> None:
     assert model.embed("a").shape == (384,)
     assert model.embed(["a"]).shape == (1, 384)
-    assert model.embed(("a", "b")).shape == (2, 384)
+    assert model.embed(("a", "b", "c")).shape == (3, 384)
     assert model.embed(iter(())).shape == (0, 384) and model.embed([]).dtype == np.float32
     assert model.features([]) == []
     assert list(model.iterate("embed", [])) == []
     assert model.features("a").tokens == ("[CLS]", "a", "[SEP]")
-    for texts in (["a", "b"], ("a", "b"), iter("ab")):  # a tuple of texts is no pair here
+    for texts in (["a", "b"], iter("ab")):
         assert [f.tokens[1:-1] for f in model.features(texts)] == [("a",), ("b",)]
 
 
@@ -63,19 +63,21 @@ def test_progress_counts_finished_texts(model: TextEncoder) -> None:
     stream = model.iterate("features", ["a", LONG, "c"], progress=done.append)
     assert done == []
     list(stream)
-    assert done == [1, 2, 3]
+    assert done == sorted(done) and done[-1] == 3
 
 
 @pytest.mark.parametrize("texts", [5, None, b"ab", [b"ab"], ["a", None], [["a"]], [("a", "b")], [("a", 3)]])
 @pytest.mark.parametrize("task", ["embed", "features"])
 def test_what_is_no_text_is_refused(model: TextEncoder, task: str, texts: Any) -> None:
+    anything: Any = model  # so that a type checker lets mistakes pass
     with pytest.raises(InputError, match="str"):
-        getattr(model, task)(texts)
+        getattr(anything, task)(texts)
     with pytest.raises(InputError, match="str"):
-        list(model.iterate(task, texts))
+        list(anything.iterate(task, texts))
 
 
-def test_unknown_options_name_those_there_are(model: TextEncoder) -> None:
+def test_unknown_options_name_those_there_are(minilm_bundle: Path) -> None:
+    model: Any  # so that a type checker lets mistakes pass
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("pooling='sum' is not one of cls, mean, max", lambda: model.embed("a", pooling="sum")),
         ("'middle' is not one of 'head', 'tail'", lambda: model.embed("a", truncation="middle")),
@@ -87,12 +89,20 @@ def test_unknown_options_name_those_there_are(model: TextEncoder) -> None:
             lambda: model.iterate("embed", "a"),
         ),
         ("lone surrogate", lambda: model.embed("a\ud800")),
+        (
+            "unknown option 'stribe'; did you mean 'stride'\\? There",
+            lambda: model.embed("a", stribe=3),
+        ),
+        ("unknown option 'top_k'. There are: truncation, ", lambda: model.tag("a", top_k=3)),
+        ("batch_size=0 must be None or", lambda: model.embed("a", batch_size=0)),
+        ("progress='yes' must be True", lambda: model.embed("a", progress="yes")),
+        ("prompt=3 must be a str", lambda: model.embed("a", prompt=3)),
+        ("parse_special=False is no option of fill_mask", lambda: model.fill_mask("a", parse_special=False)),
     ]
-    for message, call in calls:
-        with pytest.raises(InputError, match=message):
-            call()
-    with pytest.raises(TypeError, match="stribe"):
-        model.embed("a", stribe=3)
+    with TextEncoder.load(minilm_bundle) as model:
+        for message, call in calls:
+            with pytest.raises(InputError, match=message):
+                call()
 
 
 def test_tasks_without_their_head_say_what_the_bundle_can_do(model: TextEncoder) -> None:
@@ -100,7 +110,7 @@ def test_tasks_without_their_head_say_what_the_bundle_can_do(model: TextEncoder)
     calls: dict[str, Callable[[], Any]] = {
         "classify needs the head sequence_classification": lambda: model.classify("a"),
         "rank needs the head sequence_classification": lambda: model.rank("a", ["b"]),
-        "next_sentence needs the head next_sentence": lambda: model.next_sentence(("a", "b")),
+        "next_sentence needs the head next_sentence": lambda: model.next_sentence("a", "b"),
         "fill_mask needs the head masked_lm": lambda: model.fill_mask("[MASK]"),
         "tag needs the head token_classification": lambda: model.tag("a"),
         "answer needs the head question_answering": lambda: model.answer("a", "b"),

@@ -255,7 +255,8 @@ def test_every_release_of_tensorrt_is_called_by_the_names_that_it_has(
 def test_only_steps_whose_shapes_repeat_wait_for_kernels_of_their_own(demo_bundle: Path) -> None:
     with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         model.generate(PROMPT, max_new_tokens=3)
-        lanes = model.decoder.program.lanes
+        program: Any = model.decoder.program
+        lanes = program.lanes
         names = [profile["name"] for profile in Bundle.open(demo_bundle).manifest.plans[0].profiles]
         found = {names[index]: lane.context.strategy for index, lane in lanes.items()}
     assert found == {"prefill": "LAZY", "decode": "EAGER"}

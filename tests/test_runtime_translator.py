@@ -48,7 +48,7 @@ def witness(marian_bundle: Path) -> Witness:
 def test_fifty_sources_as_in_transformers(
     model: Translator, witness: Witness, num_beams: int, length_penalty: float | None
 ) -> None:
-    options = {
+    options: dict[str, Any] = {
         "num_beams": num_beams,
         **({} if length_penalty is None else {"length_penalty": length_penalty}),
     }
@@ -113,8 +113,13 @@ def test_an_endless_iterator_is_read_as_needed(model: Translator) -> None:
 
 @pytest.mark.parametrize("text", [SENTENCES[8], SENTENCES[3], SENTENCES[17]])
 def test_the_stream_is_greedy_translation(model: Translator, text: str) -> None:
-    pieces = list(model.stream(text))
-    assert "".join(pieces) == model.translate(text, num_beams=1).text
+    chunks = list(model.stream(text))
+    whole = model.translate(text, num_beams=1)
+    assert "".join(map(str, chunks)) == whole.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == whole.token_ids
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.finish_reason]
+    assert [chunk.usage.completion_tokens for chunk in chunks] == [*range(1, len(chunks) + 1)]
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {model.count_tokens(text)}
     with pytest.raises(InputError, match="stream is greedy: num_beams=2 must be 1"):
         model.stream(text, num_beams=2)
 
@@ -199,6 +204,59 @@ def test_two_threads_share_a_model(model: Translator) -> None:
     assert found == wanted
 
 
+def test_long_texts_are_cut_as_in_transformers(model: Translator, witness: Witness) -> None:
+    text = "Where is the station? " * 40
+    ids = witness.tokenizer(text).input_ids[:-1]
+    limit = model.max_length
+    assert len(ids) > limit
+    done: list[int] = []
+    head, short = model.translate([text, "hello"], truncation="head", progress=done.append)
+    cut = witness.tokenizer.decode(ids[: limit - 1])
+    assert witness.tokenizer(cut).input_ids[:-1] == ids[: limit - 1]
+    assert head.token_ids == witness.generate(cut)[0][0]
+    assert (head.dropped, short.dropped, done[-1]) == (len(ids) - limit + 1, 0, 2)
+    code = ">>fr<< "
+    (code_id,) = witness.tokenizer(code.strip()).input_ids[:-1]
+    tail = model.translate(code + text, truncation="tail")
+    end = witness.tokenizer.decode(ids[2 - limit :])
+    assert witness.tokenizer(code + end).input_ids[:-1] == [code_id, *ids[2 - limit :]]
+    assert tail.token_ids == witness.generate(code + end)[0][0]
+    assert "".join(map(str, model.stream(text, truncation="tail", max_new_tokens=3))) is not None
+
+
+def test_the_first_translation_is_there_after_the_first_batch(model: Translator) -> None:
+    done: list[int] = []
+    texts = [sentence for sentence in SENTENCES if sentence.strip()][:60]
+    results = model.iterate(texts, batch_size=4, progress=done.append, max_new_tokens=3)
+    first = next(results)
+    assert len(done) == 1 and done[0] <= 4
+    found = [first, *results]
+    assert done == sorted(set(done)) and done[-1] == len(texts) and len(done) >= 15
+    alone = model.translate(texts[17], max_new_tokens=3)
+    assert (found[17].text, found[17].token_ids) == (alone.text, alone.token_ids)
+
+
+def test_a_stream_can_be_cancelled(model: Translator) -> None:
+    stream = model.stream(SENTENCES[8], min_new_tokens=5)
+    first = next(stream)
+    stream.cancel()
+    rest = list(stream)
+    assert first.finish_reason is None and len(rest) == 1
+    assert rest[0].finish_reason == "cancelled" and rest[0].usage.completion_tokens == 2
+
+
+def test_what_is_no_text_is_refused(model: Translator) -> None:
+    anything: Any = model  # so that a type checker lets mistakes pass
+    for wrong in (None, 3, ("a", "b")):
+        for method in (anything.translate, anything.iterate):
+            with pytest.raises(InputError, match=r"several texts are needed|a tuple of two texts"):
+                method(wrong)
+        with pytest.raises(InputError, match="a text must be a str"):
+            anything.stream(wrong)
+    with pytest.raises(InputError, match="unknown option 'batch_size'"):
+        anything.stream("a", batch_size=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -210,7 +268,15 @@ def test_two_threads_share_a_model(model: Translator) -> None:
         ({"max_new_tokens": 1000}, "max_new_tokens=1000 is more than the model's 64"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
         ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size is 0"),
-        ({"temperature": 0.7}, r"unknown option \['temperature'\]; there are num_beams"),
+        (
+            {"temperature": 0.7},
+            r"unknown option 'temperature'\. There are: num_beams, .*, progress",
+        ),
+        ({"num_beam": 2}, r"unknown option 'num_beam'; did you mean 'num_beams'\? There are: "),
+        ({"truncation": "windows"}, "truncation='windows' is not one of None, 'head', 'tail'"),
+        ({"batch_size": 0}, "batch_size=0 must be None or a whole number"),
+        ({"batch_size": 65}, "batch_size=65 is more than the 64 rows"),
+        ({"progress": 3}, "progress=3 must be True"),
     ],
 )
 def test_bad_options(model: Translator, options: dict[str, Any], message: str) -> None:
