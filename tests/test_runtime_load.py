@@ -11,7 +11,7 @@ from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.bundle import bundle as bundle_module
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import IntegrityError, MemoryLimitError, PlanForgeError
+from planforge.runtime.errors import InputError, IntegrityError, MemoryLimitError, PlanForgeError
 
 
 def weights_of(folder: Path, precision: str) -> int:
