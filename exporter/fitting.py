@@ -152,7 +152,8 @@ def features_of(encoder: TextEncoder, texts: Sequence[str], features: str, progr
     }
     if features == EMBEDDING:
         return encoder.embed(texts, prompt="", **options)  # as classify, which has no prompts
-    results = encoder.stream("features", texts, layers=features, **options)
+    options["layers"] = features
+    results = encoder.iterate("features", texts, **options)
     return np.stack([pooled(result.vectors, "mean") for result in results])
 
 

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .errors import PlanForgeError
+from .errors import (
+    BackendError,
+    BackendUnavailableError,
+    BundleError,
+    ClosedError,
+    ContextLengthError,
+    InputError,
+    IntegrityError,
+    ManifestError,
+    MemoryLimitError,
+    PlanForgeError,
+    TokenizerError,
+)
 from .load import load
 from .selftest import SelftestResult, selftest
 
 if TYPE_CHECKING:
     from .decoding.processors import LogitsProcessor
-    from .options import GenerationOptions
+    from .options import (
+        AnswerOptions,
+        EmbedOptions,
+        EncoderOptions,
+        FeatureOptions,
+        FillMaskOptions,
+        GenerationOptions,
+        RankOptions,
+        TranslationOptions,
+    )
     from .tasks.chunk import Chunk, FinishReason, TextStream, TopLogprob, Usage
     from .tasks.encoder_results import (
         Answer,
@@ -29,27 +50,43 @@ if TYPE_CHECKING:
     from .tasks.prompts import Prompt
     from .tasks.text_encoder import TextEncoder
     from .tasks.text_generator import Score, TextGenerator
-    from .tasks.translator import Alignment, Candidate, Translation, TranslationTimings, Translator
+    from .tasks.translations import Alignment, Candidate, Translation, TranslationTimings
+    from .tasks.translator import Translator
 
 __all__ = [
     "Alignment",
     "Answer",
+    "AnswerOptions",
     "Answers",
+    "BackendError",
+    "BackendUnavailableError",
+    "BundleError",
     "Candidate",
     "Chunk",
     "Classification",
+    "ClosedError",
+    "ContextLengthError",
+    "EmbedOptions",
     "Embedding",
+    "EncoderOptions",
     "Entity",
+    "FeatureOptions",
     "Features",
     "Fill",
+    "FillMaskOptions",
     "FilledMask",
     "FinishReason",
     "Generation",
     "GenerationOptions",
+    "InputError",
+    "IntegrityError",
     "LogitsProcessor",
+    "ManifestError",
+    "MemoryLimitError",
     "NextSentence",
     "PlanForgeError",
     "Prompt",
+    "RankOptions",
     "Ranked",
     "Score",
     "SelftestResult",
@@ -58,8 +95,10 @@ __all__ = [
     "TextGenerator",
     "TextStream",
     "Timings",
+    "TokenizerError",
     "TopLogprob",
     "Translation",
+    "TranslationOptions",
     "TranslationTimings",
     "Translator",
     "Usage",
@@ -70,25 +109,25 @@ __all__ = [
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
 MODULES = {
     "LogitsProcessor": "decoding.processors",
-    "GenerationOptions": "options",
     "Prompt": "tasks.prompts",
+    "TextEncoder": "tasks.text_encoder",
+    "Translator": "tasks.translator",
     **dict.fromkeys(("Chunk", "FinishReason", "TextStream", "TopLogprob", "Usage"), "tasks.chunk"),
     **dict.fromkeys(("Generation", "Timings"), "tasks.generation"),
     **dict.fromkeys(("TextGenerator", "Score"), "tasks.text_generator"),
-    **dict.fromkeys(
-        ("Translator", "Translation", "TranslationTimings", "Candidate", "Alignment"), "tasks.translator"
-    ),
-    "TextEncoder": "tasks.text_encoder",
+    **dict.fromkeys(("Alignment", "Candidate", "Translation", "TranslationTimings"), "tasks.translations"),
+    **dict.fromkeys([name for name in __all__ if name.endswith("Options")], "options"),
 }
 
+if not TYPE_CHECKING:  # a type checker would take every name that there isn't for one of these
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
 
-    module = importlib.import_module(f".{MODULES.get(name, 'tasks.encoder_results')}", __name__)
-    return getattr(module, name)
+        module = importlib.import_module(f".{MODULES.get(name, 'tasks.encoder_results')}", __name__)
+        return getattr(module, name)
 
 
 def __dir__() -> list[str]:

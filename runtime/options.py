@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from .errors import InputError
 
 if TYPE_CHECKING:
-    from .decoding.sampling import LogitsProcessor
+    from .decoding.processors import LogitsProcessor
     from .tasks.chunk import Chunk
 
 ProgressOption: TypeAlias = bool | Callable[[int], None]

@@ -14,7 +14,7 @@ import transformers
 from planforge.exporter import export
 from planforge.exporter.checkpoint import Checkpoint
 from planforge.exporter.source import Source
-from planforge.runtime import TextEncoder, load
+from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array
 
 from .helpers_models import tiny_bert, write_wordpiece
@@ -93,7 +93,7 @@ def opened(folder: Path, architecture: str, **config: Any) -> Case:
     reference = tiny_bert(checkpoint, architecture, **config)
     export(checkpoint, bundle, precision=["fp32"], target=["cpu"], verify=False)
     tokenizer = transformers.BertTokenizer.from_pretrained(checkpoint)
-    return Case(checkpoint, reference, tokenizer, load(bundle))
+    return Case(checkpoint, reference, tokenizer, TextEncoder.load(bundle))
 
 
 def softmax(logits: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from planforge.runtime import Generation, TextGenerator
+from planforge.runtime import Chunk, Generation, TextGenerator
 from planforge.runtime.backends.backend import FakeProgram
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
@@ -76,16 +76,21 @@ def generator(
     dialect: str,
     counts: bool = False,
     eos: tuple[int, ...] = (),
+    prefix: tuple[int, ...] = (),
     max_length: int = CONTEXT,
     memory_limit: int | None = None,
     chat: Chat | None = None,
 ) -> tuple[TextGenerator, Steps]:
     steps = Steps(dialect, counts)
     decoder = Decoder(FakeProgram(steps), artifact(dialect))
-    defaults = GenerationDefaults(eos=eos, max_length=max_length)
+    defaults = GenerationDefaults(eos=eos, prefix=prefix, max_length=max_length)
     limits: dict[str, Any] = {"max_length": max_length, "memory_limit": memory_limit}
     model = TextGenerator(decoder, TOKENIZER, defaults, chat=chat, **limits)
     return model, steps
+
+
+def joined(chunks: Iterable[Chunk]) -> str:
+    return "".join(map(str, chunks))
 
 
 def assert_same(got: Generation, want: Generation) -> None:

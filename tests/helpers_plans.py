@@ -9,7 +9,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 
 PROMPT = "Now therefore"  # the demo's greedy answer has 27 different tokens of 40
 PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
@@ -33,7 +33,7 @@ def of_tensorrt(value: dict[str, Any]) -> None:
 
 def answers(bundle: Path, backend: str, **options: Any) -> list[tuple[Any, ...]]:
     """Tokens of batches, of a long prompt, of draws; and the text of two caches that are used in turns."""
-    with load(bundle, backend, precision="fp16") as model:
+    with TextGenerator.load(bundle, backend=backend, precision="fp16") as model:
         found = model.generate(PROMPTS, max_new_tokens=24, **options)
         found += [model.generate(PROMPT * 60, max_new_tokens=8)]  # longer than one step's tokens
         found += model.generate(PROMPTS, max_new_tokens=24, seed=5, temperature=1.2, **options)

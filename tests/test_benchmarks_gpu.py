@@ -26,7 +26,7 @@ from benchmarks.gpu.yardstick import step_bytes
 from benchmarks.systems import system_named
 from benchmarks.systems.system import Skip
 from benchmarks.workshop import Prepared, Workshop
-from planforge.runtime import load
+from planforge.runtime import TextGenerator, Translator
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from .helpers_emulated_gpu import emulated_gpu
@@ -112,7 +112,7 @@ def test_translators_do_the_same_work_and_find_the_models_tokens(marian_bundle: 
     manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
     edit_json(bundle / "manifest.json", generation=manifest["generation"] | {"forced_eos": None})
     text = SENTENCES[4]
-    with load(bundle, "ort-cpu") as model:
+    with Translator.load(bundle, backend="ort-cpu") as model:
         ids = [*model.source_tokenizer.encode(text), model.source_eos]
     work = Work("translate", (text,) * 2, (tuple(ids),) * 2, NEW)
     opened = sessions("translate", bundle, checkpoint)
@@ -168,7 +168,7 @@ def test_the_first_token_and_the_later_ones_have_their_own_times(
     from benchmarks.gpu.systems import planforge
 
     def slowed(*arguments: Any) -> Any:
-        model = load(demo_bundle, "ort-cpu", "fp32")
+        model = TextGenerator.load(demo_bundle, backend="ort-cpu", precision="fp32")
         run = model.decoder.program.run
 
         def slow(inputs: Mapping[str, Any], *more: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import sentence_transformers
 
 from planforge.exporter.source import resolve_source
-from planforge.runtime import load
+from planforge.runtime import TextEncoder
 
 from .helpers_cli import error_line, planforge
 
@@ -41,13 +41,13 @@ def test_embeddings_as_text_and_from_stdin(minilm_bundle: Path) -> None:
     first, blank, last = done.stdout.splitlines()
     assert blank == ""
     rows = [list(map(float, line.split())) for line in (first, last)]
-    with load(minilm_bundle) as encoder:
+    with TextEncoder.load(minilm_bundle) as encoder:
         np.testing.assert_allclose(rows, encoder.embed(["one text", "another text"]), atol=1e-5)
 
 
 def test_every_task_prints_json_with_the_fields_of_its_result(head_bundle: Callable[[str], Path]) -> None:
     (one,) = lines(head_bundle("classifier"), "a text", "--pair", "another")
-    with load(head_bundle("classifier")) as model:
+    with TextEncoder.load(head_bundle("classifier")) as model:
         want = model.classify("a text", "another")
     assert (one["label"], one["score"], one["probabilities"]) == (want.label, want.score, want.probabilities)
     ranked = lines(head_bundle("ranker"), "a b", "c d", "e f", "--query", "what", "--top-k", "2")

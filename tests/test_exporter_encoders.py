@@ -17,7 +17,7 @@ from planforge.exporter import build, export, verify
 from planforge.exporter.errors import CheckpointError, SourceError
 from planforge.exporter.source import resolve_source
 from planforge.exporter.verification import verify as verify_module
-from planforge.runtime import load
+from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
@@ -249,7 +249,7 @@ def test_labels_that_are_missing_are_numbered_and_told(
     edit_json(checkpoint / "config.json", id2label=..., label2id=...)
     export(checkpoint, tmp_path / "bundle", precision=["fp32"], target=["cpu"], verify=False)
     assert "config.json has no id2label" in caplog.text
-    with load(tmp_path / "bundle") as encoder:
+    with TextEncoder.load(tmp_path / "bundle") as encoder:
         assert encoder.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 

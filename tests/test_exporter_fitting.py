@@ -22,7 +22,7 @@ from planforge.exporter.source import resolve_source
 from planforge.exporter.table import read_table
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.structure import READING
-from planforge.runtime import load
+from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
@@ -70,11 +70,12 @@ def test_the_graph_and_scikit_learn_agree(
     table = write_rows(tmp_path / "table.tsv", rows)
     result = fit_head(encoder_bundle, table, tmp_path / "fitted", features=features)
     texts = [text for text, _ in rows]
-    with load(encoder_bundle) as encoder:
+    with TextEncoder.load(encoder_bundle) as encoder:
         if features == "embedding":
             matrix = encoder.embed(texts)
         else:
-            found = encoder.features(texts, layers=features)
+            options: dict[str, Any] = {"layers": features}
+            found = encoder.features(texts, **options)
             matrix = np.stack([f.vectors.mean(0) for f in found])
     labels = [label for _, label in rows]
     train, test = train_test_split(np.arange(160), test_size=0.25, random_state=0, stratify=labels)
@@ -82,7 +83,7 @@ def test_the_graph_and_scikit_learn_agree(
     search = GridSearchCV(LogisticRegression(max_iter=2000), {"C": STRENGTHS}, cv=folds)
     search.fit(matrix[train], np.array(labels)[train])
     held_out = [texts[i] for i in test]
-    with load(result.bundle) as fitted:
+    with TextEncoder.load(result.bundle) as fitted:
         got = fitted.classify(held_out)
     assert [g.label for g in got] == search.predict(matrix[test]).tolist()
     shares = np.array([[g.probabilities[label] for label in result.labels] for g in got])

@@ -18,7 +18,7 @@ from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.imported.import_folder import import_folder
 from planforge.exporter.verification.gate import CAPS
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
@@ -46,7 +46,7 @@ def test_the_tokens_are_those_of_transformers(
     assert [a.id for a in manifest.artifacts] == GRAPHS and all(a.passed for a in manifest.artifacts)
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(exported / name, dtype=torch.float32)
     for graph in GRAPHS:
-        with load(only(bundle, tmp_path / graph, graph)) as model:
+        with TextGenerator.load(only(bundle, tmp_path / graph, graph)) as model:
             prompts = [[*model.defaults.prefix, *model.tokenizer.encode(prompt)] for prompt in PROMPTS]
             wanted = [greedy(reference, prompt, 20) for prompt in prompts]
             assert len({token for tokens in wanted for token in tokens}) >= 8
@@ -58,12 +58,12 @@ def test_the_tokens_are_those_of_transformers(
 
 def test_prompts_begin_as_the_tokenizer_says(exported: Path, imported: Callable[[str], Path]) -> None:
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(exported / "llama")(PROMPTS[0]).input_ids
-    with load(imported("llama")) as model:
+    with TextGenerator.load(imported("llama")) as model:
         assert theirs == [0, *model.tokenizer.encode(PROMPTS[0])]
         assert list(model.score(PROMPTS[0]).token_ids) == theirs
         again = model.score("<|endoftext|>" + PROMPTS[0], parse_special=True)
         assert list(again.token_ids) == theirs  # not twice
-        cut = model.generate("and he said " * 200, max_new_tokens=8, truncate="left")
+        cut = model.generate("and he said " * 200, max_new_tokens=8, truncation="tail")
         kept = [0, *model.tokenizer.encode("and he said " * 200)[-247:]]  # the first token stays
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(
         exported / "llama", dtype=torch.float32
@@ -146,7 +146,7 @@ def test_attention_that_is_more_than_causal_stays_as_it_is(
     assert [a.id for a in result.manifest.artifacts] == ["decoder.portable.fp32"]
     assert "stays as optimum wrote it" in caplog.text or "attention stays as it is" in caplog.text
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(exported / name)
-    with load(out) as model:
+    with TextGenerator.load(out) as model:
         prompt = model.tokenizer.encode(PROMPTS[2])
         assert len(prompt) > 16
         answer = model.generate(PROMPTS[2], max_new_tokens=12)

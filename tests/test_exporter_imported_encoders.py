@@ -20,7 +20,7 @@ from tokenizers import processors
 from planforge.exporter import verify
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.imported.import_folder import import_folder
-from planforge.runtime import load
+from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 from planforge.runtime.text.long_text import fit
@@ -50,7 +50,7 @@ def test_embeddings_and_features_are_those_of_transformers(
     assert [a.id for a in manifest.artifacts] == GRAPHS and all(a.passed for a in manifest.artifacts)
     wanted = [states(exported / name, text) for text in TEXTS]
     for graph in GRAPHS:
-        with load(only(bundle, tmp_path / graph, graph)) as model:
+        with TextEncoder.load(only(bundle, tmp_path / graph, graph)) as model:
             found = model.embed(TEXTS, pooling="mean", normalize=False)  # a padded batch
             np.testing.assert_allclose(found, [array.mean(0) for array in wanted], atol=1e-5)
             for features, array in zip(model.features(TEXTS), wanted, strict=True):
@@ -62,14 +62,14 @@ def test_classes_of_texts_and_pairs_are_those_of_transformers(
 ) -> None:
     reference: Any = transformers.AutoModelForSequenceClassification.from_pretrained(exported / "electra")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(exported / "electra")
-    with load(imported("electra")) as model:
+    with TextEncoder.load(imported("electra")) as model:
         assert model.heads == ("sequence_classification",)
         for item in (TEXTS[0], PAIR):
             given = (item,) if isinstance(item, str) else item
             with torch.no_grad():
                 read = tokenizer(*given, return_tensors="pt", return_token_type_ids=True)
                 logits = reference.eval()(**read).logits[0]
-            found = model.classify(item)
+            found = model.classify(*given)
             assert found.label == f"LABEL_{int(logits.argmax())}"
             np.testing.assert_allclose(found.score, logits.softmax(-1).max(), atol=1e-5)
         with pytest.raises(InputError, match="embed needs hidden states, which this bundle's graph does not"):
@@ -83,7 +83,7 @@ def test_masked_words_are_those_of_transformers(exported: Path, imported: Callab
     ids = tokenizer(text, return_tensors="pt").input_ids
     with torch.no_grad():
         logits = reference(ids).logits[0][ids[0] == tokenizer.mask_token_id]
-    with load(imported("albert")) as model:
+    with TextEncoder.load(imported("albert")) as model:
         found = model.fill_mask(text, top_k=3)
     assert [[word.token_id for word in words] for words in found.masks] == logits.topk(3).indices.tolist()
 
@@ -93,10 +93,14 @@ def test_sequences_are_framed_and_cut_as_in_transformers(
     name: str, between: int, context: int, exported: Path, imported: Callable[[str], Path]
 ) -> None:
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(exported / name)
-    with load(imported(name)) as model:
+    with TextEncoder.load(imported(name)) as model:
         assert (model.defaults.separators, model.defaults.max_length) == (between, context)
         first, second = (model.tokenizer.encode(text) for text in PAIR)
-        options = {"max_length": context, "tokens": model.defaults.tokens, "truncation": "head"}
+        options: dict[str, Any] = {
+            "max_length": context,
+            "tokens": model.defaults.tokens,
+            "truncation": "head",
+        }
         (single,) = fit(first, None, separators=between, **options).pieces
         (pair,) = fit(first, second, separators=between, **options).pieces
         assert single.ids == theirs(PAIR[0]).input_ids
@@ -158,7 +162,7 @@ def test_sentence_transformers_says_how_to_pool(exported: Path, tmp_path: Path) 
         exported / "roberta.onnx", tmp_path / "bundle", source=checkpoint, precision=["fp32"], target=["cpu"]
     )
     theirs = sentence_transformers.SentenceTransformer(str(checkpoint), device="cpu")
-    with load(tmp_path / "bundle") as model:
+    with TextEncoder.load(tmp_path / "bundle") as model:
         np.testing.assert_allclose(model.embed(TEXTS), theirs.encode(TEXTS), atol=1e-5)
     pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_sqrt_len_tokens"] = False, True
     (checkpoint / "1_Pooling/config.json").write_text(json.dumps(pooling), encoding="utf-8")

@@ -17,7 +17,7 @@ from planforge.exporter import export
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.imported.folder import load_graph
 from planforge.exporter.imported.import_folder import import_folder
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 from planforge.runtime.errors import InputError
 
 from .conftest import OPTIMUM_PYTHON
@@ -132,7 +132,7 @@ def test_weights_beside_the_graph_are_read_those_of_constants_too(
     texts = []
     for name, folder in (("beside", own), ("inside", exported / "llama.onnx")):
         import_folder(folder, tmp_path / name, precision=["fp32"], target=["cpu"], verify=False)
-        with load(tmp_path / name) as generator:
+        with TextGenerator.load(tmp_path / name) as generator:
             texts.append(generator.generate(TEXT, max_new_tokens=20).token_ids)
     assert texts[0] == texts[1]
 

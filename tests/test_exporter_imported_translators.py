@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from planforge.exporter import verify
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.imported.import_folder import import_folder
-from planforge.runtime import load
+from planforge.runtime import Translator
 from planforge.runtime.bundle.bundle import Bundle
 
 from .helpers_plans import only
@@ -37,7 +37,7 @@ def test_translations_are_those_of_transformers(
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(exported / name)
     for dialect in ("ort", "portable"):
         graphs = [graph for graph in GRAPHS if dialect in graph]
-        with load(only(bundle, tmp_path / dialect, *graphs)) as model:
+        with Translator.load(only(bundle, tmp_path / dialect, *graphs)) as model:
             for beams in (1, 3):
                 found = model.translate(TEXTS, num_beams=beams, max_new_tokens=16)  # a padded batch
                 for text, translation in zip(TEXTS, found, strict=True):

@@ -21,7 +21,7 @@ from planforge.exporter.passes.int8_encoder import QuantizeEncoder, linears_of
 from planforge.exporter.passes.int8_rows import RowProduct, RowRule, choose_product
 from planforge.exporter.passes.weights import AttachWeights
 from planforge.exporter.source import DEMOS
-from planforge.runtime import load
+from planforge.runtime import TextEncoder, Translator
 from planforge.runtime.bundle.bundle import Bundle
 
 from .helpers_graphs import nodes, normal, parse_graph, run_graph
@@ -170,7 +170,10 @@ def test_sentences_keep_their_vectors(minilm_int8: Path, minilm_bundle: Path) ->
     found = [sentence.strip() for sentence in re.split(r"[.:;?]", text) if len(sentence.split()) > 3]
     sentences = found[:: max(1, len(found) // 100)][:100]
     assert len(sentences) > 60
-    with load(minilm_int8, threads=1) as small, load(minilm_bundle, threads=1) as exact:
+    with (
+        TextEncoder.load(minilm_int8, threads=1) as small,
+        TextEncoder.load(minilm_bundle, threads=1) as exact,
+    ):
         cosines = (small.embed(sentences) * exact.embed(sentences)).sum(-1)
         pairs = exact.embed(sentences) @ exact.embed(sentences).T
         np.testing.assert_array_equal(small.embed(sentences[:9])[3], small.embed(sentences[3]))
@@ -192,7 +195,7 @@ def test_a_translator_in_int8_keeps_its_answers(tmp_path: Path, dates_bundle: Pa
     folder = export("transformer-demo", tmp_path / "dates", precision=["int8"], target=["cpu"]).bundle
     assert all(artifact.gate["passed"] for artifact in Bundle.open(folder).manifest.artifacts)
     texts = ["the 3rd of May, 1998", "12/25/2003", "July 4, 1976", "1 Jan 2000"]
-    with load(folder, threads=1) as small, load(dates_bundle, threads=1) as exact:
+    with Translator.load(folder, threads=1) as small, Translator.load(dates_bundle, threads=1) as exact:
         found = [answer.text for answer in small.translate(texts)]
         assert found == [answer.text for answer in exact.translate(texts)]
     assert len(set(found)) == len(texts)

@@ -21,7 +21,7 @@ from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.imported.import_folder import import_folder
 from planforge.exporter.imported.optimum import as_transformers_4, task_of
 from planforge.exporter.source import demo_folder
-from planforge.runtime import load
+from planforge.runtime import TextEncoder, TextGenerator
 from planforge.runtime.errors import InputError
 
 from .conftest import OPTIMUM_PYTHON
@@ -60,7 +60,7 @@ def test_optimums_export_of_our_gpt2_agrees_with_ours(demo_bundle: Path, tmp_pat
     ]
 
     def logits(bundle: Path) -> Any:
-        with load(bundle, precision="fp32") as model:
+        with TextGenerator.load(bundle, precision="fp32") as model:
             tokens = model.tokenizer.encode(TEXT)
             return np.concatenate(list(model.decoder.start(1, len(tokens)).extend(tokens)))
 
@@ -73,7 +73,7 @@ def test_optimums_export_of_our_bert_agrees_with_ours(minilm_bundle: Path, tmp_p
     options: dict[str, Any] = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
     export("bert-demo", tmp_path / "bundle", precision=["fp32"], target=["cpu"], **options)
     texts = [TEXT, "And", TEXT * 4]
-    with load(minilm_bundle) as ours, load(tmp_path / "bundle") as theirs:
+    with TextEncoder.load(minilm_bundle) as ours, TextEncoder.load(tmp_path / "bundle") as theirs:
         assert theirs.defaults.pooling == ours.defaults.pooling == "mean"
         for one, two in zip(ours.features(texts), theirs.features(texts), strict=True):
             np.testing.assert_allclose(two.vectors, one.vectors, atol=1e-4)

@@ -13,7 +13,7 @@ from planforge.exporter import export
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.source import demo_folder
 from planforge.exporter.unknown_tokens import without_unknown
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 
 WORDS = {"<unk>": 0, "a": 1, "b": 2}
 
@@ -86,7 +86,7 @@ def test_a_model_whose_tokenizer_got_a_pad_token_is_exported(tmp_path: Path) -> 
     tokenizer.add_special_tokens(["[PAD]"])
     tokenizer.save(str(file))
     export(checkpoint, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
-    kept = load(tmp_path / "bundle").tokenizer
+    kept = TextGenerator.load(tmp_path / "bundle").tokenizer
     assert kept.vocab_size == Tokenizer.from_buffer(original).get_vocab_size()
     assert kept.token_id("[PAD]") is None
     tokenizer.add_tokens(["forsooth"])

@@ -25,7 +25,7 @@ from planforge.exporter.source import DEMOS
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.passages import windows
 from planforge.models import load_model
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache import GroupQueryCache, cache_bytes
@@ -126,7 +126,7 @@ def test_an_int8_cache_takes_a_quarter_and_its_model_runs(exported: Exported) ->
     assert floats == 4 * whole
     texts = {}
     for precision in ("fp32", "int8-kv8"):
-        with load(exported.folder, precision=precision, threads=1) as model:
+        with TextGenerator.load(exported.folder, precision=precision, threads=1) as model:
             texts[precision] = model.generate("And God said", max_new_tokens=8).token_ids
     assert texts["int8-kv8"] == texts["fp32"]
 

@@ -20,7 +20,7 @@ import transformers
 
 from benchmarks.checkpoints import demo
 from planforge.exporter import build, export
-from planforge.runtime import load
+from planforge.runtime import TextGenerator, load
 from planforge.runtime.backends.cuda_memory import Device, gpu_at, gpus
 from planforge.runtime.backends.device_buffer import uploaded
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
@@ -122,10 +122,10 @@ def test_logits_and_tokens_are_pytorchs(place: Place, precision: str, at: Callab
     bundle = at(place)
     if precision not in PRECISIONS[place.backend]:
         with pytest.raises(BackendUnavailableError, match=f"plan is fp16, wanted is {precision}"):
-            load(bundle, place.backend, precision)
+            load(bundle, backend=place.backend, precision=precision)
         return
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(demo("gpt2-demo"), dtype=torch.float32)
-    with load(bundle, place.backend, precision) as model:
+    with TextGenerator.load(bundle, backend=place.backend, precision=precision) as model:
         prompt = model.tokenizer.encode(PROMPT)
         wanted = greedy(reference, prompt, NEW)
         assert len(set(wanted)) >= 10
@@ -166,7 +166,7 @@ def test_a_plan_for_another_gpu_is_refused_before_it_is_loaded(
     plans = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["plans"]
     edit_json(bundle / "manifest.json", plans=[plan | {"sms": ["sm999"]} for plan in plans])
     with pytest.raises(BackendUnavailableError, match=f"is for sm999, this GPU is {here}"):
-        load(bundle, place.backend)
+        load(bundle, backend=place.backend)
 
 
 @places("tensorrt-rtx", emulated=())
@@ -182,7 +182,7 @@ def test_a_plan_whose_passport_lies_is_refused_by_the_library(
     lying = [plan | {"sms": [here]} for plan in plans if plan["sms"] == [other]]
     edit_json(bundle / "manifest.json", plans=lying)
     with pytest.raises(PlanForgeError) as caught:
-        load(bundle, place.backend)
+        load(bundle, backend=place.backend)
     assert "\n" not in str(caught.value) and "tensorrt_rtx" in str(caught.value)
 
 
@@ -192,7 +192,7 @@ def test_a_gpu_that_does_not_exist(place: Place, at: Callable[..., Path]) -> Non
     found = gpus()
     names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in found)
     with pytest.raises(InputError) as caught:
-        load(bundle, place.backend, device=len(found))
+        load(bundle, backend=place.backend, device=len(found))
     assert str(caught.value) == f"device={len(found)} does not exist; this machine has {names}"
 
 
@@ -202,7 +202,7 @@ def test_a_cache_larger_than_the_gpu_is_refused_and_the_model_goes_on(
 ) -> None:
     bundle = at(place)
     memory = gpu_at(0).memory
-    with load(bundle, place.backend, "fp16") as model:
+    with TextGenerator.load(bundle, backend=place.backend, precision="fp16") as model:
         expected = model.generate(PROMPT, max_new_tokens=8).token_ids
         spec = next(spec for spec in model.artifact.inputs if spec.role.startswith("past."))
         shape = (1, 1, memory, 1)  # of fp16: twice what there is
@@ -219,7 +219,7 @@ def test_close_gives_the_memory_back(place: Place, at: Callable[..., Path]) -> N
     bundle = at(place)
 
     def use() -> None:
-        with load(bundle, place.backend, "fp16") as model:
+        with TextGenerator.load(bundle, backend=place.backend, precision="fp16") as model:
             model.generate([PROMPT] * 4, max_new_tokens=4)
 
     use()  # what libraries load once stays

@@ -132,4 +132,4 @@ def test_the_runtime_offers_what_it_lists() -> None:
     for name in runtime.__all__:
         assert getattr(runtime, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        _ = runtime.Nothing
+        _ = runtime.Nothing  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planforge.exporter.source import DEMOS
 from planforge.models.demos.samples import LOOP, NEW_TOKENS, PROMPTS, TEMPERATURE, TOP_K, longest_repeat
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 
 DEMO = DEMOS / "gpt2-demo"
 
@@ -31,10 +31,15 @@ def test_repeats_are_counted() -> None:
 
 
 def test_ten_samples_of_200_tokens_have_no_loop(demo_bundle: Path) -> None:
-    with load(demo_bundle) as model:
+    with TextGenerator.load(demo_bundle) as model:
         answers = [
             model.generate(
-                prompt, NEW_TOKENS, temperature=TEMPERATURE, top_k=TOP_K, seed=seed, parse_special=True
+                prompt,
+                max_new_tokens=NEW_TOKENS,
+                temperature=TEMPERATURE,
+                top_k=TOP_K,
+                seed=seed,
+                parse_special=True,
             )
             for seed, prompt in enumerate(PROMPTS)
         ]

@@ -91,7 +91,7 @@ def test_an_example_prints_what_it_says(printed: dict[str, str], call: str) -> N
 
 def test_every_task_has_an_example() -> None:
     encoders = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
-    for task in (*encoders, "translate", "translations", "stream", "align"):
+    for task in (*encoders, "translate", "iterate", "stream", "align"):
         assert any(f".{task}(" in example for example in EXAMPLES), task
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime import load
+from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array, FakeProgram
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from planforge.runtime.encoding.batching import BATCH_COST, TOKEN_BUDGET, batches
@@ -198,7 +198,7 @@ def test_a_closed_encoder_runs_nothing() -> None:
 
 
 def test_the_real_graph_gives_each_sequence_the_same_alone_and_in_a_batch(minilm_bundle: Path) -> None:
-    with load(minilm_bundle) as model:
+    with TextEncoder.load(minilm_bundle) as model:
         encoder = model.encoder
         generator = np.random.default_rng(5)
         pieces = pieces_of(generator.integers(2, 60, 24).tolist(), seed=6)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planforge.runtime import TextEncoder, TextGenerator, Translator, bench_work
 from planforge.runtime import bench as bench_module
-from planforge.runtime import bench_work, load
 from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.bench import BenchResult, Case, Process, bench, read_bandwidth
 from planforge.runtime.bench_work import Embedding, Generating, TimedDecoder, Translating, Work, passage
@@ -124,7 +124,7 @@ def test_a_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_moments_of_tokens(monkeypatch: pytest.MonkeyPatch, demo_bundle: Path) -> None:
-    with load(demo_bundle) as model:
+    with TextGenerator.load(demo_bundle) as model:
         timed = TimedDecoder(model.decoder)
         timed.moments = [1.0, 1.5, 2.0, 4.0]  # a prompt in two parts, then a step for each further token
         monkeypatch.setattr(time, "perf_counter", lambda: 7.0)
@@ -141,7 +141,7 @@ def test_a_single_new_token_has_nothing_between(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_end_token_ends_nothing_and_every_round_has_another_text(demo_bundle: Path) -> None:
-    with load(demo_bundle, precision="fp32") as model:
+    with TextGenerator.load(demo_bundle, precision="fp32") as model:
         probe = model.generate("And it came to pass", max_new_tokens=1).token_ids[0]
         model.defaults = type(model.defaults)(eos=(probe,), max_length=model.max_length)
         subject = Generating(
@@ -155,7 +155,7 @@ def test_the_end_token_ends_nothing_and_every_round_has_another_text(demo_bundle
 
 
 def test_translations_have_the_tokens_that_were_asked_for(dates_bundle: Path) -> None:
-    with load(dates_bundle, precision="fp32") as model:
+    with Translator.load(dates_bundle, precision="fp32") as model:
         subject = Translating(model, Work(str(dates_bundle), "auto", "fp32", new_tokens=30))
         assert len(subject.round(1)["inter_token_ms"]) == 29  # dates are done after 11
         assert [artifact.graph for artifact in subject.artifacts] == ["decoder", "encoder"]
@@ -166,14 +166,14 @@ def test_what_one_step_moves(demo_bundle: Path, minilm_bundle: Path) -> None:
     artifact = chosen(demo_bundle, "decoder", "fp32")
     weights = sum((demo_bundle / name).stat().st_size for name in artifact.data)
     config = manifest.config
-    with load(demo_bundle, precision="fp32") as model:
+    with TextGenerator.load(demo_bundle, precision="fp32") as model:
         work = Work(str(demo_bundle), "auto", "fp32", prompt_tokens=10, new_tokens=4)
         subject = Generating(model, work)
         row = config["n_layer"] * 2 * config["n_embd"] * 4  # keys and values of a token
         # A portable graph reads the past of one set of buffers and writes the present into another.
         sets = 2 if artifact.dialect == "portable" else 1
         assert bench_work.step_bytes(manifest, subject, 3) == weights + sets * 3 * 12 * row
-    with load(minilm_bundle) as encoder:
+    with TextEncoder.load(minilm_bundle) as encoder:
         embedding = Embedding(encoder, Work(str(minilm_bundle), "auto", "fp32"))
         assert embedding.prompt == 128
         assert bench_work.step_bytes(Bundle.open(minilm_bundle).manifest, embedding, 1) is None

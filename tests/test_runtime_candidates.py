@@ -19,7 +19,7 @@ from planforge.exporter import build
 from planforge.exporter.errors import BuildError
 from planforge.exporter.tensorrt.build import Options
 from planforge.exporter.tensorrt.candidates import add_candidates
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from planforge.runtime.decoding.cache import LOGITS
@@ -83,14 +83,13 @@ def test_candidates_give_the_tokens_and_probabilities_of_all_logits(
     border = np.sort(logits, axis=-1)[:, -(sampling.top_k or 1), None]
     assume(((logits >= border).sum(axis=-1) <= K).all())  # more equal ones than candidates
     histories = [[0]] * len(logits)
-    tokens, logprobs = choose_tokens(
-        picked(logits), histories, sampling, row_generators(seed, range(len(logits)))
-    )
+    chosen = choose_tokens(picked(logits), histories, sampling, row_generators(seed, range(len(logits))))
     meant = choose(logits, histories, sampling, row_generators(seed, range(len(logits))))
-    np.testing.assert_array_equal(tokens, meant)
+    np.testing.assert_array_equal(chosen.tokens, meant)
     # One rounding of a sum of 30 parts and one of its logarithm, at the size of the logits.
     limit = 40 * np.finfo(np.float32).eps * max(1.0, float(np.abs(logits[np.isfinite(logits)]).max()))
-    np.testing.assert_allclose(logprobs, token_logprobs(logits, meant), atol=limit)
+    assert chosen.logprobs is not None
+    np.testing.assert_allclose(chosen.logprobs, token_logprobs(logits, meant), atol=limit)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -133,7 +132,10 @@ def test_a_plan_that_picks_gives_the_same_answers_and_copies_less(own_bundle: Pa
 
     def answers() -> tuple[list[Any], list[int]]:
         found, copied = [], []
-        with emulated_gpu(own_bundle) as cuda, load(own_bundle, "tensorrt-rtx") as model:
+        with (
+            emulated_gpu(own_bundle) as cuda,
+            TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model,
+        ):
             for options in ways:
                 before = cuda.downloaded
                 found.append(model.generate(PROMPTS, max_new_tokens=12, **options))

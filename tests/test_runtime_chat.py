@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import sys
 from typing import Any
@@ -22,7 +21,7 @@ from planforge.runtime.text import chat_template
 from planforge.runtime.text.chat import MARK, Chat
 
 from .helpers_chat import KINDS, LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, ours, witness
-from .helpers_generation import REUSE, TOKENIZER, generator
+from .helpers_generation import REUSE, TOKENIZER, generator, joined
 from .helpers_text import ODD_TEXTS
 from .test_runtime_decoder import CONTEXT
 
@@ -273,15 +272,14 @@ def test_a_chat_is_generated_from_what_the_template_makes() -> None:
         how: dict[str, Any] = {"max_new_tokens": 9, **options}
         answer, wanted = model.chat(messages, **how), model.generate("abck", **how)
         assert (answer.token_ids, answer.finish_reason) == (wanted.token_ids, wanted.finish_reason)
-        assert "".join(model.stream_chat(messages, **how)) == answer.text == wanted.text
+        assert joined(model.stream_chat(messages, **how)) == answer.text == wanted.text
 
 
 def test_tokens_that_begin_every_prompt_are_the_templates_to_write() -> None:
-    model, steps = generator("inplace", chat=chat_of(PLAIN))
-    model.defaults = dataclasses.replace(model.defaults, prefix=(0,))
+    model, steps = generator("inplace", chat=chat_of(PLAIN), prefix=(0,))
     model.chat([{"role": "user", "content": "bc"}], max_new_tokens=1)
-    model.chat([{"role": "user", "content": "b" * CONTEXT}], max_new_tokens=1, truncate="left")
-    model.chat([{"role": "user", "content": "a" + "b" * CONTEXT}], max_new_tokens=1, truncate="left")
+    model.chat([{"role": "user", "content": "b" * CONTEXT}], max_new_tokens=1, truncation="tail")
+    model.chat([{"role": "user", "content": "a" + "b" * CONTEXT}], max_new_tokens=1, truncation="tail")
     model.generate("bck", max_new_tokens=1)
     whole, cut, kept, framed = steps.fed
     assert (whole, framed) == ([1, 2, 10], [0, 1, 2, 10])
@@ -310,9 +308,9 @@ def test_what_a_chat_cannot_do_is_said() -> None:
     long = [{"role": "user", "content": "a" * CONTEXT}]
     with pytest.raises(ContextLengthError):
         model.chat(long)
-    assert model.chat(long, max_new_tokens=2, truncate="left").prompt_tokens_cut == 3
+    assert model.chat(long, max_new_tokens=2, truncation="tail").prompt_tokens_cut == 3
     with pytest.raises(InputError, match="unknown option"):
-        model.chat(HELLO, tools=[])
+        model.chat(HELLO, tools=[])  # type: ignore[call-arg]
     with pytest.raises(InputError, match="chat template made nothing of these messages"):
         generator("inplace", chat=chat_of("{# nothing #}"))[0].chat(HELLO)
     model.close()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planforge.runtime import load
+from planforge.runtime import TextGenerator
 from planforge.runtime.backends import tensorrt_backend
 from planforge.runtime.backends.device_buffer import DeviceBuffer
 from planforge.runtime.bundle.bundle import Bundle
@@ -143,7 +143,10 @@ def test_a_full_gpu_says_what_fits(demo_bundle: Path) -> None:
     (plan,) = manifest.plans
     row = cache_bytes(plan.narrowed(manifest.artifact(plan.built_from)), 1, manifest.max_length)
     memory = 5 * row + 2_000_000  # beside the cache come logits and what the plan computes on the way
-    with emulated_gpu(demo_bundle, memory=memory), load(demo_bundle, "tensorrt-rtx") as model:
+    with (
+        emulated_gpu(demo_bundle, memory=memory),
+        TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model,
+    ):
         with pytest.raises(MemoryLimitError) as caught:
             model.generate([PROMPT] * 8, max_new_tokens=2)
         assert "cache for 8 rows of" in str(caught.value) and "MB are free" in str(caught.value)
@@ -151,12 +154,12 @@ def test_a_full_gpu_says_what_fits(demo_bundle: Path) -> None:
         assert 1 <= rows < 8 and model.generate([PROMPT] * rows, max_new_tokens=2)
     small = emulated_gpu(demo_bundle, memory=2000)
     none = pytest.raises(MemoryLimitError, match="not even one row would fit")
-    with small, load(demo_bundle, "tensorrt-rtx", max_length=32) as model, none:
+    with small, TextGenerator.load(demo_bundle, backend="tensorrt-rtx", max_length=32) as model, none:
         model.generate(PROMPT)
 
 
 def test_a_gpu_that_was_full_serves_again_when_there_is_room(demo_bundle: Path) -> None:
-    with emulated_gpu(demo_bundle) as cuda, load(demo_bundle, "tensorrt-rtx") as model:
+    with emulated_gpu(demo_bundle) as cuda, TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         cuda.memory = cuda.used + 1_050_000  # of the cache, but not of what the plan computes on the way
         for _ in range(2):
             with pytest.raises(MemoryLimitError, match="are needed for"):
@@ -167,7 +170,7 @@ def test_a_gpu_that_was_full_serves_again_when_there_is_room(demo_bundle: Path) 
 
 def test_memory_is_reused_and_given_back(demo_bundle: Path) -> None:
     with emulated_gpu(demo_bundle) as cuda:
-        with load(demo_bundle, "tensorrt-rtx") as model:
+        with TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
             model.generate(PROMPT, max_new_tokens=4)
             used = cuda.used
             for _ in range(3):

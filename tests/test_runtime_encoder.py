@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from planforge.exporter.source import demo_folder
-from planforge.runtime import TextEncoder, load
+from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array
 from planforge.runtime.encoding.encoder import Encoder
 from planforge.runtime.errors import InputError
@@ -45,7 +45,7 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def model(minilm_bundle: Path) -> Iterator[TextEncoder]:
     encoder: TextEncoder
-    with load(minilm_bundle) as encoder:
+    with TextEncoder.load(minilm_bundle) as encoder:
         yield encoder
 
 
@@ -111,7 +111,7 @@ def test_a_text_of_a_megabyte_is_cut_like_sentence_transformers(model: TextEncod
     sentence, times = "Ein naïver Text, 我在北京, der nie endet. ", 2**20 // 40
     text = sentence * times
     assert len(text.encode()) > 2**20
-    (result,) = model.stream("embed", [text])
+    (result,) = model.iterate("embed", [text])
     np.testing.assert_allclose(result.vector, encoded(sbert, [text])[0], atol=1e-5)
     assert result.dropped == times * model.count_tokens(sentence) - 254 > 200_000
 
@@ -127,7 +127,7 @@ def test_special_tokens_in_a_text_are_text_unless_asked_for(model: TextEncoder, 
 @pytest.mark.parametrize("normalize", [True, False, None])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 def test_pooling_of_the_last_hidden_state(
-    model: TextEncoder, bert: Any, tokenizer: Any, pooling: str, normalize: bool | None
+    model: TextEncoder, bert: Any, tokenizer: Any, pooling: Any, normalize: bool | None
 ) -> None:
     got = model.embed(TEXTS[:6], pooling=pooling, normalize=normalize)  # of unequal length: padded
     for text, vector in zip(TEXTS, got, strict=False):
@@ -150,7 +150,7 @@ def test_unnormalized_embeddings_without_a_pooling(model: TextEncoder) -> None:
 
 @pytest.mark.parametrize(("truncation", "kept"), [("tail", range(-254, 0)), ("head+tail", None)])
 def test_other_truncations(
-    model: TextEncoder, bert: Any, tokenizer: Any, truncation: str, kept: range | None
+    model: TextEncoder, bert: Any, tokenizer: Any, truncation: Any, kept: range | None
 ) -> None:
     cls, *ids, sep = tokenizer(LONG, verbose=False)["input_ids"]
     assert 500 < len(ids) <= 800  # so 128 / 510 of the room is the head's
@@ -162,7 +162,7 @@ def test_other_truncations(
 
 
 @pytest.mark.parametrize("pooling", [None, "cls", "mean", "max"])
-def test_windows_are_merged(model: TextEncoder, bert: Any, tokenizer: Any, pooling: str | None) -> None:
+def test_windows_are_merged(model: TextEncoder, bert: Any, tokenizer: Any, pooling: Any) -> None:
     states = [states_of(bert, ids)[-1] for _, ids in windows_of(tokenizer, LONG, stride=20)]
     assert len(states) == 3
     if pooling is None:  # the mean of the windows' embeddings, as sentence-transformers would give them
@@ -173,7 +173,7 @@ def test_windows_are_merged(model: TextEncoder, bert: Any, tokenizer: Any, pooli
     expected = np.max(vectors, axis=0) if pooling == "max" else np.mean(vectors, axis=0)
     expected = expected / np.linalg.norm(expected)
     options: dict[str, Any] = {"truncation": "windows", "stride": 20, "pooling": pooling}
-    (result,) = model.stream("embed", [LONG], **options)
+    (result,) = model.iterate("embed", [LONG], **options)
     assert result.dropped == 0
     np.testing.assert_allclose(result.vector, expected, atol=1e-5)
     assert np.abs(model.embed(LONG, pooling=pooling) - expected).max() > 0.01
@@ -203,7 +203,7 @@ def test_the_log_says_what_was_dropped(model: TextEncoder, caplog: pytest.LogCap
     )
 
 
-def test_prompts_are_sentence_transformers(model: TextEncoder) -> None:
+def test_prompts_are_sentence_transformers(model: TextEncoder, caplog: pytest.LogCaptureFixture) -> None:
     prompts = {"query": "search for the answer: ", "document": "title: none | text: "}
     folder = str(demo_folder("bert-demo"))
     sbert = sentence_transformers.SentenceTransformer(
@@ -212,19 +212,44 @@ def test_prompts_are_sentence_transformers(model: TextEncoder) -> None:
     prompted = with_defaults(model, prompts=prompts, default_prompt="document")
     for name in (None, "query", "document"):
         expected = encoded(sbert, TEXTS[:7], prompt_name=name)
-        np.testing.assert_allclose(prompted.embed(TEXTS[:7], prompt=name), expected, atol=1e-5)
+        np.testing.assert_allclose(prompted.embed(TEXTS[:7], prompt_name=name), expected, atol=1e-5)
         assert np.abs(expected - model.embed(TEXTS[:7])).max(axis=1).min() > 0.01
-    with pytest.raises(InputError, match=r"prompt='doc' is not one of .*'query', 'document'"):
-        prompted.embed("a", prompt="doc")
+    for text in ("", "find: ", "search for the answer: "):
+        expected = encoded(sbert, TEXTS[:7], prompt=text, prompt_name="query")  # the text has precedence
+        np.testing.assert_allclose(
+            prompted.embed(TEXTS[:7], prompt=text, prompt_name="query"), expected, atol=1e-5
+        )
+        np.testing.assert_allclose(prompted.embed(TEXTS[:7], prompt=text), expected, atol=1e-5)
+    assert "prompt_name='query' is not used" in caplog.text
+    with pytest.raises(InputError, match=r"prompt_name='doc' is not one of .*'query', 'document'"):
+        prompted.embed("a", prompt_name="doc")
     with pytest.raises(InputError, match="prompts: none"):
-        model.embed("a", prompt="query")
+        model.embed("a", prompt_name="query")
+
+
+@pytest.mark.parametrize("width", [1, 128, 384])
+def test_fewer_numbers_are_sentence_transformers(model: TextEncoder, sbert: Any, width: int) -> None:
+    expected = encoded(sbert, TEXTS, truncate_dim=width, normalize_embeddings=True)
+    got = model.embed(TEXTS, truncate_dim=width)
+    assert got.shape == (len(TEXTS), width)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    raw = encoded(sentence_transformers.SentenceTransformer(modules=[*sbert][:2]), TEXTS, truncate_dim=width)
+    np.testing.assert_allclose(model.embed(TEXTS, truncate_dim=width, normalize=False), raw, atol=1e-5)
+    assert model.embed([], truncate_dim=width).shape == (0, width)
+    assert next(model.iterate("embed", TEXTS, truncate_dim=width)).vector.shape == (width,)
+
+
+@pytest.mark.parametrize("width", [0, 385, True, 2.0, "8"])
+def test_a_width_that_the_vector_lacks_is_refused(model: TextEncoder, width: Any) -> None:
+    with pytest.raises(InputError, match=f"truncate_dim={width!r} must be .* from 1 to 384"):
+        model.embed("a", truncate_dim=width)
 
 
 @pytest.mark.parametrize(
     "layers", ["embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"]
 )
 def test_features_are_transformers_hidden_states(
-    model: TextEncoder, bert: Any, tokenizer: Any, layers: str
+    model: TextEncoder, bert: Any, tokenizer: Any, layers: Any
 ) -> None:
     texts = ["", *TEXTS[3:7]]
     for text, got in zip(texts, model.features(texts, layers=layers), strict=True):

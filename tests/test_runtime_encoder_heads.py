@@ -74,14 +74,15 @@ def test_classes_are_transformers(classes: Case, items: list[Any]) -> None:
         assert result.probabilities == pytest.approx(row, abs=1e-5)
         assert (result.label, result.score) == (label, result.probabilities[label])
         assert result.dropped == 0
-    assert classes.model.classify(items[1]).probabilities == pytest.approx(expected[1], abs=1e-5)
+    item = (items[1],) if isinstance(items[1], str) else items[1]
+    assert classes.model.classify(*item).probabilities == pytest.approx(expected[1], abs=1e-5)
 
 
 def test_a_pair_is_not_its_texts_joined_nor_turned_round(classes: Case) -> None:
     model, (first, second) = classes.model, PAIRS[0]
-    pair = model.classify((first, second)).probabilities["glad"]
-    for other in ((second, first), f"{first} [SEP] {second}"):
-        assert abs(model.classify(other, parse_special=True).probabilities["glad"] - pair) > 0.005
+    pair = model.classify(first, second).probabilities["glad"]
+    for other in ((second, first), (f"{first} [SEP] {second}",)):
+        assert abs(model.classify(*other, parse_special=True).probabilities["glad"] - pair) > 0.005
 
 
 def test_several_labels_at_once(classes: Case, tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_long_pair_is_cut_like_transformers(classes: Case) -> None:
         assert result.dropped > 0
     windows = classes.windows(LONG, before=TEXTS[1])
     shares = [softmax(classes.logits(ids, segments)["logits"]) for _, ids, segments in windows]
-    result = classes.model.classify((TEXTS[1], LONG), truncation="windows")
+    result = classes.model.classify(TEXTS[1], LONG, truncation="windows")
     assert [*result.probabilities.values()] == pytest.approx(np.mean(shares, axis=0), abs=1e-5)
 
 
@@ -157,7 +158,7 @@ def test_rank_is_sentence_transformers(scores: Case, tmp_path: Path, activation:
     assert all(result.text == texts[result.index] for result in got)
     assert model.rank("the world?", iter(texts), top_k=2) == got[:2]
     assert model.rank("the world?", []) == []
-    streamed = list(model.stream("rank", [("the world?", text) for text in texts]))
+    streamed = list(model.iterate("rank", [("the world?", text) for text in texts]))
     assert [result.index for result in streamed] == [*range(len(texts))]  # in the order of the pairs
 
 
@@ -186,7 +187,7 @@ def test_next_sentence_is_transformers(words: Case) -> None:
     got = words.model.next_sentence(PAIRS)
     assert [result.probability for result in got] == pytest.approx(expected, abs=1e-5)
     assert [result.is_next for result in got] == [share > 0.5 for share in expected]
-    assert words.model.next_sentence(PAIRS[3]).probability == pytest.approx(expected[3], abs=1e-5)
+    assert words.model.next_sentence(*PAIRS[3]).probability == pytest.approx(expected[3], abs=1e-5)
 
 
 MASKED = [
@@ -244,11 +245,11 @@ def test_mistakes_with_heads_are_named(classes: Case, scores: Case, words: Case)
         (f"classify needs the head sequence_classification; {heads}", lambda: fills.classify("a")),
         (f"answer needs the head question_answering; {heads}", lambda: fills.answer("a", "b")),
         ("tag needs the head token_classification", lambda: picks.tag("a")),
-        ("fill_mask needs the head masked_lm", lambda: picks.stream("fill_mask", [])),
+        ("fill_mask needs the head masked_lm", lambda: picks.iterate("fill_mask", [])),
         (r"one score, this one has the labels .*'neither'", lambda: picks.rank("a", ["b"])),
         ("pair of two texts", lambda: picks.classify([("a",)])),
         ("pair of two texts", lambda: picks.classify(["a", 3])),
-        ("pair of two texts", lambda: picks.stream("classify", [("a", "b", "c")]).__next__()),
+        ("pair of two texts", lambda: picks.iterate("classify", [("a", "b", "c")]).__next__()),
         ("pair of two texts", lambda: fills.next_sentence(["a"])),
         ("pair of two texts", lambda: fills.next_sentence("a")),
         ("several texts are needed", lambda: ranks.rank("query", "text")),
@@ -268,7 +269,7 @@ def test_mistakes_with_heads_are_named(classes: Case, scores: Case, words: Case)
         with pytest.raises(InputError, match=message):
             call()
     with pytest.raises(ContextLengthError, match=r"has .* tokens; beside windows"):
-        picks.classify((LONG, "a"), truncation="windows")
+        picks.classify(LONG, "a", truncation="windows")
 
 
 def test_nothing_in_nothing_out(classes: Case, words: Case) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.runtime import load
+from planforge.runtime import TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.backends.dialects import choose_artifact
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.bundle import bundle as bundle_module
@@ -85,3 +85,34 @@ def test_the_engine_never_reads_a_graph_that_was_changed(
     with pytest.raises(PlanForgeError, match="has changed"):
         load(own_bundle, precision="fp32")
     assert read == []
+
+
+def test_each_class_opens_its_own_bundles_and_names_the_right_class(
+    demo_bundle: Path, minilm_bundle: Path, dates_bundle: Path
+) -> None:
+    classes: dict[type[TextGenerator | TextEncoder | Translator], Path] = {
+        TextGenerator: demo_bundle,
+        TextEncoder: minilm_bundle,
+        Translator: dates_bundle,
+    }
+    for model_class, folder in classes.items():
+        with model_class.load(folder, backend="ort-cpu", precision="fp32", threads=1) as model:
+            assert type(model) is model_class
+            artifact = model.artifact.id
+            family = Bundle.open(folder).manifest.family
+            assert repr(model) == f"{model_class.__name__}({family}, {artifact}, ort-cpu, 1 thread)"
+        with load(folder) as model:
+            assert type(model) is model_class
+        for other in set(classes) - {model_class}:
+            with pytest.raises(
+                InputError, match=f"{other.__name__} does not do; open it with {model_class.__name__}"
+            ):
+                other.load(folder)
+
+
+def test_a_class_of_ones_own_is_what_its_load_returns(demo_bundle: Path) -> None:
+    class Own(TextGenerator):
+        """A class that a user derived."""
+
+    with Own.load(demo_bundle) as model:
+        assert type(model) is Own

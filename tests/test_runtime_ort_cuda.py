@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from planforge.exporter import export
-from planforge.runtime import load
+from planforge.runtime import TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError
 
@@ -30,7 +30,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(bundle: Path, backend: str, precision: str) -> list[tuple[int, ...]]:
-    with load(bundle, backend, precision=precision) as model:
+    with TextGenerator.load(bundle, backend=backend, precision=precision) as model:
         found = model.generate(PROMPTS, max_new_tokens=20)
         found += model.generate(PROMPTS, max_new_tokens=20, seed=5, temperature=1.2)
         found += [model.generate(PROMPTS[0] * 60, max_new_tokens=8)]
@@ -59,9 +59,9 @@ def test_generation_is_that_of_the_cpu(
 def test_embeddings_and_labels(head_bundle: Callable[[str], Path]) -> None:
     folder = head_bundle("classifier")
     texts = ["a bird can fly", "the baker sells bread and the plane can not fly", "bread"] * 3
-    with load(folder, "ort-cpu", precision="fp16") as model:
+    with TextEncoder.load(folder, backend="ort-cpu", precision="fp16") as model:
         meant, labels = model.embed(texts), model.classify(texts)
-    with emulated_ort_cuda(), load(folder, "ort-cuda", precision="fp16") as model:
+    with emulated_ort_cuda(), TextEncoder.load(folder, backend="ort-cuda", precision="fp16") as model:
         np.testing.assert_allclose(model.embed(texts), meant, atol=1e-6)
         assert [one.label for one in model.classify(texts)] == [one.label for one in labels]
 
@@ -70,7 +70,7 @@ def test_translation_with_beams(marian_bundle: Path) -> None:
     from .helpers_translation import SENTENCES
 
     def translations(backend: str) -> list[Any]:
-        with load(marian_bundle, backend, precision="fp32") as model:
+        with Translator.load(marian_bundle, backend=backend, precision="fp32") as model:
             found = model.translate(SENTENCES[:5], max_new_tokens=10)
             found += model.translate(SENTENCES[:5], max_new_tokens=10, num_beams=3)
             return [one.token_ids for one in found]
@@ -88,7 +88,7 @@ def test_auto_prefers_it_to_the_cpu_and_takes_fp16_only_if_verified(
 
     def line(folder: Path) -> str:
         caplog.clear()
-        with load(folder) as model:
+        with TextGenerator.load(folder) as model:
             assert model.generate(PROMPTS[0], max_new_tokens=1)
         return next(r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
 
@@ -116,21 +116,21 @@ def test_auto_prefers_it_to_the_cpu_and_takes_fp16_only_if_verified(
 )
 def test_what_is_missing_is_said(machine: dict[str, Any], message: str, bundle: Path) -> None:
     with emulated_ort_cuda(**machine), pytest.raises(BackendUnavailableError, match=message):
-        load(bundle, "ort-cuda")
+        load(bundle, backend="ort-cuda")
 
 
 def test_precisions_that_are_not_for_it(whole_bundle: Path, demo_bundle: Path) -> None:
     with emulated_ort_cuda():
         with pytest.raises(BackendUnavailableError, match=r"no graphs in fp16 or fp32 .* --target cuda"):
-            load(whole_bundle, "ort-cuda")
+            load(whole_bundle, backend="ort-cuda")
         with pytest.raises(BackendUnavailableError, match="no graphs in int8"):
-            load(demo_bundle, "ort-cuda", precision="int8")
+            load(demo_bundle, backend="ort-cuda", precision="int8")
         with pytest.raises(InputError, match="device=3 does not exist"):
-            load(demo_bundle, "ort-cuda", device=3)
+            load(demo_bundle, backend="ort-cuda", device=3)
 
 
 def test_a_full_gpu_says_what_fits(bundle: Path) -> None:
-    with emulated_ort_cuda(memory=1_500_000), load(bundle, "ort-cuda") as model:
+    with emulated_ort_cuda(memory=1_500_000), TextGenerator.load(bundle, backend="ort-cuda") as model:
         with pytest.raises(MemoryLimitError, match="a cache for 8 rows"):
             model.generate([PROMPTS[0] * 20] * 8, max_new_tokens=100)
         assert model.generate(PROMPTS[0], max_new_tokens=2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from planforge.runtime import load
+from planforge.runtime import TextGenerator, load
 from planforge.runtime.backends.passport import covers
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import (
@@ -29,7 +29,7 @@ from .helpers_plans import PROMPT, with_manifest
 
 def refusal(bundle: Path, backend: str = "tensorrt-rtx", **machine: Any) -> str:
     with emulated_gpu(bundle, backend, **machine), pytest.raises(PlanForgeError) as caught:
-        load(bundle, backend, device=machine.get("device", 0))
+        load(bundle, backend=backend, device=machine.get("device", 0))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -92,7 +92,7 @@ def test_another_precision(demo_bundle: Path) -> None:
         emulated_gpu(demo_bundle),
         pytest.raises(BackendUnavailableError, match="plan is fp16, wanted is fp32"),
     ):
-        load(demo_bundle, "tensorrt-rtx", precision="fp32")
+        load(demo_bundle, backend="tensorrt-rtx", precision="fp32")
 
 
 def test_a_damaged_plan_never_reaches_the_library(own_bundle: Path) -> None:
@@ -101,14 +101,14 @@ def test_a_damaged_plan_never_reaches_the_library(own_bundle: Path) -> None:
     content[len(content) // 2] ^= 1
     plan.write_bytes(content)
     with emulated_gpu(own_bundle), pytest.raises(IntegrityError, match="has changed since it was exported"):
-        load(own_bundle, "tensorrt-rtx")
+        load(own_bundle, backend="tensorrt-rtx")
 
 
 def test_the_library_may_refuse_a_plan(demo_bundle: Path) -> None:
     with emulated_gpu(demo_bundle):
         sys.modules["tensorrt_rtx"].plans = {}  # type: ignore[attr-defined]
         with pytest.raises(BackendError, match=r"cannot load .*: the magic tag does not match"):
-            load(demo_bundle, "tensorrt-rtx")
+            load(demo_bundle, backend="tensorrt-rtx")
 
 
 def test_auto_takes_the_plan_that_fits_and_says_why_not_a_better_one(
@@ -118,7 +118,7 @@ def test_auto_takes_the_plan_that_fits_and_says_why_not_a_better_one(
 
     def chosen(**machine: Any) -> str:
         caplog.clear()
-        with emulated_gpu(own_bundle, **machine), load(own_bundle) as model:
+        with emulated_gpu(own_bundle, **machine), TextGenerator.load(own_bundle) as model:
             assert model.generate(PROMPT, max_new_tokens=1).token_ids
         (line,) = (r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
         return line
@@ -142,7 +142,7 @@ def test_auto_goes_on_where_a_plan_does_not_open(own_bundle: Path, caplog: pytes
 
     def line(**options: Any) -> str:
         caplog.clear()
-        with load(own_bundle, **options) as model:
+        with TextGenerator.load(own_bundle, **options) as model:
             assert model.backend == "ort-cpu" and model.generate(PROMPT, max_new_tokens=1).token_ids
         (line,) = (r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
         return line
@@ -173,19 +173,19 @@ def test_a_model_that_is_dropped_gives_its_memory_back_when_the_next_one_loads(d
     with emulated_gpu(demo_bundle) as cuda:
         most = 0
         for _ in range(4):
-            model = load(demo_bundle, "tensorrt-rtx")
+            model = TextGenerator.load(demo_bundle, backend="tensorrt-rtx")
             model.generate(PROMPT, max_new_tokens=2)
             most = most or cuda.used
             del model
             gc.collect()
         assert cuda.used <= most
-        with load(demo_bundle, "tensorrt-rtx") as model:
+        with TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
             stream = model.stream(PROMPT, max_new_tokens=9)
             next(stream)
         del stream
         gc.collect()
-        load(demo_bundle, "tensorrt-rtx").close()
-        with load(demo_bundle, "tensorrt-rtx") as model:
+        load(demo_bundle, backend="tensorrt-rtx").close()
+        with TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
             model.generate(PROMPT, max_new_tokens=2)
             assert cuda.used == most
 
@@ -194,7 +194,10 @@ def test_a_bundle_may_have_a_plan_for_each_machine(own_bundle: Path) -> None:
     def two(value: dict[str, Any]) -> None:
         value["plans"].insert(0, {**value["plans"][0], "sms": ["sm87"]})
 
-    with emulated_gpu(with_manifest(own_bundle, two)), load(own_bundle, "tensorrt-rtx") as model:
+    with (
+        emulated_gpu(with_manifest(own_bundle, two)),
+        TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model,
+    ):
         assert model.generate(PROMPT, max_new_tokens=1)
 
 

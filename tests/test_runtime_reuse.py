@@ -81,10 +81,10 @@ def test_nothing_is_kept_or_reused_unless_asked_for() -> None:
 def test_an_abandoned_stream_leaves_what_it_computed(how: dict[str, Any]) -> None:
     model, _ = generator("portable", counts=True)
     pieces = model.stream("abcabc", **how)
-    assert [next(pieces), next(pieces)] == ["d", "e"]
+    assert [next(pieces).text, next(pieces).text] == ["d", "e"]
     # While it runs nobody else has its cache.
     assert model.generate("abcabcde", max_new_tokens=1, **REUSE).prompt_tokens_reused == 0
-    pieces.close()  # type: ignore[attr-defined]
+    pieces.close()
     answer = model.generate("abcabcdef", max_new_tokens=4, **REUSE)
     assert (answer.text, answer.prompt_tokens_reused) == ("ghij", 7)
 
@@ -123,7 +123,7 @@ def test_a_closed_model_keeps_nothing() -> None:
     next(pieces)
     model.generate("abc", max_new_tokens=2, **REUSE)
     model.close()
-    pieces.close()  # type: ignore[attr-defined]
+    pieces.close()
     assert not model._reuse
     with pytest.raises(ClosedError):
         model.generate("abc", **REUSE)

@@ -31,6 +31,7 @@ from .helpers_generation import (
     assert_same_but_for_ties,
     dialects,
     generator,
+    joined,
     margin_where_they_part,
     options,
     prompts,
@@ -175,9 +176,15 @@ def test_every_answer_is_the_one_without_lookup(
     saved = plain_steps - len(steps.fed)
     ended = found.accepted_tokens > 0 and plain.finish_reason in ("eos", "stop")
     assert saved in (found.accepted_tokens, found.accepted_tokens - ended)
-    pieces = list(model.stream(prompt, **LOOKUP, **options))
-    assert pieces == list(model.stream(prompt, **options))
-    assert "".join(pieces) == plain.text
+    chunks = list(model.stream(prompt, **LOOKUP, **options))
+    plainly = list(model.stream(prompt, **options))
+    assert joined(chunks) == joined(plainly)
+    for name in ("token_ids", "logprobs"):
+        values, wanted = ([x for chunk in way for x in getattr(chunk, name)] for way in (chunks, plainly))
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-4)
+    assert chunks[-1].finish_reason == plainly[-1].finish_reason
+    assert chunks[-1].usage == plainly[-1].usage
+    assert joined(chunks) == plain.text
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -308,7 +315,7 @@ def test_whole_numbers_answer_alike_with_lookup_but_for_ties(
 
     So logits move a little with the number of tokens in a pass, the more the coarser the weights.
     """
-    with load(whole_bundle, precision=precision, threads=1) as small:
+    with TextGenerator.load(whole_bundle, precision=precision, threads=1) as small:
         plain = [small.generate(prompt, max_new_tokens=24) for prompt in HUNDRED]
         found = [small.generate(prompt, max_new_tokens=24, **LOOKUP) for prompt in HUNDRED]
         apart = [
@@ -352,9 +359,10 @@ def test_a_stop_string_and_a_stream_with_lookup(model: TextGenerator) -> None:
     stop = full[25:30]
     answer = model.generate(prompt, max_new_tokens=40, stop=stop, **LOOKUP)
     assert (answer.finish_reason, answer.text) == ("stop", full[: full.index(stop)])
-    pieces = list(model.stream(prompt, max_new_tokens=40, **LOOKUP))
-    assert "".join(pieces) == full
-    assert len(pieces) > 10  # a piece for each token, however many came at once
+    chunks = list(model.stream(prompt, max_new_tokens=40, **LOOKUP))
+    assert joined(chunks) == full
+    assert max(len(chunk.token_ids) for chunk in chunks) > 1  # a chunk for each step
+    assert sum(len(chunk.token_ids) for chunk in chunks) == chunks[-1].usage.completion_tokens == 40
 
 
 def test_threads_that_look_up_and_reuse_get_their_own_answers(model: TextGenerator) -> None:
@@ -388,4 +396,4 @@ def test_the_command_looks_up_where_asked(demo_bundle: Path) -> None:
         assert one["accepted_tokens"] > 0 == other["drafted_tokens"]
     refused = planforge("run", demo_bundle, "x", "--speculative", "eagle")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "speculative='eagle' must be None or one of 'prompt-lookup'" in refused.stderr
+    assert "speculative='eagle' is not one of None, 'prompt-lookup'" in refused.stderr

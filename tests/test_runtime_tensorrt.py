@@ -20,7 +20,7 @@ import pytest
 
 from planforge.exporter import build
 from planforge.exporter.tensorrt.build import Options
-from planforge.runtime import load
+from planforge.runtime import TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.backends import cuda_memory, tensorrt_backend
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.errors import (
@@ -95,16 +95,18 @@ def test_a_growing_cache_keeps_two_sets_of_buffers(portable_plan: Path, tmp_path
 def test_drafts_and_reused_prompts(
     option: dict[str, Any], demo_bundle: Path, expected: list[tuple[int, ...]]
 ) -> None:
-    with emulated_gpu(demo_bundle), load(demo_bundle, "tensorrt-rtx") as model:
+    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         for _ in range(2):
             found = model.generate(PROMPTS, max_new_tokens=24, **option)
             assert [one.token_ids for one in found] == expected[:3]
 
 
 def test_scores(demo_bundle: Path, tmp_path: Path) -> None:
-    with load(only(demo_bundle, tmp_path / "bundle", "decoder.inplace.fp16"), "ort-cpu") as model:
+    with TextGenerator.load(
+        only(demo_bundle, tmp_path / "bundle", "decoder.inplace.fp16"), backend="ort-cpu"
+    ) as model:
         meant = model.score(PROMPT * 30).logprobs
-    with emulated_gpu(demo_bundle), load(demo_bundle, "tensorrt-rtx") as model:
+    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         assert model.score(PROMPT * 30).logprobs == pytest.approx(meant, abs=1e-6)
 
 
@@ -114,10 +116,10 @@ def test_translation_with_beams(marian_bundle: Path, tmp_path: Path) -> None:
     sources = SENTENCES[:6]
     options: list[dict[str, Any]] = [{}, {"num_beams": 4}]
     same = only(marian_bundle, tmp_path / "bundle", "encoder.portable.fp16", "decoder.inplace.fp16")
-    with load(same, "ort-cpu") as model:
+    with Translator.load(same, backend="ort-cpu") as model:
         meant = [model.translate(sources, max_new_tokens=12, **option) for option in options]
     assert len({one.token_ids for one in meant[0]}) > 3
-    with emulated_gpu(marian_bundle) as cuda, load(marian_bundle, "tensorrt-rtx") as model:
+    with emulated_gpu(marian_bundle) as cuda, Translator.load(marian_bundle, backend="tensorrt-rtx") as model:
         found = [model.translate(sources, max_new_tokens=12, **option) for option in options]
         assert "cudaMemcpy2DAsync" in cuda.calls  # beams move rows on the device
     assert [[one.token_ids for one in batch] for batch in found] == [
@@ -129,9 +131,9 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path], tmp_path: Pat
     bundle = Path(shutil.copytree(head_bundle("classifier"), tmp_path / "bundle"))
     build(bundle, target="rtx", sms=["sm86"], limits={"batch": 4})
     texts = ["a bird can fly", "the baker sells bread and the plane can not fly", "bread", "plane"] * 3
-    with load(bundle, "ort-cpu", precision="fp16") as model:
+    with TextEncoder.load(bundle, backend="ort-cpu", precision="fp16") as model:
         meant, labels = model.embed(texts), model.classify(texts)
-    with emulated_gpu(bundle), load(bundle, "tensorrt-rtx") as model:
+    with emulated_gpu(bundle), TextEncoder.load(bundle, backend="tensorrt-rtx") as model:
         assert model.encoder.max_batch == 4
         np.testing.assert_allclose(model.embed(texts), meant, atol=1e-6)
         assert [one.label for one in model.classify(texts)] == [one.label for one in labels]
@@ -141,16 +143,19 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path], tmp_path: Pat
 def test_a_smaller_plan_limits_the_context(own_bundle: Path) -> None:
     build(own_bundle, target="rtx", sms=["sm86"], limits={"batch": 2, "length": 40})
     with emulated_gpu(own_bundle):  # the one for all GPUs is still there
-        with load(own_bundle, "tensorrt-rtx") as model:
+        with TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model:
             assert (model.max_length, model.max_batch) == (40, 2)
             assert model.generate(PROMPT, max_new_tokens=100).finish_reason == "context"
             assert len(model.generate(PROMPTS, max_new_tokens=3)) == 3
         with pytest.raises(InputError, match="max_length=41 is more than the 40 that the plan was built for"):
-            load(own_bundle, "tensorrt-rtx", max_length=41)
+            load(own_bundle, backend="tensorrt-rtx", max_length=41)
 
 
 def test_steps_that_repeat_are_captured_once(tensorrt_bundle: Path) -> None:
-    with emulated_gpu(tensorrt_bundle, "tensorrt") as cuda, load(tensorrt_bundle, "tensorrt") as model:
+    with (
+        emulated_gpu(tensorrt_bundle, "tensorrt") as cuda,
+        TextGenerator.load(tensorrt_bundle, backend="tensorrt") as model,
+    ):
         first = model.generate(PROMPT, max_new_tokens=20)
         launches, captured = cuda.graph_launches, cuda.calls.count("cudaStreamBeginCapture")
         assert (launches, captured) == (18, 1)  # prefill, a first step, and the others by the graph
@@ -165,7 +170,10 @@ def test_a_step_that_cannot_be_captured_is_launched(
     tensorrt_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "planforge")
-    with emulated_gpu(tensorrt_bundle, "tensorrt") as cuda, load(tensorrt_bundle, "tensorrt") as model:
+    with (
+        emulated_gpu(tensorrt_bundle, "tensorrt") as cuda,
+        TextGenerator.load(tensorrt_bundle, backend="tensorrt") as model,
+    ):
         monkeypatch.setattr(cuda, "cudaStreamEndCapture", lambda stream: refused(cuda))
         found = model.generate(PROMPT, max_new_tokens=12)
         assert cuda.graph_launches == 0
@@ -184,7 +192,7 @@ def test_kernels_compiled_once_are_kept_beside_the_plan(
     monkeypatch.setattr(EmulatedRuntimeCache, "kept", True)
 
     def run() -> None:
-        with load(own_bundle, "tensorrt-rtx") as model:
+        with TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model:
             model.generate(PROMPT, max_new_tokens=2)
 
     with emulated_gpu(own_bundle):
@@ -198,7 +206,7 @@ def test_kernels_compiled_once_are_kept_beside_the_plan(
         cache.write_bytes(written + b"!")  # damaged: passed over and written again
         run()
         assert cache.read_bytes() == written
-    with load(own_bundle, "ort-cpu") as model:  # a reader ignores it
+    with TextGenerator.load(own_bundle, backend="ort-cpu") as model:  # a reader ignores it
         model.generate(PROMPT, max_new_tokens=1)
 
 
@@ -212,19 +220,20 @@ def test_every_release_of_tensorrt_is_called_by_the_names_that_it_has(
 
     bundle = with_manifest(Path(shutil.copytree(portable_plan, tmp_path / "bundle")), of_release)
     same = only(portable_plan, tmp_path / "same", "decoder.portable.fp16")
-    with load(same, "ort-cpu") as model:
+    with TextGenerator.load(same, backend="ort-cpu") as model:
         meant = model.generate(PROMPTS, max_new_tokens=12)
     with emulated_gpu(bundle, "tensorrt") as cuda:
-        with load(bundle, "tensorrt") as model:
+        with TextGenerator.load(bundle, backend="tensorrt") as model:
             found = model.generate(PROMPTS, max_new_tokens=12)
         assert cuda.used == 0
     assert [one.token_ids for one in found] == [one.token_ids for one in meant]
 
 
 def test_only_steps_whose_shapes_repeat_wait_for_kernels_of_their_own(demo_bundle: Path) -> None:
-    with emulated_gpu(demo_bundle), load(demo_bundle, "tensorrt-rtx") as model:
+    with emulated_gpu(demo_bundle), TextGenerator.load(demo_bundle, backend="tensorrt-rtx") as model:
         model.generate(PROMPT, max_new_tokens=3)
-        lanes = model.decoder.program.lanes
+        program: Any = model.decoder.program
+        lanes = program.lanes
         names = [profile["name"] for profile in Bundle.open(demo_bundle).manifest.plans[0].profiles]
         found = {names[index]: lane.context.strategy for index, lane in lanes.items()}
     assert found == {"prefill": "LAZY", "decode": "EAGER"}
@@ -335,4 +344,4 @@ def test_a_stripped_plan_reads_the_bundles_weights(own_bundle: Path, expected: l
         emulated_gpu(with_manifest(own_bundle, beyond)),
         pytest.raises(ManifestError, match="beyond the end"),
     ):
-        load(own_bundle, "tensorrt-rtx")
+        load(own_bundle, backend="tensorrt-rtx")

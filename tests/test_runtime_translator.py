@@ -35,7 +35,7 @@ from .helpers_translation import SENTENCES, SHORT_AWKWARD, Witness
 
 @pytest.fixture(scope="module")
 def model(marian_bundle: Path) -> Iterator[Translator]:
-    with load(marian_bundle) as opened:
+    with Translator.load(marian_bundle) as opened:
         yield opened
 
 
@@ -48,7 +48,7 @@ def witness(marian_bundle: Path) -> Witness:
 def test_fifty_sources_as_in_transformers(
     model: Translator, witness: Witness, num_beams: int, length_penalty: float | None
 ) -> None:
-    options = {
+    options: dict[str, Any] = {
         "num_beams": num_beams,
         **({} if length_penalty is None else {"length_penalty": length_penalty}),
     }
@@ -105,7 +105,7 @@ def test_one_many_and_a_stream_are_the_same(model: Translator) -> None:
 
 def test_an_endless_iterator_is_read_as_needed(model: Translator) -> None:
     done: list[int] = []
-    results = model.translations(itertools.cycle(SENTENCES[:3]), max_new_tokens=2, progress=done.append)
+    results = model.iterate(itertools.cycle(SENTENCES[:3]), max_new_tokens=2, progress=done.append)
     first = list(itertools.islice(results, 5))
     assert [r.text for r in first[:2]] == [r.text for r in first[3:]]
     assert done == sorted(done)
@@ -113,8 +113,13 @@ def test_an_endless_iterator_is_read_as_needed(model: Translator) -> None:
 
 @pytest.mark.parametrize("text", [SENTENCES[8], SENTENCES[3], SENTENCES[17]])
 def test_the_stream_is_greedy_translation(model: Translator, text: str) -> None:
-    pieces = list(model.stream(text))
-    assert "".join(pieces) == model.translate(text, num_beams=1).text
+    chunks = list(model.stream(text))
+    whole = model.translate(text, num_beams=1)
+    assert "".join(map(str, chunks)) == whole.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == whole.token_ids
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.finish_reason]
+    assert [chunk.usage.completion_tokens for chunk in chunks] == [*range(1, len(chunks) + 1)]
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {model.count_tokens(text)}
     with pytest.raises(InputError, match="stream is greedy: num_beams=2 must be 1"):
         model.stream(text, num_beams=2)
 
@@ -130,7 +135,7 @@ def test_language_codes_are_kept_whole(model: Translator, witness: Witness) -> N
 
 def test_attention_is_that_of_pytorch(dates_bundle: Path) -> None:
     """Whose attention is compared with transformers' by tests/test_models_marian.py."""
-    with load(dates_bundle) as model:
+    with Translator.load(dates_bundle) as model:
         found = model.align("the 3rd of May, 1998")
     assert "".join(found.source) == "the 3rd of may, 1998</s>"
     assert "".join(found.target) == "1998-05-03</s>"
@@ -157,7 +162,7 @@ def test_attention_needs_its_export(model: Translator) -> None:
 
 def test_fp16_runs_too(dates_bundle: Path) -> None:
     texts = {"the 3rd of May, 1998": "1998-05-03", "21.12.2012": "2012-12-21", "1 Jan 68": "2068-01-01"}
-    with load(dates_bundle, precision="fp16") as half, load(dates_bundle) as full:
+    with Translator.load(dates_bundle, precision="fp16") as half, Translator.load(dates_bundle) as full:
         assert half.artifact.id == "decoder.portable.fp16"
         found, wanted = half.translate(list(texts), num_beams=4), full.translate(list(texts), num_beams=4)
     assert [result.text for result in found] == list(texts.values())
@@ -174,7 +179,7 @@ def test_other_dialects_run_too(dialect: str, marian_bundle: Path, model: Transl
     artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
     kept = [a for a in artifacts if a["graph"] == "encoder" or a["dialect"] == dialect]
     edit_json(bundle / "manifest.json", artifacts=kept, plans=[])
-    with load(bundle, precision="fp32") as other:
+    with Translator.load(bundle, precision="fp32") as other:
         assert other.artifact.id == f"decoder.{dialect}.fp32"
         found = other.translate(texts, num_beams=4, n_best=4)
     for a, b in zip(wanted, found, strict=True):
@@ -199,6 +204,59 @@ def test_two_threads_share_a_model(model: Translator) -> None:
     assert found == wanted
 
 
+def test_long_texts_are_cut_as_in_transformers(model: Translator, witness: Witness) -> None:
+    text = "Where is the station? " * 40
+    ids = witness.tokenizer(text).input_ids[:-1]
+    limit = model.max_length
+    assert len(ids) > limit
+    done: list[int] = []
+    head, short = model.translate([text, "hello"], truncation="head", progress=done.append)
+    cut = witness.tokenizer.decode(ids[: limit - 1])
+    assert witness.tokenizer(cut).input_ids[:-1] == ids[: limit - 1]
+    assert head.token_ids == witness.generate(cut)[0][0]
+    assert (head.dropped, short.dropped, done[-1]) == (len(ids) - limit + 1, 0, 2)
+    code = ">>fr<< "
+    (code_id,) = witness.tokenizer(code.strip()).input_ids[:-1]
+    tail = model.translate(code + text, truncation="tail")
+    end = witness.tokenizer.decode(ids[2 - limit :])
+    assert witness.tokenizer(code + end).input_ids[:-1] == [code_id, *ids[2 - limit :]]
+    assert tail.token_ids == witness.generate(code + end)[0][0]
+    assert "".join(map(str, model.stream(text, truncation="tail", max_new_tokens=3))) is not None
+
+
+def test_the_first_translation_is_there_after_the_first_batch(model: Translator) -> None:
+    done: list[int] = []
+    texts = [sentence for sentence in SENTENCES if sentence.strip()][:60]
+    results = model.iterate(texts, batch_size=4, progress=done.append, max_new_tokens=3)
+    first = next(results)
+    assert len(done) == 1 and done[0] <= 4
+    found = [first, *results]
+    assert done == sorted(set(done)) and done[-1] == len(texts) and len(done) >= 15
+    alone = model.translate(texts[17], max_new_tokens=3)
+    assert (found[17].text, found[17].token_ids) == (alone.text, alone.token_ids)
+
+
+def test_a_stream_can_be_cancelled(model: Translator) -> None:
+    stream = model.stream(SENTENCES[8], min_new_tokens=5)
+    first = next(stream)
+    stream.cancel()
+    rest = list(stream)
+    assert first.finish_reason is None and len(rest) == 1
+    assert rest[0].finish_reason == "cancelled" and rest[0].usage.completion_tokens == 2
+
+
+def test_what_is_no_text_is_refused(model: Translator) -> None:
+    anything: Any = model  # so that a type checker lets mistakes pass
+    for wrong in (None, 3, ("a", "b")):
+        for method in (anything.translate, anything.iterate):
+            with pytest.raises(InputError, match=r"several texts are needed|a tuple of two texts"):
+                method(wrong)
+        with pytest.raises(InputError, match="a text must be a str"):
+            anything.stream(wrong)
+    with pytest.raises(InputError, match="unknown option 'batch_size'"):
+        anything.stream("a", batch_size=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -210,7 +268,15 @@ def test_two_threads_share_a_model(model: Translator) -> None:
         ({"max_new_tokens": 1000}, "max_new_tokens=1000 is more than the model's 64"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
         ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size is 0"),
-        ({"temperature": 0.7}, r"unknown option \['temperature'\]; there are num_beams"),
+        (
+            {"temperature": 0.7},
+            r"unknown option 'temperature'\. There are: num_beams, .*, progress",
+        ),
+        ({"num_beam": 2}, r"unknown option 'num_beam'; did you mean 'num_beams'\? There are: "),
+        ({"truncation": "windows"}, "truncation='windows' is not one of None, 'head', 'tail'"),
+        ({"batch_size": 0}, "batch_size=0 must be None or a whole number"),
+        ({"batch_size": 65}, "batch_size=65 is more than the 64 rows"),
+        ({"progress": 3}, "progress=3 must be True"),
     ],
 )
 def test_bad_options(model: Translator, options: dict[str, Any], message: str) -> None:
@@ -244,23 +310,23 @@ def test_sources_of_one_token_and_of_all_that_fit(model: Translator, witness: Wi
 
 def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
     texts = SENTENCES[:20]
-    with load(marian_bundle) as model:
+    with Translator.load(marian_bundle) as model:
         wanted = [result.token_ids for result in model.translate(texts)]
         limit = model.weight_bytes + cache_bytes(model.artifact, 1, 64)  # a row at a time, not eight
-    with load(marian_bundle, memory_limit=limit) as model:
+    with Translator.load(marian_bundle, memory_limit=limit) as model:
         assert [result.token_ids for result in model.translate(texts)] == wanted
         with pytest.raises(MemoryLimitError, match=r"MB of weights and .* target and \d+ source tokens"):
             model.translate("hello", num_beams=64, max_new_tokens=40)
         with pytest.raises(MemoryLimitError):
             model.stream("hello", max_new_tokens=64)
-    with load(marian_bundle, max_length=8) as model:
+    with Translator.load(marian_bundle, max_length=8) as model:
         with pytest.raises(ContextLengthError, match="reads 8"):
             model.translate("Where is the nearest station?")
         assert len(model.translate("a").token_ids) <= 8
 
 
 def test_closed(marian_bundle: Path) -> None:
-    model = load(marian_bundle)
+    model = Translator.load(marian_bundle)
     model.close()
     model.close()
     with pytest.raises(ClosedError):

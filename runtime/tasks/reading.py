@@ -101,7 +101,11 @@ def check_text(text: Any) -> str:
 
 
 def check_item(item: Any) -> Item:
-    return item if isinstance(item, str) else check_pair(item)
+    if isinstance(item, str):
+        return item
+    if not isinstance(item, tuple | list):
+        raise InputError(f"a text, which is a str, or a pair of two texts is needed, not {item!r:.80}")
+    return check_pair(item)
 
 
 def check_pair(item: Any) -> tuple[str, str]:

@@ -108,7 +108,7 @@ class TextEncoder(Closing):
         return np.stack(vectors)
 
     @overload
-    def features(self, texts: str, **options: Unpack[FeatureOptions]) -> Features: ...
+    def features(self, texts: str, **options: Unpack[FeatureOptions]) -> Features: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
     @overload
     def features(self, texts: Iterable[str], **options: Unpack[FeatureOptions]) -> list[Features]: ...
     def features(
@@ -123,7 +123,7 @@ class TextEncoder(Closing):
         return one_or_all(texts, lambda many: self._tasks.features(many, options))
 
     @overload
-    def classify(
+    def classify(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
         self, texts: str, pair: str | None = ..., **options: Unpack[EncoderOptions]
     ) -> Classification: ...
     @overload
@@ -181,7 +181,7 @@ class TextEncoder(Closing):
         return one_or_all(items, lambda many: self._tasks.next_sentence(many, options))
 
     @overload
-    def fill_mask(self, texts: str, **options: Unpack[FillMaskOptions]) -> FilledMask: ...
+    def fill_mask(self, texts: str, **options: Unpack[FillMaskOptions]) -> FilledMask: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
     @overload
     def fill_mask(self, texts: Iterable[str], **options: Unpack[FillMaskOptions]) -> list[FilledMask]: ...
     def fill_mask(
@@ -196,7 +196,7 @@ class TextEncoder(Closing):
         return one_or_all(texts, lambda many: self._tasks.fill_mask(many, options))
 
     @overload
-    def tag(self, texts: str, **options: Unpack[EncoderOptions]) -> Tags: ...
+    def tag(self, texts: str, **options: Unpack[EncoderOptions]) -> Tags: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
     @overload
     def tag(self, texts: Iterable[str], **options: Unpack[EncoderOptions]) -> list[Tags]: ...
     def tag(self, texts: str | Iterable[str], **options: Unpack[EncoderOptions]) -> Tags | list[Tags]:

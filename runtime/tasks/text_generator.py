@@ -57,6 +57,13 @@ class Score:
         return math.exp(-self.total / len(self.logprobs))
 
 
+def vocabulary_of(artifact: Artifact, tokenizer: Tokenizer) -> int:
+    """Return how many tokens the model has; where its graph does not say, as many as its tokenizer."""
+    sizes = [spec.axes[-1] for spec in artifact.outputs if spec.role == "logits"]
+    fixed = [size for size in sizes if isinstance(size, int)]
+    return fixed[0] if fixed else tokenizer.vocab_size
+
+
 class TextGenerator(Closing):
     """A language model of a bundle, ready to generate. Make one with `planforge.runtime.load`.
 
@@ -85,8 +92,7 @@ class TextGenerator(Closing):
         self.max_batch = decoder.artifact.axis("batch").max
         self._chat = chat
         self._checkpoint_options: GenerationOptions = {}
-        vocabulary = decoder.artifact.output("logits").axes[-1]
-        self._vocabulary = vocabulary if isinstance(vocabulary, int) else tokenizer.vocab_size
+        self._vocabulary = vocabulary_of(decoder.artifact, tokenizer)
         self._prompts = PromptReader(
             tokenizer=tokenizer, defaults=defaults, max_length=max_length, vocabulary=self._vocabulary
         )
@@ -243,6 +249,8 @@ class TextGenerator(Closing):
         request = resolve_request(options, self._checkpoint_options)
         request.sampling.check_vocabulary(self._vocabulary)
         check_batch_size(request.batch_size, self.max_batch)
+        if request.num_beams != 1 or request.n_best != 1:
+            raise InputError("num_beams and n_best must be 1: this version follows one answer at a time")
         return request
 
     def _batch_size(self, request: GenerationRequest) -> int:

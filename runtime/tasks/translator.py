@@ -5,120 +5,47 @@ B sources of a batch, L layers, H heads, S source tokens, T target tokens
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, overload
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from ..backends.backend import Array
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.beam import BeamSearch, Hypothesis, Search, search_of
 from ..decoding.cache import cache_bytes
 from ..decoding.decoder import Decoder
 from ..decoding.source import SourceEncoder
-from ..encoding.batching import batches
-from ..errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
+from ..encoding.batching import batches, in_reading_order
+from ..errors import ClosedError, InputError, MemoryLimitError
+from ..options import (
+    ProgressOption,
+    TranslationOptions,
+    check_batch_size,
+    check_options,
+    option_names,
+)
+from ..progress import Progress
 from ..text.tokenizer import Tokenizer
+from .chunk import Cancellation, Chunk, TextStream, Usage
 from .closing import Closing
 from .reading import check_text, checked, chunks
+from .sources import Source, SourceReader
+from .translations import Alignment, Candidate, Translation, TranslationTimings
 
-CHARACTERS_PER_TOKEN = 256  # at least as many as any token has; longer texts are not even tokenized
-OPTIONS = (
-    *("num_beams", "length_penalty", "early_stopping", "n_best", "max_new_tokens"),
-    *("min_new_tokens", "no_repeat_ngram_size"),
-)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+__all__ = ["Alignment", "Candidate", "Translation", "TranslationTimings", "Translator"]
 
-@dataclass(frozen=True)
-class TranslationTimings:
-    """Where a batch's time went; its texts share one clock.
-
-    Attributes:
-        encode_ms: the sources.
-        decode_ms: all steps of the search.
-        tokens_per_s: new tokens of the whole batch over both.
-    """
-
-    encode_ms: float
-    decode_ms: float
-    tokens_per_s: float
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One of several translations of a text; the fields are `Translation`'s."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    score: float
-    finish_reason: str
-
-
-@dataclass(frozen=True)
-class Translation:
-    """What a text was translated to.
-
-    Attributes:
-        text: the best translation, without special tokens.
-        token_ids: its tokens, the end token included.
-        score: the sum of its tokens' log-probabilities / their number ** length_penalty.
-        finish_reason: "eos" or "length" (max_new_tokens).
-        candidates: the n best, this one first.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    score: float
-    finish_reason: str
-    candidates: tuple[Candidate, ...]
-    timings: TranslationTimings
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields of `planforge run --json`."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """How much each target token looked at each source token.
-
-    Attributes:
-        source: the source's tokens as text, S of them.
-        target: the translation's tokens as text, T of them.
-        weights: (L, H, T, S) float32; what a target token looked at while it was chosen. They add up to 1.
-    """
-
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    weights: Array
-
-    def averaged(self, layer: int | None = None, head: int | None = None) -> Array:
-        """(T, S) of one layer and head, or the average over all.
-
-        Raises:
-            InputError: no such layer or head.
-        """
-        layers, heads = self.weights.shape[:2]
-        chosen = self.weights
-        if layer is not None:
-            chosen = chosen[[checked_index("layer", layer, layers)]]
-        if head is not None:
-            chosen = chosen[:, [checked_index("head", head, heads)]]
-        average: Array = chosen.mean((0, 1))
-        return average
-
-
-def checked_index(name: str, value: int, count: int) -> int:
-    if type(value) is not int or not 0 <= value < count:
-        raise InputError(f"{name}={value!r} must be a whole number from 0 to {count - 1}, or None for all")
-    return value
+log = logging.getLogger("planforge")
 
 
 class Translator(Closing):
-    """An encoder-decoder of a bundle, ready to translate. Make one with `planforge.runtime.load`.
+    """An encoder-decoder of a bundle, ready to translate. Make one with `Translator.load`.
 
     Safe to use from several threads: their steps take turns. Close it, or use it as a context manager.
     """
@@ -156,94 +83,139 @@ class Translator(Closing):
         return self.source_tokenizer.language_codes
 
     @overload
-    def translate(self, texts: str, **options: Any) -> Translation: ...
+    def translate(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+        self,
+        texts: str,
+        *,
+        batch_size: int | None = ...,
+        progress: ProgressOption = ...,
+        **options: Unpack[TranslationOptions],
+    ) -> Translation: ...
     @overload
-    def translate(self, texts: Iterable[str], **options: Any) -> list[Translation]: ...
-
-    def translate(self, texts: str | Iterable[str], **options: Any) -> Translation | list[Translation]:
-        """Translates one text, or each of several.
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        batch_size: int | None = ...,
+        progress: ProgressOption = ...,
+        **options: Unpack[TranslationOptions],
+    ) -> list[Translation]: ...
+    def translate(
+        self,
+        texts: str | Iterable[str],
+        *,
+        batch_size: int | None = None,
+        progress: ProgressOption = False,
+        **options: Unpack[TranslationOptions],
+    ) -> Translation | list[Translation]:
+        """Translate one text, or each of several.
 
         Args:
             texts: one text, or several; those of similar length run together.
-            **options: num_beams (1 is greedy), length_penalty, early_stopping (False, True or "never"),
-                n_best (num_beams is at least as many unless it is given), no_repeat_ngram_size,
-                min_new_tokens, max_new_tokens: what they mean in transformers, and as the checkpoint
-                says unless given.
-                parse_special=True to read special tokens such as </s> in the texts.
-                progress, called with the number of texts that are done.
+            batch_size: the most texts that run together; as many as the bundle allows unless given.
+            progress: True counts finished texts on stderr; a callable gets their number.
+            **options: see `TranslationOptions`: what they mean in transformers, and as the checkpoint says
+                unless given.
 
         Raises:
             InputError: an option or a text that cannot be used; nothing has run yet of its thousand texts.
-            ContextLengthError: a text is longer than the model's source.
+            ContextLengthError: a text is longer than the model's source, and truncation=None.
             MemoryLimitError: the cache does not fit `memory_limit`.
 
         Example:
             >>> model.translate("the 3rd of May, 1998").text
             '1998-05-03'
         """
+        many = [texts] if isinstance(texts, str) else texts
+        results = self.iterate(many, batch_size=batch_size, progress=progress, **options)
         if isinstance(texts, str):
-            return next(self.translations([texts], **options))
-        return list(self.translations(texts, **options))
+            (result,) = results
+            return result
+        return list(results)
 
-    def translations(
-        self, texts: Iterable[str], *, progress: Callable[[int], None] | None = None, **options: Any
-    ) -> Iterator[Translation]:
-        """`translate` for any number of texts: results come in order, and never all of them are held."""
-        parse_special = options.pop("parse_special", False)
-        return self._translations(texts, self._search(options), parse_special, progress)
-
-    def _translations(
+    def iterate(
         self,
         texts: Iterable[str],
-        search: Search,
-        parse_special: bool,
-        progress: Callable[[int], None] | None,
+        *,
+        batch_size: int | None = None,
+        progress: ProgressOption = False,
+        **options: Unpack[TranslationOptions],
     ) -> Iterator[Translation]:
-        most = min(self.encoder.max_batch, self.decoder.artifact.axis("batch").max // search.num_beams)
-        done = 0
-        for chunk in chunks(checked(texts, check_text)):
-            sources = [self._numbered_source(done + i, str(t), parse_special) for i, t in enumerate(chunk)]
-            results: dict[int, Translation] = {}
-            lengths = [len(source) for source in sources]
-            fitting = self._most_that_fit(search, max(lengths), most)
-            for group in batches(lengths, fitting):
-                found = self._batch([sources[i] for i in group], search)
-                results |= dict(zip(group, found, strict=True))
-                if progress is not None:
-                    progress(done + len(results))
-            done += len(chunk)
-            yield from (results[i] for i in range(len(chunk)))
+        """Translate any number of texts: results come in order, and never all of them are held.
 
-    def stream(self, text: str, **options: Any) -> Iterator[str]:
-        """Translates one text greedily, piece by piece; `translate`'s options, but for beams.
-
-        A piece never ends inside a character. The pieces joined are the text of
-        `translate(num_beams=1)`. May be abandoned at any point.
+        Each result is there as soon as its batch, and those of the texts before it, are computed. At most
+        1,024 texts are read ahead. The arguments are `translate`'s.
         """
-        parse_special = options.pop("parse_special", False)
-        search = self._search({**options, "num_beams": options.get("num_beams") or 1})
+        search = self._search(options)
+        reader = self._reader(options)
+        # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
+        rows = check_batch_size(batch_size, self.encoder.max_batch)
+        most = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
+        return self._results(checked(texts, check_text), search, reader, most, Progress(progress))
+
+    def _results(
+        self,
+        texts: Iterator[str],
+        search: Search,
+        reader: SourceReader,
+        most: int,
+        progress: Progress,
+    ) -> Iterator[Translation]:
+        done = 0
+        with progress:
+            for chunk in chunks(texts):
+                sources = [reader.read(str(text), done + i) for i, text in enumerate(chunk)]
+                lengths = [len(source.tokens) for source in sources]
+                fitting = self._most_that_fit(search, max(lengths), most)
+                finished: dict[int, Translation] = {}
+                given = 0
+                for group in in_reading_order(batches(lengths, fitting)):
+                    found = self._batch([sources[i] for i in group], search)
+                    finished |= dict(zip(group, found, strict=True))
+                    progress(done + given + len(finished))
+                    while given in finished:
+                        yield finished.pop(given)
+                        given += 1
+                done += len(chunk)
+        reader.report()
+
+    def stream(self, text: str, **options: Unpack[TranslationOptions]) -> TextStream:
+        """Translate one text greedily, a chunk as soon as it is there; `translate`'s options, but for beams.
+
+        A chunk's text never ends inside a character; all of them joined are the text of
+        `translate(num_beams=1)`. Chunks have no log-probabilities. May be abandoned at any point.
+
+        Example:
+            >>> for chunk in model.stream("the 3rd of May, 1998"):
+            ...     print(chunk, end="", flush=True)
+        """
+        search = self._search(options, greedy=True)
         if search.num_beams != 1:
             raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
-        source = self._source(check_text(text), parse_special)
-        self._most_that_fit(search, len(source), 1)
-        return self._pieces(source, search)
+        reader = self._reader(options)
+        source = reader.read(check_text(text))
+        reader.report()
+        self._most_that_fit(search, len(source.tokens), 1)
+        return TextStream(lambda cancellation: self._chunks(source, search, cancellation))
 
-    def align(self, text: str, **options: Any) -> Alignment:
-        """What each token of a text's translation looked at; needs an export with cross_attentions.
+    def align(self, text: str, **options: Unpack[TranslationOptions]) -> Alignment:
+        """Return what each token of a text's translation looked at.
 
         Args:
             text: one text.
-            **options: `translate`'s.
+            **options: see `TranslationOptions`.
 
         Raises:
-            InputError: the bundle's graph does not give its attention; names the export's option.
+            InputError: the bundle's graph does not give its attention, which needs an export with
+                `--outputs cross_attentions`.
         """
         outputs = [s.name for s in self.artifact.outputs if s.role.startswith("cross_attention.")]
         if not outputs:
             raise InputError(
                 "this bundle does not give its attention; export it again with --outputs cross_attentions"
             )
-        source = self._source(check_text(text), options.get("parse_special", False))
+        check_options(options, option_names(TranslationOptions))
+        source = self._reader(options).read(check_text(text)).tokens
         target = self.translate(text, **options).token_ids
         run = self.decoder.start(1, len(target), self.encoder.encode([source]))
         ids = np.asarray([[self.start, *target[:-1]]], np.int64)
@@ -254,25 +226,45 @@ class Translator(Closing):
             np.concatenate([results[name] for name in outputs]).astype(np.float32),
         )
 
-    def count_tokens(self, text: str, parse_special: bool = False) -> int:
-        """How many tokens the model reads of a text, those that begin and end it included."""
+    def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
+        """Return how many tokens the model reads of a text, those that begin and end it included."""
         tokens = self.source_tokenizer.encode(text, parse_special=parse_special)
         return len(self.defaults.prefix) + len(tokens) + 1
 
     def close(self) -> None:
-        """Frees the engine. Later calls raise ClosedError; closing twice is fine."""
+        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
         self.encoder.close()
         self.decoder.close()
 
-    def _search(self, options: dict[str, Any]) -> Search:
-        """Checks the options, before anything runs."""
+    def _reader(self, options: TranslationOptions) -> SourceReader:
+        """Return what reads this call's texts."""
+        return SourceReader(
+            self.source_tokenizer,
+            self.defaults,
+            limit=min(self.max_length, self.encoder.artifact.axis("tokens").max),
+            truncation=options.get("truncation"),
+            parse_special=options.get("parse_special", False),
+        )
+
+    def _search(self, options: TranslationOptions, *, greedy: bool = False) -> Search:
+        """Check the options, before anything runs.
+
+        Args:
+            options: the caller's.
+            greedy: search greedily unless the caller asks for beams, whatever the checkpoint says.
+        """
         if self.decoder.closed:
             raise ClosedError("the model was closed; load() it again")
-        if unknown := sorted(set(options) - set(OPTIONS)):
-            raise InputError(f"unknown option {unknown}; there are {', '.join(OPTIONS)}, parse_special")
+        known = option_names(TranslationOptions)
+        check_options(options, known if greedy else (*known, "batch_size", "progress"))
         most = min(self.max_length, self.decoder.artifact.axis("tokens").max)
         usual = self.defaults.max_new_tokens or most
-        search = search_of(replace(self.defaults, max_new_tokens=min(usual, most)), **options)
+        given = {
+            name: value for name, value in options.items() if name not in ("truncation", "parse_special")
+        }
+        if greedy and given.get("num_beams") is None:
+            given["num_beams"] = 1
+        search = search_of(replace(self.defaults, max_new_tokens=min(usual, most)), **given)
         rows = self.decoder.artifact.axis("batch").max
         if search.num_beams > rows:
             raise InputError(
@@ -282,38 +274,6 @@ class Translator(Closing):
         if search.max_new_tokens > most:
             raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {most}")
         return search
-
-    def _numbered_source(self, number: int, text: str, parse_special: bool) -> list[int]:
-        """`_source` of one of several texts, which errors name."""
-        try:
-            return self._source(text, parse_special)
-        except ContextLengthError as error:
-            message = f"texts[{number}]: {error}"
-            raise ContextLengthError(message, tokens=error.tokens, limit=error.limit) from error
-        except InputError as error:
-            raise InputError(f"texts[{number}]: {error}") from error
-
-    def _source(self, text: str, parse_special: bool) -> list[int]:
-        limit = min(self.max_length, self.encoder.artifact.axis("tokens").max)
-        if len(text) > CHARACTERS_PER_TOKEN * limit:
-            raise ContextLengthError(
-                f"a text of {len(text)} characters is more than the {limit} tokens that the model reads."
-                " Translate it in parts, such as sentences",
-                tokens=len(text) // CHARACTERS_PER_TOKEN,
-                limit=limit,
-            )
-        tokens = self.source_tokenizer.encode(text, parse_special=parse_special)
-        if not tokens:
-            raise InputError("a text to translate is empty; leave it out")
-        source = [*self.defaults.prefix, *tokens, self.source_eos]
-        if len(source) > limit:
-            raise ContextLengthError(
-                f"the text {text[:40]!r}... has {len(source)} tokens, the end token included; the model"
-                f" reads {limit}. Translate it in parts, such as sentences",
-                tokens=len(source),
-                limit=limit,
-            )
-        return source
 
     def _steps(self, sources: Sequence[Sequence[int]], search: Search) -> Iterator[tuple[BeamSearch, float]]:
         """The search after each step, and the step's seconds; first those of the encoder."""
@@ -330,35 +290,54 @@ class Translator(Closing):
                 run.copy_rows(copies)
             yield beams, time.perf_counter() - start
 
-    def _batch(self, sources: Sequence[Sequence[int]], search: Search) -> list[Translation]:
-        steps = list(self._steps(sources, search))
+    def _batch(self, sources: Sequence[Source], search: Search) -> list[Translation]:
+        steps = list(self._steps([source.tokens for source in sources], search))
         hypotheses = steps[-1][0].hypotheses()
         encode, decode = steps[0][1], sum(seconds for _, seconds in steps[1:])
         tokens = sum(len(best[0].token_ids) for best in hypotheses)
         timings = TranslationTimings(encode * 1e3, decode * 1e3, tokens / (encode + decode))
         found = []
-        for of_source in hypotheses:
+        for source, of_source in zip(sources, hypotheses, strict=True):
             candidates = tuple(self._candidate(hypothesis) for hypothesis in of_source)
             best = candidates[0]
-            fields = (best.text, best.token_ids, best.score, best.finish_reason)
-            found.append(Translation(*fields, candidates, timings))
+            translation = Translation(
+                text=best.text,
+                token_ids=best.token_ids,
+                score=best.score,
+                finish_reason=best.finish_reason,
+                candidates=candidates,
+                timings=timings,
+                dropped=source.dropped,
+            )
+            found.append(translation)
         return found
 
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:
         text = self.target_tokenizer.decode_known(hypothesis.token_ids)
         return Candidate(text, hypothesis.token_ids, hypothesis.score, hypothesis.finish_reason)
 
-    def _pieces(self, source: Sequence[int], search: Search) -> Iterator[str]:
+    def _chunks(
+        self, source: Source, search: Search, cancellation: Cancellation
+    ) -> Generator[Chunk, None, None]:
+        """Yield the chunks of a greedy translation; the last one has the finish reason."""
         tokenizer = self.target_tokenizer
-        stream, shown = tokenizer.stream(), 0
-        for beams, _ in self._steps([source], search):
-            tokens = beams.hypotheses()[0][0].token_ids if beams.done else beams.histories[0][1:]
-            for token in tokens[shown:]:
-                if token < tokenizer.vocab_size and (piece := stream.push(token)):
-                    yield piece
-            shown = len(tokens)
-        if rest := stream.finish():
-            yield rest
+        text = tokenizer.stream()
+        count = 0
+        for beams, _ in self._steps([source.tokens], search):
+            best = beams.hypotheses()[0][0] if beams.done else None
+            tokens = beams.histories[0][1:] if best is None else best.token_ids
+            new = tuple(int(token) for token in tokens[count:])
+            count = len(tokens)
+            shown = "".join(text.push(token) for token in new if token < tokenizer.vocab_size)
+            usage = Usage(prompt_tokens=len(source.tokens), completion_tokens=count)
+            if best is not None:
+                yield Chunk(shown + text.finish(), new, (), (), best.finish_reason, usage)
+                return
+            if cancellation.requested:
+                yield Chunk(shown + text.finish(), new, (), (), "cancelled", usage)
+                return
+            if new:
+                yield Chunk(shown, new, (), (), None, usage)
 
     def _most_that_fit(self, search: Search, source_tokens: int, most: int) -> int:
         """How many sources of a length may run together.
