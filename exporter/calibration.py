@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .passes.quantize import Blocks
     from .verification.gate import Gaps
     from .verification.rounding import Rounding
+
+log = logging.getLogger("planforge")
 
 Array = npt.NDArray[np.float32]
 
@@ -134,7 +137,7 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
     if 8 in bits and bundle.manifest.task == "text-encoding":
         products = row_products(model, in_ort[0].graph, run)
     blocks = {}
-    everything = weights_of(in_ort) if bits else {}
+    everything = known_weights(in_ort, model) if bits else {}
     tables = {name for graph in in_ort for name in table_names(graph.graph)}
     for b in bits:
         by_rows = {name for names in products for name in names} if b == 8 else set()
@@ -173,6 +176,32 @@ def ranges(
     except NotFiniteError as error:
         raise ExportError(f"the model is not finite in fp32 already: {error}") from error
     return found
+
+
+def known_weights(graphs: Iterable[ir.Model], model: Model) -> dict[str, Callable[[], Array]]:
+    """Return the weights (N, K) that become whole numbers and that PyTorch can round as well, by name.
+
+    An imported graph may hold others, such as a matrix that was folded with a scale. They become whole
+    numbers too, as they come; how much that loses only the comparison of the graph shows.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    weights = weights_of(graphs)
+    if unknown := [name for name in weights if name not in parameters]:
+        log.warning(
+            "%d of %d weights are no parameter of the model in PyTorch, such as %s: they are rounded, but not"
+            " chosen by how much that loses",
+            *(len(unknown), len(weights), products_of(graphs, unknown[0])),
+        )
+    return {name: read for name, read in weights.items() if name in parameters}
+
+
+def products_of(graphs: Iterable[ir.Model], weight: str) -> str:
+    """Return a weight's name with the node that multiplies by it, for a message."""
+    from .passes.quantize import products
+
+    found = [(node, own.name) for graph in graphs for node, own in products(graph.graph)]
+    nodes = [str(node.name) for node, name in found if name == weight]
+    return f"{weight!r} of node {nodes[0]!r}" if nodes else repr(weight)
 
 
 def weights_of(graphs: Iterable[ir.Model]) -> dict[str, Callable[[], Array]]:
@@ -270,13 +299,24 @@ def row_products(model: Model, graph: ir.Graph, run: Callable[[], None]) -> dict
     """
     from .passes.int8_encoder import linears_of
     from .passes.int8_rows import choose_product
+    from .verification.rounding import linear_of
 
     found: dict[tuple[str, ...], Linears] = {}
     for linears in sorted(linears_of(graph), key=lambda linears: -len(linears.names)):
         if not {name for names in found for name in names}.intersection(linears.names):
             found[linears.names] = linears
+    # Others have no rows to choose by: their weights alone become whole numbers.
+    found = {
+        names: linears
+        for names, linears in found.items()
+        if all(linear_of(model, name) is not None for name in names)
+    }
     rows = rows_read(model, [names[0] for names in found], run)
-    return {names: choose_product(rows.pop(names[0]), linears.weight()) for names, linears in found.items()}
+    return {
+        names: choose_product(rows.pop(names[0]), linears.weight())
+        for names, linears in found.items()
+        if names[0] in rows
+    }
 
 
 def rows_read(model: Model, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
@@ -341,7 +381,7 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
             bits, size = int(artifact.quantization["bits"]), int(artifact.quantization["block_size"])
             done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
             for name, own in stored_bits(graph).items():
-                if name not in done:
+                if name not in done and name in tensors:  # an import's may be none of the model's
                     done[name] = quantize(tensors[name].detach().numpy(), own, size)
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))

@@ -212,7 +212,7 @@ def converted(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> 
             QuantizeEncoder(calibration.products)(graph)
         if precision.weight_bits:
             blocks = calibration.blocks[precision.weight_bits]
-            QuantizeWeights(precision.weight_bits, blocks.size, blocks.done)(graph)
+            QuantizeWeights(precision.weight_bits, blocks.size, dict(blocks.done))(graph)
         elif artifact.dialect == "ort" and artifact.precision != "fp16":
             SplitSharedTable()(graph)
         if precision.cache_bits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,8 +57,50 @@ def results_of(model: ir.Model) -> dict[str, str]:
 
 def module_of(node: ir.Node) -> str:
     """The path of a node's module; of a node that a pass has made, by the weights that it reads; else ""."""
-    if MODULE in node.metadata_props:
-        return node.metadata_props[MODULE]
+    return node.metadata_props.get(MODULE) or scope_of(node) or module_of_weights(node)
+
+
+def scope_of(node: ir.Node) -> str:
+    """The module that a node's name says where torch's older exporter chose it: h.0 of "/h.0/MatMul"."""
+    name = str(node.name or "")
+    return ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
+
+
+def results_by_scope(graph: ir.Graph, paths: Collection[str]) -> dict[str, str]:
+    """Return the values that are a module's result, and its path, of a graph whose nodes' names say modules.
+
+    A module's result is the one value that nodes of other modules read; where they read several, none is.
+
+    Args:
+        graph: the graph.
+        paths: of the model's modules.
+    """
+    known = set(paths)
+    by_modules: dict[str, set[str]] = {}
+    by_others: dict[str, set[str]] = {}  # whose names say no module, as those that an import adds
+    for node in graph:
+        scope = scope_of(node)
+        for value in node.outputs:
+            readers = [scope_of(reader) for reader, _ in value.uses()]
+            for path in known.intersection(around(scope)):
+                if any(reader and path not in around(reader) for reader in readers):
+                    by_modules.setdefault(path, set()).add(str(value.name))
+                elif not all(readers) or (value.is_graph_output() and not readers):
+                    by_others.setdefault(path, set()).add(str(value.name))
+    read_outside = {**by_others, **by_modules}
+    single = {path: min(names) for path, names in read_outside.items() if len(names) == 1}
+    # Of a module and one in it with the same result the inner one, which says more.
+    return {name: path for path, name in sorted(single.items(), key=lambda item: len(item[0]))}
+
+
+def around(path: str) -> list[str]:
+    """A module's path and those of the modules around it: h, h.0 and h.0.attn of h.0.attn."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+def module_of_weights(node: ir.Node) -> str:
+    """What the names of a node's weights say; else ""."""
     weights = [
         str(v.name) for v in node.inputs if v is not None and v.is_initializer() and "." in str(v.name)
     ]

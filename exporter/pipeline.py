@@ -368,8 +368,8 @@ def verified(
 
     bundle = Bundle(staging, manifest)
     report, golden, limits = examine(bundle, model, expected, calibration, progress)
-    if manifest.source.get("exporter"):  # its modules are not ours to walk through
-        report = explain(bundle, report, expected, progress)
+    if manifest.source.get("exporter"):  # and so no trace of ours
+        report = explain(bundle, report, expected, progress, model, calibration)
     else:
         report = explain(bundle, report, expected, progress, model, calibration, lambda _: graphs)
     report.raise_if_failed()

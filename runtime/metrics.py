@@ -220,9 +220,10 @@ def scale_of(logits: Logits) -> float:
 
 
 def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
-    """KL(want || got) of each row, in nats."""
+    """KL(want || got) of each row, in nats; what rounding leaves below zero of two alike is zero."""
     log_p, log_q = (log_softmax(logits) for logits in (want, got))
-    return (np.exp(log_p) * (log_p - log_q)).sum(-1)  # type: ignore[no-any-return]
+    divergence: npt.NDArray[np.float64] = (np.exp(log_p) * (log_p - log_q)).sum(-1)
+    return np.maximum(divergence, 0.0)
 
 
 def judged(

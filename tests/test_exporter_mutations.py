@@ -30,7 +30,7 @@ from planforge.exporter.verification.bisect import (
 )
 from planforge.exporter.verification.examiners import examiner_of
 from planforge.exporter.verification.structure import READING, compare_structure
-from planforge.exporter.verification.verify import checked_tensors, recorded_source
+from planforge.exporter.verification.verify import checked_cache_scales, checked_tensors, recorded_source
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
@@ -70,6 +70,7 @@ class Ground:
         self.expected = self.examiner.expect(self.model, self.bundle, read_prompts(None, source.folder))
         self.calibration = recorded(self.bundle, self.model)
         self.tensors = checked_tensors(self.bundle, self.model)
+        self.scales = checked_cache_scales(self.bundle, self.model, self.expected)
         self.limits = functools.cache(self._limits)
         self.sound_witnesses = functools.cache(
             lambda name: self.witnesses(self.bundle.manifest.artifact(name))
@@ -113,7 +114,7 @@ class Ground:
     ) -> tuple[list[Comparison], Culprit | None]:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
         comparisons = [
-            compare_structure(bundle, artifact, self.tensors),
+            compare_structure(bundle, artifact, self.tensors, self.scales),
             *self.examiner.compare(
                 bundle, artifact, self.expected, self.limits(artifact.precision), lambda _: None
             ),

@@ -22,7 +22,8 @@ from planforge.exporter.prompts import read_prompts
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.gate import limits_for
 from planforge.exporter.verification.node_executor import NodeExecutor, NotFiniteError
-from planforge.runtime.metrics import Metrics, judge, measure
+from planforge.exporter.verification.passages import TextMetrics
+from planforge.runtime.metrics import Metrics, judge, kl_divergence, measure
 
 from .helpers_faults import epsilon
 from .helpers_graphs import nodes, replace_graph
@@ -86,6 +87,33 @@ def test_limits_are_three_times_the_gap_under_a_cap() -> None:
     assert limits_for("fp16", wide) == {"max_error": 0.1, "mean_kl": 1e-3}
     with pytest.raises(ValueError, match="not finite"):
         limits_for("fp16", dataclasses.replace(gap, finite=False))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "fp32-kv8", "int4"])
+def test_a_limit_is_never_below_fp32s(precision: str) -> None:
+    """Rounding may lose nothing on a text, and engines still add in another order."""
+    nothing = Metrics(0.0, 0.0, -1.2e-17, 1.0, 1.0, 0.0, True, 9)
+    assert limits_for(precision, nothing) == limits_for("fp32", None)
+    text = TextMetrics(-1.2e-17, 0.0, 0.0, True, 9)
+    assert (
+        limits_for(precision, text, TextMetrics.LIMITED)["text_kl"]
+        == limits_for("fp32", None, TextMetrics.LIMITED)["text_kl"]
+    )
+    sound = measure(logits(), logits())
+    assert not judge(sound, limits_for(precision, nothing))
+
+
+def test_divergence_is_never_negative() -> None:
+    """Rounding leaves sums a little below zero, where two are nearly alike."""
+    random = np.random.default_rng(0)
+    want = random.standard_normal((2000, 300)).astype(np.float32) * 8
+    got = want + random.standard_normal(want.shape).astype(np.float32) * np.float32(1e-7)
+    divergence = kl_divergence(want, got)
+    assert divergence.min() == 0.0
+    log_p, log_q = (torch.from_numpy(array).double().log_softmax(-1) for array in (want, got))
+    theirs = torch.nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+    assert theirs.min() < 0
+    np.testing.assert_allclose(divergence, theirs.numpy(), atol=1e-12)
 
 
 def test_onnx_runtime_passes_the_mask_fault_and_the_executor_finds_it() -> None:

@@ -31,6 +31,7 @@ PYTORCH = "PyTorch"
 # One node's largest error varies more than the logits', which are held to three times the gap. The same
 # graph, converted again, is nearer than PyTorch, which rounds in other places.
 NODE_FACTOR, MODULE_FACTOR = 5.0, 10.0
+CACHE_STEPS = 4  # that a key or value in whole numbers may be off: rounding moves some to the next
 
 
 @dataclass(frozen=True)
@@ -223,24 +224,41 @@ def node_bands(
     bands = {}
     for key, array in trial.values(own, artifact).items():
         array = without_padding(trial, key[0], array)
-        if key in exact and exact[key].shape == array.shape:
+        if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
+            steps = array.astype(np.float32)  # as kept, which no unit of the exact ones compares with
+            spread = max(spread_of(steps.astype(np.float64)), 1.0) if steps.size else 1.0
+            bands[key] = Band(steps, CACHE_STEPS / spread, witness)
+        elif key in exact and exact[key].shape == array.shape:
             gap = distance(array.astype(exact[key].dtype), exact[key])
             bands[key] = Band(array, max(floor, NODE_FACTOR * gap), witness)
     return bands
 
 
 def module_bands(
-    trial: Trial, graph: ir.Model, model: nn.Module, rounding: Rounding | None
+    trial: Trial,
+    graph: ir.Model,
+    model: nn.Module,
+    rounding: Rounding | None,
+    results: Mapping[str, str] | None = None,
 ) -> dict[Key, Band]:
-    """Bands of the values that are a module's result, from PyTorch."""
+    """Bands of the values that are a module's result, from PyTorch.
+
+    Args:
+        trial: what to run.
+        graph: the graph that is examined.
+        model: in PyTorch.
+        rounding: what the graph's precision does to its numbers; None of fp32.
+        results: the path of the module that a value is the result of; by default as tracing noted it.
+    """
+    results = results_of(graph) if results is None else results
     exact = trial.module_results(model)
     rounded = exact
     if rounding is not None:
         with rounding.applied(model):
-            rounded = trial.module_results(model)
+            rounded = trial.module_results(model, rounding)
     bands = {}
     for step in range(len(trial.steps)):
-        for name, path in results_of(graph).items():
+        for name, path in results.items():
             want, near = trial.placed(step, exact, path), trial.placed(step, rounded, path)
             if want is not None and near is not None:
                 allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * distance(near, want))

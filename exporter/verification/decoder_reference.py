@@ -24,22 +24,33 @@ from .passages import measure_text
 from .rounding import RoundedCache, Rounding
 
 
-def reference_of(model: Any) -> Reference:
-    """The answers of our own GPT-2, of transformers' model, or of optimum's graph."""
+def reference_of(model: Any, rounding: Rounding | None = None) -> Reference:
+    """The answers of our own GPT-2, of transformers' model, or of optimum's graph.
+
+    Args:
+        rounding: what a precision does to keys and values; `Rounding.applied` rounds the rest.
+    """
     if isinstance(model, GPT2):
-        return Reference(model)
+        return Reference(model, rounding)
     from ..imported.onnx_reference import OnnxDecoder, OnnxGraphs
 
     return (OnnxDecoder if isinstance(model, OnnxGraphs) else HubReference)(model)
 
 
 class Reference:
-    """The model in PyTorch, in fp32."""
+    """The model in PyTorch, in fp32.
 
-    def __init__(self, model: GPT2) -> None:
+    Args:
+        model: the model.
+        rounding: of keys and values; None keeps them as they are.
+    """
+
+    def __init__(self, model: GPT2, rounding: Rounding | None = None) -> None:
         self.model: Any = model
         self.config: Any = model.config
         self.cache: Callable[..., GrowingCache] = GrowingCache
+        if rounding is not None and rounding.cache_scales:
+            self.cache = partial(RoundedCache, rounding.cache_scales)
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
@@ -75,18 +86,16 @@ class Reference:
         Of fp16 weights alone are not enough: a checkpoint stored in that very type would allow no difference.
         A case has some of the samples, or the context: the mean KL is that of the worst of them.
         """
-        if rounding.cache_scales:
-            self.cache = partial(RoundedCache, rounding.cache_scales)
+        rounded = type(self)(self.model, rounding)
         samples, passages, last = expected.samples, expected.passages, expected.context_logits
         with rounding.applied(self.model):
-            got = [
-                self.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))[list(s.steps)]
-                for s in samples
-            ]
-            got.append(self.logits(expected.context, slice(-len(last), None)))
-            texts = (self.logits(passage.tokens[:-1], slice(None)) for passage in passages)
+            got = []
+            for s in samples:
+                logits = rounded.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))
+                got.append(logits[list(s.steps)])
+            got.append(rounded.logits(expected.context, slice(-len(last), None)))
+            texts = (rounded.logits(passage.tokens[:-1], slice(None)) for passage in passages)
             text: Gaps = {"text": measure_text(texts, passages)} if passages else {}
-        self.cache = GrowingCache
         want = [*(s.logits for s in samples), last]
         worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
         return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **text}

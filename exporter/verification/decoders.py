@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +26,11 @@ from .decoder_samples import Expectation, expect, from_arrays, gaps, limits, run
 from .gate import COUNTED
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from .passages import measure_text, read_passages
-from .trial import Step, Trial, positions_of
+from .trial import Reading, Step, Trial, positions_of
 
 if TYPE_CHECKING:
     from ...models import GPT2
+    from .rounding import Rounding
 
 log = logging.getLogger("planforge")
 
@@ -143,11 +144,11 @@ def trial(
         run.prefill(prompts)
         run.decode(last)
 
-    def reading(text: Sequence[int]) -> Callable[[Any], object]:
-        def read(model: GPT2) -> object:
+    def reading(text: Sequence[int]) -> Reading:
+        def read(model: GPT2, rounding: Rounding | None) -> object:
             from .decoder_reference import reference_of
 
-            return reference_of(model).logits(text, slice(None))
+            return reference_of(model, rounding).logits(text, slice(None))
 
         return read
 

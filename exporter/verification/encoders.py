@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from .encoder_samples import Expectation, expect, from_arrays, gaps, limits, run
 from .fitted_head import HEAD, LinearHead
 from .gate import limits_for
 from .node_executor import ExecutedProgram, NotFiniteError, rounded_engine
-from .trial import Step, Trial, positions_of
+from .trial import Reading, Step, Trial, positions_of
 
 
 def with_head(
@@ -125,8 +124,8 @@ def trial(
     def drive(program: Program) -> None:
         run_batch(Encoder(program, artifact, padding), samples)
 
-    def reading(piece: Piece) -> Callable[[Any], object]:
-        return lambda model: run_model(model, piece)
+    def reading(piece: Piece) -> Reading:
+        return lambda model, rounding: run_model(model, piece)
 
     lengths = np.array([len(sample.piece) for sample in samples])
     step = Step("batch", positions_of(np.arange(lengths.max()) < lengths[:, None]))

@@ -15,7 +15,6 @@ from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import PlanForgeError
 from ..calibration import Calibration
 from ..checkpoint import Checkpoint
-from ..errors import VerificationError
 from ..graphs import attach_weights, converted, in_fp32, recipe_of
 from ..precisions import PRECISIONS
 from ..source import Source
@@ -26,6 +25,7 @@ from .fitted_head import HEAD
 from .report import VerificationReport
 from .structure import READING
 from .trial import Trial
+from .witnesses import find_witnesses
 
 if TYPE_CHECKING:
     from ...models.checkpoint import Model
@@ -62,7 +62,8 @@ def explain(
         report: the comparisons.
         expected: what they were compared with.
         progress: called with a line when a stage begins.
-        model: the model in PyTorch; without it graphs are held against the bundle's own in fp32.
+        model: the model in PyTorch, ours or another exporter's; without it graphs are held against the
+            bundle's own in fp32.
         calibration: of its whole numbers.
         traced: traces the model's graphs.
     """
@@ -87,14 +88,9 @@ def explain(
         if model is not None and calibration is not None and healthy:
             witnesses = witnesses_of(artifact, trial, healthy[recipe_of(artifact)], model, calibration)
         else:
-            other = sound_in_fp32(full_manifest, artifact, failed)
-            if other is None:
-                raise VerificationError(
-                    "it would be held against the same graph in fp32, if that passed; where it is missing,"
-                    " add fp32 to --precision"
-                )
-            full = load_graph(bundle.path(other.file))
-            witnesses = Witnesses(node_bands(trial, artifact, full, other, None))
+            witnesses = find_witnesses(
+                bundle, full_manifest, artifact, graph, trial, failed, expected, model, calibration
+            )
         return find_culprit(graph, artifact, trial, witnesses)
 
     culprits: list[Culprit] = []
@@ -110,8 +106,17 @@ def explain(
         if culprit is not None:
             culprits.append(culprit)
         elif artifact.id not in read:  # what was read there names its node
-            unexplained[artifact.id] = LOSS if PRECISIONS[artifact.precision].in_whole_numbers else INSIDE
+            unexplained[artifact.id] = inside_text(artifact, full_manifest, bool(healthy))
     return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained)
+
+
+def inside_text(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
+    """Return what is said of a graph that failed while no node of it left its band."""
+    if not PRECISIONS[artifact.precision].in_whole_numbers:
+        return INSIDE
+    ids = {other.id for other in manifest.artifacts}
+    by_nodes = traced or f"{recipe_of(artifact)}.fp32" in ids
+    return LOSS if by_nodes else f"{LOSS}; or add fp32 to --precision, which every node is held against"
 
 
 def as_traced(artifact: Artifact, manifest: Manifest) -> Artifact:
@@ -140,14 +145,6 @@ def failed_artifacts(manifest: Manifest, report: VerificationReport) -> list[Art
     failed = [artifact for artifact in manifest.artifacts if artifact.id in names]
     encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
     return [a for a in failed if a.graph != "decoder" or a.precision not in encoders]
-
-
-def sound_in_fp32(manifest: Manifest, artifact: Artifact, failed: Sequence[Artifact]) -> Artifact | None:
-    """The same graph in fp32, if it is in the bundle and has not failed itself."""
-    for other in manifest.artifacts:
-        if recipe_of(other) == recipe_of(artifact) and other.precision == "fp32" and other not in failed:
-            return other
-    return None
 
 
 def tracer_of(manifest: Manifest, source: Source, model: Model) -> Tracer:

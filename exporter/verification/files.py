@@ -256,7 +256,6 @@ def outcome_of(
     gap: Gap,
 ) -> Outcome:
     names = ("max_error", "cosine_gap")
-    least = limits_for("fp32", None, names)  # engines add in another order
     metrics: dict[str, float | bool | int | None] = {}
     limits: dict[str, float] = {}
     failures: list[str] = []
@@ -271,7 +270,6 @@ def outcome_of(
             found = measured_rows(got[name], array)
             lost = None if gap is None else measured_rows(gap[1][name], gap[0][name])
             usual = limits_for(precision, lost if lost is not None and lost.finite else None, names)
-            usual = {key: max(limit, least[key]) for key, limit in usual.items()}
             failures += [f"{name}: {failure}" for failure in judge(found, usual)]
             values = {**found.to_json()}
             del values["mean_cosine_gap"]  # nobody knows whether a row is a text

@@ -40,7 +40,7 @@ Gaps: TypeAlias = "dict[str, Measured]"  # by what the names of their limits beg
 def limits_for(
     precision: str, gap: Measured | None, names: Sequence[str] = Metrics.LIMITED
 ) -> dict[str, float]:
-    """The limits of one precision.
+    """The limits of one precision: at least fp32's, for an engine adds in another order in every precision.
 
     Args:
         precision: a key of `CAPS`.
@@ -57,7 +57,8 @@ def limits_for(
     if not gap.finite:
         raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
     factors = {name: GAP_FACTOR ** (2 if name in QUADRATIC else 1) for name in names}
-    return {
-        name: cap if name in COUNTED else min(cap, factors[name] * getattr(gap, MOST.get(name, name)))
-        for name, cap in caps.items()
-    }
+    limits = {}
+    for name, cap in caps.items():
+        lost = factors[name] * getattr(gap, MOST.get(name, name))
+        limits[name] = cap if name in COUNTED else max(CAPS["fp32"][name], min(cap, lost))
+    return limits

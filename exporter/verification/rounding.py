@@ -66,8 +66,13 @@ class Rounding:
 
 
 def linear_of(model: nn.Module, weight: str) -> nn.Linear | None:
-    """The module that multiplies by a weight, by whichever name; None if the weight is only looked up."""
-    parameter = model.get_parameter(weight)
+    """The module that multiplies by a weight, by whichever name; None if the weight is only looked up.
+
+    None too where the model has no parameter of that name, as of a matrix that an exporter has folded.
+    """
+    parameter = dict(model.named_parameters(remove_duplicate=False)).get(weight)
+    if parameter is None:
+        return None
     return next((m for m in model.modules() if isinstance(m, nn.Linear) and m.weight is parameter), None)
 
 

@@ -17,6 +17,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.metrics import Comparison
 from ..modules import module_of
+from ..passes.kv_cache import KEY_SCALE
 from ..passes.weights import Stored
 from ..weight_files import load_graph
 
@@ -28,10 +29,14 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
 # Relative: attributes are written in single precision, constants may be in half.
 SINGLE, HALF = 1e-6, 2.0**-11
+SCALES_APART = 1.75  # of a cache, from those that real text gives here: other text reaches a little more
 
 
 def compare_structure(
-    bundle: Bundle, artifact: Artifact, tensors: Mapping[str, Array] | None = None
+    bundle: Bundle,
+    artifact: Artifact,
+    tensors: Mapping[str, Array] | None = None,
+    cache_scales: Mapping[str, Array] | None = None,
 ) -> Comparison:
     """Reads a graph without running it.
 
@@ -39,6 +44,7 @@ def compare_structure(
         bundle: that has the graph.
         artifact: the graph.
         tensors: the checkpoint's, by name; without them only attributes are read.
+        cache_scales: of keys and values in whole numbers, as real text gives them; by the cache's name.
     """
     graph = load_graph(bundle.path(artifact.file)).graph
     weights = [] if tensors is None else list(checked_weights(graph, tensors))
@@ -48,6 +54,7 @@ def compare_structure(
         list(wrong_epsilons(graph, bundle.manifest.config)),
         list(wrong_scales(graph)) if ours else [],
         [fault for fault in weights if fault is not None],
+        list(wrong_cache_scales(graph, cache_scales or {})),
     ):
         failures += faults[:MOST]
         if len(faults) > MOST:
@@ -126,6 +133,25 @@ def wrong_scales(graph: ir.Graph) -> Iterator[str]:
         meant = size**-0.5
         if not math.isclose(scale, meant, rel_tol=HALF if isinstance(scale, np.float16) else SINGLE):
             yield f"{told(node)} has scale {scale:g}, heads of {size} need {meant:g}"
+
+
+def wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iterator[str]:
+    """Scales of keys and values that are far from what the model's own need: steps too coarse, or clipped."""
+    for node in graph:
+        if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:
+            continue
+        for cache, scale in zip(node.inputs[3:5], node.inputs[KEY_SCALE : KEY_SCALE + 2], strict=True):
+            wanted = None if cache is None else meant.get(str(cache.name))
+            if wanted is None or scale is None or scale.const_value is None:
+                continue
+            found = scale.const_value.numpy()
+            if found.shape != wanted.shape:
+                yield f"{told(node)} has {scale.name!r} of shape {found.shape}, not {wanted.shape}"
+                continue
+            with np.errstate(all="ignore"):
+                apart = float(np.exp(np.median(np.abs(np.log(found / wanted)))))
+            if not apart <= SCALES_APART:  # NaN is not
+                yield f"{told(node)} has {scale.name!r}, {apart:.3g} times off what real text needs"
 
 
 def head_size(node: ir.Node) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from ...runtime.decoding.decoder import pad
 from ...runtime.golden.translation_engine import Engine
 from .translation_engine import engine_of
 from .translation_samples import Expectation
-from .trial import Step, Trial, positions_of
+from .trial import Reading, Step, Trial, positions_of
 
 if TYPE_CHECKING:
     from ...models import Transformer
+    from .rounding import Rounding
 
 TARGET_TOKENS = (12, 7)  # at most, of the two targets
 
@@ -57,14 +58,16 @@ def trial(
         run.prefill(prompts)
         run.decode([target[-1] for target in targets])
 
-    def reading(row: int) -> Callable[[Any], object]:
-        def read(model: Transformer) -> object:
+    def reading(row: int) -> Reading:
+        def read(model: Transformer, rounding: Rounding | None) -> object:
+            del rounding  # no keys and values of a translator are whole numbers
             from .translation_reference import reference_of
 
             # The model is fed a target but for its last token, so there has to be one more.
             return reference_of(model, start).results(sources[row], [*targets[row], 0])
 
-        def read_source(model: Transformer) -> object:
+        def read_source(model: Transformer, rounding: Rounding | None) -> object:
+            del rounding
             from .translation_reference import reference_of
 
             return reference_of(model, start).keys_values(sources[row])

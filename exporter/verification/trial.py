@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
+    from .rounding import Rounding
+
 Integers = npt.NDArray[np.int64]
 Key = tuple[int, str]  # a step of a trial, and a value's name
 PADDING = -1
+# Runs PyTorch over a text, with keys and values rounded as a precision rounds them, or as they are.
+Reading: TypeAlias = "Callable[[Any, Rounding | None], object]"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Trial:
 
     drive: Callable[[Program], None]
     steps: tuple[Step, ...]
-    read: tuple[Callable[[Any], object], ...]
+    read: tuple[Reading, ...]
 
     def values(self, model: ir.Model, artifact: Artifact) -> dict[Key, Array]:
         """Every result of every node in every step."""
@@ -63,8 +67,12 @@ class Trial:
         self.drive(program)
         return found
 
-    def module_results(self, model: nn.Module) -> list[dict[str, Array]]:
-        """What each module of PyTorch's model gives, (T, ...) by its path, for each text."""
+    def module_results(self, model: nn.Module, rounding: Rounding | None = None) -> list[dict[str, Array]]:
+        """What each module of PyTorch's model gives, (T, ...) by its path, for each text.
+
+        Args:
+            rounding: of keys and values; whoever calls applies the rest of it to the model.
+        """
         from torch import Tensor
 
         found: list[dict[str, Array]] = []
@@ -80,7 +88,7 @@ class Trial:
         try:
             for run in self.read:
                 found.append({})
-                run(model)
+                run(model, rounding)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -15,13 +15,15 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError, InputError
 from ...runtime.golden.files import golden_file, read_golden
 from ...runtime.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
-from ..calibration import Calibration, recorded
+from ..calibration import Calibration, cache_scales, recorded
 from ..errors import CheckpointError, SourceError, VerificationError
 from ..graphs import tensors_of
 from ..memory import give_back_memory
+from ..precisions import PRECISIONS
 from ..prompts import read_prompts
 from ..source import Source, resolve_source
 from ..weight_files import load_graph
+from .decoders import ENOUGH
 from .examiners import examiner_of
 from .explain import explain, tracer_of
 from .files import RUNNING, verify_file
@@ -145,7 +147,7 @@ def with_pytorch(
     calibration = recorded(opened, model)
     report, _, _ = examine(opened, model, expected, calibration, progress)
     if opened.manifest.source.get("exporter"):
-        return tightened(explain(opened, report, expected, progress), limits)
+        return tightened(explain(opened, report, expected, progress, model, calibration), limits)
     tracer = tracer_of(opened.manifest, checkpoint, model)
     return tightened(explain(opened, report, expected, progress, model, calibration, tracer), limits)
 
@@ -298,6 +300,20 @@ def checked_tensors(bundle: Bundle, model: Model) -> dict[str, Array]:
     return tensors if head is None else {**tensors, "head.weight": head.weight, "head.bias": head.bias}
 
 
+def checked_cache_scales(bundle: Bundle, model: Model, expected: Any) -> dict[str, Array]:
+    """Return what the scales of keys and values in whole numbers are held against.
+
+    Returns:
+        (H * D,) by the cache's name; none where no graph keeps such, or where there is too little real text
+        for how far keys and values reach.
+    """
+    if not any(PRECISIONS[artifact.precision].cache_bits for artifact in bundle.manifest.artifacts):
+        return {}
+    if sum(map(len, expected.texts)) < ENOUGH:
+        return {}
+    return cache_scales(model, expected)
+
+
 def compare_all(
     bundle: Bundle,
     expected: Any,
@@ -308,11 +324,12 @@ def compare_all(
     """Every artifact, every case; with PyTorch's model the weights too."""
     examiner = examiner_of(bundle.manifest)
     tensors = None if model is None else checked_tensors(bundle, model)
+    scales = None if model is None else checked_cache_scales(bundle, model, expected)
     comparisons: list[Comparison] = []
     kept = {}
     for artifact in bundle.manifest.artifacts:
         progress(f"{artifact.id}: {CASE}")
-        comparisons.append(compare_structure(bundle, artifact, tensors))
+        comparisons.append(compare_structure(bundle, artifact, tensors, scales))
         try:
             comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
         except BackendError as error:  # of this graph; the others are still judged

@@ -1,0 +1,119 @@
+"""What a graph is held against where its model cannot be traced again: of imports, and without PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact, Manifest
+from ..calibration import Calibration
+from ..errors import VerificationError
+from ..graphs import recipe_of
+from ..modules import results_by_scope, results_of, scope_of
+from ..weight_files import load_graph
+from .bisect import Band, Witnesses, module_bands, node_bands, without_padding
+from .examiners import examiner_of
+from .gate import CAPS
+from .trial import Key, Trial
+
+ADD_FP32 = (
+    "it would be held against the same graph in fp32, if that passed; where it is missing, add fp32 to"
+    " --precision"
+)
+NO_WITNESS = (
+    "nothing is at hand that is known to be right: --source CHECKPOINT, with weights that PyTorch reads, or"
+    " the same graph in another dialect, such as --target cpu,portable"
+)
+
+
+def find_witnesses(
+    bundle: Bundle,
+    manifest: Manifest,
+    artifact: Artifact,
+    graph: ir.Model,
+    trial: Trial,
+    failed: Sequence[Artifact],
+    expected: Any,
+    model: Any = None,
+    calibration: Calibration | None = None,
+) -> Witnesses:
+    """Return all that a graph's nodes can be held against.
+
+    Args:
+        bundle: whose graph failed.
+        manifest: of the bundle with all of its graphs.
+        artifact: the graph that failed.
+        graph: it.
+        trial: what to run.
+        failed: the graphs that failed, which are no witnesses.
+        expected: what the bundle's examiner asked of the model.
+        model: in PyTorch, another exporter's, or None.
+        calibration: of the bundle's whole numbers.
+
+    Raises:
+        VerificationError: nothing is at hand; says what would be.
+    """
+    nodes: dict[Key, Band] = {}
+    modules: dict[Key, Band] = {}
+    sound = [other for other in manifest.artifacts if other.precision == "fp32" and other not in failed]
+    twin = next((other for other in sound if recipe_of(other) == recipe_of(artifact)), None)
+    if twin is not None and artifact.precision != "fp32":
+        nodes = node_bands(trial, artifact, load_graph(bundle.path(twin.file)), twin, None)
+    if is_module(model):
+        results = results_in(graph, [path for path, _ in model.named_modules()])
+        rounding = None if calibration is None else calibration.rounding(artifact.precision)
+        if results and (rounding is not None or artifact.precision == "fp32"):
+            modules = module_bands(trial, graph, model, rounding, results)
+    if not modules and artifact.precision == "fp32":
+        others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]
+        for other in others[:1]:
+            modules = sibling_bands(bundle, graph, other, expected)
+    if not nodes and not modules:
+        raise VerificationError(NO_WITNESS if artifact.precision == "fp32" else ADD_FP32)
+    return Witnesses(nodes, modules)
+
+
+def is_module(model: Any) -> bool:
+    """Whether a model is one of PyTorch, whose modules can be looked into."""
+    if model is None:
+        return False
+    from torch import nn
+
+    return isinstance(model, nn.Module)
+
+
+def results_in(graph: ir.Model, paths: Sequence[str]) -> Mapping[str, str]:
+    """Return the values that are a module's result: as tracing noted them, or as nodes' names say."""
+    return results_of(graph) or results_by_scope(graph.graph, paths)
+
+
+def scopes_in(graph: ir.Model) -> list[str]:
+    """Return the modules that nodes' names say."""
+    return list(dict.fromkeys(scope_of(node) for node in graph.graph))
+
+
+def sibling_bands(bundle: Bundle, graph: ir.Model, other: Artifact, expected: Any) -> dict[Key, Band]:
+    """Return bands of modules' results, from the same model in another dialect that has passed.
+
+    Args:
+        bundle: that has both.
+        graph: the graph that is examined.
+        other: the sound one, in fp32.
+        expected: what the bundle's examiner asked of the model.
+    """
+    sibling = load_graph(bundle.path(other.file))
+    trial = examiner_of(bundle.manifest).trial(bundle, other, expected)
+    own = results_in(graph, scopes_in(graph))
+    theirs = {path: name for name, path in results_in(sibling, scopes_in(sibling)).items()}
+    values = trial.values(sibling, other)
+    bands: dict[Key, Band] = {}
+    for step in range(len(trial.steps)):
+        for name, path in own.items():
+            array = values.get((step, theirs.get(path, "")))
+            if array is not None and trial.tokens_of(step, array) is not None:
+                meant = without_padding(trial, step, array)
+                bands[step, name] = Band(meant, CAPS["fp32"]["max_error"], other.id)
+    return bands
