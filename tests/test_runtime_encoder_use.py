@@ -79,10 +79,10 @@ def test_what_is_no_text_is_refused(model: TextEncoder, task: str, texts: Any) -
 def test_unknown_options_name_those_there_are(minilm_bundle: Path) -> None:
     model: Any  # so that a type checker lets mistakes pass
     calls: list[tuple[str, Callable[[], Any]]] = [
-        ("pooling='sum' is not one of cls, mean, max", lambda: model.embed("a", pooling="sum")),
-        ("'middle' is not one of 'head', 'tail'", lambda: model.embed("a", truncation="middle")),
+        ("pooling='sum' is not one of 'cls', 'mean', 'max'", lambda: model.embed("a", pooling="sum")),
+        ("'middle' is not one of None, 'head', 'tail'", lambda: model.embed("a", truncation="middle")),
         ("stride=-1 must be", lambda: model.features(LONG, stride=-1)),
-        ("layers='first' is not one of embeddings, ", lambda: model.features("a", layers="first")),
+        ("layers='first' is not one of 'embeddings', ", lambda: model.features("a", layers="first")),
         ("task 'translate' is not one of embed, features", lambda: model.iterate("translate", ["a"])),
         (
             "several texts are needed here, such as a list of str, not str",
