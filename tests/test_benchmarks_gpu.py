@@ -167,7 +167,7 @@ def test_the_first_token_and_the_later_ones_have_their_own_times(
 ) -> None:
     from benchmarks.gpu.systems import planforge
 
-    def slowed(*arguments: Any) -> Any:
+    def slowed(*arguments: Any, **options: Any) -> Any:
         model = TextGenerator.load(demo_bundle, backend="ort-cpu", precision="fp32")
         run = model.decoder.program.run
 

@@ -77,7 +77,7 @@ def test_every_precision_of_a_generator(demo_bundle: Path) -> None:
     assert where["read_gb_per_s"] > 0
     assert {"planforge", "onnxruntime", "numpy"} <= set(where["versions"])
     assert where["cpu"]
-    assert stages == ["loading fp32", "loading fp16", "round 1", "round 2"]
+    assert stages == ["loading fp32", "loading fp16", "measuring: round 1", "measuring: round 2"]
 
 
 @pytest.mark.usefixtures("short")
