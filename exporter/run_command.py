@@ -233,7 +233,7 @@ def iterator_of(model: Model, task: str, options: Mapping[str, Any]) -> Iterate:
     from ..runtime import TextEncoder
 
     if isinstance(model, TextEncoder):
-        return lambda texts: model.iterate(task, texts, **options)  # type: ignore[call-overload, no-any-return]
+        return lambda texts: model.iterate(task, texts, **options)  # type: ignore[call-overload]
     return lambda texts: model.iterate(map(single_text(task), texts), **options)
 
 
