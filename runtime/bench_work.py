@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .backends.backend import Array
 from .bundle.bundle import Bundle
 from .bundle.manifest import Artifact, Manifest
-from .decoding.cache import NO_CONTEXT, Context, cache_bytes
+from .decoding.cache import NONE_PENDING, PendingContext, cache_bytes
 from .decoding.decoder import Decoder, DecoderRun
 from .errors import InputError, PlanForgeError
 from .load import bytes_of, load
@@ -135,11 +135,12 @@ class TimedDecoder(Decoder):
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder.program, decoder.artifact)
+        super().__init__(decoder.program, decoder.artifact, decoder.budget)
         self.begun: list[float] = []
 
-    def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
-        return TimedRun(self, super().start(batch, capacity, context).cache)
+    def start(self, batch: int, capacity: int, context: PendingContext = NONE_PENDING) -> DecoderRun:
+        run = super().start(batch, capacity, context)
+        return TimedRun(self, run.cache, run.reservation)
 
 
 class TimedRun(DecoderRun):
@@ -186,8 +187,6 @@ def with_decoder(model: Translator, decoder: Decoder) -> Translator:
         tokenizers=(model.source_tokenizer, model.target_tokenizer),
         defaults=model.defaults,
         max_length=model.max_length,
-        memory_limit=model.memory_limit,
-        weight_bytes=model.weight_bytes,
     )
 
 

@@ -94,8 +94,10 @@ def load(
             cgroup may use.
         max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
         memory_limit: bytes for weights, and the caches, or batches and outputs that are read ahead, of all
-            calls that run at one time. A call that needs more is refused beforehand; one that would fit alone
-            waits until others are done. Python, the engine and the tokenizer, 70 to 110 MB, are not counted.
+            calls that run at one time. A call that needs more is refused beforehand, and several texts run in
+            smaller batches where that helps; one that would fit alone waits until others are done, for ten
+            minutes at most, and is then refused. An encoder's outputs count while it computes, not while an
+            iterator's caller has the turn. Python, the engine and the tokenizer, 70 to 110 MB, don't count.
         verify: compare the hash of files above 256 MiB too (smaller ones always are).
         device: the GPU's number; a warning says when no GPU is used though it is not 0.
 
@@ -183,17 +185,13 @@ def open_generator(bundle: Bundle, engine: Backend, request: Request) -> TextGen
         chat = Chat.of(bundle)
     weight_bytes = bytes_of(manifest, artifact)
     decoder = Decoder(programs[0], artifact, MemoryBudget(request.memory_limit, weight_bytes))
-    model = request.class_for(TextGenerator)(
+    return request.class_for(TextGenerator)(
         decoder,
         tokenizer,
         manifest.generation,
         max_length=max_length,
-        memory_limit=request.memory_limit,
-        weight_bytes=weight_bytes,
         chat=chat,
     )
-    decoder.budget.before_waiting(model.forget_prompt)
-    return model
 
 
 def open_encoder(bundle: Bundle, engine: Backend, request: Request) -> TextEncoder:
@@ -243,8 +241,6 @@ def open_translator(bundle: Bundle, engine: Backend, request: Request) -> Transl
         tokenizers,
         defaults,
         max_length=max_length,
-        memory_limit=request.memory_limit,
-        weight_bytes=weight_bytes,
     )
 
 

@@ -1,21 +1,49 @@
 """The bytes that one model may use: its weights, and what the calls that run at the same time hold.
 
-The rule. A call that needs more than the limit leaves beside the weights is refused. One that would fit
-alone, but not beside the calls that are running, waits until they are done. It is refused instead of waiting
-where the thread that makes it holds memory itself, as with a stream that it has not finished: it would wait
-for itself.
+The rule. A call that needs more than the limit leaves beside the weights is refused before anything runs. One
+that would fit alone, but not beside the calls that are running, waits until they are done, and is refused
+after ten minutes, with what they hold. It is refused instead of waiting where the thread that makes it holds
+memory itself, as with a stream that it has not finished: it would wait for itself. Memory belongs to the
+thread that used it last.
 """
 
 from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from .errors import ClosedError, MemoryLimitError
+
+PATIENCE = 600.0  # seconds that a call waits for others: longer than any of them should take
+GLANCE = 0.1  # seconds after which a call that waits looks again, told or not
+
+
+class Reservation:
+    """Bytes that a call holds until it releases them. Releasing twice is fine.
+
+    Attributes:
+        count: bytes.
+        what: they are for.
+        thread: that used them last.
+    """
+
+    def __init__(self, budget: MemoryBudget, count: int, what: str) -> None:
+        self._budget = budget
+        self.count = count
+        self.what = what
+        self.thread = threading.current_thread()
+
+    def use(self) -> None:
+        """Make it this thread's: a stream may be read, or a kept prompt be taken over, by another one."""
+        self.thread = threading.current_thread()
+
+    def release(self) -> None:
+        """Give the bytes back."""
+        self._budget.give_back(self)
 
 
 class MemoryBudget:
@@ -24,14 +52,16 @@ class MemoryBudget:
     Args:
         limit: bytes for everything; None for no limit, which counts nothing.
         weight_bytes: what the weights take as long as the model is open.
+        patience: seconds that a call waits for others.
     """
 
-    def __init__(self, limit: int | None, weight_bytes: int = 0) -> None:
+    def __init__(self, limit: int | None, weight_bytes: int = 0, *, patience: float = PATIENCE) -> None:
         self.limit = limit
         self.weight_bytes = weight_bytes
-        # By a key of its own: the bytes, and the thread that asked. A call may end while garbage is
-        # collected, in the middle of anything here, so no sum is kept that such an end could spoil.
-        self._held: dict[object, tuple[int, int]] = {}
+        self.patience = patience
+        # A call may end while garbage is collected, in the middle of anything here, so no sum is kept that
+        # such an end could spoil.
+        self._held: dict[Reservation, None] = {}
         self._changed = threading.Condition()  # its lock may be taken twice by one thread
         self._closed = False
         self._make_room: weakref.WeakMethod[Callable[[], object]] | None = None
@@ -42,35 +72,56 @@ class MemoryBudget:
 
     def held(self) -> int:
         """Return the bytes that calls hold now, without the weights."""
-        return sum(count for count, _ in list(self._held.values()))
+        return sum(reservation.count for reservation in list(self._held))
 
-    @contextmanager
-    def reserve(self, count: int, what: str, way_out: str = "Use smaller batches") -> Iterator[None]:
-        """Hold bytes while a call runs; waits for other calls where it fits only without them.
+    def check(self, count: int, what: str, way_out: str = "Use smaller batches") -> None:
+        """Refuse what does not fit even when it runs alone.
 
         Args:
-            count: bytes that the call needs beside the weights.
+            count: bytes that a call needs beside the weights.
             what: what they are for, as in "a cache of 8 x 64 tokens".
             way_out: what a user can do who needs less, as a sentence without its full stop.
 
         Raises:
-            MemoryLimitError: it does not fit, or not beside what this thread holds already.
-            ClosedError: the model was closed while the call waited.
+            MemoryLimitError: it does not fit.
         """
-        release = self.hold(count, what, way_out)
+        if self.limit is not None and self.weight_bytes + count > self.limit:
+            raise self._refusal(count, what, way_out)
+
+    @contextmanager
+    def reserve(self, count: int, what: str, way_out: str = "Use smaller batches") -> Iterator[None]:
+        """Hold bytes while a call runs; as `hold` otherwise."""
+        reservation = self.hold(count, what, way_out)
         try:
             yield
         finally:
-            release()
+            reservation.release()
 
-    def hold(self, count: int, what: str, way_out: str = "Use smaller batches") -> Callable[[], None]:
-        """Hold bytes until the function that is returned is called; as `reserve` otherwise."""
-        key = object()
-        self._take(key, count, what, way_out)
-        return partial(self._give_back, key)
+    def hold(self, count: int, what: str, way_out: str = "Use smaller batches") -> Reservation:
+        """Hold bytes until they are released; waits for other calls where it fits only without them.
+
+        The arguments are those of `check`.
+
+        Raises:
+            MemoryLimitError: it does not fit, or not beside what this thread holds already, or other calls
+                did not end in time.
+            ClosedError: the model was closed while the call waited.
+        """
+        asked = Reservation(self, count, what)
+        if self.limit is not None:
+            self.check(count, what, way_out)
+            self._take(asked, way_out)
+        return asked
+
+    def give_back(self, reservation: Reservation) -> None:
+        """Let go of what a call held, if it still does."""
+        if reservation in self._held:
+            self._held.pop(reservation, None)
+            with self._changed:
+                self._changed.notify_all()
 
     def before_waiting(self, make_room: Callable[[], object]) -> None:
-        """Call a method before a call waits or is refused, to let go of what is only kept in case.
+        """Call a method while a call waits, and before it is refused, to free what is only kept in case.
 
         The method's object is not kept alive by this.
         """
@@ -82,42 +133,62 @@ class MemoryBudget:
             self._closed = True
             self._changed.notify_all()
 
-    def _take(self, key: object, count: int, what: str, way_out: str) -> None:
-        if self.limit is None:
+    def _take(self, asked: Reservation, way_out: str) -> None:
+        """Wait until there is room.
+
+        A call may end, or its memory be kept in case, without telling: what frees it may run in this very
+        thread, between a look and the wait. So who waits looks again from time to time.
+        """
+        if self._add(asked):
             return
-        thread = threading.get_ident()
-        if self.weight_bytes + count > self.limit:
-            raise self._refusal(count, what, way_out, 0)
-        if self._is_short_of(count):
+        gc.collect()  # what an abandoned call held may wait for this
+        deadline = time.monotonic() + self.patience
+        while True:
             make_room = None if self._make_room is None else self._make_room()
             if make_room is not None:
                 make_room()
-            gc.collect()  # what an abandoned call held may wait for this
+                del make_room  # who waits does not keep the model alive
+            if self._add(asked):
+                return
+            if self._closed:
+                raise ClosedError("the model was closed; load() it again")
+            own = sum(other.count for other in list(self._held) if other.thread == asked.thread)
+            if own:
+                holder = f"{own / 1e6:.1f} MB that an unfinished call of this thread holds"
+                way_out = f"Finish or close that call (a stream, an iteration) first. {way_out}"
+                raise self._refusal(asked.count, asked.what, way_out, own, holder)
+            if time.monotonic() > deadline:
+                raise self._refusal_of_the_late(asked, way_out)
+            with self._changed:
+                if self._is_short_of(asked.count):
+                    self._changed.wait(GLANCE)
+
+    def _add(self, asked: Reservation) -> bool:
         with self._changed:
-            while self._is_short_of(count):
-                if self._closed:
-                    raise ClosedError("the model was closed; load() it again")
-                own = sum(size for size, holder in list(self._held.values()) if holder == thread)
-                if own:
-                    raise self._refusal(count, what, way_out, own)
-                self._changed.wait()
-            self._held[key] = (count, thread)
+            if self._is_short_of(asked.count):
+                return False
+            self._held[asked] = None
+            return True
 
     def _is_short_of(self, count: int) -> bool:
         return self.limit is not None and self.weight_bytes + self.held() + count > self.limit
 
-    def _give_back(self, key: object) -> None:
-        if self._held.pop(key, None) is not None:
-            with self._changed:
-                self._changed.notify_all()
+    def _refusal_of_the_late(self, asked: Reservation, way_out: str) -> MemoryLimitError:
+        others = list(self._held)
+        held = sum(other.count for other in others)
+        names = ", ".join(sorted({other.what for other in others}))
+        holder = f"{held / 1e6:.1f} MB that other calls held for {self.patience:.0f} seconds ({names})"
+        way_out = f"Finish or close those calls (streams, too) first. {way_out}"
+        return self._refusal(asked.count, asked.what, way_out, held, holder)
 
-    def _refusal(self, count: int, what: str, way_out: str, own: int) -> MemoryLimitError:
+    def _refusal(
+        self, count: int, what: str, way_out: str, held: int = 0, holder: str | None = None
+    ) -> MemoryLimitError:
         assert self.limit is not None
-        needed = self.weight_bytes + count + own
+        needed = self.weight_bytes + count + held
         parts = [f"{self.weight_bytes / 1e6:.1f} MB of weights", f"{count / 1e6:.1f} MB for {what}"]
-        if own:
-            parts.append(f"{own / 1e6:.1f} MB that an unfinished call of this thread holds")
-            way_out = f"Finish or close that call (a stream, an iteration) first. {way_out}"
+        if holder is not None:
+            parts.append(holder)
         summed = f"{', '.join(parts[:-1])} and {parts[-1]}"
         limit = f"memory_limit is {self.limit / 1e6:.1f} MB"
         return MemoryLimitError(

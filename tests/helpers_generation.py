@@ -16,6 +16,7 @@ from planforge.runtime.backends.backend import FakeProgram
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 from planforge.runtime.errors import BackendError
+from planforge.runtime.memory_budget import MemoryBudget
 from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
@@ -82,10 +83,9 @@ def generator(
     chat: Chat | None = None,
 ) -> tuple[TextGenerator, Steps]:
     steps = Steps(dialect, counts)
-    decoder = Decoder(FakeProgram(steps), artifact(dialect))
+    decoder = Decoder(FakeProgram(steps), artifact(dialect), MemoryBudget(memory_limit))
     defaults = GenerationDefaults(eos=eos, prefix=prefix, max_length=max_length)
-    limits: dict[str, Any] = {"max_length": max_length, "memory_limit": memory_limit}
-    model = TextGenerator(decoder, TOKENIZER, defaults, chat=chat, **limits)
+    model = TextGenerator(decoder, TOKENIZER, defaults, chat=chat, max_length=max_length)
     return model, steps
 
 

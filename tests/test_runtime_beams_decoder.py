@@ -20,7 +20,7 @@ from .conftest import Once
 from .helpers_generation import DIALECTS, generator
 from .helpers_models import tiny_gpt2
 from .helpers_plans import only
-from .test_runtime_decoder import Given, Returned
+from .test_runtime_decoder import Given, Returned, artifact
 
 DEMO = Path(__file__).resolve().parents[1] / "models/demos/gpt2-demo"
 GRAPHS = ["decoder.ort.fp32", "decoder.portable.fp32"]
@@ -257,15 +257,37 @@ def test_beams_do_not_stream() -> None:
     assert model.generate("abc", max_new_tokens=2).candidates == ()
 
 
-def test_the_memory_limit_counts_all_beams() -> None:
-    model, _ = generator("inplace")
-    capacity = 3 + 4 - 1
-    enough = cache_bytes(model.artifact, 6, capacity)
-    model.memory_limit = enough
-    assert len(model.generate(["abc", "a"], num_beams=3, max_new_tokens=4)) == 2
-    model.memory_limit = enough - 1
-    with pytest.raises(MemoryLimitError, match=r"\(6 x 6 tokens\)"):
-        model.generate(["abc", "a"], num_beams=3, max_new_tokens=4)
+@pytest.mark.parametrize(("short", "batches"), [(0, [2, 6, 6, 6]), (1, [1, 3, 3, 3, 1, 3, 3, 3])])
+def test_the_memory_limit_counts_all_beams(short: int, batches: list[int]) -> None:
+    """Two prompts run together where all their beams fit, else one after the other."""
+    alone = cache_bytes(artifact("inplace"), 3, 3 + 4 - 1)
+    limit = 2 * alone - short
+    model, steps = generator("inplace", memory_limit=limit)
+    held: list[int] = []
+    ran: list[int] = []
+    graph = steps.graph
+
+    def recording(given: Given) -> Returned:
+        held.append(model.decoder.budget.held())
+        ran.append(len(given["input_ids"]))
+        return graph(given)
+
+    steps.graph = recording
+    found = model.generate(["abc", "cab"], num_beams=3, max_new_tokens=4)
+    free, _ = generator("inplace")
+    meant = free.generate(["abc", "cab"], num_beams=3, max_new_tokens=4)
+    assert [answer.token_ids for answer in found] == [answer.token_ids for answer in meant]
+    assert ran == batches
+    assert set(held) == {alone if short else 2 * alone}
+    assert model.decoder.budget.held() == 0
+
+
+def test_beams_that_do_not_fit_are_refused_before_anything_runs() -> None:
+    limit = cache_bytes(artifact("inplace"), 3, 3 + 4 - 1) - 1
+    model, steps = generator("inplace", memory_limit=limit)
+    with pytest.raises(MemoryLimitError, match=r"for a cache of 3 x 6 tokens; memory_limit is"):
+        model.generate(["a", "abc"], num_beams=3, max_new_tokens=4)
+    assert not steps.fed
     assert len(model.generate(["abc", "a"], num_beams=2, max_new_tokens=4)) == 2
 
 

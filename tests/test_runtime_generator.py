@@ -18,6 +18,7 @@ from planforge.exporter.source import DEMOS
 from planforge.runtime import Generation, TextGenerator, load
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.errors import (
     ClosedError,
@@ -324,9 +325,15 @@ def test_a_closed_model_says_so(demo_bundle: Path) -> None:
 def test_the_cache_must_fit_the_memory_limit(demo_bundle: Path) -> None:
     with TextGenerator.load(demo_bundle, memory_limit=16_000_000) as model:
         assert isinstance(model.generate("a", max_new_tokens=2), Generation)
-        with pytest.raises(MemoryLimitError, match=r"weights and .* of cache") as caught:
-            model.generate(["a"] * 8, max_new_tokens=200)
-    assert caught.value.needed > caught.value.limit == 16_000_000
+        budget = model.decoder.budget
+        alone = cache_bytes(model.artifact, 1, 200)
+        budget.limit = budget.weight_bytes + 2 * alone  # two rows at a time, not eight
+        answers = model.generate(["a"] * 8, max_new_tokens=200, ignore_eos=True)
+        assert {answer.token_ids for answer in answers} == {answers[0].token_ids}
+        budget.limit = budget.weight_bytes + alone - 1
+        with pytest.raises(MemoryLimitError, match=r"weights and .* for a cache of 1 x 200 tokens") as caught:
+            model.generate(["a"] * 8, max_new_tokens=200, ignore_eos=True)
+    assert caught.value.needed == caught.value.limit + 1
 
 
 def test_load_checks_its_arguments(demo_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:

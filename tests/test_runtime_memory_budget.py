@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 
 import pytest
 
@@ -104,3 +104,58 @@ def test_closing_wakes_who_waits() -> None:
         budget.close()
         with pytest.raises(ClosedError, match="was closed"):
             waiting.result(timeout=10)
+
+
+def test_who_waits_for_what_is_kept_meanwhile_gets_it() -> None:
+    """What another call keeps when it ends is freed for who waits, though nobody tells."""
+    budget = MemoryBudget(100, 0)
+    running = budget.hold(60, "a cache")
+
+    class Keeper:
+        kept = False
+
+        def drop(self) -> None:
+            if self.kept:
+                running.release()
+
+    keeper = Keeper()
+    budget.before_waiting(keeper.drop)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(budget.hold, 60, "a batch")
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.3)
+        keeper.kept = True
+        try:
+            waiting.result(timeout=10).release()
+        finally:
+            budget.close()
+    assert budget.held() == 0
+
+
+def test_nobody_waits_for_ever() -> None:
+    budget = MemoryBudget(100, 10, patience=0.2)
+    with ThreadPoolExecutor(1) as pool, budget.reserve(60, "a cache of 1 x 9 tokens"):
+        waiting = pool.submit(budget.hold, 60, "a batch")
+        try:
+            with pytest.raises(
+                MemoryLimitError, match=r"other calls held for 0 seconds \(a cache of 1 x 9 tokens\)"
+            ) as caught:
+                waiting.result(timeout=10)
+        finally:
+            budget.close()
+    assert (caught.value.needed, caught.value.limit) == (130, 100)
+
+
+def test_memory_belongs_to_the_thread_that_used_it_last() -> None:
+    budget = MemoryBudget(100, 0)
+    with ThreadPoolExecutor(1) as pool:
+        reservation = pool.submit(budget.hold, 60, "a cache").result(timeout=10)
+        reservation.use()
+        with pytest.raises(MemoryLimitError, match="of this thread"):
+            budget.hold(60, "a batch")
+        waiting = pool.submit(budget.hold, 60, "a batch")  # its own no more: it waits
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        reservation.release()
+        reservation.release()
+        waiting.result(timeout=10).release()

@@ -107,6 +107,18 @@ def test_an_encoders_outputs_that_wait_for_their_turn_are_counted(
             lengths(model)
 
 
+def test_an_encoders_iterator_holds_nothing_while_its_caller_has_the_turn(
+    head_bundle: Callable[[str], Path],
+) -> None:
+    texts = ["bread " * (1 + number % 60) for number in range(60)]
+    with TextEncoder.load(head_bundle("classifier")) as model:
+        meant = [model.classify(text).label for text in texts]
+        model.encoder.budget = MemoryBudget(600_000)
+        for place, result in enumerate(model.iterate("classify", texts)):
+            assert model.encoder.budget.held() == 0
+            assert result.label == model.classify(texts[place]).label == meant[place]
+
+
 def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
     config = {"intermediate_size": 40, "hidden_size": 10, "num_attention_heads": 2}
     batch, tokens = Axis("batch", 1, 1, 8), Axis("tokens", 1, 8, 64)
@@ -128,7 +140,7 @@ def small_limit(bundle: Path) -> tuple[int, int]:
     """A limit with room for one cache and a half, of 1 x 40 tokens; and what one takes."""
     with TextGenerator.load(bundle, precision="fp32") as model:
         cache = cache_bytes(model.artifact, 1, 40)
-        return model.weight_bytes + cache * 3 // 2, cache
+        return model.decoder.budget.weight_bytes + cache * 3 // 2, cache
 
 
 def answer(model: TextGenerator) -> tuple[int, ...]:
@@ -148,6 +160,23 @@ def test_calls_at_one_time_share_the_limit(demo_bundle: Path, monkeypatch: pytes
         found = [pool.submit(answer, model) for _ in range(8)]
         assert [one.result(timeout=60) for one in found] == [meant] * 8
     assert alive.most == cache
+
+
+def test_beams_share_the_limit(demo_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, cache = small_limit(demo_bundle)
+    alive = of_caches(monkeypatch)
+    with TextGenerator.load(demo_bundle, precision="fp32", memory_limit=limit) as model:
+        prompt = model.tokenizer.encode(PROMPT)
+        with pytest.raises(MemoryLimitError, match="for a cache of 2 x 40 tokens"):
+            model.generate(PROMPT, num_beams=2, max_new_tokens=41 - len(prompt))
+        assert alive.most == 0
+        assert model.generate([PROMPT] * 3, num_beams=2, max_new_tokens=8)
+        assert 0 < alive.most <= cache * 3 // 2
+        stream = model.stream(PROMPT, max_new_tokens=41 - len(prompt))
+        next(stream)
+        with pytest.raises(MemoryLimitError, match="that an unfinished call of this thread holds"):
+            model.generate(PROMPT, num_beams=3, max_new_tokens=8)
+        stream.close()
 
 
 def test_a_stream_that_is_not_finished_is_named_not_waited_for(demo_bundle: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from typing import Any
 
 import pytest
@@ -115,6 +117,39 @@ def test_a_kept_cache_counts_and_gives_way(dialect: str) -> None:
     roomy.generate("abcdef", max_new_tokens=2, **REUSE)
     roomy.generate(["abcdef", "abc"], max_new_tokens=2)
     assert roomy.generate("abcdef", max_new_tokens=2, **REUSE).prompt_tokens_reused == 5
+
+
+def test_a_call_that_waits_gets_what_another_keeps_when_it_ends() -> None:
+    model, _ = generator("inplace", memory_limit=cache_bytes(artifact("inplace"), 1, CONTEXT))
+    running = model.stream("abcabc", **REUSE)
+    next(running)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(model.generate, "abc", max_new_tokens=2)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.3)
+        running.close()
+        try:
+            assert len(waiting.result(timeout=10).token_ids) == 2
+        finally:
+            model.close()
+
+
+def test_a_kept_cache_belongs_to_the_thread_that_takes_it_over() -> None:
+    model, _ = generator("inplace", memory_limit=cache_bytes(artifact("inplace"), 1, CONTEXT))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(model.generate, "abcabc", max_new_tokens=2, **REUSE).result(timeout=10)
+    running = model.stream("abcabc", **REUSE)
+    next(running)
+    assert model.decoder.budget.held() > 0
+    closing = threading.Timer(10, model.close)  # a thread that waits for itself must not hang the tests
+    closing.start()
+    try:
+        with pytest.raises(MemoryLimitError, match="an unfinished call of this thread"):
+            model.generate("abc", max_new_tokens=2)
+    finally:
+        closing.cancel()
+    running.close()
+    assert model.generate("abc", max_new_tokens=2).token_ids
 
 
 def test_a_closed_model_keeps_nothing() -> None:

@@ -5,7 +5,7 @@ B batch, T tokens of this step, P cached columns, H heads, D head size, N logit 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +31,22 @@ class Context:
 
 LOGITS = ("logits",)
 NO_CONTEXT = Context()
+
+
+@dataclass(frozen=True)
+class PendingContext:
+    """A context that is computed when there is room for it.
+
+    Attributes:
+        byte_count: what its buffers will take.
+        compute: returns it.
+    """
+
+    byte_count: int
+    compute: Callable[[], Context]
+
+
+NONE_PENDING = PendingContext(0, lambda: NO_CONTEXT)
 
 
 class Cache(Protocol):

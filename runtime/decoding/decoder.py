@@ -5,22 +5,22 @@ B batch, T tokens, N logit rows, V vocabulary
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ..backends.backend import Array, Program
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError
-from ..memory_budget import MemoryBudget
-from .cache import LOGITS, NO_CONTEXT, Cache, Context, cache_bytes, new_cache
+from ..memory_budget import MemoryBudget, Reservation
+from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, cache_bytes, new_cache
 from .candidates import scores_of
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
+LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # the way out of a refusal
 
 
 class Decoder:
@@ -33,38 +33,58 @@ class Decoder:
         self.lock = threading.Lock()
         self.closed = False
 
-    def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
-        """An empty cache for `batch` rows of up to `capacity` tokens, which may look at a source.
+    def start(self, batch: int, capacity: int, context: PendingContext = NONE_PENDING) -> DecoderRun:
+        """Return a run with an empty cache for `batch` rows of up to `capacity` tokens.
+
+        Args:
+            batch: rows.
+            capacity: tokens of each.
+            context: of a translation, the source; computed when all of the run's memory is held.
 
         Raises:
             ClosedError: the model was closed.
-            MemoryLimitError: the cache does not fit beside what this thread holds already.
+            MemoryLimitError: the memory does not fit, or not beside what this thread holds already.
         """
-        release = self.hold_memory(batch, capacity, context)  # without the lock: others' steps must go on
+        return self._start(batch, capacity, context, 1)
+
+    def start_spreading(self, batch: int, capacity: int, copies: int) -> DecoderRun:
+        """Return a run whose `batch` rows become `copies` times as many when it is told to `spread`.
+
+        Raises:
+            ClosedError: the model was closed.
+            MemoryLimitError: memory_limit, or the engine's own memory, has no room for all of them.
+        """
+        return self._start(batch, capacity, NONE_PENDING, copies)
+
+    def _start(self, batch: int, capacity: int, context: PendingContext, copies: int) -> DecoderRun:
+        # Without the lock: others' steps must go on while this one waits.
+        rows = batch * copies
+        count = cache_bytes(self.artifact, rows, capacity) + context.byte_count
+        reservation = self.budget.hold(count, cache_name(rows, capacity), LESS)
         try:
+            seen = context.compute()
             with self.lock:
                 self.check_open()
-                cache = new_cache(self.program, self.artifact, batch, capacity, context)
+                cache = new_cache(self.program, self.artifact, batch, capacity, seen, copies)
         except BaseException:
-            release()
+            reservation.release()
             raise
-        run = DecoderRun(self, cache)
-        weakref.finalize(run, release).atexit = False
-        return run
+        weakref.finalize(cache, reservation.release).atexit = False
+        return DecoderRun(self, cache, reservation)
 
-    def hold_memory(self, batch: int, capacity: int, context: Context) -> Callable[[], None]:
-        """Count a cache, and what it sees of a source, as held; return what gives it back."""
-        if self.budget.limit is None:
-            return nothing
-        dtypes = {spec.name: np.dtype(spec.dtype) for spec in self.artifact.inputs}
-        count = cache_bytes(self.artifact, batch, capacity)
-        for name, buffer in context.buffers.items():
-            count += math.prod(buffer.shape) * dtypes[name].itemsize
-        return self.budget.hold(
-            count,
-            f"a cache of {batch} x {capacity} tokens",
-            "Generate fewer tokens, or smaller batches",
-        )
+    def check_memory(self, batch: int, capacity: int, context_bytes: int = 0) -> None:
+        """Refuse a run that `memory_limit` has no room for even when it is alone.
+
+        Raises:
+            MemoryLimitError: says what is needed.
+        """
+        count = cache_bytes(self.artifact, batch, capacity) + context_bytes
+        self.budget.check(count, cache_name(batch, capacity), LESS)
+
+    def fits(self, batch: int, capacity: int) -> bool:
+        """Return whether `memory_limit` has room for a run that is alone."""
+        available = self.budget.available()
+        return available is None or cache_bytes(self.artifact, batch, capacity) <= available
 
     def check_open(self) -> None:
         """Refuse to reach an engine that is gone; the caller holds the lock.
@@ -75,18 +95,6 @@ class Decoder:
         if self.closed:
             raise ClosedError("the model was closed; load() it again")
 
-    def start_spreading(self, batch: int, capacity: int, copies: int) -> DecoderRun:
-        """Return a run whose `batch` rows become `copies` times as many when it is told to `spread`.
-
-        Raises:
-            ClosedError: the model was closed.
-            MemoryLimitError: the engine's own memory has no room for all of them.
-        """
-        with self.lock:
-            self.check_open()
-            cache = new_cache(self.program, self.artifact, batch, capacity, NO_CONTEXT, copies)
-            return DecoderRun(self, cache)
-
     def close(self) -> None:
         with self.lock:
             if not self.closed:
@@ -95,8 +103,9 @@ class Decoder:
         self.budget.close()
 
 
-def nothing() -> None:
-    """Give nothing back."""
+def cache_name(batch: int, capacity: int) -> str:
+    """Return what errors call a cache."""
+    return f"a cache of {batch} x {capacity} tokens"
 
 
 class DecoderRun:
@@ -104,11 +113,17 @@ class DecoderRun:
 
     What a step says of the next tokens are logits (V,) for each row, or with `outputs` from `results_for`
     perhaps candidates (K,).
+
+    Args:
+        decoder: what it runs.
+        cache: of the batch.
+        reservation: the cache's memory, which is held as long as the cache lives.
     """
 
-    def __init__(self, decoder: Decoder, cache: Cache) -> None:
+    def __init__(self, decoder: Decoder, cache: Cache, reservation: Reservation) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.reservation = reservation
 
     def prefill(
         self,
@@ -169,6 +184,7 @@ class DecoderRun:
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]
     ) -> dict[str, Array]:
         """The graph once: the named results."""
+        self.reservation.use()
         with self.decoder.lock:
             self.decoder.check_open()
             return self.cache.step(ids, valid, np.asarray(logit_rows, np.int64), outputs)

@@ -5,15 +5,17 @@ B sources, S tokens of the longest, H heads, D head size
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from ..backends.backend import Buffer, Program
 from ..bundle.manifest import Artifact, TensorSpec
 from ..errors import ClosedError, ManifestError
-from .cache import Context, cache_shape
+from .cache import Context, PendingContext, cache_shape
 from .decoder import pad
 
 
@@ -37,6 +39,18 @@ class SourceEncoder:
         self.max_batch = artifact.axis("batch").max
         self.lock = threading.Lock()
         self.closed = False
+
+    def prepare(self, sources: Sequence[Sequence[int]]) -> PendingContext:
+        """Return what `encode` is to compute, and the memory that it takes."""
+        longest = max(len(source) for source in sources)
+        return PendingContext(self.context_bytes(len(sources), longest), partial(self.encode, sources))
+
+    def context_bytes(self, batch: int, tokens: int) -> int:
+        """Return what the decoder's keys and values of sources take, padded to so many tokens."""
+        return sum(
+            math.prod(cache_shape(output, batch, tokens)) * np.dtype(output.dtype).itemsize
+            for output, _ in self.reads
+        )
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Context:
         """Token ids of sources, padded to the longest -> what the decoder sees of them."""

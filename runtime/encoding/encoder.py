@@ -15,7 +15,7 @@ import numpy as np
 from ..backends.backend import Array, Program
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
-from ..errors import ClosedError, ManifestError, MemoryLimitError
+from ..errors import ClosedError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..text.long_text import Piece
 from .batching import TOKEN_BUDGET, batches, in_reading_order
@@ -87,12 +87,13 @@ class Encoder:
         for section, needed in self.sections(pieces, roles, rows):
             groups = batches([len(pieces[i]) for i in section], batch_size or self.max_batch)
             what = f"{len(section)} sequences with their outputs"
-            with self.budget.reserve(needed, what, "Shorter texts, or a smaller max_length, need less"):
-                for group in in_reading_order(groups):
-                    indices = [section[i] for i in group]
-                    chosen = None if rows is None else [rows[i] for i in indices]
+            for group in in_reading_order(groups):
+                indices = [section[i] for i in group]
+                chosen = None if rows is None else [rows[i] for i in indices]
+                # Nothing is held while the caller has the turn, who may call this encoder again.
+                with self.budget.reserve(needed, what, "Shorter texts, or a smaller max_length, need less"):
                     outputs = self.batch([pieces[i] for i in indices], roles, chosen)
-                    yield dict(zip(indices, outputs, strict=True))
+                yield dict(zip(indices, outputs, strict=True))
 
     def sections(
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None
@@ -183,12 +184,5 @@ def check_memory(
     """Refuses a limit below the weights and the largest batch together."""
     tokens = max(TOKEN_BUDGET, max_length)
     batch = batch_bytes(config, tokens, max_length)
-    needed = weight_bytes + batch
-    if memory_limit is not None and needed > memory_limit:
-        raise MemoryLimitError(
-            f"{needed / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights and"
-            f" {batch / 1e6:.1f} MB for a batch of {tokens} tokens; memory_limit is"
-            f" {memory_limit / 1e6:.1f} MB. A smaller max_length, or a precision of fewer bits, needs less",
-            needed=needed,
-            limit=memory_limit,
-        )
+    way_out = "A smaller max_length, or a precision of fewer bits, needs less"
+    MemoryBudget(memory_limit, weight_bytes).check(batch, f"a batch of {tokens} tokens", way_out)

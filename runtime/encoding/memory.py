@@ -2,7 +2,8 @@
 
 Sequences run in batches of like length, and results are given out in the order in which texts came. So
 outputs wait for their turn; under a limit sequences are computed in sections, each of which is given out
-before the next begins, and the outputs of a section count as long as it lasts.
+before the next begins. What a section needs, with the outputs of all its sequences, is held while one of its
+batches runs, and not while the caller has the turn.
 """
 
 from __future__ import annotations

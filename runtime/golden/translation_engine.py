@@ -52,8 +52,7 @@ class Engine:
 
     def decoding(self, sources: Sequence[Sequence[int]], beams: int, capacity: int) -> DecoderRun:
         """A decoder that looks at `sources`, with so many rows of each."""
-        context = self.encoder.encode(sources)
-        return self.decoder.start(len(sources) * beams, capacity, context)
+        return self.decoder.start(len(sources) * beams, capacity, self.encoder.prepare(sources))
 
     def teacher_forced(self, sample: Sample) -> Logits:
         """Feeds PyTorch's tokens through the cache: at once up to the first known step, then one by one."""

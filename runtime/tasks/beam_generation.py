@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,10 @@ class BeamGenerator:
     Args:
         decoder: computes logits.
         tokenizer: what tokens mean.
-        check_memory: refuses a cache of so many rows of so many tokens.
     """
 
     decoder: Decoder
     tokenizer: Tokenizer
-    check_memory: Callable[[int, int], None]
 
     def batch_size(self, search: Search) -> int:
         """Return how many prompts may run together.
@@ -63,7 +61,6 @@ class BeamGenerator:
         prompts = [row.prompt for row in rows]
         limits = [row.most_left for row in rows]
         capacity = capacity_for(self.decoder.artifact, [len(prompt) for prompt in prompts], limits)
-        self.check_memory(len(rows) * search.num_beams, capacity)
         steps = list(search_steps(self.decoder, prompts, search, limits, capacity))
         beams = steps[-1][0]
         seconds = [step for _, step in steps]

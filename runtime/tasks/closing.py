@@ -50,7 +50,8 @@ class Closing(ABC):
             precision: of the graph to run.
             threads: cores to use.
             max_length: context in tokens.
-            memory_limit: bytes that one call may take; more is refused beforehand.
+            memory_limit: bytes for weights, and the caches, or batches and outputs that are read ahead, of
+                all calls that run at one time; see `planforge.runtime.load`.
             verify: compare the hash of files above 256 MiB too.
             device: the GPU's number.
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
-from ..decoding.cache import cache_bytes, capacity_for
+from ..decoding.cache import capacity_for
 from ..decoding.candidates import choose_tokens, results_for
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
 from ..decoding.sampling import row_generators
 from ..decoding.speculative import PromptLookup
-from ..errors import ClosedError, InputError, MemoryLimitError
+from ..errors import ClosedError, InputError
 from ..options import GenerationOptions, check_batch_size
 from ..progress import Progress
 from ..text.chat import Chat, Message
@@ -54,25 +54,22 @@ class TextGenerator(Closing):
         defaults: GenerationDefaults,
         *,
         max_length: int,
-        memory_limit: int | None = None,
-        weight_bytes: int = 0,
         chat: Chat | None = None,
     ) -> None:
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.max_length = max_length
-        self.memory_limit = memory_limit
-        self.weight_bytes = weight_bytes
         self.max_batch = decoder.artifact.axis("batch").max
         self._chats = ChatReader(chat=chat, tokenizer=tokenizer, max_length=max_length)
         self._checkpoint = CheckpointOptions(defaults)
-        self._beams = BeamGenerator(decoder=decoder, tokenizer=tokenizer, check_memory=self._check_memory)
+        self._beams = BeamGenerator(decoder=decoder, tokenizer=tokenizer)
         self._vocabulary = vocabulary_of(decoder.artifact, tokenizer)
         self._prompts = PromptReader(
             tokenizer=tokenizer, defaults=defaults, max_length=max_length, vocabulary=self._vocabulary
         )
         self._reuse = PromptReuse()
+        decoder.budget.before_waiting(self.forget_prompt)
 
     @property
     def artifact(self) -> Artifact:
@@ -113,9 +110,8 @@ class TextGenerator(Closing):
                 rows = [self._row(prompt, request)]
             else:
                 rows = [self._numbered_row(number, each, request) for number, each in enumerate(prompt)]
-            size = self._batch_size(request)
-            for first in range(0, len(rows), size):
-                answers += self._answer(rows[first : first + size], request)
+            for group in list(self._groups(rows, request)):
+                answers += self._answer(group, request)
                 report(len(answers))
         return answers[0] if is_one_prompt(prompt) else answers
 
@@ -197,7 +193,6 @@ class TextGenerator(Closing):
         """
         tokens = self._prompts.read_framed(text, parse_special)
         check_scorable(tokens, self.max_length)
-        self._check_memory(1, len(tokens))
         return score_tokens(self.decoder, tokens)
 
     def count_tokens(self, text: str | Sequence[Message], *, parse_special: bool = False) -> int:
@@ -233,6 +228,35 @@ class TextGenerator(Closing):
         if request.search is not None:
             return min(self._beams.batch_size(request.search), request.batch_size or self.max_batch)
         return 1 if request.one_by_one else check_batch_size(request.batch_size, self.max_batch)
+
+    def _groups(self, rows: Sequence[Row], request: GenerationRequest) -> Iterator[list[Row]]:
+        """Yield rows that run together: in their order, as many as batch_size and memory_limit allow.
+
+        Raises:
+            MemoryLimitError: a row does not fit, even alone.
+        """
+        size = self._batch_size(request)
+        group: list[Row] = []
+        for row in rows:
+            larger = [*group, row]
+            if group and (len(larger) > size or not self._fit_together(larger, request)):
+                yield group
+                larger = [row]
+            if len(larger) == 1:
+                self.decoder.check_memory(request.num_beams, self._capacity(larger, request))
+            group = larger
+        if group:
+            yield group
+
+    def _fit_together(self, rows: Sequence[Row], request: GenerationRequest) -> bool:
+        return self.decoder.fits(len(rows) * request.num_beams, self._capacity(rows, request))
+
+    def _capacity(self, rows: Sequence[Row], request: GenerationRequest) -> int:
+        """Return how many tokens each row of a cache has that these share."""
+        if request.reuse_prompt:
+            return self.max_length
+        lengths = [len(row.prompt) for row in rows]
+        return capacity_for(self.artifact, lengths, [row.most_left for row in rows])
 
     def _row(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
         tokens = self._prompts.read(prompt, request.parse_special)
@@ -272,10 +296,11 @@ class TextGenerator(Closing):
         with progress:
             while True:
                 rows, error = self._read_rows(islice(numbered, size), request)
-                answers = self._answer(rows, request) if rows else []
-                done += len(answers)
-                progress(done)
-                yield from answers
+                for group in self._groups(rows, request):
+                    answers = self._answer(group, request)
+                    done += len(answers)
+                    progress(done)
+                    yield from answers
                 if error is not None:
                     raise error
                 if len(rows) < size:
@@ -335,10 +360,7 @@ class TextGenerator(Closing):
         self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]
     ) -> Generator[float, None, None]:
         """A new token for each row at each step."""
-        new_tokens = [row.most_left for row in rows]
-        capacity = capacity_for(self.artifact, [len(row.prompt) for row in rows], new_tokens)
-        self._check_memory(len(rows), capacity)
-        run = self.decoder.start(len(rows), capacity)
+        run = self.decoder.start(len(rows), self._capacity(rows, request))
         outputs = results_for(self.artifact, request.sampling, request.top_logprobs)
         start = time.perf_counter()
         scores = run.prefill([row.prompt for row in rows], outputs=outputs)
@@ -388,27 +410,5 @@ class TextGenerator(Closing):
     def _run_of(self, row: Row, request: GenerationRequest) -> AbstractContextManager[tuple[DecoderRun, int]]:
         """A run of batch 1 for a row, and how many tokens of its prompt it holds."""
         if request.reuse_prompt:
-            self._check_memory(1, self.max_length, reusing=True)
             return self._reuse.run(row.history, lambda: self.decoder.start(1, self.max_length))
-        capacity = capacity_for(self.artifact, [len(row.prompt)], [row.most_left])
-        self._check_memory(1, capacity)
-        return nullcontext((self.decoder.start(1, capacity), 0))
-
-    def _check_memory(self, batch: int, capacity: int, reusing: bool = False) -> None:
-        """Refuses a cache that does not fit; one that is kept for reuse gives way."""
-        cache = cache_bytes(self.artifact, batch, capacity)
-        needed = self.weight_bytes + cache
-        if self.memory_limit is None:
-            return
-        if self._reuse and not reusing:
-            kept = cache_bytes(self.artifact, 1, self.max_length)
-            if needed + kept > self.memory_limit:
-                self._reuse.drop()
-        if needed > self.memory_limit:
-            raise MemoryLimitError(
-                f"{needed / 1e6:.1f} MB are needed: {self.weight_bytes / 1e6:.1f} MB of weights and"
-                f" {cache / 1e6:.1f} MB of cache ({batch} x {capacity} tokens); memory_limit is"
-                f" {self.memory_limit / 1e6:.1f} MB. Generate fewer tokens or smaller batches",
-                needed=needed,
-                limit=self.memory_limit,
-            )
+        return nullcontext((self.decoder.start(1, self._capacity([row], request)), 0))

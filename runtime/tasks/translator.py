@@ -20,7 +20,7 @@ from ..decoding.cache import cache_bytes
 from ..decoding.decoder import Decoder
 from ..decoding.source import SourceEncoder
 from ..encoding.batching import batches, in_reading_order
-from ..errors import ClosedError, InputError, MemoryLimitError
+from ..errors import ClosedError, InputError
 from ..options import (
     ProgressOption,
     TranslationOptions,
@@ -58,8 +58,6 @@ class Translator(Closing):
         defaults: GenerationDefaults,
         *,
         max_length: int,
-        memory_limit: int | None = None,
-        weight_bytes: int = 0,
     ) -> None:
         assert defaults.decoder_start is not None and defaults.source_eos is not None  # load() sees to it
         self.encoder = encoder
@@ -69,8 +67,6 @@ class Translator(Closing):
         self.start = defaults.decoder_start
         self.source_eos = defaults.source_eos
         self.max_length = max_length
-        self.memory_limit = memory_limit
-        self.weight_bytes = weight_bytes
 
     @property
     def artifact(self) -> Artifact:
@@ -217,7 +213,7 @@ class Translator(Closing):
         check_options(options, option_names(TranslationOptions))
         source = self._reader(options).read(check_text(text)).tokens
         target = self.translate(text, **options).token_ids
-        run = self.decoder.start(1, len(target), self.encoder.encode([source]))
+        run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
         ids = np.asarray([[self.start, *target[:-1]]], np.int64)
         results = run.results(ids, np.ones_like(ids, bool), [0], outputs)
         return Alignment(
@@ -279,9 +275,8 @@ class Translator(Closing):
         """The search after each step, and the step's seconds; first those of the encoder."""
         rows = len(sources) * search.num_beams
         start = time.perf_counter()
-        context = self.encoder.encode(sources)
         beams = BeamSearch(len(sources), self.start, search)
-        run = self.decoder.start(rows, search.max_new_tokens, context)
+        run = self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
         yield beams, time.perf_counter() - start
         while not beams.done:
             start = time.perf_counter()
@@ -345,24 +340,10 @@ class Translator(Closing):
         Raises:
             MemoryLimitError: not even one of them fits `memory_limit`.
         """
-        if self.memory_limit is None:
-            return most
         rows = search.num_beams
-        cache = cache_bytes(self.artifact, rows, search.max_new_tokens) + self._cross_bytes(source_tokens)
-        needed = self.weight_bytes + cache
-        if needed > self.memory_limit:
-            raise MemoryLimitError(
-                f"{needed / 1e6:.1f} MB are needed: {self.weight_bytes / 1e6:.1f} MB of weights and"
-                f" {cache / 1e6:.1f} MB of cache ({rows} x {search.max_new_tokens} target and"
-                f" {source_tokens} source tokens); memory_limit is {self.memory_limit / 1e6:.1f} MB. Allow"
-                " fewer new tokens or beams",
-                needed=needed,
-                limit=self.memory_limit,
-            )
-        return min(most, (self.memory_limit - self.weight_bytes) // cache)
-
-    def _cross_bytes(self, source_tokens: int) -> int:
-        """What the decoder reads of one source."""
-        specs = [spec for spec, _ in self.encoder.reads]
-        numbers = sum(int(np.prod([a for a in s.axis_names() if isinstance(a, int)])) for s in specs)
-        return source_tokens * numbers * np.dtype(specs[0].dtype).itemsize
+        source = self.encoder.context_bytes(1, source_tokens)
+        self.decoder.check_memory(rows, search.max_new_tokens, source)
+        available = self.decoder.budget.available()
+        if available is None:
+            return most
+        return min(most, available // (cache_bytes(self.artifact, rows, search.max_new_tokens) + source))

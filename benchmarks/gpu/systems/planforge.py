@@ -10,7 +10,7 @@ import numpy as np
 
 from planforge.runtime import doctor, load
 from planforge.runtime.bench_work import with_decoder
-from planforge.runtime.decoding.cache import NO_CONTEXT, Context
+from planforge.runtime.decoding.cache import NONE_PENDING, PendingContext
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 from planforge.runtime.errors import BackendUnavailableError
 from planforge.runtime.packages import DISTRIBUTIONS, installed
@@ -83,11 +83,12 @@ class TickingDecoder(Decoder):
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder.program, decoder.artifact)
+        super().__init__(decoder.program, decoder.artifact, decoder.budget)
         self.tick: Tick = lambda: None
 
-    def start(self, batch: int, capacity: int, context: Context = NO_CONTEXT) -> DecoderRun:
-        return TickingRun(self, super().start(batch, capacity, context).cache)
+    def start(self, batch: int, capacity: int, context: PendingContext = NONE_PENDING) -> DecoderRun:
+        run = super().start(batch, capacity, context)
+        return TickingRun(self, run.cache, run.reservation)
 
 
 class TickingRun(DecoderRun):
