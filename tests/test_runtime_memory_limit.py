@@ -8,23 +8,24 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planforge.runtime import TextEncoder, TextGenerator
+from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
-from planforge.runtime.decoding.cache import cache_bytes
+from planforge.runtime.decoding.cache import Context, cache_bytes
 from planforge.runtime.encoding.memory import batch_bytes, section_bytes, sections
 from planforge.runtime.errors import MemoryLimitError
 from planforge.runtime.memory_budget import MemoryBudget
 from planforge.runtime.tasks.encoder_results import Features
 
 from .helpers_plans import PROMPT
+from .helpers_translation import SENTENCES
 
 
 class Alive:
@@ -209,3 +210,31 @@ def test_a_model_with_a_limit_is_freed_without_close(demo_bundle: Path) -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_sources_memory_is_held_before_it_is_encoded(
+    marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Translator.load(marian_bundle, memory_limit=2**40) as model:
+        encode, budget = model.encoder.encode, model.decoder.budget
+        held: list[int] = []
+        taken: list[int] = []
+
+        def recording(sources: Sequence[Sequence[int]]) -> Context:
+            held.append(budget.held())
+            context = encode(sources)
+            taken.append(sum(buffer.numpy().nbytes for buffer in context.buffers.values()))
+            return context
+
+        monkeypatch.setattr(model.encoder, "encode", recording)
+        model.translate(SENTENCES[:2], num_beams=2, max_new_tokens=9, batch_size=2)
+        cache = cache_bytes(model.artifact, 2 * (2 if len(held) == 1 else 1), 9)
+        assert held == [count + cache for count in taken]
+        monkeypatch.setattr(model.encoder, "encode", fail)
+        with pytest.raises(ZeroDivisionError):
+            model.translate("hello")
+        assert budget.held() == 0
+
+
+def fail(sources: Sequence[Sequence[int]]) -> Context:
+    raise ZeroDivisionError

@@ -137,7 +137,7 @@ def test_a_call_that_waits_gets_what_another_keeps_when_it_ends() -> None:
 def test_a_kept_cache_belongs_to_the_thread_that_takes_it_over() -> None:
     model, _ = generator("inplace", memory_limit=cache_bytes(artifact("inplace"), 1, CONTEXT))
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(model.generate, "abcabc", max_new_tokens=2, **REUSE).result(timeout=10)
+        pool.submit(lambda: model.generate("abcabc", max_new_tokens=2, **REUSE)).result(timeout=10)
     running = model.stream("abcabc", **REUSE)
     next(running)
     assert model.decoder.budget.held() > 0

@@ -7,7 +7,7 @@ import itertools
 import json
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from planforge.exporter.source import demo_folder
 from planforge.models import PaddedAttention, SourceAttention, Transformer, load_model
 from planforge.runtime import Translator, load
-from planforge.runtime.decoding.cache import Context, cache_bytes
+from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.errors import (
     ClosedError,
     ContextLengthError,
@@ -328,34 +328,6 @@ def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
         with pytest.raises(ContextLengthError, match="reads 8"):
             model.translate("Where is the nearest station?")
         assert len(model.translate("a").token_ids) <= 8
-
-
-def test_a_sources_memory_is_held_before_it_is_encoded(
-    marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Translator.load(marian_bundle, memory_limit=2**40) as model:
-        encode, budget = model.encoder.encode, model.decoder.budget
-        held: list[int] = []
-        taken: list[int] = []
-
-        def recording(sources: Sequence[Sequence[int]]) -> Context:
-            held.append(budget.held())
-            context = encode(sources)
-            taken.append(sum(buffer.numpy().nbytes for buffer in context.buffers.values()))
-            return context
-
-        monkeypatch.setattr(model.encoder, "encode", recording)
-        model.translate(SENTENCES[:2], num_beams=2, max_new_tokens=9, batch_size=2)
-        cache = cache_bytes(model.artifact, 2 * (2 if len(held) == 1 else 1), 9)
-        assert held == [count + cache for count in taken]
-        monkeypatch.setattr(model.encoder, "encode", fail)
-        with pytest.raises(ZeroDivisionError):
-            model.translate("hello")
-        assert budget.held() == 0
-
-
-def fail(sources: Sequence[Sequence[int]]) -> Context:
-    raise ZeroDivisionError
 
 
 def test_closed(marian_bundle: Path) -> None:
