@@ -6,11 +6,11 @@ names and a type checker refuses others; `check_options` refuses them at run tim
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from .errors import InputError
+from .suggest import did_you_mean
 
 if TYPE_CHECKING:
     from .decoding.processors import LogitsProcessor
@@ -243,8 +243,7 @@ def check_options(given: Iterable[str], known: Collection[str]) -> None:
     """
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else "."
+            hint = did_you_mean(name, known) or "."
             raise InputError(f"unknown option {name!r}{hint} There are: {', '.join(known)}")
 
 
@@ -252,12 +251,14 @@ def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
     """Refuse a value that is none of those allowed.
 
     Raises:
-        InputError: names the option, what it got, and what is allowed.
+        InputError: names the option, what it got, what is allowed, and the one that may be meant.
     """
     # A list or an array is no choice, and comparing it with one may fail.
     if not isinstance(value, str | None) or value not in allowed:
         choices = ", ".join(map(repr, allowed))
-        raise InputError(f"{name}={value!r} is not one of {choices}")
+        names = [choice for choice in allowed if isinstance(choice, str)]
+        hint = did_you_mean(value, names) if isinstance(value, str) else ""
+        raise InputError(f"{name}={value!r} is not one of {choices}{hint}")
 
 
 def check_batch_size(batch_size: int | None, most: int) -> int:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TextGenerator(Closing):
-    """A language model of a bundle, ready to generate. Make one with `planforge.runtime.load`.
+    """A language model of a bundle, ready to generate. Make one with `TextGenerator.load`.
 
     A prompt is a text, or a sequence of token ids, which are taken as they are: none is put before them.
 

@@ -39,8 +39,6 @@ from .translations import Alignment, Candidate, Translation, TranslationTimings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Alignment", "Candidate", "Translation", "TranslationTimings", "Translator"]
-
 log = logging.getLogger("planforge")
 
 
