@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .decoding.processors import LogitsProcessor
     from .options import (
         AnswerOptions,
+        BatchGenerationOptions,
         EmbedOptions,
         EncoderOptions,
         FeatureOptions,
@@ -68,6 +69,7 @@ __all__ = [
     "Answers",
     "BackendError",
     "BackendUnavailableError",
+    "BatchGenerationOptions",
     "BundleError",
     "BundleNotFoundError",
     "Candidate",

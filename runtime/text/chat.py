@@ -19,6 +19,7 @@ MAX_BYTES = 2**20  # of a template
 MARK = "\ufdd0"  # Unicode keeps it from being a character of any text
 
 Message: TypeAlias = Mapping[str, object]
+"""One message of a conversation: "role", "content", and what else its chat template reads."""
 
 
 class Chat:
