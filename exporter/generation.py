@@ -23,7 +23,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "forced_decoder_ids": (None, []),
     "num_beam_groups": (None, 1),
     "prefix_allowed_tokens_fn": (None,),
-    "repetition_penalty": (None, 1.0),
     "sequence_bias": (None, []),
 }
 # The same for language models.
@@ -38,7 +37,6 @@ UNSUPPORTED_BY_DECODERS: dict[str, tuple[object, ...]] = {
     "guidance_scale": (None, 1.0),
     "min_length": (None, 0),
     "min_new_tokens": (None, 0),
-    "num_beams": (None, 1),
     "penalty_alpha": (None, 0.0),
     "sequence_bias": (None, []),
     "stop_strings": (None, []),
@@ -152,19 +150,51 @@ def decoder_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
         CheckpointError: a setting that transformers would refuse.
     """
     warn_of_unsupported(settings, UNSUPPORTED_BY_DECODERS)
-    defaults = token_defaults(settings, max_length)
     max_new_tokens = settings.whole("max_new_tokens")
     if max_new_tokens is not None and max_new_tokens < 1:
         raise CheckpointError(f"{settings.where}: max_new_tokens is {max_new_tokens}; it must be at least 1")
     repetition_penalty = settings.number("repetition_penalty", 1.0)
     check_range(settings, "repetition_penalty", repetition_penalty, "a finite number over 0", over=0.0)
     defaults = replace(
-        defaults,
+        token_defaults(settings, max_length),
         max_new_tokens=max_new_tokens,
         repetition_penalty=repetition_penalty,
         no_repeat_ngram_size=max(0, settings.whole("no_repeat_ngram_size") or 0) or None,
     )
-    return with_sampling(defaults, settings) if settings.flag("do_sample") else defaults
+    if settings.flag("do_sample"):
+        warn_of_unsupported(settings, {"num_beams": (None, 1)})  # beams draw no tokens here
+        return with_sampling(defaults, settings)
+    return with_beams(defaults, settings)
+
+
+def with_beams(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
+    """Return defaults that search with beams, where a checkpoint means that.
+
+    Raises:
+        CheckpointError: a setting that cannot be kept.
+    """
+    num_beams = settings.whole("num_beams")
+    stopping = settings.value.get("early_stopping")
+    defaults = replace(
+        defaults,
+        num_beams=1 if num_beams is None else num_beams,
+        length_penalty=settings.number("length_penalty", 1.0),
+        early_stopping="never" if stopping == "never" else settings.flag("early_stopping"),
+    )
+    check_search(defaults, settings)
+    return defaults
+
+
+def check_search(defaults: GenerationDefaults, settings: Settings) -> None:
+    """Refuse defaults that no search can have.
+
+    Raises:
+        CheckpointError: names the file, the setting and what is allowed.
+    """
+    try:
+        search_of(defaults)
+    except InputError as error:
+        raise CheckpointError(f"{settings.where}: {error}") from error
 
 
 def with_sampling(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
@@ -251,7 +281,6 @@ def translation_defaults(settings: Settings, max_length: int) -> GenerationDefau
             " generation_config.json"
         )
     warn_of_unsupported(settings, UNSUPPORTED)
-    stopping = settings.value.get("early_stopping")
     # Of the lengths those of new tokens win; the others count the start token.
     least = settings.whole("min_new_tokens")
     most = settings.whole("max_new_tokens")
@@ -265,16 +294,10 @@ def translation_defaults(settings: Settings, max_length: int) -> GenerationDefau
         forced_bos=settings.own_token("forced_bos_token_id"),
         forced_eos=settings.own_token("forced_eos_token_id"),
         suppressed=settings.bad_words(),
-        num_beams=beams if (beams := settings.whole("num_beams")) is not None else 1,
-        length_penalty=settings.number("length_penalty", 1.0),
-        early_stopping="never" if stopping == "never" else settings.flag("early_stopping"),
+        repetition_penalty=settings.number("repetition_penalty", 1.0),
         no_repeat_ngram_size=settings.whole("no_repeat_ngram_size") or None,
         min_new_tokens=least,
         max_new_tokens=min(max_length, most),
         renormalize=settings.flag("renormalize_logits"),
     )
-    try:
-        search_of(defaults)
-    except InputError as error:
-        raise CheckpointError(f"{settings.where}: {error}") from error
-    return defaults
+    return with_beams(defaults, settings)

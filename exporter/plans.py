@@ -14,6 +14,7 @@ from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ..runtime.bundle.plan import network_name
 from ..runtime.errors import BackendUnavailableError, InputError
+from ..runtime.suggest import did_you_mean
 from .bundle_writer import file_entries, install_change, staging_folder
 from .errors import BuildError
 from .targets import INSTALLED, NAMES, target_named
@@ -133,9 +134,13 @@ def with_plans(
 
 def target_of(engine: str | None) -> str:
     """The target that an engine's name alone stands for."""
-    names = {None: "rtx", "tensorrt-rtx": "rtx", "tensorrt": INSTALLED}
+    names = {"tensorrt-rtx": "rtx", "tensorrt": INSTALLED}
+    if engine is None:
+        return "rtx"
     if engine not in names:
-        raise InputError(f"engine {engine!r} is not one of {', '.join(LIBRARIES)}")
+        raise InputError(
+            f"engine {engine!r} is not one of {', '.join(LIBRARIES)}{did_you_mean(engine, LIBRARIES)}"
+        )
     return names[engine]
 
 

@@ -8,6 +8,7 @@ from .errors import (
     BackendError,
     BackendUnavailableError,
     BundleError,
+    BundleNotFoundError,
     ClosedError,
     ContextLengthError,
     InputError,
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
     from .decoding.processors import LogitsProcessor
     from .options import (
         AnswerOptions,
+        BatchGenerationOptions,
         EmbedOptions,
         EncoderOptions,
         FeatureOptions,
         FillMaskOptions,
         GenerationOptions,
+        Layers,
+        Pooling,
+        ProgressOption,
         RankOptions,
         TranslationOptions,
+        Truncation,
     )
     from .tasks.chunk import Chunk, FinishReason, TextStream, TopLogprob, Usage
     from .tasks.encoder_results import (
@@ -48,11 +54,13 @@ if TYPE_CHECKING:
     )
     from .tasks.generation import Generation, GenerationCandidate, Timings
     from .tasks.prompts import Prompt
+    from .tasks.reading import Item
     from .tasks.score import Score
     from .tasks.text_encoder import TextEncoder
     from .tasks.text_generator import TextGenerator
     from .tasks.translations import Alignment, Candidate, Translation, TranslationTimings
     from .tasks.translator import Translator
+    from .text.chat import Message
 
 __all__ = [
     "Alignment",
@@ -61,7 +69,9 @@ __all__ = [
     "Answers",
     "BackendError",
     "BackendUnavailableError",
+    "BatchGenerationOptions",
     "BundleError",
+    "BundleNotFoundError",
     "Candidate",
     "Chunk",
     "Classification",
@@ -82,11 +92,16 @@ __all__ = [
     "GenerationOptions",
     "InputError",
     "IntegrityError",
+    "Item",
+    "Layers",
     "LogitsProcessor",
     "ManifestError",
     "MemoryLimitError",
+    "Message",
     "NextSentence",
     "PlanForgeError",
+    "Pooling",
+    "ProgressOption",
     "Prompt",
     "RankOptions",
     "Ranked",
@@ -103,6 +118,7 @@ __all__ = [
     "TranslationOptions",
     "TranslationTimings",
     "Translator",
+    "Truncation",
     "Usage",
     "load",
     "selftest",
@@ -110,7 +126,9 @@ __all__ = [
 
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
 MODULES = {
+    "Item": "tasks.reading",
     "LogitsProcessor": "decoding.processors",
+    "Message": "text.chat",
     "Prompt": "tasks.prompts",
     "Score": "tasks.score",
     "TextGenerator": "tasks.text_generator",
@@ -120,6 +138,7 @@ MODULES = {
     **dict.fromkeys(("Generation", "GenerationCandidate", "Timings"), "tasks.generation"),
     **dict.fromkeys(("Alignment", "Candidate", "Translation", "TranslationTimings"), "tasks.translations"),
     **dict.fromkeys([name for name in __all__ if name.endswith("Options")], "options"),
+    **dict.fromkeys(("Layers", "Pooling", "ProgressOption", "Truncation"), "options"),
 }
 
 if not TYPE_CHECKING:  # a type checker would take every name that there isn't for one of these

@@ -16,11 +16,9 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .backends.backend import Array
 from .bundle.bundle import Bundle
 from .bundle.manifest import Artifact, Manifest
-from .decoding.cache import NONE_PENDING, PendingContext, cache_bytes
-from .decoding.decoder import Decoder, DecoderRun
+from .decoding.cache import cache_bytes
 from .errors import InputError, PlanForgeError
 from .load import bytes_of, load
 
@@ -100,7 +98,7 @@ class TokenClock:
         self.known: list[float] = []
 
     def note(self, chunk: Chunk) -> None:
-        """Take a row's chunk; `TextGenerator.generate` calls this after each step."""
+        """Take a row's chunk; it is the `on_token` of the call."""
         self.tokens += len(chunk.token_ids)
         while len(self.known) < self.tokens // self.rows:
             self.known.append(time.perf_counter())
@@ -127,35 +125,11 @@ class Generating:
         return timings(started, clock.known, time.perf_counter())
 
 
-class TimedDecoder(Decoder):
-    """A decoder that notes when each step begins: the token before it was known then.
-
-    Args:
-        decoder: what it runs.
-    """
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder.program, decoder.artifact, decoder.budget)
-        self.begun: list[float] = []
-
-    def start(self, batch: int, capacity: int, context: PendingContext = NONE_PENDING) -> DecoderRun:
-        run = super().start(batch, capacity, context)
-        return TimedRun(self, run.cache, run.reservation)
-
-
-class TimedRun(DecoderRun):
-    def results(self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]) -> Any:
-        assert isinstance(self.decoder, TimedDecoder)
-        self.decoder.begun.append(time.perf_counter())
-        return super().results(ids, valid, logit_rows, outputs)
-
-
 class Translating:
     """Greedy translation that no end token ends."""
 
     def __init__(self, model: Translator, work: Work) -> None:
-        self.decoder = TimedDecoder(model.decoder)
-        self.model = with_decoder(model, self.decoder)
+        self.model = model
         self.batch = work.batch
         longest = min(
             model.max_length, model.encoder.artifact.axis("tokens").max, model.artifact.axis("tokens").max
@@ -172,22 +146,10 @@ class Translating:
     def round(self, number: int) -> dict[str, Any]:
         texts = [self.text(number)] * self.batch
         new = self.new_tokens
-        self.decoder.begun.clear()
+        clock = TokenClock(self.batch)
         started = time.perf_counter()
-        self.model.translate(texts, num_beams=1, min_new_tokens=new, max_new_tokens=new)
-        ended = time.perf_counter()
-        return timings(started, [*self.decoder.begun[1:], ended], ended)
-
-
-def with_decoder(model: Translator, decoder: Decoder) -> Translator:
-    """Return a translator that is like another but for its decoder; they share the encoder."""
-    return type(model)(
-        encoder=model.encoder,
-        decoder=decoder,
-        tokenizers=(model.source_tokenizer, model.target_tokenizer),
-        defaults=model.defaults,
-        max_length=model.max_length,
-    )
+        self.model.translate(texts, num_beams=1, min_new_tokens=new, max_new_tokens=new, on_token=clock.note)
+        return timings(started, clock.known, time.perf_counter())
 
 
 class Embedding:

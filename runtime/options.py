@@ -6,11 +6,11 @@ names and a type checker refuses others; `check_options` refuses them at run tim
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from .errors import InputError
+from .suggest import did_you_mean
 
 if TYPE_CHECKING:
     from .decoding.processors import LogitsProcessor
@@ -24,9 +24,12 @@ Truncation: TypeAlias = Literal["head", "tail", "head+tail", "windows"] | None
 "head+tail" both, "windows" all of it. Each class names those that it takes."""
 
 Pooling: TypeAlias = Literal["cls", "mean", "max"]
+"""How one vector is made of the tokens' last hidden states."""
+
 Layers: TypeAlias = Literal[
     "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"
 ]
+"""Whose hidden states `TextEncoder.features` returns."""
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -120,6 +123,10 @@ class TranslationOptions(TypedDict, total=False):
         max_new_tokens: the most tokens of a translation.
         min_new_tokens: the fewest.
         no_repeat_ngram_size: no sequence of so many tokens comes twice.
+        repetition_penalty: above 1.0 makes tokens less likely that the translation already has.
+        on_token: called with the chunk of each text after each step; returning True ends that text's
+            translation with "cancelled", and is the last call for it. With num_beams=1 only: of beams it is
+            known at the end which one is the translation.
         truncation: None refuses a text that is too long, "head" keeps its beginning, "tail" its end.
         parse_special: read special tokens such as </s> in the text as such.
     """
@@ -131,6 +138,8 @@ class TranslationOptions(TypedDict, total=False):
     max_new_tokens: int | None
     min_new_tokens: int | None
     no_repeat_ngram_size: int | None
+    repetition_penalty: float | None
+    on_token: Callable[[Chunk], bool | None] | None
     truncation: Literal["head", "tail"] | None
     parse_special: bool
 
@@ -189,13 +198,13 @@ class GenerationOptions(TypedDict, total=False):
         logprobs: False skips computing log-probabilities.
         top_logprobs: how many of the likeliest tokens to give for each new one, with log-probabilities.
         generation: "checkpoint" takes what the checkpoint's generation_config says of temperature, top_k,
-            top_p, min_p, repetition_penalty, no_repeat_ngram_size and max_new_tokens where they are not
-            given; it is greedy where do_sample is not true there. What `chat` and `stream_chat` do unless
-            given None.
+            top_p, min_p, num_beams, length_penalty, early_stopping, repetition_penalty,
+            no_repeat_ngram_size and max_new_tokens where they are not given; it draws no tokens where
+            do_sample is not true there. Its beams count only without streams and where nothing is given that
+            they do not take, and what it says of drawing only without beams. What `chat` and `stream_chat`
+            do unless given None.
         on_token: called with the chunk of each prompt after each step; returning True ends that prompt's
             answer with "cancelled", and is the last call for it.
-        progress: True counts finished prompts on stderr; a callable gets their number.
-        batch_size: the most prompts that run together; as many as the bundle allows unless given.
     """
 
     max_new_tokens: int
@@ -222,6 +231,16 @@ class GenerationOptions(TypedDict, total=False):
     top_logprobs: int
     generation: Literal["checkpoint"] | None
     on_token: Callable[[Chunk], bool | None] | None
+
+
+class BatchGenerationOptions(GenerationOptions, total=False):
+    """The options of the methods of `TextGenerator` that take several prompts.
+
+    Attributes:
+        progress: True counts finished prompts on stderr; a callable gets their number.
+        batch_size: the most prompts that run together; as many as the bundle allows unless given.
+    """
+
     progress: ProgressOption
     batch_size: int | None
 
@@ -243,8 +262,7 @@ def check_options(given: Iterable[str], known: Collection[str]) -> None:
     """
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else "."
+            hint = did_you_mean(name, known) or "."
             raise InputError(f"unknown option {name!r}{hint} There are: {', '.join(known)}")
 
 
@@ -252,12 +270,14 @@ def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
     """Refuse a value that is none of those allowed.
 
     Raises:
-        InputError: names the option, what it got, and what is allowed.
+        InputError: names the option, what it got, what is allowed, and the one that may be meant.
     """
     # A list or an array is no choice, and comparing it with one may fail.
     if not isinstance(value, str | None) or value not in allowed:
         choices = ", ".join(map(repr, allowed))
-        raise InputError(f"{name}={value!r} is not one of {choices}")
+        names = [choice for choice in allowed if isinstance(choice, str)]
+        hint = did_you_mean(value, names) if isinstance(value, str) else ""
+        raise InputError(f"{name}={value!r} is not one of {choices}{hint}")
 
 
 def check_batch_size(batch_size: int | None, most: int) -> int:

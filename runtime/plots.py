@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from .bench import BenchResult
-    from .tasks.translator import Alignment
+    from .tasks.translations import Alignment
 
 INCHES_PER_TOKEN = 0.28
 MOST_INCHES = 40.0

@@ -51,7 +51,7 @@ class SelftestResult:
         compared = {comparison.artifact for comparison in self.comparisons}
         return compared == set(self.artifacts) and all(c.passed for c in self.comparisons)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The fields of `planforge selftest --json`."""
         return {
             "passed": self.passed,

@@ -256,7 +256,7 @@ def test_timings_are_kept_for_the_next_build(tmp_path: Path) -> None:
 )
 def test_what_tensorrt_rtx_has_not(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=message):
-        build.check_options("tensorrt-rtx", build.Options(**options))
+        build.check_build_options("tensorrt-rtx", build.Options(**options))
 
 
 @pytest.mark.parametrize(("release", "installed"), [((8, 6), "10.3"), ((10, 3), "11.1"), ((11, 2), "10.16")])

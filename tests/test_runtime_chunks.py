@@ -314,7 +314,7 @@ def test_repr_says_what_a_model_is(model: TextGenerator) -> None:
 def test_a_generations_json_has_its_usage() -> None:
     answer = generator("inplace")[0].generate("abc", max_new_tokens=2, top_logprobs=1)
     assert isinstance(answer, Generation)
-    found = answer.to_json()
+    found: Any = answer.to_json()
     assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 2}
     assert len(found["top_logprobs"]) == 2
     assert TOKENIZER.decode([found["top_logprobs"][0][0]["token_id"]]) == found["top_logprobs"][0][0]["text"]

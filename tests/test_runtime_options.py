@@ -33,6 +33,11 @@ def test_an_unknown_option_names_the_one_that_is_meant_and_all_there_are() -> No
     assert str(caught.value) == "unknown option 'zzz'. There are: temperature, top_k"
 
 
+def test_a_choice_that_does_not_exist_names_the_one_that_is_meant() -> None:
+    with pytest.raises(InputError, match=r"is not one of None, 'head', 'tail'; did you mean 'tail'\?"):
+        check_choice("truncation", "tails", (None, "head", "tail"))
+
+
 def test_option_names_have_those_that_are_inherited() -> None:
     names = option_names(EmbedOptions)
     assert {"truncation", "batch_size", "progress", "prompt", "prompt_name", "truncate_dim"} <= set(names)

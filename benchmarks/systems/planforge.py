@@ -157,7 +157,7 @@ class Embedder:
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
         most = self.model.defaults.max_length
-        counts = [min(self.model.count_tokens(text) + 2, most) for text in work["texts"]]  # [CLS] and [SEP]
+        counts = [min(self.model.count_tokens(text), most) for text in work["texts"]]
         return {"texts_sha256": digest(work["texts"]), "tokens": sum(counts), **MEAN}
 
 

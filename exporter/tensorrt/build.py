@@ -28,6 +28,7 @@ from ...runtime.bundle.bundle import Bundle, sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
 from ...runtime.bundle.plan import network_name
 from ...runtime.errors import IntegrityError
+from ...runtime.suggest import did_you_mean
 from ..child import command_of, run_child
 from ..errors import BuildError, BuildOptionError, OutputError, error_named
 from .candidates import check_candidates
@@ -130,7 +131,7 @@ def build_plan(
         OutputError: the plan cannot be written.
     """
     sms = checked_target(engine, sms)
-    check_options(engine, options)
+    check_build_options(engine, options)
     if options.candidates:
         check_candidates(artifact, options.candidates)
     if not profiles:
@@ -178,7 +179,8 @@ def build_plan(
 def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
     """The wanted compute capabilities, each once, if the engine is here and can build for them."""
     if engine not in LIBRARIES:
-        raise BuildOptionError(f"engine {engine!r} is not one of {sorted(LIBRARIES)}")
+        known = sorted(LIBRARIES)
+        raise BuildOptionError(f"engine {engine!r} is not one of {known}{did_you_mean(engine, known)}")
     wanted = list(dict.fromkeys(sm.lower() if not sm.isdecimal() else f"sm{sm}" for sm in sms))
     allowed = LIBRARIES[engine].sms
     unknown = [sm for sm in wanted if allowed and sm not in allowed]
@@ -194,7 +196,7 @@ def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
     return wanted
 
 
-def check_options(engine: str, options: Options) -> None:
+def check_build_options(engine: str, options: Options) -> None:
     """Refuses what a library has not."""
     if engine == "tensorrt-rtx" and options.timing_cache is not None:
         raise BuildOptionError(

@@ -16,7 +16,7 @@ from ..errors import BackendError, IntegrityError
 from .passport import rebuild_command
 from .tensorrt_library import NUMPY_TYPES
 
-OLD_WORDS = "planforge "  # what every name that `network_name` gives begins with
+NAME_START = "planforge "  # what every name that `network_name` gives begins with
 
 
 def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Artifact) -> None:
@@ -37,7 +37,7 @@ def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Ar
     meant = network_name(bundle.manifest.artifact(plan.built_from), hashes)
     found = str(engine.name)
     again = f"build it again: {rebuild_command(bundle, plan.engine, plan=plan)}"
-    if not found.startswith(OLD_WORDS):
+    if not found.startswith(NAME_START):
         raise BackendError(
             f"{plan.file} does not say which graph it was built from ({found!r}), as plans of an earlier"
             f" PlanForge; {again}"

@@ -18,11 +18,20 @@ import numpy as np
 from ..bundle.defaults import GenerationDefaults
 from ..errors import InputError
 from .constraints import Constraints, constrain
-from .extensions import BLOCKS_OF, Extension, Float32, add_terms, best_candidates, log_of_sum
+from .extensions import (
+    BLOCKS_OF,
+    FLOAT32_LEAST,
+    Extension,
+    Float32,
+    Float64,
+    add_terms,
+    best_candidates,
+    log_of_sum,
+    penalize,
+)
 from .sampling import Logits, check_integer, check_logits
 
-Ending: TypeAlias = Literal["eos", "length", "context"]
-FLOAT32_LEAST = np.finfo(np.float32).min
+Ending: TypeAlias = Literal["eos", "length", "context", "cancelled"]
 MOST_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, and stay in float32
 
 
@@ -40,8 +49,9 @@ class Search:
         n_best: Hypotheses returned for each source; at most num_beams.
         max_new_tokens: The most tokens that follow the start token, or the prompt.
         constraints: Tokens that are forbidden or forced, and those that end a sequence.
-        repetition_penalty: Multiplies the log-probabilities of tokens that a row already has, its
-            prompt included; finite and over 0, where 1.0 does nothing.
+        repetition_penalty: Makes tokens less likely that a row already has, its prompt included;
+            finite and over 0, where 1.0 does nothing. As in transformers it multiplies their
+            log-probabilities, or of a greedy search the negative logits, and divides the others.
 
     Raises:
         InputError: A value is of the wrong type or outside its range.
@@ -117,6 +127,7 @@ def search_of(defaults: GenerationDefaults, **given: Any) -> Search:
         "num_beams": max(defaults.num_beams, n_best) if type(n_best) is int else defaults.num_beams,
         "length_penalty": defaults.length_penalty,
         "early_stopping": defaults.early_stopping,
+        "repetition_penalty": defaults.repetition_penalty,
     }
     return Search(constraints=constraints, max_new_tokens=most, **{**usual, **chosen})
 
@@ -131,7 +142,7 @@ class Hypothesis:
             length_penalty: transformers' ``sequences_scores``. A forced token adds 0. Greedy
             search has the same score, where transformers has none.
         finish_reason: "eos" after an end token, "length" at max_new_tokens, "context" at a lower
-            limit of its source's own.
+            limit of its source's own, "cancelled" by `BeamSearch.cancel`.
         logprobs: Of each token under the model itself, before any constraint and penalty.
     """
 
@@ -242,6 +253,17 @@ class BeamSearch:
                 self.histories[row].append(self.histories[row][-1])  # the engine feeds all rows
         return copies
 
+    def cancel(self, source: int) -> None:
+        """End a source of a greedy search with the tokens that it has; nothing happens if it has ended."""
+        assert self.search.num_beams == 1
+        if not self.active[source]:
+            return
+        token_ids = tuple(self.histories[source][self._prompt_lengths[source] :])
+        score = self._penalized(self._sums[source], max(1, len(token_ids)))
+        logprobs = tuple(self.logprobs[source])
+        self._finished[source] = [Hypothesis(token_ids, score, "cancelled", logprobs)]
+        self.active[source] = False
+
     def hypotheses(self) -> list[list[Hypothesis]]:
         """The n_best hypotheses of each source, best first.
 
@@ -331,6 +353,11 @@ class BeamSearch:
         highest = scores.max(axis=-1)
         if not np.isfinite(highest).all():
             check_logits(logits.astype(np.float32))
+        log_sums: Float64 | None = None
+        if self.search.repetition_penalty != 1.0:
+            penalty = self.search.repetition_penalty
+            log_sums = penalize(scores, room[n, :V], self.histories[rows], penalty, as_logprobs=n > 1)
+            highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)
         constraints, limit = self.search.constraints, self._limits[source]
         prompt_length = self._prompt_lengths[source]
         if constraints.renormalize:
@@ -338,14 +365,10 @@ class BeamSearch:
             highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)  # of a row with nothing left, no NaN
         normalizers = np.array([log_of_sum(room[row], highest[row], room[n]) for row in range(n)])
         normalizers = np.maximum(normalizers, FLOAT32_LEAST)
-        log_sums = highest.astype(np.float64) + normalizers
-        if self.search.repetition_penalty != 1.0:
-            scores -= highest[:, None]
-            scores -= normalizers[:, None]
-            highest[:] = normalizers[:] = 0
-            for row, history in zip(scores, self.histories[rows], strict=True):
-                seen = np.unique([token for token in history if token < V])
-                row[seen] *= np.float32(self.search.repetition_penalty)  # log-probabilities are negative
+        if log_sums is None:
+            log_sums = highest.astype(np.float64) + normalizers
+        elif n > 1 and not constraints.renormalize:
+            highest[:] = normalizers[:] = 0  # the scores are log-probabilities already
         if not constraints.renormalize:
             constrain(scores, self.histories[rows], constraints, limit, prompt_length)
         tokens_so_far = 1 + len(self.histories[first]) - prompt_length

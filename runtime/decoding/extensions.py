@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+FLOAT32_LEAST = np.finfo(np.float32).min
 BLOCKS_OF = 256  # tokens: the best candidates are looked for in the few blocks that have them
 
 
@@ -69,3 +72,31 @@ def log_of_sum(row: Float32, highest: np.float32, room: Float32) -> np.float32:
     np.subtract(row, highest, out=room)
     np.exp(room, out=room)
     return np.log(room.sum())  # type: ignore[no-any-return]
+
+
+def penalize(
+    scores: Float32, room: Float32, histories: Sequence[Sequence[int]], penalty: float, *, as_logprobs: bool
+) -> Float64:
+    """Make tokens less likely that a row already has, as transformers' repetition_penalty does, in place.
+
+    Args:
+        scores: (rows, V), logits.
+        room: (V,), for what is computed in between.
+        histories: the tokens that each row has.
+        penalty: multiplies the scores below 0 of these tokens, and divides the others.
+        as_logprobs: make the logits log-probabilities first, as transformers does for beams.
+
+    Returns:
+        (rows,), the logarithm of the sum of each row's exponentials before the penalty.
+    """
+    highest = scores.max(axis=-1)
+    normalizers = np.array([log_of_sum(row, top, room) for row, top in zip(scores, highest, strict=True)])
+    normalizers = np.maximum(normalizers, FLOAT32_LEAST)
+    if as_logprobs:
+        scores -= highest[:, None]
+        scores -= normalizers[:, None]
+    for row, history in zip(scores, histories, strict=True):
+        seen = np.unique([token for token in history if token < len(row)])
+        row[seen] = np.where(row[seen] < 0, row[seen] * np.float32(penalty), row[seen] / np.float32(penalty))
+    log_sums: Float64 = highest.astype(np.float64) + normalizers
+    return log_sums

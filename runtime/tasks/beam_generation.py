@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..decoding.beam import Hypothesis, Search
 from ..decoding.beam_steps import search_steps
@@ -15,10 +14,8 @@ from ..errors import InputError
 from ..text.tokenizer import Tokenizer
 from .chunk import Usage
 from .generation import Generation, GenerationCandidate, Timings
-from .generation_request import GenerationRequest
+from .generation_request import DRAWING, GenerationRequest
 from .generation_row import Row
-
-DRAWING = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
@@ -135,23 +132,10 @@ def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: b
             f"num_beams={search.num_beams} cannot stream: which beam is the answer is known at the end; use"
             " generate, or num_beams=1"
         )
-    if given := _options_without_beams(request):
+    if given := request.options_without_beams():
         name, value = given[0]
         way_out = "leave it out"
         if name in DRAWING:
             way_out = "beams take likely tokens and draw none: leave it out, or give temperature=0"
         raise InputError(f"{name}={value!r:.80} does not go with num_beams={search.num_beams}; {way_out}")
     return search
-
-
-def _options_without_beams(request: GenerationRequest) -> list[tuple[str, Any]]:
-    """Return the options that are set and that beams do not take, with their values."""
-    sampling = request.sampling
-    drawing = () if sampling.greedy else DRAWING
-    values = {name: getattr(sampling, name) for name in (*drawing, "logit_bias", "logits_processor")}
-    for name in ("stop", "speculative", "reuse_prompt", "top_logprobs", "on_token"):
-        values[name] = getattr(request, name)
-    given = [(name, value) for name, value in values.items() if value]
-    if sampling.seed is not None:  # 0 is one too
-        given.append(("seed", sampling.seed))
-    return given

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from .chunk import FinishReason, TopLogprob, Usage
 from .generation_row import Row
@@ -73,7 +72,7 @@ class Generation:
     score: float | None = None
     candidates: tuple[GenerationCandidate, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The fields of `planforge run --json`."""
         return asdict(self)
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ..decoding.beam import Search
 from ..decoding.sampling import Sampling, check_integer
 from ..errors import InputError
-from ..options import GenerationOptions, ProgressOption, check_choice, check_options, option_names
+from ..options import (
+    BatchGenerationOptions,
+    GenerationOptions,
+    ProgressOption,
+    check_choice,
+    check_options,
+    option_names,
+)
 from .chunk import Chunk
 
 TRUNCATIONS = (None, "tail")
 SPECULATIVE = (None, "prompt-lookup")
 SOURCES_OF_DEFAULTS = (None, "checkpoint")
+BEAMS = ("num_beams", "length_penalty", "early_stopping")
+DRAWING = ("temperature", "top_k", "top_p", "min_p")
 SWITCHES = ("ignore_eos", "parse_special", "reuse_prompt", "logprobs")
 
 
@@ -68,25 +77,60 @@ class GenerationRequest:
         """Whether several prompts run one after the other instead of as a batch."""
         return self.speculative is not None or self.reuse_prompt
 
+    def options_without_beams(self) -> list[tuple[str, Any]]:
+        """Return the options that are set and that beams do not take, with their values."""
+        sampling = self.sampling
+        drawing = () if sampling.greedy else DRAWING
+        values = {name: getattr(sampling, name) for name in (*drawing, "logit_bias", "logits_processor")}
+        for name in ("stop", "speculative", "reuse_prompt", "top_logprobs", "on_token"):
+            values[name] = getattr(self, name)
+        given = [(name, value) for name, value in values.items() if value]
+        if sampling.seed is not None:  # 0 is one too
+            given.append(("seed", sampling.seed))
+        return given
 
-def resolve_request(options: GenerationOptions, checkpoint: GenerationOptions) -> GenerationRequest:
+
+def resolve_request(
+    options: GenerationOptions,
+    checkpoint: GenerationOptions,
+    *,
+    streams: bool = False,
+    several: bool = False,
+) -> GenerationRequest:
     """Return what a call is asked for: the options given, before the checkpoint's, before the defaults.
+
+    Options of the checkpoint give way where they do not go with those that are given: its beams to drawn
+    tokens, streams and what else beams do not take, its drawing to beams.
 
     Args:
         options: as the caller gave them; one that is given wins, also as None.
         checkpoint: what the checkpoint's generation_config says; counts with generation="checkpoint".
+        streams: whether the answer is asked for piece by piece.
+        several: whether the call takes several prompts, and with them progress and batch_size.
 
     Raises:
         InputError: there is no such option, or its value cannot be used.
     """
-    check_options(options, option_names(GenerationOptions))
-    chosen: dict[str, Any] = dict(options)
-    source = chosen.pop("generation", None)
+    check_options(options, option_names(BatchGenerationOptions if several else GenerationOptions))
+    given: dict[str, Any] = dict(options)
+    source = given.pop("generation", None)
     check_choice("generation", source, SOURCES_OF_DEFAULTS)
-    if source == "checkpoint":
-        chosen = {**checkpoint, **chosen}
+    request = request_of(given)
+    if source is None:
+        return request
+    left_out: Sequence[str] = ()
+    if request.num_beams != 1:
+        left_out = DRAWING
+    elif streams or request.options_without_beams():
+        left_out = BEAMS
+    usual = {name: value for name, value in checkpoint.items() if name not in left_out}
+    return request_of({**usual, **given})
+
+
+def request_of(options: Mapping[str, Any]) -> GenerationRequest:
+    """Return the request that options make, some of which are those of `Sampling`."""
     names = {field.name for field in fields(Sampling)}
-    sampling = Sampling(**{name: value for name, value in chosen.items() if name in names})
+    sampling = Sampling(**{name: value for name, value in options.items() if name in names})
     return GenerationRequest(
-        sampling=sampling, **{name: value for name, value in chosen.items() if name not in names}
+        sampling=sampling, **{name: value for name, value in options.items() if name not in names}
     )

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ContextLengthError, InputError
@@ -15,19 +18,19 @@ from ..text.tokenizer import Tokenizer
 
 log = logging.getLogger("planforge")
 
-Prompt: TypeAlias = str | Sequence[int]
-"""A text, or token ids, which are taken as they are."""
+Prompt: TypeAlias = str | Sequence[int] | npt.NDArray[np.int64] | npt.NDArray[np.int32]
+"""A text, or token ids, which are taken as they are; an array of them has one axis."""
 
 FORMS = "a text, a sequence of token ids, or a sequence of these"
 
 
 def is_one_prompt(prompt: Any) -> bool:
-    """Return whether this is one prompt: a text, or a sequence of token ids alone.
+    """Return whether this is one prompt: a text, an array, or a sequence of token ids alone.
 
     Raises:
         InputError: it is neither a prompt nor a sequence of prompts.
     """
-    if isinstance(prompt, str):
+    if isinstance(prompt, str | np.ndarray):
         return True
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
         way_out = "; iterate() takes any iterable of prompts" if hasattr(prompt, "__iter__") else ""
@@ -95,6 +98,13 @@ class PromptReader:
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=parse_special)
+        if isinstance(prompt, np.ndarray):
+            if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+                raise InputError(
+                    f"an array of shape {prompt.shape} and {prompt.dtype} is no prompt, which has one axis of"
+                    " whole numbers; several prompts are a list of arrays"
+                )
+            prompt = prompt.tolist()
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise InputError(
                 f"a prompt must be a str or a sequence of token ids, not {type(prompt).__name__}"

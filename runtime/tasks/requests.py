@@ -22,7 +22,7 @@ R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True)
-class Request:
+class TextRequest:
     """One text, or a pair, as the encoder gets it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Request:
 
 
 Outputs: TypeAlias = list[list[Array]]  # of each piece of a request, an array per role
-Rows: TypeAlias = Callable[[Request], list[list[int]]]
+Rows: TypeAlias = Callable[[TextRequest], list[list[int]]]
 
 
 class RequestRunner:
@@ -61,7 +61,7 @@ class RequestRunner:
         self,
         items: Iterable[Item],
         roles: Sequence[str],
-        finish: Callable[[Request, Outputs], R],
+        finish: Callable[[TextRequest, Outputs], R],
         reading: Reading,
         rows: Rows | None = None,
     ) -> Iterator[R]:
@@ -94,9 +94,9 @@ class RequestRunner:
 
     def finished_batches(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[TextRequest],
         roles: Sequence[str],
-        finish: Callable[[Request, Outputs], R],
+        finish: Callable[[TextRequest, Outputs], R],
         reading: Reading,
         rows: Rows | None,
     ) -> Iterator[dict[int, R]]:
@@ -116,7 +116,7 @@ class RequestRunner:
                     outputs[place] = {}
             yield results
 
-    def requests(self, items: Sequence[Item], reading: Reading, done: int) -> list[Request]:
+    def requests(self, items: Sequence[Item], reading: Reading, done: int) -> list[TextRequest]:
         """Tokenize texts and pairs, of which `done` came before, and fit them to the model."""
         pairs = [(item, None) if isinstance(item, str) else item for item in items]
         special = reading.parse_special
@@ -127,7 +127,7 @@ class RequestRunner:
         for number, (pair, first) in enumerate(zip(pairs, firsts, strict=True), done):
             second = None if pair[1] is None else next(seconds)
             fitted = self.fitted(number, first.ids, None if second is None else second.ids, reading)
-            requests.append(Request(number, pair, first, second, fitted))
+            requests.append(TextRequest(number, pair, first, second, fitted))
         return requests
 
     def fitted(

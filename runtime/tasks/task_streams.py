@@ -42,7 +42,7 @@ from .encoder_results import (
 from .pooling import LAYERS, POOLINGS, combined, merged, normalized, pooled
 from .probabilities import sigmoid, softmax
 from .reading import Item, Reading, check_item, check_pair, check_text, checked
-from .requests import Outputs, Request, RequestRunner
+from .requests import Outputs, RequestRunner, TextRequest
 from .tagging import entities_of
 
 log = logging.getLogger("planforge")
@@ -77,7 +77,7 @@ class TaskStreams(RequestRunner):
         width = self.encoder.artifact.output(role).axes[-1]
         keep = checked_width(options.get("truncate_dim"), width)
 
-        def finish(request: Request, outputs: Outputs) -> Embedding:
+        def finish(request: TextRequest, outputs: Outputs) -> Embedding:
             vectors = [array if own else pooled(array, how) for (array,) in outputs]
             vector = merged(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
             return Embedding(normalized(vector) if unit else vector, request.fitted.dropped)
@@ -114,7 +114,7 @@ class TaskStreams(RequestRunner):
         roles = self.layer_roles(layers)
         cls, sep = (self.tokenizer.spelling(self.defaults.tokens[role]) for role in ("cls", "sep"))
 
-        def finish(request: Request, outputs: Outputs) -> Features:
+        def finish(request: TextRequest, outputs: Outputs) -> Features:
             states = [combined(arrays, layers) for arrays in outputs]
             encoding, pieces = request.first, request.fitted.pieces
             places = best_window(pieces, len(encoding))
@@ -149,7 +149,7 @@ class TaskStreams(RequestRunner):
         self.need_head("classify", "sequence_classification")
         labels, kind = self.defaults.labels, self.defaults.problem_type
 
-        def finish(request: Request, outputs: Outputs) -> Classification:
+        def finish(request: TextRequest, outputs: Outputs) -> Classification:
             logits = np.stack([array for (array,) in outputs])  # (windows, C)
             dropped = request.fitted.dropped
             if kind == "regression":
@@ -174,7 +174,7 @@ class TaskStreams(RequestRunner):
             )
         activation = sigmoid if self.defaults.score_activation == "sigmoid" else np.asarray
 
-        def finish(request: Request, outputs: Outputs) -> Ranked:
+        def finish(request: TextRequest, outputs: Outputs) -> Ranked:
             score = float(activation(np.max(outputs)))
             return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
@@ -185,7 +185,7 @@ class TaskStreams(RequestRunner):
         reading = self.reading(options, EncoderOptions, "head")
         self.need_head("next_sentence", "next_sentence")
 
-        def finish(request: Request, outputs: Outputs) -> NextSentence:
+        def finish(request: TextRequest, outputs: Outputs) -> NextSentence:
             share = float(np.mean([softmax(array)[0] for (array,) in outputs]))  # class 0 is "it follows"
             return NextSentence(share > 0.5, share, request.fitted.dropped)
 
@@ -205,7 +205,7 @@ class TaskStreams(RequestRunner):
         if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= vocabulary:
             raise InputError(f"top_k={top_k!r} must be a whole number from 1 to {vocabulary}")
 
-        def places(request: Request) -> list[tuple[int, int]]:
+        def places(request: TextRequest) -> list[tuple[int, int]]:
             masked = [t for t, token in enumerate(request.first.ids) if token == mask]
             if not masked:
                 spelled = self.tokenizer.spelling(mask)
@@ -213,11 +213,11 @@ class TaskStreams(RequestRunner):
             windows = best_window(request.fitted.pieces, len(request.first))
             return [windows[t] for t in masked if windows[t][0] >= 0]
 
-        def rows(request: Request) -> list[list[int]]:
+        def rows(request: TextRequest) -> list[list[int]]:
             found = places(request)
             return [[at for p, at in found if p == piece] for piece in range(len(request.fitted.pieces))]
 
-        def finish(request: Request, outputs: Outputs) -> FilledMask:
+        def finish(request: TextRequest, outputs: Outputs) -> FilledMask:
             taken = [iter(array) for (array,) in outputs]
             masks = tuple(self.best_words(next(taken[piece]), top_k) for piece, _ in places(request))
             return FilledMask(masks, request.fitted.dropped)
@@ -235,7 +235,7 @@ class TaskStreams(RequestRunner):
         self.need_head("tag", "token_classification")
         labels = self.defaults.labels
 
-        def finish(request: Request, outputs: Outputs) -> Tags:
+        def finish(request: TextRequest, outputs: Outputs) -> Tags:
             shares = np.full((len(request.first), len(labels)), np.nan, np.float32)
             for t, (piece, position) in enumerate(best_window(request.fitted.pieces, len(shares))):
                 if piece >= 0:
@@ -254,7 +254,7 @@ class TaskStreams(RequestRunner):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{name}={value!r} must be a whole number of at least 1")
 
-        def finish(request: Request, outputs: Outputs) -> Answers:
+        def finish(request: TextRequest, outputs: Outputs) -> Answers:
             context, encoding = request.body
             return answers_of(
                 context,

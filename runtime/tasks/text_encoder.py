@@ -16,6 +16,7 @@ from ..bundle.manifest import Artifact
 from ..encoding.encoder import Encoder
 from ..errors import InputError
 from ..options import RankOptions, check_options, option_names
+from ..text.long_text import SPECIAL_TOKENS
 from ..text.tokenizer import Tokenizer
 from .closing import Closing
 from .encoder_results import (
@@ -297,8 +298,8 @@ class TextEncoder(Closing):
             self._tasks.need_head(task, TASK_HEADS[task])
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
-        """Return how many tokens the text has, special ones not counted."""
-        return len(self.tokenizer.encode(text, parse_special=parse_special))
+        """Return how many tokens the model reads of a text, [CLS] and [SEP] included."""
+        return len(self.tokenizer.encode(text, parse_special=parse_special)) + SPECIAL_TOKENS
 
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ..decoding.reuse import PromptReuse
 from ..decoding.sampling import row_generators
 from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, InputError
-from ..options import GenerationOptions, check_batch_size
+from ..options import BatchGenerationOptions, GenerationOptions, check_batch_size, check_not_pair
 from ..progress import Progress
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
@@ -32,7 +32,8 @@ from .closing import Closing
 from .generation import Generation, generation
 from .generation_request import GenerationRequest, resolve_request
 from .generation_row import Row, report_row
-from .prompts import Prompt, PromptReader, is_one_prompt, name_prompt, vocabulary_of
+from .prompts import Prompt, PromptReader, is_one_prompt, vocabulary_of
+from .row_reader import RowReader
 from .score import Score, check_scorable, score_tokens
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class TextGenerator(Closing):
-    """A language model of a bundle, ready to generate. Make one with `planforge.runtime.load`.
+    """A language model of a bundle, ready to generate. Make one with `TextGenerator.load`.
 
     A prompt is a text, or a sequence of token ids, which are taken as they are: none is put before them.
 
@@ -68,6 +69,7 @@ class TextGenerator(Closing):
         self._prompts = PromptReader(
             tokenizer=tokenizer, defaults=defaults, max_length=max_length, vocabulary=self._vocabulary
         )
+        self._rows = RowReader(prompts=self._prompts, chats=self._chats, defaults=defaults)
         self._reuse = PromptReuse()
         decoder.budget.before_waiting(self.forget_prompt)
 
@@ -78,22 +80,22 @@ class TextGenerator(Closing):
 
     @overload  # a str is a sequence of str too; it counts as one prompt
     def generate(  # type: ignore[overload-overlap]
-        self, prompt: Prompt, **options: Unpack[GenerationOptions]
+        self, prompt: Prompt, **options: Unpack[BatchGenerationOptions]
     ) -> Generation: ...
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], **options: Unpack[GenerationOptions]
+        self, prompt: Sequence[Prompt], **options: Unpack[BatchGenerationOptions]
     ) -> list[Generation]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerationOptions]
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[BatchGenerationOptions]
     ) -> Generation | list[Generation]:
         """Continues one prompt, or each of several.
 
         Args:
             prompt: a prompt, or a sequence of prompts; a flat sequence of token ids is one. Several run
                 `batch_size` at a time. Each one's answer is the one it has alone.
-            **options: see `GenerationOptions`.
+            **options: see `BatchGenerationOptions`.
 
         Returns:
             A `Generation`, or a list of them in the order of the prompts (none for none).
@@ -103,20 +105,21 @@ class TextGenerator(Closing):
             ContextLengthError: the prompt leaves no room in the context.
             MemoryLimitError: the cache does not fit `memory_limit`.
         """
-        request = self._resolve(options)
+        request = self._resolve(options, several=True)
+        check_not_pair(prompt)
         answers: list[Generation] = []
         with Progress(request.progress, "prompts") as report:
             if is_one_prompt(prompt):
-                rows = [self._row(prompt, request)]
+                rows = [self._rows.read(prompt, request)]
             else:
-                rows = [self._numbered_row(number, each, request) for number, each in enumerate(prompt)]
+                rows = [self._rows.read_numbered(number, each, request) for number, each in enumerate(prompt)]
             for group in list(self._groups(rows, request)):
                 answers += self._answer(group, request)
                 report(len(answers))
         return answers[0] if is_one_prompt(prompt) else answers
 
     def iterate(
-        self, prompts: Iterable[Prompt], **options: Unpack[GenerationOptions]
+        self, prompts: Iterable[Prompt], **options: Unpack[BatchGenerationOptions]
     ) -> Iterator[Generation]:
         """Continues any number of prompts: answers come in order, and never all of them are held.
 
@@ -125,14 +128,15 @@ class TextGenerator(Closing):
 
         Args:
             prompts: anything that yields prompts.
-            **options: see `GenerationOptions`.
+            **options: see `BatchGenerationOptions`.
 
         Raises:
             InputError: as `generate`; that of a prompt names its number, and comes when it is read.
         """
-        request = self._resolve(options)
+        request = self._resolve(options, several=True)
         if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
             raise InputError(f"iterate takes several prompts, such as a list, not {type(prompts).__name__}")
+        check_not_pair(prompts)
         return self._iterate(enumerate(prompts), request, Progress(request.progress, "prompts"))
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
@@ -148,7 +152,7 @@ class TextGenerator(Closing):
             InputError: as `generate`, at the call, before the first chunk is asked for.
         """
         request = self._resolve(options, streams=True)
-        return self._stream(self._row(prompt, request), request)
+        return self._stream(self._rows.read(prompt, request), request)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Generation:
         """Answers a conversation, worded by the checkpoint's chat template.
@@ -171,12 +175,12 @@ class TextGenerator(Closing):
             BundleError: the template is unusable.
         """
         request = self._resolve({"generation": "checkpoint", **options})
-        return self._answer([self._chat_row(messages, request)], request)[0]
+        return self._answer([self._rows.read_chat(messages, request)], request)[0]
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> TextStream:
         """Answers a conversation as `chat` does, a chunk at each step as `stream` does."""
         request = self._resolve({"generation": "checkpoint", **options}, streams=True)
-        return self._stream(self._chat_row(messages, request), request)
+        return self._stream(self._rows.read_chat(messages, request), request)
 
     def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
         """The log-probability of each of the text's tokens after the first, given those before it.
@@ -196,13 +200,15 @@ class TextGenerator(Closing):
         return score_tokens(self.decoder, tokens)
 
     def count_tokens(self, text: str | Sequence[Message], *, parse_special: bool = False) -> int:
-        """How many tokens a text has, or a conversation as `chat` words it.
+        """Return how many tokens the model reads of a prompt, or of a conversation as `chat` words it.
+
+        Those that begin every prompt are counted: it is `usage.prompt_tokens` of an answer to all of it.
 
         Raises:
             InputError: messages that cannot be used, or the bundle has no chat template.
         """
         if isinstance(text, str):
-            return len(self.tokenizer.encode(text, parse_special=parse_special))
+            return len(self._prompts.read_framed(text, parse_special))
         return len(self._chats.read(text, parse_special))
 
     def forget_prompt(self) -> None:
@@ -214,14 +220,19 @@ class TextGenerator(Closing):
         self.decoder.close()
         self._reuse.drop()
 
-    def _resolve(self, options: GenerationOptions, *, streams: bool = False) -> GenerationRequest:
+    def _resolve(
+        self, options: GenerationOptions, *, streams: bool = False, several: bool = False
+    ) -> GenerationRequest:
         """Check a call's options before anything else."""
         if self.decoder.closed:
             raise ClosedError("the model was closed; load() it again")
-        request = resolve_request(options, self._checkpoint.asked_by(options))
+        checkpoint = self._checkpoint.options
+        request = resolve_request(options, checkpoint, streams=streams, several=several)
         request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))
         request.sampling.check_vocabulary(self._vocabulary)
         check_batch_size(request.batch_size, self.max_batch)
+        if options.get("generation") == "checkpoint":
+            self._checkpoint.tell(request)
         return request
 
     def _batch_size(self, request: GenerationRequest) -> int:
@@ -258,36 +269,6 @@ class TextGenerator(Closing):
         lengths = [len(row.prompt) for row in rows]
         return capacity_for(self.artifact, lengths, [row.most_left for row in rows])
 
-    def _row(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
-        tokens = self._prompts.read(prompt, request.parse_special)
-        fitting, cut = self._prompts.fit(tokens, request.max_new_tokens, request.truncation)
-        return self._row_of(fitting, cut, request, number)
-
-    def _numbered_row(self, number: int, prompt: Any, request: GenerationRequest) -> Row:
-        """`_row` of one of several prompts, which errors name."""
-        with name_prompt(number):
-            return self._row(prompt, request, number)
-
-    def _chat_row(self, messages: Sequence[Message], request: GenerationRequest) -> Row:
-        tokens, cut = self._chats.read_fitting(
-            messages,
-            parse_special=request.parse_special,
-            max_new_tokens=request.max_new_tokens,
-            truncation=request.truncation,
-        )
-        return self._row_of(tokens, cut, request)
-
-    def _row_of(self, tokens: list[int], cut: int, request: GenerationRequest, number: int = 0) -> Row:
-        return Row(
-            tokenizer=self.tokenizer,
-            prompt=tokens,
-            cut=cut,
-            room=self.max_length - len(tokens),
-            request=request,
-            eos=self.defaults.eos,
-            number=number,
-        )
-
     def _iterate(
         self, numbered: Iterator[tuple[int, Prompt]], request: GenerationRequest, progress: Progress
     ) -> Iterator[Generation]:
@@ -295,7 +276,7 @@ class TextGenerator(Closing):
         done = 0
         with progress:
             while True:
-                rows, error = self._read_rows(islice(numbered, size), request)
+                rows, error = self._rows.read_some(islice(numbered, size), request)
                 for group in self._groups(rows, request):
                     answers = self._answer(group, request)
                     done += len(answers)
@@ -305,18 +286,6 @@ class TextGenerator(Closing):
                     raise error
                 if len(rows) < size:
                     return
-
-    def _read_rows(
-        self, numbered: Iterable[tuple[int, Prompt]], request: GenerationRequest
-    ) -> tuple[list[Row], InputError | None]:
-        """Return rows up to the first prompt that cannot be used, and why it cannot."""
-        rows: list[Row] = []
-        try:
-            for number, prompt in numbered:
-                rows.append(self._numbered_row(number, prompt, request))
-        except InputError as error:
-            return rows, error
-        return rows, None
 
     def _answer(self, rows: list[Row], request: GenerationRequest) -> list[Generation]:
         """Answer prompts that run together."""

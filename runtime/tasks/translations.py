@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..decoding.beam import Ending
 from ..errors import InputError
+from .chunk import FinishReason
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
@@ -39,7 +39,7 @@ class Candidate:
     text: str
     token_ids: tuple[int, ...]
     score: float
-    finish_reason: Ending
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Translation:
         text: the best translation, without special tokens.
         token_ids: its tokens, the end token included.
         score: the sum of its tokens' log-probabilities / their number ** length_penalty.
-        finish_reason: "eos" or "length" (max_new_tokens).
+        finish_reason: "eos", "length" (max_new_tokens) or "cancelled" (by on_token).
         candidates: the n best, this one first.
         dropped: tokens of the text that truncation left out.
     """
@@ -58,7 +58,7 @@ class Translation:
     text: str
     token_ids: tuple[int, ...]
     score: float
-    finish_reason: Ending
+    finish_reason: FinishReason
     candidates: tuple[Candidate, ...]
     timings: TranslationTimings
     dropped: int = 0

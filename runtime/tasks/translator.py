@@ -5,11 +5,10 @@ B sources of a batch, L layers, H heads, S source tokens, T target tokens
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.beam import BeamSearch, Hypothesis, Search, search_of
 from ..decoding.cache import cache_bytes
-from ..decoding.decoder import Decoder
+from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.source import SourceEncoder
 from ..encoding.batching import batches, in_reading_order
 from ..errors import ClosedError, InputError
@@ -30,18 +29,18 @@ from ..options import (
 )
 from ..progress import Progress
 from ..text.tokenizer import Tokenizer
-from .chunk import Cancellation, Chunk, TextStream, Usage
+from .chunk import Cancellation, Chunk, TextStream
 from .closing import Closing
 from .reading import check_text, checked, chunks
 from .sources import Source, SourceReader
+from .translation_row import TranslationRow
 from .translations import Alignment, Candidate, Translation, TranslationTimings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Alignment", "Candidate", "Translation", "TranslationTimings", "Translator"]
-
-log = logging.getLogger("planforge")
+OnToken: TypeAlias = Callable[[Chunk], bool | None]
+NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token")
 
 
 class Translator(Closing):
@@ -143,11 +142,12 @@ class Translator(Closing):
         1,024 texts are read ahead. The arguments are `translate`'s.
         """
         search = self._search(options)
+        on_token = on_token_of(options, search)
         reader = self._reader(options)
         # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
         rows = check_batch_size(batch_size, self.encoder.max_batch)
         most = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
-        return self._results(checked(texts, check_text), search, reader, most, Progress(progress))
+        return self._results(checked(texts, check_text), search, reader, most, Progress(progress), on_token)
 
     def _results(
         self,
@@ -156,6 +156,7 @@ class Translator(Closing):
         reader: SourceReader,
         most: int,
         progress: Progress,
+        on_token: OnToken | None,
     ) -> Iterator[Translation]:
         done = 0
         with progress:
@@ -166,7 +167,8 @@ class Translator(Closing):
                 finished: dict[int, Translation] = {}
                 given = 0
                 for group in in_reading_order(batches(lengths, fitting)):
-                    found = self._batch([sources[i] for i in group], search)
+                    numbered = {done + i: sources[i] for i in group}
+                    found = self._batch(numbered, search, on_token)
                     finished |= dict(zip(group, found, strict=True))
                     progress(done + given + len(finished))
                     while given in finished:
@@ -188,11 +190,12 @@ class Translator(Closing):
         search = self._search(options, greedy=True)
         if search.num_beams != 1:
             raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
+        on_token = on_token_of(options, search)
         reader = self._reader(options)
         source = reader.read(check_text(text))
         reader.report()
         self._most_that_fit(search, len(source.tokens), 1)
-        return TextStream(lambda cancellation: self._chunks(source, search, cancellation))
+        return TextStream(lambda cancellation: self._chunks(source, search, on_token, cancellation))
 
     def align(self, text: str, **options: Unpack[TranslationOptions]) -> Alignment:
         """Return what each token of a text's translation looked at.
@@ -255,9 +258,7 @@ class Translator(Closing):
         check_options(options, known if greedy else (*known, "batch_size", "progress"))
         most = min(self.max_length, self.decoder.artifact.axis("tokens").max)
         usual = self.defaults.max_new_tokens or most
-        given = {
-            name: value for name, value in options.items() if name not in ("truncation", "parse_special")
-        }
+        given = {name: value for name, value in options.items() if name not in NOT_OF_THE_SEARCH}
         if greedy and given.get("num_beams") is None:
             given["num_beams"] = 1
         search = search_of(replace(self.defaults, max_new_tokens=min(usual, most)), **given)
@@ -271,28 +272,36 @@ class Translator(Closing):
             raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {most}")
         return search
 
-    def _steps(self, sources: Sequence[Sequence[int]], search: Search) -> Iterator[tuple[BeamSearch, float]]:
-        """The search after each step, and the step's seconds; first those of the encoder."""
+    def _start(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
         rows = len(sources) * search.num_beams
-        start = time.perf_counter()
+        return self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
+
+    def _batch(
+        self, sources: Mapping[int, Source], search: Search, on_token: OnToken | None
+    ) -> list[Translation]:
+        """Translate texts, by their numbers in the call, that run together."""
+        rows = [
+            TranslationRow(self.target_tokenizer, len(source.tokens), row=row, number=number)
+            for row, (number, source) in enumerate(sources.items())
+        ]
         beams = BeamSearch(len(sources), self.start, search)
-        run = self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
-        yield beams, time.perf_counter() - start
+        start = time.perf_counter()
+        run = self._start([source.tokens for source in sources.values()], search)
+        encode = time.perf_counter() - start
+        decode = 0.0
         while not beams.done:
             start = time.perf_counter()
-            copies = beams.advance(run.decode(beams.tokens))
-            if not beams.done:
-                run.copy_rows(copies)
-            yield beams, time.perf_counter() - start
-
-    def _batch(self, sources: Sequence[Source], search: Search) -> list[Translation]:
-        steps = list(self._steps([source.tokens for source in sources], search))
-        hypotheses = steps[-1][0].hypotheses()
-        encode, decode = steps[0][1], sum(seconds for _, seconds in steps[1:])
+            take_step(run, beams)
+            decode += time.perf_counter() - start
+            if on_token is not None:
+                for row in rows:
+                    if row.finish_reason is None:
+                        row.report(beams, on_token)
+        hypotheses = beams.hypotheses()
         tokens = sum(len(best[0].token_ids) for best in hypotheses)
         timings = TranslationTimings(encode * 1e3, decode * 1e3, tokens / (encode + decode))
         found = []
-        for source, of_source in zip(sources, hypotheses, strict=True):
+        for source, of_source in zip(sources.values(), hypotheses, strict=True):
             candidates = tuple(self._candidate(hypothesis) for hypothesis in of_source)
             best = candidates[0]
             translation = Translation(
@@ -312,27 +321,21 @@ class Translator(Closing):
         return Candidate(text, hypothesis.token_ids, hypothesis.score, hypothesis.finish_reason)
 
     def _chunks(
-        self, source: Source, search: Search, cancellation: Cancellation
+        self, source: Source, search: Search, on_token: OnToken | None, cancellation: Cancellation
     ) -> Generator[Chunk, None, None]:
         """Yield the chunks of a greedy translation; the last one has the finish reason."""
-        tokenizer = self.target_tokenizer
-        text = tokenizer.stream()
-        count = 0
-        for beams, _ in self._steps([source.tokens], search):
-            best = beams.hypotheses()[0][0] if beams.done else None
-            tokens = beams.histories[0][1:] if best is None else best.token_ids
-            new = tuple(int(token) for token in tokens[count:])
-            count = len(tokens)
-            shown = "".join(text.push(token) for token in new if token < tokenizer.vocab_size)
-            usage = Usage(prompt_tokens=len(source.tokens), completion_tokens=count)
-            if best is not None:
-                yield Chunk(shown + text.finish(), new, (), (), best.finish_reason, usage)
-                return
+        row = TranslationRow(self.target_tokenizer, len(source.tokens))
+        beams = BeamSearch(1, self.start, search)
+        run: DecoderRun | None = None
+        while row.finish_reason is None:
             if cancellation.requested:
-                yield Chunk(shown + text.finish(), new, (), (), "cancelled", usage)
+                beams.cancel(0)
+                yield row.next_chunk(beams)
                 return
-            if new:
-                yield Chunk(shown, new, (), (), None, usage)
+            if run is None:
+                run = self._start([source.tokens], search)
+            take_step(run, beams)
+            yield row.report(beams, on_token)
 
     def _most_that_fit(self, search: Search, source_tokens: int, most: int) -> int:
         """How many sources of a length may run together.
@@ -347,3 +350,29 @@ class Translator(Closing):
         if available is None:
             return most
         return min(most, available // (cache_bytes(self.artifact, rows, search.max_new_tokens) + source))
+
+
+def take_step(run: DecoderRun, beams: BeamSearch) -> None:
+    """Feed a search's tokens to a decoder, and the decoder's logits to the search."""
+    copies = beams.advance(run.decode(beams.tokens))
+    if not beams.done:
+        run.copy_rows(copies)
+
+
+def on_token_of(options: TranslationOptions, search: Search) -> OnToken | None:
+    """Return what a caller wants to be called with after each step.
+
+    Raises:
+        InputError: it cannot be called, or the search has beams.
+    """
+    on_token = options.get("on_token")
+    if on_token is None:
+        return None
+    if not callable(on_token):
+        raise InputError(f"on_token={on_token!r:.80} must be a function that takes a chunk, or None")
+    if search.num_beams > 1:
+        raise InputError(
+            f"on_token does not go with num_beams={search.num_beams}: of beams it is known at the end which"
+            " one is the translation; give num_beams=1, or leave it out"
+        )
+    return on_token

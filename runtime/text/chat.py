@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**20  # of a template
 MARK = "\ufdd0"  # Unicode keeps it from being a character of any text
 
-Message: TypeAlias = Mapping[str, Any]
+Message: TypeAlias = Mapping[str, object]
+"""One message of a conversation: "role", "content", and what else its chat template reads."""
 
 
 class Chat:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import ContextLengthError, InputError
 
+SPECIAL_TOKENS = 2  # [CLS] and [SEP] of one text
 TRUNCATIONS = ("head", "tail", "head+tail", "windows")
 
 
@@ -87,7 +88,7 @@ def fit(
     """
     if truncation is not None and truncation not in TRUNCATIONS:
         raise InputError(f"truncation={truncation!r} is not one of {', '.join(map(repr, TRUNCATIONS))}")
-    special = 2 if second is None else 2 + separators
+    special = SPECIAL_TOKENS if second is None else SPECIAL_TOKENS + separators
     M = max_length - special
     long = len(first) + (0 if second is None else len(second))
     chosen: list[tuple[Sequence[int], Sequence[int] | None]]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from planforge.runtime import doctor, load
-from planforge.runtime.bench_work import with_decoder
-from planforge.runtime.decoding.cache import NONE_PENDING, PendingContext
-from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 from planforge.runtime.errors import BackendUnavailableError
 from planforge.runtime.packages import DISTRIBUTIONS, installed
 
@@ -75,33 +72,6 @@ def opened(model: Path, precision: str, settings: Mapping[str, Any]) -> Any:
         raise Skip(str(error)) from error
 
 
-class TickingDecoder(Decoder):
-    """A decoder whose steps, but for the first, say when they begin: the token before is known then.
-
-    Args:
-        decoder: what it runs.
-    """
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__(decoder.program, decoder.artifact, decoder.budget)
-        self.tick: Tick = lambda: None
-
-    def start(self, batch: int, capacity: int, context: PendingContext = NONE_PENDING) -> DecoderRun:
-        run = super().start(batch, capacity, context)
-        return TickingRun(self, run.cache, run.reservation)
-
-
-class TickingRun(DecoderRun):
-    steps = 0
-
-    def results(self, ids: Any, valid: Any, logit_rows: Sequence[int], outputs: Sequence[str]) -> Any:
-        assert isinstance(self.decoder, TickingDecoder)
-        if self.steps:
-            self.decoder.tick()
-        self.steps += 1
-        return super().results(ids, valid, logit_rows, outputs)
-
-
 class Generator:
     """Greedy; no token ends a row."""
 
@@ -135,16 +105,18 @@ class Translator:
     """Greedy; the end token can't be chosen."""
 
     def __init__(self, model: Any) -> None:
-        self.decoder = TickingDecoder(model.decoder)
-        self.model = with_decoder(model, self.decoder)
+        self.model = model
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
-        self.decoder.tick = tick
         new = work["new_tokens"]
-        options = {"num_beams": 1, "min_new_tokens": new, "max_new_tokens": new}
-        tokens = [list(found.token_ids) for found in self.model.translate(work["texts"], **options)]
-        tick()
-        return tokens
+        found = self.model.translate(
+            work["texts"],
+            num_beams=1,
+            min_new_tokens=new,
+            max_new_tokens=new,
+            on_token=ticking(tick, len(work["texts"])),
+        )
+        return [list(translation.token_ids) for translation in found]
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
         model = self.model
