@@ -155,7 +155,7 @@ def test_a_wait_for_input_ends_at_once(demo_bundle: Path, tmp_path: Path) -> Non
     assert (process.returncode, errors) == (143, "terminated; nothing was changed\n")
 
 
-# Sets the default of a bundle, as if it was measured; the signal comes before that is committed, or meanwhile.
+# Sets the default of a bundle, as if it was measured; the signal comes before the commit, or meanwhile.
 INTERRUPTED_COMMIT = """
 import os, signal, sys
 from types import SimpleNamespace
