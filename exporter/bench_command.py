@@ -39,7 +39,11 @@ def bench(
         Path | None, typer.Option(help=r"Draw it; needs planforge\[plot].", show_default=False)
     ] = None,
     set_default: Annotated[
-        bool, typer.Option("--set-default", help="Let load() take the fastest whose gate passed.")
+        bool,
+        typer.Option(
+            "--set-default",
+            help="Let load() take the fastest whose gate passed, or one as fast, more exact.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

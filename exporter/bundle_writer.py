@@ -20,12 +20,13 @@ from pathlib import Path
 from ..runtime.bundle.bundle import Bundle, sha256_of
 from ..runtime.bundle.json_reader import FILE_NAME
 from ..runtime.bundle.manifest import FORMAT, FileEntry, Manifest
+from .child import committing
 from .errors import ExporterError, OutputError
 from .locks import acquire, locked, release
 
 OWN_FOLDERS = ("onnx", "plans", "tokenizer", "checks")  # everything in these is ours
 OWN_KEYS = {"format": int, "family": str, "task": str, "export_id": str, "files": dict, "artifacts": list}
-LOCK = ".lock"  # how the file of a lock ends
+LOCK = ".lock"  # the file of a bundle's lock; how those beside folders end
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # of a write, which names no file
 
 
@@ -37,7 +38,7 @@ def check_output(output: Path, force: bool) -> None:
             parent cannot be written.
     """
     is_there = output.exists() or output.is_symlink()
-    if is_there and not (output.is_dir() and not any(output.iterdir())):
+    if is_there and not (output.is_dir() and all(path.name == LOCK for path in output.iterdir())):
         check_own_bundle(output)
         if not force:
             raise OutputError(f"{output} exists; pass --force to replace it")
@@ -170,7 +171,7 @@ def install(staging: Path, manifest: Manifest, output: Path, *, force: bool = Tr
             name is in use.
     """
     output = output.resolve()
-    with locked(commit_lock(output)):
+    with locked(creation_lock(output)), changing(output):
         check_output(output, force)
         commit(staging, manifest, output)
 
@@ -189,7 +190,7 @@ def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], M
         OutputError: the bundle has been replaced by another export meanwhile; nothing is changed.
     """
     output = opened.folder.resolve()
-    with locked(commit_lock(output)):
+    with changing(output):
         current = Bundle.open(output).manifest
         if current.export_id != opened.manifest.export_id:
             raise OutputError(
@@ -200,13 +201,32 @@ def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], M
     return manifest
 
 
-def commit_lock(output: Path) -> Path:
-    """Return the file by which one process at a time changes a bundle."""
+def creation_lock(output: Path) -> Path:
+    """Return the file by which one process at a time makes `output`; it is locked before `changing`."""
     return output.with_name(f".{output.name}{LOCK}")
 
 
+@contextlib.contextmanager
+def changing(output: Path) -> Iterator[None]:
+    """Let one process at a time change the bundle `output`; where nothing is yet, there is nothing to lock.
+
+    The lock lies in the bundle, which may be all of a volume that a container sees, or may write.
+    """
+    if not output.is_dir():
+        yield
+        return
+    with locked(output / LOCK):
+        yield
+
+
 def commit(staging: Path, manifest: Manifest, output: Path) -> None:
-    """Move staged files and their manifest to `output`, for whoever holds its lock."""
+    """Move staged files and their manifest to `output`, for whoever holds its locks; signals wait."""
+    with committing():
+        move(staging, manifest, output)
+
+
+def move(staging: Path, manifest: Manifest, output: Path) -> None:
+    """Move staged files and their manifest to `output`: the old manifest is valid, then the new one."""
     staged = [name for name in manifest.files if (staging / name).exists()]
     for name in staged:
         sync(staging / name)
@@ -274,9 +294,10 @@ def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Ma
     """
     target = Bundle.open(folder).folder.resolve()
     try:
-        with locked(commit_lock(target)):
+        with changing(target):
             manifest = change(Bundle.open(target).manifest)
-            write_manifest(target, manifest)
+            with committing():
+                write_manifest(target, manifest)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(f"{target / FILE_NAME} cannot be written: {reason}; nothing was changed") from error

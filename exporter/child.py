@@ -20,6 +20,7 @@ ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(sig
 _children: set[subprocess.Popen[str]] = set()
 _group: ContextVar[ChildGroup | None] = ContextVar("group", default=None)
 _ending = threading.Event()  # a signal came: what starts now is killed at once
+_committed = threading.Event()  # this process has changed a bundle
 
 
 class Terminated(KeyboardInterrupt):
@@ -101,7 +102,7 @@ def ending_with_children() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         del frame
-        for other in ENDING:
+        for other in before:
             signal.signal(other, signal.SIG_IGN)  # cleaning up is not disturbed
         _ending.set()
         kill_children()
@@ -117,6 +118,39 @@ def ending_with_children() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:  # None: set by no Python code, so Python cannot set it again
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def committing() -> Iterator[None]:
+    """Inside, which takes a moment, signals that would end this process wait; after it, a bundle has changed.
+
+    So whoever was interrupted is told the truth: that nothing was changed, or that it was.
+    """
+    waiting: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in handled:
+        signal.signal(number, lambda number, frame: waiting.append(number))
+    try:
+        yield
+        _committed.set()
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for number in waiting[:1]:
+            signal.raise_signal(number)
+
+
+def what_was_changed() -> str:
+    """Return what an interrupted command has changed, in words."""
+    return "the bundle was written already" if _committed.is_set() else "nothing was changed"
+
+
+def forget_changes() -> None:
+    """Count as changed what is committed from now on."""
+    _committed.clear()
 
 
 class ChildGroup:

@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ..runtime.errors import BundleNotFoundError, InputError, PlanForgeError
-from .child import Terminated
+from .child import Terminated, forget_changes, what_was_changed
 from .errors import DataError, HubError, SourceError
 from .extras import extra_of
 from .progress import Stages
@@ -75,6 +75,7 @@ def exit_codes(context: typer.Context) -> Iterator[None]:
     Args:
         context: of all commands; it knows which one runs, by which a missing extra is named.
     """
+    forget_changes()
     try:
         yield
     except PlanForgeError as error:
@@ -85,10 +86,10 @@ def exit_codes(context: typer.Context) -> Iterator[None]:
             raise
         fail(f"this command needs {error.name}: pip install 'planforge[{extra}]'", FAILED, error)
     except Terminated as error:
-        say(f"terminated{during()}; nothing was changed")
+        say(f"terminated{during()}; {what_was_changed()}")
         raise typer.Exit(128 + error.number) from None
     except KeyboardInterrupt:
-        say(f"\ninterrupted{during()}; nothing was changed")
+        say(f"\ninterrupted{during()}; {what_was_changed()}")
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

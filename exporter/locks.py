@@ -34,10 +34,15 @@ def acquire(path: Path, *, wait: bool) -> int | None:
     """Return an open descriptor that holds the lock; None if somebody else does, and `wait` is off.
 
     Whoever releases a lock removes its file, so the file that was locked may have gone meanwhile: then
-    another one is made.
+    another one is made. The file of another user, who keeps it from us, counts as held.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:
+            if wait:
+                raise
+            return None
         try:
             if not lock_file(descriptor, wait=wait):
                 os.close(descriptor)

@@ -307,6 +307,8 @@ def check_task(task: str, model: Model, options: Mapping[str, Any]) -> None:
             raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
     if "system" in options and "chat" not in options:
         raise InputError("--system goes with --chat")
+    if "chat" in options and options.get("num_beams", 1) > 1:
+        raise InputError("--num-beams does not go with --chat, whose answers are shown as they are made")
 
 
 def check_beside(model: Model, task: str, source: TextSource) -> None:

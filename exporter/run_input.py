@@ -153,18 +153,33 @@ def with_blanks(
         items: texts or pairs; None is a blank line.
         iterate: computes a result for each text, in order, reading ahead as it likes.
     """
-    read: deque[Item | None] = deque()
+    read: deque[Item | None] = deque()  # and not answered yet
+    ahead: list[Item] = []  # read before `iterate` asked for it
 
     def texts() -> Iterator[Item]:
-        for item in items:
+        while True:
+            try:
+                item = ahead.pop() if ahead else next(items)
+            except StopIteration:
+                return
             read.append(item)
             if item is not None:
                 yield item
 
+    def blanks_before_text() -> Iterator[None]:
+        for item in items:
+            if item is not None:
+                ahead.append(item)
+                return
+            yield None
+
+    yield from blanks_before_text()
     for result in iterate(texts()):
         while (item := read.popleft()) is None:
             yield None
         yield item, result
+        if not read:  # all is answered, and whoever wrote a blank line may wait for its answer
+            yield from blanks_before_text()
     yield from (None for _ in read)
 
 

@@ -254,7 +254,11 @@ StrideOption = Annotated[
 ]
 BatchSizeOption = Annotated[
     int | None,
-    panel_option(LONG_PANEL, help="Texts that run together.", show_default="the bundle's most"),
+    panel_option(
+        LONG_PANEL,
+        help="Texts that run together; 1 answers each line as soon as it comes.",
+        show_default="the bundle's most",
+    ),
 ]
 
 # Engine

@@ -35,14 +35,16 @@ class Picture:
         """Draw the attention of the one text that there is, and hand it on.
 
         Raises:
-            InputError: there are several, or it is a pair.
+            InputError: there are several, or none but blank lines, or it is a pair.
         """
         from ..runtime.plots import draw_attention
 
         assert self.path is not None
-        text, *more = [item for item in items if item is not None]
-        if more:
-            raise InputError(f"--attention draws one text's translation, {1 + len(more)} were given")
+        texts = [item for item in items if item is not None]
+        if len(texts) != 1:
+            count = len(texts) or "only blank lines"
+            raise InputError(f"--attention draws one text's translation, {count} were given")
+        text = texts[0]
         if not isinstance(text, str):
             raise InputError("translation takes texts, not pairs of texts")
         settings = {name: value for name, value in options.items() if name not in ("batch_size", "progress")}

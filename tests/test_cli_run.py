@@ -119,6 +119,8 @@ def test_options_are_refused_before_lines_are_read(demo_bundle: Path) -> None:
         (["--truncate", "tail"], "--truncation"),
         (["--top-logprobs", "2"], "goes with --json"),
         (["--system", "x"], "--system goes with --chat"),
+        (["--chat", "--num-beams", "2"], "--num-beams does not go with --chat"),
+        (["--chat", "--num-beams", "2", "--json"], "--num-beams does not go with --chat"),
         (["--pooling", "cls"], "--pooling is no option of the task generate"),
     ],
 )

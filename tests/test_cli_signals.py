@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planforge.exporter.cli import app
+from planforge.runtime.bundle.bundle import Bundle
 
 from .helpers_cli import COMMAND
 
@@ -150,3 +153,60 @@ def test_a_wait_for_input_ends_at_once(demo_bundle: Path, tmp_path: Path) -> Non
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (143, "terminated; nothing was changed\n")
+
+
+# Sets the default of a bundle, as if it was measured; the signal comes before the commit, or meanwhile.
+INTERRUPTED_COMMIT = """
+import os, signal, sys
+from types import SimpleNamespace
+from planforge.exporter import bundle_writer, cli
+from planforge.runtime import bench
+
+def interrupted(real):
+    def call(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+    return call
+
+found = SimpleNamespace(best_default=lambda: SimpleNamespace(precision="fp16"))
+bench.bench = lambda *arguments, **options: found
+setattr(bundle_writer, sys.argv[2], interrupted(getattr(bundle_writer, sys.argv[2])))
+sys.argv = ["planforge", "bench", sys.argv[1], "--set-default"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "default", "words"),
+    [
+        ("replace_manifest", None, "nothing was changed"),
+        ("write_manifest", "fp16", "the bundle was written already"),
+    ],
+)
+def test_what_a_terminated_command_says_of_its_changes_is_true(
+    own_bundle: Path, step: str, default: str | None, words: str
+) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_COMMIT, str(own_bundle), step]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
+    assert (done.returncode, done.stderr) == (143, f"terminated; {words}\n")
+    assert Bundle.open(own_bundle).manifest.default_precision == default
+    assert not (own_bundle / ".lock").exists()
+
+
+@pytest.mark.parametrize("kind", ["encoder", "translator", "generator"])
+def test_lines_are_answered_as_they_come_in_batches_of_one(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """As a coprocess asks: it writes a line, and waits for the answer before it writes another."""
+    fixture = {"encoder": "minilm_bundle", "translator": "dates_bundle", "generator": "demo_bundle"}[kind]
+    bundle = request.getfixturevalue(fixture)
+    with started(tmp_path, "run", bundle, "--batch-size", "1", "--json") as process:
+        assert process.stdin is not None and process.stdout is not None
+        for line in ("May 3, 1998", "", "", "May 4, 1998"):
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            readable, _, _ = select.select([process.stdout], [], [], 60)
+            assert readable, f"no answer to {line!r}"
+            assert (json.loads(process.stdout.readline()) is None) == (line == "")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0

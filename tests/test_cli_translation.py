@@ -78,6 +78,9 @@ def test_the_attention_is_drawn(dates_bundle: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(PNG)
     assert "layer=2 must be" in error_line(*args, "--attention-layer", 2)
     assert "one text's translation, 2 were given" in error_line(*args[:2], "a", "b", "--attention", picture)
+    done = planforge(*args[:2], "--attention", picture, stdin="\n \n")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --attention draws one text's translation, only blank lines were")
 
 
 @pytest.mark.parametrize(

@@ -201,3 +201,26 @@ def test_a_tracers_error_is_what_it_was(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="GPT-2 has none"):
         onnx_export.finish_trace(ended, out)
     assert list(tmp_path.iterdir()) == []
+
+
+CLEANS_UP = """
+import os, signal, time
+from planforge.exporter.child import ending_with_children
+
+with ending_with_children():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(100)
+    finally:
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            os.kill(os.getpid(), getattr(signal, name))
+        time.sleep(0.1)
+        print("cleaned up")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its signals end a process at once")
+def test_a_second_signal_does_not_disturb_the_cleaning_up() -> None:
+    done = subprocess.run([sys.executable, "-c", CLEANS_UP], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "cleaned up\n", done.stderr
+    assert done.stderr.endswith("KeyboardInterrupt\n")

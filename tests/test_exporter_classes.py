@@ -1,7 +1,8 @@
-"""Every class that a published folder may name, exported by default and held against transformers."""
+"""Every class that a published folder may name, exported and held against transformers."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,13 +42,15 @@ ENCODERS = [
     "DistilBertForTokenClassification",
     "DistilBertForQuestionAnswering",
 ]
-VERIFIED = ("BertForMaskedLM", "DistilBertForMaskedLM", "GPT2LMHeadModel", "MarianMTModel")
+# One of each kind is exported by default and verified, one as a user exports it; the others in fp32 alone.
+VERIFIED = ("BertForMaskedLM", "GPT2LMHeadModel", "MarianMTModel")
+AS_A_USER = "DistilBertForMaskedLM"
 GRAPHS = {"encoder.ort.fp32": 1e-4, "encoder.portable.fp32": 1e-4, "encoder.portable.fp16": 5e-2}
 PROMPT = "In the beginning God created the heaven"
 SENTENCES = ["Hello world", "it is not the plan"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def trace_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace in this process and build no plan: the same graphs, in a third of the time."""
 
@@ -66,13 +69,43 @@ def trace_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "is_installed", lambda engine: False)
 
 
+def exported_class(name: str, checkpoint: Path, bundle: Path, **otherwise: Any) -> Path:
+    """Export a class's checkpoint, as `VERIFIED` says; where that is in fp32 alone, with more options."""
+    if name in VERIFIED:
+        return export(checkpoint, bundle).bundle
+    return export(checkpoint, bundle, precision=["fp32"], verify=False, **otherwise).bundle
+
+
+def tiny_encoder(folder: Path, name: str) -> Any:
+    """Write a checkpoint of one layer with its tokenizer, and return transformers' model of it."""
+    layers = "n_layers" if name.startswith("DistilBert") else "num_hidden_layers"
+    write_wordpiece(folder)
+    return tiny_bert(folder, name, **{layers: 1})
+
+
+def test_an_export_by_default_gives_verified_graphs_and_a_plan(tmp_path: Path) -> None:
+    """With nothing replaced: tracers of their own, and the TensorRT-RTX that is installed."""
+    tiny_encoder(tmp_path / "checkpoint", AS_A_USER)
+    result = export(tmp_path / "checkpoint", tmp_path / "bundle")
+    assert result.report is not None and result.report.with_pytorch and result.report.passed
+    bundle = Bundle.open(tmp_path / "bundle")
+    bundle.verify_files()
+    assert [artifact.id for artifact in bundle.manifest.artifacts] == list(GRAPHS)
+    assert all(artifact.passed for artifact in bundle.manifest.artifacts)
+    built = [(plan.engine, plan.built_from) for plan in bundle.manifest.plans]
+    is_there = importlib.util.find_spec("tensorrt_rtx") is not None
+    assert built == ([("tensorrt-rtx", "encoder.portable.fp16")] if is_there else [])
+
+
+@pytest.mark.usefixtures("trace_here")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_every_class_of_encoder_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
-    reference: Any = tiny_bert(tmp_path / "checkpoint", name)
-    write_wordpiece(tmp_path / "checkpoint")
-    bundle = export(tmp_path / "checkpoint", tmp_path / "bundle", verify=name in VERIFIED).bundle
+    reference: Any = tiny_encoder(tmp_path / "checkpoint", name)
+    checkpoint = tmp_path / "checkpoint"
+    bundle = exported_class(name, checkpoint, tmp_path / "bundle", target=["cpu", "portable"])
     manifest = Bundle.open(bundle).manifest
-    assert [artifact.id for artifact in manifest.artifacts] == list(GRAPHS)
+    wanted_graphs = [graph for graph in GRAPHS if name in VERIFIED or graph.endswith("fp32")]
+    assert [artifact.id for artifact in manifest.artifacts] == wanted_graphs
     ids = np.array([[2, 20, 33, 40, 57, 3], [2, 71, 8, 3, 0, 0]])
     mask = (ids != 0).astype(np.int64)
     inputs = {"input_ids": ids, "attention_mask": mask}
@@ -97,13 +130,14 @@ def test_every_class_of_encoder_gives_what_transformers_gives(name: str, tmp_pat
             np.testing.assert_allclose(array, expected, atol=GRAPHS[artifact.id] * np.abs(expected).max())
 
 
+@pytest.mark.usefixtures("trace_here")
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GPT2Model"])
 def test_every_class_of_decoder_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
     shutil.copytree(demo_folder("gpt2-demo"), tmp_path / "checkpoint")
-    whole = random_gpt2(**TINY | {"vocab_size": 2048})
+    whole = random_gpt2(**TINY | {"vocab_size": 2048, "n_layer": 1})
     saved = whole if name == "GPT2LMHeadModel" else whole.transformer
     saved.save_pretrained(tmp_path / "checkpoint")
-    bundle = export(tmp_path / "checkpoint", tmp_path / "bundle", verify=name in VERIFIED).bundle
+    bundle = exported_class(name, tmp_path / "checkpoint", tmp_path / "bundle")
     with TextGenerator.load(bundle) as model:
         ids = model.tokenizer.encode(PROMPT)
         answer = model.generate(PROMPT, max_new_tokens=8)
@@ -116,16 +150,17 @@ def test_every_class_of_decoder_gives_what_transformers_gives(name: str, tmp_pat
     np.testing.assert_allclose(np.array(answer.logprobs)[: len(tokens)], chosen, atol=1e-3)
 
 
+@pytest.mark.usefixtures("trace_here")
 @pytest.mark.parametrize("name", ["MarianMTModel", "MarianModel"])
 def test_every_class_of_translator_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     count = write_marian_tokenizer(folder)
-    whole: Any = random_marian(vocab_size=count)
+    whole: Any = random_marian(vocab_size=count, encoder_layers=1, decoder_layers=1)
     (whole if name == "MarianMTModel" else whole.model).save_pretrained(folder)
     whole.generation_config.save_pretrained(folder)
     reference: Any = transformers.MarianMTModel.from_pretrained(folder).eval()
-    bundle = export(folder, tmp_path / "bundle", verify=name in VERIFIED).bundle
+    bundle = exported_class(name, folder, tmp_path / "bundle")
     tokenizer: Any = marian_witness(folder)
     with Translator.load(bundle) as model:
         for text in SENTENCES:
@@ -175,6 +210,7 @@ def test_what_is_half_a_model_or_a_decoder_in_disguise_is_refused(tmp_path: Path
         export(tmp_path / "decoder", tmp_path / "bundle")
 
 
+@pytest.mark.usefixtures("trace_here")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("LlamaForCausalLM", "llama"), ("RobertaForMaskedLM", "roberta"), ("T5ForConditionalGeneration", "t5")],

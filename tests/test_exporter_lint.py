@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,9 @@ from typer.testing import CliRunner
 
 from planforge.exporter.linting import TARGETS, LintReport, lint
 from planforge.exporter.linting import operator_tables as tables
+from planforge.exporter.linting.lint import graph_targets
 from planforge.exporter.linting.rules import RULES, listing
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError, InputError
 
 from .helpers_lint import Case, model_of, write_case
@@ -351,3 +355,29 @@ def test_all_graphs_of_a_bundle_are_read(demo_bundle: Path) -> None:
     for graph, dialect in dialects.items():
         failing = {t for t in report.targets if report.counts(graph, t)["error"]}
         assert failing == {"ort": {"rtx", "tensorrt10.3"}, "inplace": {"tensorrt10.3"}}.get(dialect, set())
+
+
+@pytest.mark.parametrize(
+    ("graph", "dialect", "precision", "targets"),
+    [
+        ("encoder", "portable", "fp16", ("portable", "rtx")),
+        ("encoder", "portable", "fp32", ("portable",)),
+        ("decoder", "portable", "fp16", ("portable",)),
+        ("decoder", "inplace", "fp16", ("rtx",)),
+        ("encoder", "ort", "fp32", ("cpu",)),
+        ("encoder", "ort", "fp16", ("cuda",)),
+    ],
+)
+def test_a_graph_is_checked_for_those_who_take_it(
+    graph: str, dialect: str, precision: str, targets: tuple[str, ...], demo_bundle: Path
+) -> None:
+    """An encoder has no cache, so rtx builds its plan from the portable graph, when it builds one."""
+    artifact = dataclasses.replace(
+        Bundle.open(demo_bundle).manifest.artifacts[0], graph=graph, dialect=dialect, precision=precision
+    )
+    assert graph_targets(artifact) == targets
+
+
+def test_an_encoder_without_a_plan_is_checked_for_rtx(head_bundle: Callable[[str], Path]) -> None:
+    assert Bundle.open(head_bundle("classifier")).manifest.plans == ()
+    assert "rtx" in lint(head_bundle("classifier")).targets

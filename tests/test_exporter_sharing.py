@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -14,9 +16,16 @@ from typing import Any
 import pytest
 
 from planforge.exporter import build, plans
-from planforge.exporter.bundle_writer import commit_lock, install, install_change, staging_folder
+from planforge.exporter.bundle_writer import (
+    changing,
+    creation_lock,
+    install,
+    install_change,
+    replace_manifest,
+    staging_folder,
+)
 from planforge.exporter.errors import OutputError
-from planforge.exporter.locks import locked
+from planforge.exporter.locks import acquire, locked
 from planforge.runtime.bundle.bundle import Bundle
 
 from .test_exporter_writer import stage, whole
@@ -119,7 +128,8 @@ def test_builds_at_the_same_time_lose_no_plan(own_bundle: Path, monkeypatch: pyt
     assert {path.name for path in own_bundle.parent.iterdir()} == {"bundle"}
 
 
-def test_one_process_at_a_time_changes_a_bundle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", ["another export", "whoever sees the bundle alone"])
+def test_one_process_at_a_time_changes_a_bundle(tmp_path: Path, who: str) -> None:
     output = tmp_path / "bundle"
     with staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
@@ -131,7 +141,7 @@ def test_one_process_at_a_time_changes_a_bundle(tmp_path: Path) -> None:
             how()
 
     with ThreadPoolExecutor(1) as pool:
-        with locked(commit_lock(output)):
+        with locked(creation_lock(output)) if who == "another export" else changing(output):
             future = pool.submit(change, lambda: events.append("changed"))
             with pytest.raises(TimeoutError):
                 future.result(timeout=0.3)
@@ -139,3 +149,42 @@ def test_one_process_at_a_time_changes_a_bundle(tmp_path: Path) -> None:
             events.append("freed")
         future.result(timeout=60)
     assert events == ["freed", "changed"] and whole(output) == "new"
+
+
+def test_a_change_of_a_bundle_needs_no_more_than_its_folder(tmp_path: Path) -> None:
+    """A container that has only the bundle mounted may write nothing beside it."""
+    output = tmp_path / "bundle"
+    with staging_folder(output) as staging:
+        install(staging, stage(staging, "old"), output)
+    seen: list[str] = []
+
+    def note(manifest: Any) -> Any:
+        seen.extend(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.lock"))
+        return dataclasses.replace(manifest, tools={"a": "1"})
+
+    assert replace_manifest(output, note).tools == {"a": "1"}
+    assert seen == ["bundle/.lock"]
+    assert list(tmp_path.rglob("*.lock")) == []
+    assert whole(output) == "old"
+
+
+def test_a_staging_folder_of_another_user_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / ".bundle.partial-0123456789ab.lock"
+    theirs.write_text("")
+    theirs.with_suffix("").mkdir()
+    really_open = os.open
+
+    def refusing(path: Any, *arguments: Any) -> int:
+        if Path(path) == theirs:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really_open(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with staging_folder(tmp_path / "bundle") as staging:
+        install(staging, stage(staging, "new"), tmp_path / "bundle")
+    assert whole(tmp_path / "bundle") == "new"
+    assert theirs.exists() and theirs.with_suffix("").is_dir()
+    with pytest.raises(PermissionError):
+        acquire(theirs, wait=True)

@@ -14,7 +14,7 @@ import pytest
 
 from planforge.runtime import TextEncoder, load
 from planforge.runtime.errors import ClosedError, InputError, ManifestError, MemoryLimitError
-from planforge.runtime.tasks.reading import READ_AHEAD
+from planforge.runtime.tasks.reading import READ_AHEAD, chunks, read_ahead
 
 LONG = "The quick brown fox jumps over the lazy dog, while 我在北京 looks on. " * 30
 
@@ -56,6 +56,12 @@ def test_a_stream_reads_no_more_ahead_than_it_says(model: TextEncoder) -> None:
         expected = model.embed(f"{number} " * (1 + number % 3))  # results are in the order of the texts
         np.testing.assert_allclose(result.vector, expected, atol=1e-5)
         assert first[5].vector @ expected < 0.99
+
+
+@pytest.mark.parametrize(("batch_size", "most"), [(1, 1), (2, 16), (None, READ_AHEAD)])
+def test_how_far_is_read_ahead_goes_with_the_batch_size(batch_size: int | None, most: int) -> None:
+    assert read_ahead(batch_size) == most
+    assert [len(chunk) for chunk in chunks(iter(["a"] * (most + 1)), most)] == [most, 1]
 
 
 def test_progress_counts_finished_texts(model: TextEncoder) -> None:

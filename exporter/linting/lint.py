@@ -59,15 +59,22 @@ def targets_of_bundle(path: Path) -> list[str]:
         return []
     manifest = Bundle.open(path).manifest
     plans = [planned_target(plan.engine, plan.version).name for plan in manifest.plans]
-    graphs = [graph_target(artifact) for artifact in manifest.artifacts]
+    graphs = [name for artifact in manifest.artifacts for name in graph_targets(artifact)]
     return list(dict.fromkeys(plans + graphs))
 
 
-def graph_target(artifact: Artifact) -> str:
-    """Return the target of a graph alone: who takes its dialect and precision without a plan."""
+def graph_targets(artifact: Artifact) -> tuple[str, ...]:
+    """Return the targets of a graph alone: who takes its dialect and precision, or would build a plan of it.
+
+    An encoder has no cache, so its portable graph is what rtx's plan is built from too.
+    """
     if artifact.dialect == "ort":
-        return "cuda" if artifact.precision == "fp16" else "cpu"
-    return "rtx" if artifact.dialect == "inplace" else "portable"
+        return ("cuda",) if artifact.precision == "fp16" else ("cpu",)
+    if artifact.dialect == "inplace":
+        return ("rtx",)
+    if artifact.graph == "encoder" and artifact.precision == "fp16":
+        return "portable", "rtx"
+    return ("portable",)
 
 
 def located(path: Path, name: str) -> Path:

@@ -60,7 +60,7 @@ def compare(
         if expected.passages and "text_kl" in limits:
             compared["real text, every token"] = real_text_case(decoder, expected, limits)
         for case, run in compared.items():
-            progress(f"{artifact.id}: {case}")
+            progress(f"verifying {artifact.id}: {case}")
             comparisons.append(
                 Comparison(artifact=artifact.id, backend=backend.name, case=case, **vars(run()))
             )
@@ -69,7 +69,7 @@ def compare(
     if artifact.precision == "fp16":
         engine = rounded_engine(artifact.precision)
         for case, run in rounded_cases(bundle, artifact, expected, limits).items():
-            progress(f"{artifact.id}: {case}, {engine}")
+            progress(f"verifying {artifact.id}: {case}, {engine}")
             comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(run())))
     return comparisons
 

@@ -81,7 +81,7 @@ def compare(
     comparisons = []
     try:
         for case, run in cases(encoder, expected, limits).items():
-            progress(f"{artifact.id}: {case}")
+            progress(f"verifying {artifact.id}: {case}")
             comparisons.append(
                 Comparison(artifact=artifact.id, backend=backend.name, case=case, **vars(run()))
             )
@@ -93,7 +93,7 @@ def compare(
         encoder, full = Encoder(program, artifact, encoder.pad), expected.samples[-1]
         batch = trial_samples(expected)
         for case, samples in {padded(batch): batch, f"{len(full)} tokens": [full]}.items():
-            progress(f"{artifact.id}: {case}, {engine}")
+            progress(f"verifying {artifact.id}: {case}, {engine}")
             outcome = rounded(encoder, samples, limits)
             comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(outcome)))
     return comparisons

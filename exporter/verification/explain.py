@@ -97,7 +97,7 @@ def explain(
     unexplained: dict[str, str] = {}
     read = {c.artifact for c in report.comparisons if c.backend == READING and not c.passed}
     for artifact in failed:
-        progress(f"{artifact.id}: looking for the node at fault")
+        progress(f"verifying {artifact.id}: looking for the node at fault")
         try:
             culprit = culprit_of(artifact)
         except (PlanForgeError, ValueError) as error:

@@ -117,12 +117,12 @@ def verify_file(
     if other is not None:
         same_inputs(file, other)
         check_feeds(other, feeds)
-    progress(f"{path.name}: ort-cpu")
+    progress(f"verifying {path.name}: ort-cpu")
     engine = on_engine(file, feeds)
     if isinstance(engine, BackendError):
         unloadable = Comparison.failed(path.name, "ort-cpu", RUNNING, engine)
         return VerificationReport(False, (unloadable,), witness=f"itself {NODE_BY_NODE}")
-    progress(f"{path.name}: {NODE_BY_NODE}")
+    progress(f"verifying {path.name}: {NODE_BY_NODE}")
     nodes = executed(file, feeds)
     alone = not isinstance(nodes, BackendError)
     if not alone and other is None:
@@ -135,7 +135,7 @@ def verify_file(
     itself = [compared(file, engine, nodes, own, f"against {NODE_BY_NODE}", lost)] if alone else []
     if other is None:
         return VerificationReport(False, tuple(itself), witness=f"itself {NODE_BY_NODE}")
-    progress(f"{other.path.name}")
+    progress(f"verifying {other.path.name}")
     precision = next((n for n in TYPES if n in (file.artifact.precision, other.artifact.precision)), "fp32")
     want, case = executed(other, feeds), f"{NODE_BY_NODE}, against {other.path.name}"
     if not alone or isinstance(want, BackendError):

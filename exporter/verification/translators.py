@@ -172,14 +172,14 @@ def compare(
     comparisons = []
     try:
         for name, run in cases(engine, artifact, expected, limits).items():
-            progress(f"{artifact.id}: {name}")
+            progress(f"verifying {artifact.id}: {name}")
             comparisons.append(
                 Comparison(artifact=artifact.id, backend=backend.name, case=name, **vars(run()))
             )
     finally:
         engine.close()
     if artifact.precision == "fp16":
-        progress(f"{artifact.id}: node by node")
+        progress(f"verifying {artifact.id}: node by node")
         name = rounded_engine(artifact.precision)
         samples = [*expected.samples[:2], *expected.samples[-2:]]  # two texts, one token, the most
         outcome = rounded(bundle, artifact, samples, limits)

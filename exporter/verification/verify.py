@@ -328,7 +328,7 @@ def compare_all(
     comparisons: list[Comparison] = []
     kept = {}
     for artifact in bundle.manifest.artifacts:
-        progress(f"{artifact.id}: {CASE}")
+        progress(f"verifying {artifact.id}: {CASE}")
         comparisons.append(compare_structure(bundle, artifact, tensors, scales))
         try:
             comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)

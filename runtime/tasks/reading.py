@@ -12,10 +12,12 @@ from ..progress import Progress
 from ..text.long_text import TRUNCATIONS
 
 READ_AHEAD = 1024  # texts that are sorted by length together
+READ_AHEAD_BATCHES = 8  # or fewer, where a caller says how many run together
 READ_AHEAD_CHARACTERS = 200_000  # or fewer texts that together have so many: their outputs are held
 Item: TypeAlias = str | tuple[str, str]  # a text, or a pair
 
 T = TypeVar("T")
+ItemT = TypeVar("ItemT", bound=Item)
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Reading:
         stride: tokens that neighbouring windows share; None: a quarter of the model's length.
         parse_special: whether a special token's text, such as [SEP], becomes that token.
         batch_size: the most sequences that run together.
+        read_ahead: the most texts that are read before the first of them is done.
         progress: reports the number of texts that are done.
     """
 
@@ -34,6 +37,7 @@ class Reading:
     stride: int | None
     parse_special: bool
     batch_size: int
+    read_ahead: int
     progress: Progress
 
     @staticmethod
@@ -58,18 +62,30 @@ class Reading:
             stride=stride,
             parse_special=options.get("parse_special", False),
             batch_size=check_batch_size(options.get("batch_size"), max_batch),
+            read_ahead=read_ahead(options.get("batch_size")),
             progress=Progress(options.get("progress", False)),
         )
 
 
-def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """The items, `READ_AHEAD` or `READ_AHEAD_CHARACTERS` of them at a time."""
-    chunk: list[Item] = []
+def read_ahead(batch_size: int | None) -> int:
+    """Return how many texts are read at a time: with batches of one, one, as somebody may wait for it.
+
+    Args:
+        batch_size: that the caller gave; None leaves it to the bundle.
+    """
+    if batch_size is None:
+        return READ_AHEAD
+    return 1 if batch_size == 1 else min(READ_AHEAD, READ_AHEAD_BATCHES * batch_size)
+
+
+def chunks(items: Iterable[ItemT], most: int) -> Iterator[list[ItemT]]:
+    """The items, `most` or `READ_AHEAD_CHARACTERS` of them at a time."""
+    chunk: list[ItemT] = []
     characters = 0
     for item in items:
         chunk.append(item)
         characters += len(item) if isinstance(item, str) else sum(map(len, item))
-        if len(chunk) == READ_AHEAD or characters >= READ_AHEAD_CHARACTERS:
+        if len(chunk) == most or characters >= READ_AHEAD_CHARACTERS:
             yield chunk
             chunk, characters = [], 0
     if chunk:

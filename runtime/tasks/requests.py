@@ -72,7 +72,7 @@ class RequestRunner:
         """
         done, shortened, dropped = 0, 0, 0
         with reading.progress as progress:
-            for chunk in chunks(items):
+            for chunk in chunks(items, reading.read_ahead):
                 requests = self.requests(chunk, reading, done)
                 finished: dict[int, R] = {}
                 given = 0

@@ -31,7 +31,7 @@ from ..progress import Progress
 from ..text.tokenizer import Tokenizer
 from .chunk import Cancellation, Chunk, TextStream
 from .closing import Closing
-from .reading import check_text, checked, chunks
+from .reading import check_text, checked, chunks, read_ahead
 from .sources import Source, SourceReader
 from .translation_row import TranslationRow
 from .translations import Alignment, Candidate, Translation, TranslationTimings
@@ -139,7 +139,8 @@ class Translator(Closing):
         """Translate any number of texts: results come in order, and never all of them are held.
 
         Each result is there as soon as its batch, and those of the texts before it, are computed. At most
-        1,024 texts are read ahead. The arguments are `translate`'s.
+        1,024 texts are read ahead, or 8 batches of a `batch_size`, and none with batch_size=1. The arguments
+        are `translate`'s.
         """
         search = self._search(options)
         on_token = on_token_of(options, search)
@@ -147,11 +148,12 @@ class Translator(Closing):
         # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
         rows = check_batch_size(batch_size, self.encoder.max_batch)
         most = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
-        return self._results(checked(texts, check_text), search, reader, most, Progress(progress), on_token)
+        chunked = chunks(checked(texts, check_text), read_ahead(batch_size))
+        return self._results(chunked, search, reader, most, Progress(progress), on_token)
 
     def _results(
         self,
-        texts: Iterator[str],
+        chunked: Iterator[list[str]],
         search: Search,
         reader: SourceReader,
         most: int,
@@ -160,8 +162,8 @@ class Translator(Closing):
     ) -> Iterator[Translation]:
         done = 0
         with progress:
-            for chunk in chunks(texts):
-                sources = [reader.read(str(text), done + i) for i, text in enumerate(chunk)]
+            for chunk in chunked:
+                sources = [reader.read(text, done + i) for i, text in enumerate(chunk)]
                 lengths = [len(source.tokens) for source in sources]
                 fitting = self._most_that_fit(search, max(lengths), most)
                 finished: dict[int, Translation] = {}
