@@ -139,7 +139,9 @@ def test_a_plan_can_be_built_later_and_for_fewer_architectures(own_bundle: Path)
     assert after.manifest.export_id == before.export_id
     assert [a.to_json() for a in after.manifest.artifacts] == [a.to_json() for a in before.artifacts]
     old = own_bundle / result.plans[0].file
-    again = build(own_bundle, engine="tensorrt-rtx", sms=["sm86", "sm89"])  # replaces its like
+    again = build(  # replaces its like
+        own_bundle, engine="tensorrt-rtx", sms=["sm86", "sm89"], limits={"batch": 2, "length": 128}
+    )
     assert not old.exists() and again.plans[0].file != result.plans[0].file
     assert len(Bundle.open(own_bundle).manifest.plans) == 2
     assert len(list((own_bundle / "plans").iterdir())) == 2

@@ -218,20 +218,20 @@ def test_what_cannot_be_written_is_refused_with_its_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "code"),
     [
-        (["--report", "none/x.html"], "none/x.html cannot be written: No such file or directory"),
-        (["--junit", "."], ". cannot be written: it is not a file"),
-        (["--report", "x", "--junit", "x"], "--report and --junit are both x; give each its own file"),
-        (["--limit", "max_error"], "--limit 'max_error' must be METRIC=VALUE, as in max_error=0.001"),
-        (["--limit", "max_error=nan"], "--limit 'max_error=nan' must be METRIC=VALUE"),
+        (["--report", "none/x.html"], "none/x.html cannot be written: No such file or directory", 1),
+        (["--junit", "."], ". cannot be written: it is not a file", 1),
+        (["--report", "x", "--junit", "x"], "--report and --junit are both x; give each its own file", 2),
+        (["--limit", "max_error"], "--limit 'max_error' must be METRIC=VALUE, as in max_error=0.001", 2),
+        (["--limit", "max_error=nan"], "--limit 'max_error=nan' must be METRIC=VALUE", 2),
     ],
 )
 def test_what_would_fail_at_the_end_fails_before_anything_is_read(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in error_line("verify", "no-bundle", *arguments)
+    assert message in error_line("verify", "no-bundle", *arguments, code=code)
     assert not list(tmp_path.iterdir())
 
 

@@ -229,7 +229,7 @@ def test_mistakes_with_spans_are_named(tags: Case, answers: Case) -> None:
     model: Any = answers.model  # so that a type checker lets mistakes pass
     tagger: Any = tags.model
     calls: list[tuple[str, Callable[[], Any]]] = [
-        ("answer needs a question and a context", lambda: model.answer("a")),
+        ("a pair of two texts is needed", lambda: model.answer("a")),
         ("or pairs of them alone", lambda: model.answer([("a", "b")], "c")),
         ("pair of two texts", lambda: model.answer(["a"])),
         ("pair of two texts", lambda: model.answer("a", 3)),

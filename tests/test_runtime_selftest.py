@@ -16,6 +16,7 @@ import pytest
 from planforge.exporter.tensorrt.profiles import profiles_for
 from planforge.runtime import SelftestResult, selftest
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
+from planforge.runtime.bundle.plan import network_name
 from planforge.runtime.errors import (
     BackendUnavailableError,
     BundleError,
@@ -154,10 +155,12 @@ def with_plan(bundle: Path, artifact_id: str, batch: int, length: int) -> Path:
     """As if a plan had been built of a graph; what is in it only a real GPU reads."""
     file = bundle / "plans" / "made-up.plan"
     file.parent.mkdir(exist_ok=True)
-    file.write_bytes(b"a plan")
-    profiles = profiles_for(
-        Bundle.open(bundle).manifest.artifact(artifact_id), max_batch=batch, max_length=length
+    manifest = Bundle.open(bundle).manifest
+    artifact = manifest.artifact(artifact_id)
+    file.write_bytes(
+        network_name(artifact, {n: entry.sha256 for n, entry in manifest.files.items()}).encode()
     )
+    profiles = profiles_for(artifact, max_batch=batch, max_length=length)
 
     def change(value: dict[str, Any]) -> None:
         value["files"]["plans/made-up.plan"] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}

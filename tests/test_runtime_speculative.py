@@ -395,5 +395,5 @@ def test_the_command_looks_up_where_asked(demo_bundle: Path) -> None:
         assert one["token_ids"] == other["token_ids"]
         assert one["accepted_tokens"] > 0 == other["drafted_tokens"]
     refused = planforge("run", demo_bundle, "x", "--speculative", "eagle")
-    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert "speculative='eagle' is not one of None, 'prompt-lookup'" in refused.stderr

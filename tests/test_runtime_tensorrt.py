@@ -284,8 +284,8 @@ LINES = [
     (PROGRAM, "size = max(activation_bytes(", "size = min(activation_bytes("),
     (PROGRAM, "Step(profile, shapes, wanted,", "Step(0, (), wanted,"),
     (PROGRAM, ".on_host(array.shape)[...] = array", ".on_host(array.shape)"),
-    (CACHE, "{spec.name: buffer, out.name: buffer}", "{spec.name: buffer}"),
-    (CACHE, "{spec.name: buffer, out.name: buffer}", "{spec.name: buffer, out.name: self.slots[0]}"),
+    (CACHE, "{spec.name: used, out.name: used}", "{spec.name: used}"),
+    (CACHE, "{spec.name: used, out.name: used}", "{spec.name: used, out.name: self.slots[0]}"),
 ]
 
 

@@ -48,8 +48,8 @@ class ImportedDecoder(ImportedCheckpoint):
     most_rows = gpt2.MAX_BATCH
 
     def read_graphs(self, found: Folder) -> None:
+        DECODER.check(found.read, found.model)
         self.graph = found.graph
-        DECODER.check(self.graph, found.model)
         choose_branch(self.graph, SWITCH, "then_branch")
         simplified(self.graph)
         self.heads = heads_of(self.graph)

@@ -65,8 +65,8 @@ class ImportedEncoder(ImportedCheckpoint):
     def read_graphs(self, found: Folder) -> None:
         from ...models.sentence_transformers import read_modules
 
+        ENCODER.check(found.read, found.model)
         self.graph = found.graph
-        ENCODER.check(self.graph, found.model)
         simplified(self.graph)
         try:
             self.modules = read_modules(self.source.folder)

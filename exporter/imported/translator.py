@@ -62,9 +62,10 @@ class ImportedTranslator(ImportedCheckpoint):
 
     def read_graphs(self, found: Folder) -> None:
         assert found.encoder is not None
-        self.source_graph, self.graph = load_graph(found.encoder), found.graph
+        self.source_graph = load_graph(found.encoder)
         SOURCE_ENCODER.check(self.source_graph, found.encoder)
-        LATER_STEP.check(self.graph, found.model)
+        LATER_STEP.check(found.read, found.model)
+        self.graph = found.graph
         if found.first is None:
             first = self.graph.clone()
             choose_branch(first, SWITCH, "else_branch")
