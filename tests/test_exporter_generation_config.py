@@ -133,6 +133,18 @@ def test_what_is_left_out_is_told(folder: Path, caplog: pytest.LogCaptureFixture
     ]
 
 
+def test_the_beams_are_kept_where_no_tokens_are_drawn(folder: Path) -> None:
+    edit_json(folder / "generation_config.json", num_beams=4, length_penalty=0.6, early_stopping="never")
+    assert checkpoint_options(read(folder)) == {
+        "num_beams": 4,
+        "length_penalty": 0.6,
+        "early_stopping": "never",
+    }
+    edit_json(folder / "generation_config.json", num_beams=0)
+    with pytest.raises(CheckpointError, match="num_beams"):
+        read(folder)
+
+
 def test_a_bundle_from_before_is_greedy() -> None:
     defaults = GenerationDefaults.from_json({"eos": [0], "max_length": 64})
     assert checkpoint_options(defaults) == {}
