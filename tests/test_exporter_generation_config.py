@@ -128,9 +128,21 @@ def test_what_is_left_out_is_told(folder: Path, caplog: pytest.LogCaptureFixture
         read(folder)
     told = [record.getMessage() for record in caplog.records]
     assert [text.split(" sets ")[1] for text in told] == [
-        "num_beams=4, which is left out",
         "typical_p=0.9, which is left out",
+        "num_beams=4, which is left out",
     ]
+
+
+def test_the_beams_are_kept_where_no_tokens_are_drawn(folder: Path) -> None:
+    edit_json(folder / "generation_config.json", num_beams=4, length_penalty=0.6, early_stopping="never")
+    assert checkpoint_options(read(folder)) == {
+        "num_beams": 4,
+        "length_penalty": 0.6,
+        "early_stopping": "never",
+    }
+    edit_json(folder / "generation_config.json", num_beams=0)
+    with pytest.raises(CheckpointError, match="num_beams"):
+        read(folder)
 
 
 def test_a_bundle_from_before_is_greedy() -> None:

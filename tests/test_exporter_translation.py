@@ -209,7 +209,7 @@ def test_generation_settings_are_kept(marian: Path) -> None:
     generation: dict[str, Any] = {
         **{"num_beams": 6, "length_penalty": 0.8, "early_stopping": True, "no_repeat_ngram_size": 3},
         **{"min_length": 3, "max_length": 20, "forced_bos_token_id": 5, "bad_words_ids": [[9], [4]]},
-        "renormalize_logits": True,
+        **{"renormalize_logits": True, "repetition_penalty": 1.3},
     }
     edit_json(marian / "generation_config.json", **generation)
     found = checkpoint_of(marian).generation
@@ -217,7 +217,7 @@ def test_generation_settings_are_kept(marian: Path) -> None:
     assert (found.num_beams, found.length_penalty, found.early_stopping) == (6, 0.8, True)
     assert (found.no_repeat_ngram_size, found.min_new_tokens, found.max_new_tokens) == (3, 2, 19)
     assert (found.forced_bos, found.forced_eos, found.suppressed, found.eos) == (5, 0, (4, 9), (0,))
-    assert found.renormalize and found.source_eos == 0
+    assert found.renormalize and found.source_eos == 0 and found.repetition_penalty == 1.3
     edit_json(marian / "generation_config.json", max_new_tokens=7, min_new_tokens=1, eos_token_id=[5, 0])
     found = checkpoint_of(marian).generation
     assert found is not None and (found.min_new_tokens, found.max_new_tokens) == (1, 7)
@@ -235,10 +235,12 @@ def test_config_json_counts_where_there_is_no_generation_config(marian: Path) ->
 
 
 def test_settings_that_are_left_out_are_told(marian: Path, caplog: pytest.LogCaptureFixture) -> None:
-    edit_json(marian / "generation_config.json", repetition_penalty=1.3, num_beam_groups=1, do_sample=False)
+    edit_json(
+        marian / "generation_config.json", encoder_no_repeat_ngram_size=3, num_beam_groups=1, do_sample=False
+    )
     with caplog.at_level(logging.WARNING, "planforge"):
         checkpoint_of(marian)
-    assert ["repetition_penalty=1.3" in record.getMessage() for record in caplog.records] == [True]
+    assert ["encoder_no_repeat_ngram_size=3" in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize(

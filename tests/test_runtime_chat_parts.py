@@ -128,7 +128,7 @@ def test_messages_are_counted() -> None:
     with pytest.raises(InputError, match="has no chat template"):
         generator("inplace")[0].count_tokens(messages)
     with pytest.raises(InputError, match="messages must be a list"):
-        model.count_tokens(None)  # type: ignore[arg-type]
+        model.count_tokens(None)
 
 
 def test_a_chat_that_is_too_long_loses_its_oldest_turns(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,9 +196,34 @@ def test_options_that_are_given_win() -> None:
     hot = {**SAMPLES, "top_k": None, "seed": 3, "max_new_tokens": 9}
     given = model.chat(HELLO, top_k=None, seed=3, max_new_tokens=9)
     assert given.token_ids == model.generate(WORDED, **hot).token_ids
+    beams = model.chat(HELLO, num_beams=2, max_new_tokens=3)  # which draw no tokens
+    wanted = model.generate(WORDED, num_beams=2, max_new_tokens=3, repetition_penalty=1.2)
+    assert (beams.token_ids, beams.score) == (wanted.token_ids, wanted.score)
     with pytest.raises(InputError, match=r"temperature=3\.0 does not go with num_beams=2"):
-        model.chat(HELLO, num_beams=2)
-    assert model.chat(HELLO, num_beams=2, temperature=0, max_new_tokens=3).score is not None
+        model.chat(HELLO, num_beams=2, temperature=3.0)
+
+
+def test_a_checkpoints_beams_give_way_to_what_does_not_go_with_them() -> None:
+    model = with_checkpoint(num_beams=3, length_penalty=0.5, early_stopping=True, max_new_tokens=6)
+    wanted = model.generate(WORDED, num_beams=3, length_penalty=0.5, early_stopping=True, max_new_tokens=6)
+    answer = model.chat(HELLO)
+    assert (answer.token_ids, answer.score) == (wanted.token_ids, wanted.score)
+    greedy = model.generate(WORDED, max_new_tokens=6)
+    assert "".join(map(str, model.stream_chat(HELLO))) == greedy.text
+    for options in ({"num_beams": 1}, {"temperature": 1.0, "top_k": 1}, {"seed": 0}, {"stop": "#"}):
+        alone: Any = model.chat(HELLO, **options)
+        assert (alone.token_ids, alone.score) == (greedy.token_ids, None)
+    assert model.generate(WORDED, max_new_tokens=6).score is None
+
+
+@pytest.mark.parametrize("option", ["progress", "batch_size"])
+def test_one_answer_takes_no_option_of_several(option: str) -> None:
+    model, steps = generator("inplace", chat=chat_of(PLAIN))
+    calls: list[Any] = [model.stream, model.chat, model.stream_chat]
+    for call, asked in zip(calls, ("abc", HELLO, HELLO), strict=True):
+        with pytest.raises(InputError, match=f"unknown option '{option}'"):
+            call(asked, **{option: 1})
+    assert not steps.fed
 
 
 def test_what_a_checkpoint_does_not_mean_to_sample_is_greedy() -> None:
@@ -212,10 +237,10 @@ def test_the_log_tells_once_what_the_checkpoint_asks_for(caplog: pytest.LogCaptu
         model.generate("abc", max_new_tokens=1)
         assert not caplog.records
         for _ in range(2):
-            model.chat(HELLO, max_new_tokens=1)
+            model.chat(HELLO, top_k=2, max_new_tokens=1)
         with_checkpoint().chat(HELLO, max_new_tokens=1)
     told = [record.getMessage() for record in caplog.records]
     assert [line.split(": ")[1] for line in told] == [
-        "temperature=3.0, top_k=7, repetition_penalty=1.2",
-        "greedy",
+        "temperature=3.0, top_k=2, repetition_penalty=1.2, max_new_tokens=1",
+        "greedy, max_new_tokens=1",
     ]
