@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_a_stop_string_ends_the_text_and_never_shows(model: TextGenerator) -> No
 def test_generation_stops_at_the_end_token(model: TextGenerator, monkeypatch: Any) -> None:
     tokens = model.generate(PROMPTS[0], max_new_tokens=20).token_ids
     defaults = type(model.defaults)(eos=(tokens[9],), max_length=model.max_length)
-    monkeypatch.setattr(model, "defaults", defaults)
+    monkeypatch.setattr(model, "_rows", replace(model._rows, defaults=defaults))
     answer = model.generate(PROMPTS[0], max_new_tokens=20)
     assert answer.finish_reason == "eos"
     assert answer.token_ids == tokens[: tokens.index(tokens[9]) + 1]
