@@ -230,7 +230,7 @@ def test_mistakes_with_spans_are_named(tags: Case, answers: Case) -> None:
     tagger: Any = tags.model
     calls: list[tuple[str, Callable[[], Any]]] = [
         ("a pair of two texts is needed", lambda: model.answer("a")),
-        ("or pairs of them alone", lambda: model.answer([("a", "b")], "c")),
+        ("several pairs are a list of tuples", lambda: model.answer([("a", "b")], "c")),
         ("pair of two texts", lambda: model.answer(["a"])),
         ("pair of two texts", lambda: model.answer("a", 3)),
         ("several texts are needed", lambda: model.answer(3)),
