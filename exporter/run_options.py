@@ -31,7 +31,7 @@ GENERATION = (
     *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop"),
     *("ignore_eos", "generation", "speculative", "top_logprobs", *SEARCH, *MANY, "chat", "system"),
 )
-TRANSLATION = ("max_new_tokens", "min_new_tokens", *SEARCH, *MANY)
+TRANSLATION = ("max_new_tokens", "min_new_tokens", "repetition_penalty", *SEARCH, *MANY)
 ALL_TEXTS = (*MANY, "stride")
 # The options of each task, beside those of all.
 TASKS: dict[str, tuple[str, ...]] = {
@@ -104,7 +104,7 @@ MinPOption = Annotated[
     ),
 ]
 RepetitionPenaltyOption = Annotated[
-    float | None, panel_option(GENERATION_PANEL, help="1.0 does nothing.", show_default="1.0")
+    float | None, panel_option(GENERATION_PANEL, help="1.0 does nothing; of translations too.", show_default="1.0")
 ]
 NoRepeatOption = Annotated[
     int | None,

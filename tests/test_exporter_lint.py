@@ -316,13 +316,9 @@ def test_operators_and_domains_that_nobody_knows_are_findings(tmp_path: Path) ->
 
 
 def command(*arguments: str | Path) -> tuple[int, str, str]:
-    import typer
+    from planforge.exporter.cli import app
 
-    from planforge.exporter.lint_command import lint as lint_command
-
-    app = typer.Typer()
-    app.command()(lint_command)
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env={**os.environ, "COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["lint", *map(str, arguments)], env={**os.environ, "COLUMNS": "200"})
     return result.exit_code, result.stdout, result.stderr
 
 
