@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 
+SHORT = 24  # letters of a text that is kept on one line before longer texts get more than their longest word
+
+
 class FittingTable(Table):
     """A plain table of texts, as wide as what it is printed to.
 
@@ -87,6 +90,9 @@ def shared_widths(narrow: Sequence[int], wide: Sequence[int], room: int) -> list
     widths = list(narrow)
     while sum(widths) > room and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1
+    for index in sorted(range(len(wide)), key=lambda index: wide[index]):
+        if wide[index] <= SHORT and sum(widths) - widths[index] + wide[index] <= room:
+            widths[index] = wide[index]
     while sum(widths) < room and any(have < want for have, want in zip(widths, wide, strict=True)):
         lacks = [want - have for have, want in zip(widths, wide, strict=True)]
         widths[lacks.index(max(lacks))] += 1
