@@ -195,7 +195,7 @@ def write_fast_tokenizer(tokenizer: Any, folder: Path, **roles: str) -> None:
 
 def demo(name: str) -> Path:
     """The folder of a checkpoint that comes with PlanForge, or of one that a package brings."""
-    from planforge.exporter.source import resolve_source
+    from planforge.exporter.checkpoints.source import resolve_source
 
     return resolve_source(name).folder
 

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime.bench import processor
+from planforge.runtime.diagnostics.bench import processor
 
 RESULTS = Path(__file__).parent / "results"
 

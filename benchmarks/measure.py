@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from planforge.runtime.bench import percentiles
+from planforge.runtime.diagnostics.bench import percentiles
 
 from .alike import UnlikeWorkError, check_alike, differences
 from .case import Case, Entry, Limit, Target

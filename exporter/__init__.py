@@ -7,11 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .fitting import FitResult, fit_head
+    from .export_checkpoint import export
+    from .fitting.fitting import FitResult, fit_head
     from .linting.lint import lint
     from .linting.report import LintReport
-    from .pipeline import ExportResult, export
-    from .plans import BuildResult, build
+    from .pipeline import ExportResult
+    from .tensorrt.plans import BuildResult, build
     from .verification.report import VerificationReport
     from .verification.verify import verify
 
@@ -29,14 +30,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "export": ".pipeline",
+    "export": ".export_checkpoint",
     "ExportResult": ".pipeline",
-    "FitResult": ".fitting",
-    "fit_head": ".fitting",
+    "FitResult": ".fitting.fitting",
+    "fit_head": ".fitting.fitting",
     "LintReport": ".linting",
     "lint": ".linting",
-    "build": ".plans",
-    "BuildResult": ".plans",
+    "build": ".tensorrt.plans",
+    "BuildResult": ".tensorrt.plans",
     "verify": ".verification.verify",
     "VerificationReport": ".verification.report",
 }

@@ -12,13 +12,13 @@ class ExporterError(PlanForgeError):
 class SourceError(ExporterError):
     """MODEL names nothing that can be exported."""
 
+    exit_code = 2
+
 
 class HubError(SourceError):
     """The hub cannot be reached, or refuses; MODEL may be right."""
 
-
-class DataError(ExporterError, InputError):
-    """What was read, such as a line of stdin or a row of a table, cannot be used."""
+    exit_code = 1
 
 
 class CheckpointError(ExporterError):

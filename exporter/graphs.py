@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.bundle.manifest import Artifact, TensorSpec
 from ..runtime.errors import InputError
-from .checkpoint import Checkpoint
-from .errors import ExportError
+from .checkpoints.checkpoint import Checkpoint
 from .precisions import PRECISIONS
-from .recipes import Recipe
 from .targets import target_named
+from .tracing.recipes import Recipe
 
 HEADS = "its head size is no multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
 
@@ -22,14 +20,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..models.checkpoint import Model
-    from .calibration import Calibration
 
 
 def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: Model | None) -> None:
     """Gives traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
-    from .graph_check import check_graph, name_axes
     from .passes.fusions import FuseForOnnxRuntime
     from .passes.weights import AttachWeights
+    from .tracing.graph_check import check_graph, name_axes
 
     tensors = {} if model is None else tensors_of(model)
     for recipe_id, graph in graphs.items():
@@ -168,56 +165,3 @@ def in_fp32(artifact: Artifact) -> Artifact:
 
 def is_cache(spec: TensorSpec) -> bool:
     return spec.role.startswith(("past.", "present.", "cross."))
-
-
-def write_graphs(
-    graphs: Mapping[str, ir.Model], artifacts: Sequence[Artifact], calibration: Calibration, folder: Path
-) -> None:
-    """Converts and writes every planned graph below `folder`, and each weights file once.
-
-    Args:
-        graphs: with their weights, by their recipe's id.
-        calibration: what int8 and int4 need to know of the model.
-
-    Raises:
-        ExportError: a graph cannot have a precision; says why.
-    """
-    from .passes.weights import save_with_shared_weights
-
-    (folder / "onnx").mkdir()
-    for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
-        sharing = {a.file: a for a in artifacts if data in a.data}
-        models = {
-            Path(file).name: converted(graphs[recipe_of(a)], a, calibration) for file, a in sharing.items()
-        }
-        save_with_shared_weights(models, folder / "onnx", Path(data).name)
-
-
-def converted(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:
-    """A copy of a graph in the artifact's precision."""
-    from .graph_check import check_graph
-    from .passes.fp16 import ConvertToFp16
-    from .passes.int8_encoder import QuantizeEncoder
-    from .passes.kv_cache import QuantizeCache
-    from .passes.quantize import QuantizeWeights
-    from .passes.tables import SplitSharedTable
-
-    precision = PRECISIONS[artifact.precision]
-    graph = graph.clone()
-    try:
-        if artifact.precision == "fp16":
-            outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
-            ConvertToFp16(outputs, calibration.fp32_nodes.get(recipe_of(artifact)))(graph)
-        if artifact.precision == "int8" and calibration.products:
-            QuantizeEncoder(calibration.products)(graph)
-        if precision.weight_bits:
-            blocks = calibration.blocks[precision.weight_bits]
-            QuantizeWeights(precision.weight_bits, blocks.size, dict(blocks.done))(graph)
-        elif artifact.dialect == "ort" and artifact.precision != "fp16":
-            SplitSharedTable()(graph)
-        if precision.cache_bits:
-            QuantizeCache(calibration.cache_scales)(graph)
-    except ValueError as error:
-        raise ExportError(f"{artifact.id}: {error}") from error
-    check_graph(graph, artifact.inputs, artifact.outputs)
-    return graph

@@ -1,4 +1,4 @@
-"""Checkpoint -> ONNX -> plan -> verified bundle."""
+"""Graphs of a checkpoint -> ONNX -> plan -> verified bundle, whoever made the graphs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.backends.ort_backend import import_onnxruntime
 from ..runtime.backends.requirements import check_version
-from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
-from ..runtime.errors import InputError
-from ..runtime.suggest import did_you_mean
-from .bundle_writer import check_output, file_entries, install, staging_folder, write_manifest
-from .calibration import Calibration, calibrate
-from .checkpoint import Checkpoint
-from .child import ChildGroup
-from .errors import BuildError, CheckpointError
-from .graphs import attach_weights, planned, recipe_of, write_graphs
+from .bundle.writer import file_entries, install, staging_folder, write_manifest
+from .calibration.calibration import Calibration, calibrate
+from .calibration.convert import write_graphs
+from .calibration.prompts import read_prompts
+from .checkpoints.checkpoint import Checkpoint
+from .comparison.examiners import examiner_of
+from .errors import BuildError
+from .graphs import attach_weights, planned
 from .linting import lint
-from .plans import Progress, build_plans, default_targets, silent
-from .precisions import PRECISIONS, checked_precisions
-from .prompts import read_prompts
-from .source import resolve_source
+from .precisions import PRECISIONS
+from .processes import ChildGroup
+from .request import Request
 from .targets import target_named
-from .tensorrt.build import checked_target
-from .verification.examiners import examiner_of
+from .tensorrt.plans import Progress, build_plans
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -59,114 +56,10 @@ class ExportResult:
     report: VerificationReport | None
 
 
-def export(
-    model: str | Path,
-    output: str | Path,
-    *,
-    precision: Sequence[str] | None = None,
-    target: Sequence[str] | None = None,
-    sms: Sequence[str] | None = None,
-    max_batch: int | None = None,
-    max_length: int | None = None,
-    outputs: Sequence[str] = (),
-    exporter: str = "auto",
-    optimum_python: str | None = None,
-    verify: bool = True,
-    force: bool = False,
-    prompts: str | Path | None = None,
-    progress: Progress = silent,
-) -> ExportResult:
-    """Exports a checkpoint into a bundle, builds its plans, and verifies it against PyTorch.
-
-    Args:
-        model: a demo's name, a folder in Hugging Face's layout, or a hub id, such as "org/name", or
-            "org/name@revision" for a branch, a tag or a commit.
-        output: the bundle's folder; must not exist unless `force`.
-        precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
-            "int4-kv8"; the first is what `load` runs unless told otherwise. By default fp32, and fp16 where a
-            target's graphs can have it.
-        target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
-        sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
-        max_batch: the largest of plans and of a step; by default 8 of a decoder, 32 of an encoder.
-        max_length: context in tokens, at most the model's; by default that, or where
-            sentence-transformers cuts its texts.
-        outputs: of an encoder, beside its last hidden state and heads: "hidden_states" (of all layers),
-            "hidden_states.3" (one, 0 being the embeddings), "pooler_output"; of an encoder-decoder
-            "cross_attentions".
-        exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
-        optimum_python: of an environment that has optimum-onnx; by default this one.
-        verify: compare every graph with PyTorch, and keep nothing if one differs.
-        force: replace the bundle that is at `output`; it stays whole until the new one is.
-        prompts: a file with a prompt a line to verify with, instead of the built-in ones.
-        progress: called with a line when a stage begins.
-
-    Raises:
-        PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
-            VerificationError; nothing is left at `output` that was not there before.
-    """
-    output = Path(output)
-    targets, precision = chosen(target, precision)
-    check_choices(precision, targets, sms, max_batch)
-    check_output(output, force)
-    source = resolve_source(model)
-    texts = None if prompts is None else Path(prompts)
-    if exporter_of(source.folder, exporter) == "optimum":
-        from .imported.import_folder import export_and_import
-
-        if outputs:
-            raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
-        return export_and_import(
-            source,
-            output,
-            optimum_python,
-            precision=precision,
-            target=target,
-            sms=sms,
-            max_batch=max_batch,
-            max_length=max_length,
-            verify=verify,
-            force=force,
-            prompts=prompts,
-            progress=progress,
-        )
-    checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
-    wanted = Wanted(tuple(targets), tuple(precision), sms, texts, verify, force)
-    return write_bundle(checkpoint, output, wanted, trace, progress)
-
-
-def exporter_of(checkpoint: Path, asked: str) -> str:
-    """Who exports a checkpoint: "planforge" or "optimum"."""
-    if asked not in ("auto", "planforge", "optimum"):
-        known = ("auto", "planforge", "optimum")
-        raise InputError(f"exporter {asked!r} is not one of {', '.join(known)}{did_you_mean(asked, known)}")
-    if asked != "auto":
-        return asked
-    from .imported.optimum import has_reference_model
-
-    return "planforge" if has_reference_model(checkpoint) else "optimum"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a bundle is to have, checked."""
-
-    targets: tuple[str, ...]
-    precisions: tuple[str, ...]
-    sms: Sequence[str] | None
-    prompts: Path | None
-    verify: bool
-    force: bool
-
-    @property
-    def asks_the_model(self) -> bool:
-        """Whether anything needs the results of the model in PyTorch."""
-        return self.verify or any(PRECISIONS[name].calibrated for name in self.precisions)
-
-
 def write_bundle(
     checkpoint: Checkpoint,
     output: Path,
-    wanted: Wanted,
+    request: Request,
     make_graphs: Callable[[Checkpoint, Sequence[Artifact], Path, Progress], tuple[dict[str, ir.Model], Any]],
     progress: Progress,
 ) -> ExportResult:
@@ -175,24 +68,24 @@ def write_bundle(
     Args:
         make_graphs: the graphs by their recipe's id, and the model in PyTorch, or None if nothing needs it.
     """
-    targets, precision, verify = wanted.targets, wanted.precisions, wanted.verify
+    targets, precision, verify = request.targets, request.precisions, request.verify
     artifacts = planned(checkpoint, targets, precision)
     if verify:
         check_engine(artifacts)
-    texts = read_prompts(wanted.prompts, checkpoint.source.folder)
+    texts = read_prompts(request.prompts, checkpoint.source.folder)
     with staging_folder(output) as staging:
         graphs, reference = make_graphs(checkpoint, artifacts, staging, progress)
         attach_weights(checkpoint, graphs, reference)
         manifest = first_manifest(checkpoint, artifacts, staging, output)
         expected, calibration = None, Calibration()
-        if wanted.asks_the_model:
+        if request.asks_the_model:
             progress("asking PyTorch")
             bundle = Bundle(staging, manifest)
             expected = examiner_of(manifest).expect(reference, bundle, texts)
             calibration = calibrate(bundle, reference, graphs, expected)
         progress("writing ONNX files")
         manifest = with_graphs(staging, manifest, graphs, calibration)
-        with plans_beside(staging, manifest, checkpoint, wanted, progress) as plans:
+        with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
             report = None
             if verify:
                 manifest, report = verified(
@@ -207,13 +100,13 @@ def write_bundle(
             built = plans.result()
         manifest = dataclasses.replace(manifest, plans=tuple(built), files=file_entries(staging))
         progress("committing the bundle")
-        install(staging, manifest, output, force=wanted.force)
+        install(staging, manifest, output, force=request.force)
     return ExportResult(output, manifest, report)
 
 
 @contextlib.contextmanager
 def plans_beside(
-    staging: Path, manifest: Manifest, checkpoint: Checkpoint, wanted: Wanted, progress: Progress
+    staging: Path, manifest: Manifest, checkpoint: Checkpoint, request: Request, progress: Progress
 ) -> Iterator[Future[list[Plan]]]:
     """Build plans in child processes, beside what the caller does meanwhile; its error stops them.
 
@@ -227,11 +120,11 @@ def plans_beside(
             raise error
         tell_refusal(Bundle(staging, manifest), target, error)
 
-    may_do_without = checkpoint.exporter and not all(target_named(name).plans for name in wanted.targets)
+    may_do_without = checkpoint.exporter and not all(target_named(name).plans for name in request.targets)
     refused = tell if may_do_without else None
 
     def build() -> list[Plan]:
-        return build_plans(staging, manifest, wanted.targets, wanted.sms, None, progress, refused)
+        return build_plans(staging, manifest, request.targets, request.sms, None, progress, refused)
 
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -251,17 +144,6 @@ def tell_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
                     log.warning("%s: %s: %s; %s", artifact.id, finding.where, finding.what, finding.fix)
 
 
-def chosen(target: Sequence[str] | None, precision: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Targets and precisions, each once, with the usual ones for what is not named; a str is one name."""
-    target, precision = ([each] if isinstance(each, str) else each for each in (target, precision))
-    targets = default_targets() if target is None else list(dict.fromkeys(target))
-    if not targets:
-        raise InputError("target=[] names none; leave it out for the usual ones")
-    if target is None and precision is not None and "fp16" not in precision:
-        targets = ["cpu"]  # plans are built from fp16
-    return targets, checked_precisions(default_precisions(targets) if precision is None else precision)
-
-
 def with_graphs(
     staging: Path, manifest: Manifest, graphs: Mapping[str, ir.Model], calibration: Calibration
 ) -> Manifest:
@@ -275,30 +157,6 @@ def with_graphs(
     return manifest
 
 
-def default_precisions(targets: Sequence[str]) -> list[str]:
-    """fp32, and fp16 where a target's dialect can have it."""
-    in_half = any("fp16" not in target_named(name).without for name in targets)
-    return ["fp32", "fp16"] if in_half else ["fp32"]
-
-
-def check_choices(
-    precision: Sequence[str], targets: Sequence[str], sms: Sequence[str] | None, max_batch: int | None
-) -> None:
-    """Refuses what cannot be done before any work is."""
-    for name in targets:
-        engine = target_named(name).engine
-        if engine not in LIBRARIES:
-            continue
-        if is_installed(engine) or targets != default_targets():
-            checked_target(engine, sms or LIBRARIES[engine].sms)
-        if "fp16" not in precision:
-            raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
-    if sms and not any(target_named(name).plans for name in targets):
-        raise InputError(f"--sm {','.join(sms)} is for plans, and target {', '.join(targets)} builds none")
-    if max_batch is not None and max_batch < 1:
-        raise InputError(f"max_batch={max_batch} must be at least 1")
-
-
 def check_engine(artifacts: Sequence[Artifact]) -> None:
     """Refuses graphs that the ONNX Runtime here is too old to verify."""
     version = import_onnxruntime().__version__
@@ -307,31 +165,6 @@ def check_engine(artifacts: Sequence[Artifact]) -> None:
         bits = {"bits": kind.weight_bits, "cache_bits": kind.cache_bits}
         to_be = {name: count for name, count in bits.items() if count}
         check_version(dataclasses.replace(artifact, quantization=to_be), version)
-
-
-def trace(
-    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
-) -> tuple[dict[str, ir.Model], Model]:
-    """Traces every artifact's graph in a child process each, while the weights are read here.
-
-    Returns:
-        The graphs by their recipe's id, and the model.
-    """
-    from ..models import load_model
-    from .onnx_export import trace_recipes
-
-    recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in artifacts))
-    progress(f"tracing {', '.join(recipes)}")
-    folder = checkpoint.source.folder
-
-    def read_weights() -> Model:
-        try:
-            return load_model(folder)
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
-
-    paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
-    return trace_recipes(folder, checkpoint.choices, paths, read_weights)
 
 
 def first_manifest(

@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import (
-    AttentionCache,
-    GrowingCache,
-    KeyValue,
-    PaddedAttention,
-    SourceAttention,
-    empty_past,
-)
+from .attention import AttentionCache, GrowingCache, KeyValue, PaddedAttention, SourceAttention, empty_past
 from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
 
 POSITIONS = ("interleaved", "concatenated", "learned")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .diagnostics.selftest import SelftestResult, selftest
 from .errors import (
     BackendError,
     BackendUnavailableError,
@@ -11,6 +12,7 @@ from .errors import (
     BundleNotFoundError,
     ClosedError,
     ContextLengthError,
+    DataError,
     InputError,
     IntegrityError,
     ManifestError,
@@ -19,10 +21,28 @@ from .errors import (
     TokenizerError,
 )
 from .load import load
-from .selftest import SelftestResult, selftest
 
 if TYPE_CHECKING:
+    from .decoding.chunk import Chunk, FinishReason, TextStream, TopLogprob, Usage
     from .decoding.processors import LogitsProcessor
+    from .encode.results import (
+        Answer,
+        Answers,
+        Classification,
+        Embedding,
+        Entity,
+        Features,
+        Fill,
+        FilledMask,
+        NextSentence,
+        Ranked,
+        Tags,
+    )
+    from .encode.text_encoder import TextEncoder
+    from .generate.generation import Generation, GenerationCandidate, Timings
+    from .generate.prompts import Prompt
+    from .generate.score import Score
+    from .generate.text_generator import TextGenerator
     from .options import (
         AnswerOptions,
         BatchGenerationOptions,
@@ -38,29 +58,10 @@ if TYPE_CHECKING:
         TranslationOptions,
         Truncation,
     )
-    from .tasks.chunk import Chunk, FinishReason, TextStream, TopLogprob, Usage
-    from .tasks.encoder_results import (
-        Answer,
-        Answers,
-        Classification,
-        Embedding,
-        Entity,
-        Features,
-        Fill,
-        FilledMask,
-        NextSentence,
-        Ranked,
-        Tags,
-    )
-    from .tasks.generation import Generation, GenerationCandidate, Timings
-    from .tasks.prompts import Prompt
-    from .tasks.reading import Item
-    from .tasks.score import Score
-    from .tasks.text_encoder import TextEncoder
-    from .tasks.text_generator import TextGenerator
-    from .tasks.translations import Alignment, Candidate, Translation, TranslationTimings
-    from .tasks.translator import Translator
     from .text.chat import Message
+    from .text.reading import Item
+    from .translate.results import Alignment, Candidate, Translation, TranslationTimings
+    from .translate.translator import Translator
 
 __all__ = [
     "Alignment",
@@ -77,6 +78,7 @@ __all__ = [
     "Classification",
     "ClosedError",
     "ContextLengthError",
+    "DataError",
     "EmbedOptions",
     "Embedding",
     "EncoderOptions",
@@ -126,17 +128,17 @@ __all__ = [
 
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
 MODULES = {
-    "Item": "tasks.reading",
+    "Item": "text.reading",
     "LogitsProcessor": "decoding.processors",
     "Message": "text.chat",
-    "Prompt": "tasks.prompts",
-    "Score": "tasks.score",
-    "TextGenerator": "tasks.text_generator",
-    "TextEncoder": "tasks.text_encoder",
-    "Translator": "tasks.translator",
-    **dict.fromkeys(("Chunk", "FinishReason", "TextStream", "TopLogprob", "Usage"), "tasks.chunk"),
-    **dict.fromkeys(("Generation", "GenerationCandidate", "Timings"), "tasks.generation"),
-    **dict.fromkeys(("Alignment", "Candidate", "Translation", "TranslationTimings"), "tasks.translations"),
+    "Prompt": "generate.prompts",
+    "Score": "generate.score",
+    "TextGenerator": "generate.text_generator",
+    "TextEncoder": "encode.text_encoder",
+    "Translator": "translate.translator",
+    **dict.fromkeys(("Chunk", "FinishReason", "TextStream", "TopLogprob", "Usage"), "decoding.chunk"),
+    **dict.fromkeys(("Generation", "GenerationCandidate", "Timings"), "generate.generation"),
+    **dict.fromkeys(("Alignment", "Candidate", "Translation", "TranslationTimings"), "translate.results"),
     **dict.fromkeys([name for name in __all__ if name.endswith("Options")], "options"),
     **dict.fromkeys(("Layers", "Pooling", "ProgressOption", "Truncation"), "options"),
 }
@@ -148,7 +150,7 @@ if not TYPE_CHECKING:  # a type checker would take every name that there isn't f
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 
-        module = importlib.import_module(f".{MODULES.get(name, 'tasks.encoder_results')}", __name__)
+        module = importlib.import_module(f".{MODULES.get(name, 'encode.results')}", __name__)
         return getattr(module, name)
 
 

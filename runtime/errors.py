@@ -6,7 +6,8 @@ PlanForgeError                       base of all; its message is one line that n
 │   ├── ManifestError                manifest.json is malformed or of an unknown format
 │   └── IntegrityError               a listed file is missing, changed, or leaves the folder
 ├── InputError                       what the caller passed in (also a ValueError)
-│   └── ContextLengthError           more tokens than the model's context   .tokens .limit
+│   ├── ContextLengthError           more tokens than the model's context   .tokens .limit
+│   └── DataError                    a line or a row that was read cannot be used
 ├── TokenizerError                   tokenizer files are missing or unusable
 ├── BackendUnavailableError          names the extra that installs it
 ├── BackendError                     an engine failed while loading or running
@@ -17,9 +18,17 @@ PlanForgeError                       base of all; its message is one line that n
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class PlanForgeError(Exception):
-    """Base of every error that PlanForge raises on purpose."""
+    """Base of every error that PlanForge raises on purpose.
+
+    Attributes:
+        exit_code: of the command that it ends: 2 where what was typed is wrong, 1 where work failed.
+    """
+
+    exit_code: ClassVar[int] = 1
 
 
 class BundleError(PlanForgeError):
@@ -28,6 +37,8 @@ class BundleError(PlanForgeError):
 
 class BundleNotFoundError(BundleError):
     """There is no folder of that name, or none with a manifest."""
+
+    exit_code = 2
 
 
 class ManifestError(BundleError):
@@ -41,6 +52,8 @@ class IntegrityError(BundleError):
 class InputError(PlanForgeError, ValueError):
     """An argument that cannot be used: names it, what it was, and what is allowed."""
 
+    exit_code = 2
+
 
 class ContextLengthError(InputError):
     """More tokens than the model's context holds."""
@@ -49,6 +62,12 @@ class ContextLengthError(InputError):
         super().__init__(message)
         self.tokens = tokens
         self.limit = limit
+
+
+class DataError(InputError):
+    """What was read, such as a line of stdin or a row of a table, cannot be used."""
+
+    exit_code = 1
 
 
 class TokenizerError(PlanForgeError):

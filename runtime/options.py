@@ -13,8 +13,8 @@ from .errors import InputError
 from .suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from .decoding.chunk import Chunk
     from .decoding.processors import LogitsProcessor
-    from .tasks.chunk import Chunk
 
 ProgressOption: TypeAlias = bool | Callable[[int], None]
 """True writes a counter to stderr; a callable gets the number of finished texts."""

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COMMAND = [sys.executable, "-c", "from planforge.exporter.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from planforge.exporter.commands.app import main; main()"]
 
 
 def planforge(

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from planforge.exporter import export
-from planforge.exporter.checkpoint import Checkpoint
-from planforge.exporter.source import Source
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import Source
 from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from planforge.exporter.modules import module_of
+from planforge.exporter.tracing.modules import module_of
 
 Plant = Callable[[ir.Model], None]
 

@@ -20,15 +20,7 @@ from planforge.runtime.memory_budget import MemoryBudget
 from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
-from .test_runtime_decoder import (
-    CONTEXT,
-    Given,
-    Returned,
-    V,
-    artifact,
-    inplace,
-    portable,
-)
+from .test_runtime_decoder import CONTEXT, Given, Returned, V, artifact, inplace, portable
 
 LOOKUP: dict[str, Any] = {"speculative": "prompt-lookup"}
 REUSE: dict[str, Any] = {"reuse_prompt": True}

@@ -79,7 +79,7 @@ CODES = (">>de<<", ">>fr<<", ">>zh_Hant<<")
 def spm(side: str, **options: Any) -> bytes:
     """A SentencePiece model of one side; ``options`` are the trainer's."""
     sentencepiece = pytest.importorskip("sentencepiece")
-    prompts = Path(planforge.exporter.__path__[0], "prompts.txt").read_text(encoding="utf-8")
+    prompts = Path(planforge.exporter.__path__[0], "calibration/prompts.txt").read_text(encoding="utf-8")
     text = (
         ENGLISH * 2 + prompts.partition(" Call me Ishmael")[0].replace(". ", ".\n")
         if side == "source"

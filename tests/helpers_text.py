@@ -15,8 +15,8 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from planforge.exporter.checkpoints.tokenizers.files import tokenizer_json
 from planforge.runtime.text.tokenizer import Tokenizer
-from planforge.runtime.text.tokenizer_files import tokenizer_json
 
 END = "<|endoftext|>"
 

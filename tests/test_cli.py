@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from planforge.exporter.source import DEMOS
+from planforge.exporter.checkpoints.source import DEMOS
 
 from .helpers_cli import error_line, planforge
 from .helpers_models import random_gpt2, tiny_gpt2

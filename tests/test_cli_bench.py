@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from planforge.exporter.bench_command import bench_tables, record_default
-from planforge.exporter.console import print_tables
+from planforge.exporter.commands.bench import bench_tables, record_default
 from planforge.exporter.errors import OutputError
 from planforge.runtime import load
-from planforge.runtime.bench import BenchResult, Case
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.commands.console import print_tables
+from planforge.runtime.diagnostics.bench import BenchResult, Case
+from planforge.runtime.diagnostics.plots import draw_bench
 from planforge.runtime.errors import InputError, ManifestError
-from planforge.runtime.plots import draw_bench
 
 from .helpers_cli import error_line, planforge
 

@@ -12,26 +12,27 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from planforge.exporter.console import exit_code, json_line, visible
 from planforge.exporter.errors import (
     BuildOptionError,
-    DataError,
     HubError,
     OutputError,
     PromptsError,
     SourceError,
     VerificationError,
 )
-from planforge.exporter.extras import EXTRAS, OF_COMMAND, extra_of
-from planforge.exporter.fitting_table import FittingTable, shared_widths
-from planforge.exporter.progress import Stages
+from planforge.runtime.commands.console import json_line, visible
+from planforge.runtime.commands.extras import EXTRAS, OF_COMMAND, extra_of
+from planforge.runtime.commands.stages import Stages
+from planforge.runtime.commands.tables import FittingTable, shared_widths
 from planforge.runtime.errors import (
     BackendUnavailableError,
     BundleError,
     BundleNotFoundError,
     ContextLengthError,
+    DataError,
     InputError,
     ManifestError,
+    PlanForgeError,
 )
 from planforge.runtime.suggest import did_you_mean
 
@@ -150,8 +151,8 @@ def test_widths_fill_the_room_and_no_more(room: int) -> None:
         (BackendUnavailableError("x"), 1),
     ],
 )
-def test_what_was_typed_wrong_is_2_and_what_failed_is_1(error: Exception, code: int) -> None:
-    assert exit_code(error) == code  # type: ignore[arg-type]
+def test_what_was_typed_wrong_is_2_and_what_failed_is_1(error: PlanForgeError, code: int) -> None:
+    assert error.exit_code == code
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from planforge.exporter.doctor_command import doctor
-from planforge.exporter.doctor_tables import diagnosis_tables
-from planforge.runtime.doctor import Diagnosis, Facts, advice, rungs, summary
-from planforge.runtime.jetson import Jetson, Power, jetpack_of
-from planforge.runtime.machine import Gpu, Graphics, Memory, Processor
+from planforge.runtime.commands.doctor import doctor
+from planforge.runtime.commands.doctor_tables import diagnosis_tables
+from planforge.runtime.diagnostics.doctor import Diagnosis, Facts, advice, rungs, summary
+from planforge.runtime.diagnostics.jetson import Jetson, Power, jetpack_of
+from planforge.runtime.diagnostics.machine import Gpu, Graphics, Memory, Processor
 
 from .helpers_cli import planforge
 from .helpers_machines import facts
@@ -98,7 +98,7 @@ def test_advice_and_summary_stand_in_lines_of_their_own(
     known = facts("sm86", packages={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, jetson=BOARD)
     found = rungs(known)
     made_up = Diagnosis(known, found, advice(known), summary(found))
-    monkeypatch.setattr("planforge.runtime.doctor.diagnose", lambda: made_up)
+    monkeypatch.setattr("planforge.runtime.diagnostics.doctor.diagnose", lambda: made_up)
     doctor()
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3].startswith("onnxruntime-gpu and onnxruntime overwrite each other's files")

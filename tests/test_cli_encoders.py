@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sentence_transformers
 
-from planforge.exporter.source import resolve_source
+from planforge.exporter.checkpoints.source import resolve_source
 from planforge.runtime import TextEncoder
 
 from .helpers_cli import error_line, planforge

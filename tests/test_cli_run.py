@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from planforge.exporter.cli import app
-from planforge.exporter.run_input import with_blanks
-from planforge.exporter.run_options import TASKS
+from planforge.exporter.commands.app import app
 from planforge.runtime import TextGenerator, load
+from planforge.runtime.commands.run_input import with_blanks
+from planforge.runtime.commands.run_options import TASKS
 from planforge.runtime.options import option_names
 
 from .helpers_cli import COMMAND

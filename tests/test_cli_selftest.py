@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.selftest_command import remarks, row_of
 from planforge.runtime import SelftestResult
-from planforge.runtime.golden.cases import Skipped
-from planforge.runtime.metrics import Comparison
+from planforge.runtime.commands.selftest import remarks, row_of
+from planforge.runtime.diagnostics.golden.cases import Skipped
+from planforge.runtime.diagnostics.metrics import Comparison
 
 from .helpers_cli import error_line, planforge
 from .helpers_selftest import change_weight

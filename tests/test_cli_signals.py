@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from planforge.exporter.cli import app
+from planforge.exporter.commands.app import app
 from planforge.runtime.bundle.bundle import Bundle
 
 from .helpers_cli import COMMAND
@@ -78,7 +78,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("module", "target"),
-    [("planforge.exporter.onnx_export", "portable"), ("builder", "rtx")],
+    [("planforge.exporter.tracing.onnx_export", "portable"), ("builder", "rtx")],
     ids=["tracing", "building a plan"],
 )
 def test_an_export_that_is_terminated_leaves_nothing(tmp_path: Path, module: str, target: str) -> None:
@@ -138,7 +138,7 @@ def test_a_full_disk_anywhere_else_is_one_line(monkeypatch: pytest.MonkeyPatch, 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device", "/tmp/somewhere")
 
-    monkeypatch.setattr("planforge.exporter.inspection.inspect", full)
+    monkeypatch.setattr("planforge.exporter.commands.inspection.inspect", full)
     done = CliRunner().invoke(app, ["inspect", str(tmp_path)])
     assert done.exit_code == 1
     assert done.stderr == "error: /tmp/somewhere: No space left on device\n"
@@ -159,8 +159,9 @@ def test_a_wait_for_input_ends_at_once(demo_bundle: Path, tmp_path: Path) -> Non
 INTERRUPTED_COMMIT = """
 import os, signal, sys
 from types import SimpleNamespace
-from planforge.exporter import bundle_writer, cli
-from planforge.runtime import bench
+from planforge.exporter.bundle import writer
+from planforge.exporter.commands import app
+from planforge.runtime.diagnostics import bench
 
 def interrupted(real):
     def call(*arguments):
@@ -170,9 +171,9 @@ def interrupted(real):
 
 found = SimpleNamespace(best_default=lambda: SimpleNamespace(precision="fp16"))
 bench.bench = lambda *arguments, **options: found
-setattr(bundle_writer, sys.argv[2], interrupted(getattr(bundle_writer, sys.argv[2])))
+setattr(writer, sys.argv[2], interrupted(getattr(writer, sys.argv[2])))
 sys.argv = ["planforge", "bench", sys.argv[1], "--set-default"]
-cli.main()
+app.main()
 """
 
 

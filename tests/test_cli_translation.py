@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.run_options import TRANSLATION
 from planforge.models.demos import dates
 from planforge.runtime import Translator
+from planforge.runtime.commands.run_options import TRANSLATION
 from planforge.runtime.options import TranslationOptions, option_names
 
 from .helpers_cli import error_line, planforge

@@ -13,14 +13,14 @@ import onnx
 import pytest
 from typer.main import get_group
 
-from planforge.exporter.cli import app
+from planforge.exporter.commands.app import app
 from planforge.exporter.linting import lint
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import NAMES, TARGETS, target_named
 from planforge.runtime.backends.ladder import BACKENDS, RUNGS
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
-from planforge.runtime.doctor import rungs
-from planforge.runtime.jetson import JETPACKS
+from planforge.runtime.diagnostics.doctor import rungs
+from planforge.runtime.diagnostics.jetson import JETPACKS
 
 from .helpers_machines import facts
 

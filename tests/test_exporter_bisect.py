@@ -13,10 +13,10 @@ import pytest
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.modules import RESULTS, layer_of, module_of, results_of
+from planforge.exporter.reports.html import Subject, html_report
+from planforge.exporter.tracing.modules import RESULTS, layer_of, module_of, results_of
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.bisect import distance
-from planforge.exporter.verification.html_report import Subject, html_report
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
@@ -131,7 +131,7 @@ def test_a_changed_checkpoint_is_said_and_golden_data_judges(
     demo_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from planforge.exporter import export
-    from planforge.exporter.source import DEMOS
+    from planforge.exporter.checkpoints.source import DEMOS
 
     checkpoint = Path(shutil.copytree(DEMOS / "gpt2-demo", tmp_path / "checkpoint"))
     bundle = export(checkpoint, tmp_path / "bundle", target=["cpu"], precision=["fp32"], max_length=64).bundle

@@ -10,17 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.exporter.verification.charts import histogram, line_charts
+from planforge.exporter.reports.charts import histogram, line_charts
+from planforge.exporter.reports.html import html_report
+from planforge.exporter.reports.tables import COLUMNS, cell_of, figure, kept_line, percent
 from planforge.exporter.verification.fp32_nodes import Fp32Node
-from planforge.exporter.verification.html_report import html_report
 from planforge.exporter.verification.report import VerificationReport
-from planforge.exporter.verification.tables import (
-    COLUMNS,
-    cell_of,
-    figure,
-    kept_line,
-    percent,
-)
 
 from .helpers_reports import KEPT, SUBJECT, Page, comparison
 

@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from planforge.exporter import export
-from planforge.exporter.chat_template import read_chat_template
-from planforge.exporter.source import DEMOS
+from planforge.exporter.checkpoints.chat_template import read_chat_template
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError, IntegrityError, ManifestError

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
-from planforge.exporter import onnx_export, pipeline, plans
-from planforge.exporter.bundle_writer import staging_folder
-from planforge.exporter.checkpoint import Checkpoint
-from planforge.exporter.child import start_child
+from planforge.exporter import pipeline
+from planforge.exporter.bundle.writer import staging_folder
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import demo_folder, resolve_source
 from planforge.exporter.errors import BuildError, CheckpointError, ExportError, VerificationError, error_named
-from planforge.exporter.plans import silent
-from planforge.exporter.source import demo_folder, resolve_source
-from planforge.exporter.tensorrt import build
+from planforge.exporter.export_checkpoint import trace
+from planforge.exporter.processes import start_child
+from planforge.exporter.request import Request
+from planforge.exporter.tensorrt import build, plans
+from planforge.exporter.tensorrt.plans import silent
+from planforge.exporter.tracing import onnx_export
 from planforge.exporter.verification.explain import tracer_of
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, ManifestError, MemoryLimitError
@@ -60,7 +63,7 @@ def test_one_tracer_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pyte
     recipes = [SimpleNamespace(graph="decoder", dialect=dialect) for dialect in ("ort", "portable")]
     started = time.monotonic()
     with pytest.raises(ExportError, match=r"tracing failed \(exit 1\): no such recipe"):
-        pipeline.trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
+        trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
     assert time.monotonic() - started < SOON
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
@@ -96,7 +99,7 @@ def test_damaged_weights_end_the_tracers(tmp_path: Path, monkeypatch: pytest.Mon
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
     recipes = [SimpleNamespace(graph="decoder", dialect="ort")]
     with pytest.raises(CheckpointError, match="is not whole"):
-        pipeline.trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
+        trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
 
@@ -106,13 +109,13 @@ def test_a_failed_verification_does_not_wait_for_plans(
     pid = tmp_path / "pid"
     monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", SLEEPS, str(pid)))
     manifest = Bundle.open(own_bundle).manifest
-    wanted = pipeline.Wanted(("rtx",), ("fp16",), ["sm86"], None, verify=True, force=False)
+    request = Request(("rtx",), ("fp16",), ["sm86"], None, verify=True, force=False)
     checkpoint: Any = SimpleNamespace(exporter="")
     started = time.monotonic()
     with (
         pytest.raises(VerificationError, match="the decoder differs"),
         staging_folder(own_bundle),
-        pipeline.plans_beside(own_bundle, manifest, checkpoint, wanted, silent),
+        pipeline.plans_beside(own_bundle, manifest, checkpoint, request, silent),
     ):
         number = wait_for(pid)
         raise VerificationError("the decoder differs")
@@ -205,7 +208,7 @@ def test_a_tracers_error_is_what_it_was(tmp_path: Path) -> None:
 
 CLEANS_UP = """
 import os, signal, time
-from planforge.exporter.child import ending_with_children
+from planforge.exporter.processes import ending_with_children
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 with ending_with_children():

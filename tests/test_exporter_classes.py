@@ -14,10 +14,12 @@ import pytest
 import torch
 import transformers
 
-from planforge.exporter import export, onnx_export, plans
+from planforge.exporter import export
+from planforge.exporter.checkpoints.source import demo_folder
 from planforge.exporter.errors import CheckpointError
-from planforge.exporter.recipes import Choices
-from planforge.exporter.source import demo_folder
+from planforge.exporter.tensorrt import plans
+from planforge.exporter.tracing import onnx_export
+from planforge.exporter.tracing.recipes import Choices
 from planforge.models.checkpoint import describe
 from planforge.runtime import TextGenerator, Translator
 from planforge.runtime.bundle.bundle import Bundle

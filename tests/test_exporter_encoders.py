@@ -14,8 +14,8 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import build, export, verify
+from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.errors import CheckpointError, SourceError
-from planforge.exporter.source import resolve_source
 from planforge.exporter.verification import verify as verify_module
 from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle

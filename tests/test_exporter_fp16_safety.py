@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from planforge.exporter import export
+from planforge.exporter.checkpoints.source import DEMOS
+from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
 from planforge.exporter.passes.fp16 import ConvertToFp16
 from planforge.exporter.passes.fp16_ranges import (
     FP16_MAX,
@@ -28,8 +30,6 @@ from planforge.exporter.passes.fp16_ranges import (
     fp32_share,
     recorded,
 )
-from planforge.exporter.source import DEMOS
-from planforge.exporter.verification.node_executor import NodeExecutor, NotFiniteError
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.text.tokenizer import Tokenizer

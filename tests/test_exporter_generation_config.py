@@ -13,15 +13,15 @@ import pytest
 import torch
 import transformers
 
-from planforge.exporter.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.imported.decoder import ImportedDecoder
 from planforge.exporter.imported.folder import read_folder
-from planforge.exporter.source import Source
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.decoding.sampling import process
-from planforge.runtime.tasks.checkpoint_options import checkpoint_options
-from planforge.runtime.tasks.generation_request import resolve_request
+from planforge.runtime.generate.checkpoint_options import checkpoint_options
+from planforge.runtime.generate.request import resolve_request
 
 from .helpers_models import edit_json, random_gpt2
 

@@ -14,9 +14,9 @@ from onnx import helper, numpy_helper
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
+from planforge.exporter.import_folder import import_folder
 from planforge.exporter.imported.folder import read_folder
-from planforge.exporter.imported.import_folder import import_folder
-from planforge.exporter.modules import results_by_scope, scope_of
+from planforge.exporter.tracing.modules import results_by_scope, scope_of
 from planforge.exporter.verification import verify as verify_module
 from planforge.runtime.bundle.bundle import Bundle
 

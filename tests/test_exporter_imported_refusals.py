@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 
 from planforge.exporter import export
 from planforge.exporter.errors import CheckpointError, ExportError
+from planforge.exporter.import_folder import import_folder
 from planforge.exporter.imported.folder import load_graph
-from planforge.exporter.imported.import_folder import import_folder
 from planforge.runtime import TextGenerator
 from planforge.runtime.errors import InputError
 

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.exporter import export
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.passes.int8_encoder import QuantizeEncoder, linears_of
 from planforge.exporter.passes.int8_rows import RowProduct, RowRule, choose_product
 from planforge.exporter.passes.weights import AttachWeights
-from planforge.exporter.source import DEMOS
 from planforge.runtime import TextEncoder, Translator
 from planforge.runtime.bundle.bundle import Bundle
 

@@ -316,7 +316,7 @@ def test_operators_and_domains_that_nobody_knows_are_findings(tmp_path: Path) ->
 
 
 def command(*arguments: str | Path) -> tuple[int, str, str]:
-    from planforge.exporter.cli import app
+    from planforge.exporter.commands.app import app
 
     result = CliRunner().invoke(app, ["lint", *map(str, arguments)], env={**os.environ, "COLUMNS": "200"})
     return result.exit_code, result.stdout, result.stderr

@@ -17,9 +17,10 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from planforge.exporter.calibration import recorded
+from planforge.exporter.calibration.calibration.calibration import recorded
+from planforge.exporter.calibration.calibration.prompts import read_prompts
+from planforge.exporter.comparison.examiners import examiner_of
 from planforge.exporter.graphs import in_fp32, recipe_of
-from planforge.exporter.prompts import read_prompts
 from planforge.exporter.verification.bisect import (
     PYTORCH,
     Culprit,
@@ -28,14 +29,13 @@ from planforge.exporter.verification.bisect import (
     module_bands,
     node_bands,
 )
-from planforge.exporter.verification.examiners import examiner_of
 from planforge.exporter.verification.structure import READING, compare_structure
 from planforge.exporter.verification.verify import checked_cache_scales, checked_tensors, recorded_source
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding import cache
-from planforge.runtime.metrics import Comparison
+from planforge.runtime.diagnostics.metrics import Comparison
 
 from .helpers_faults import (
     Fault,

@@ -17,10 +17,10 @@ import transformers
 from onnx import TensorProto, helper
 
 from planforge.exporter import export
+from planforge.exporter.checkpoints.source import demo_folder
 from planforge.exporter.errors import CheckpointError, ExportError
-from planforge.exporter.imported.import_folder import import_folder
+from planforge.exporter.import_folder import import_folder
 from planforge.exporter.imported.optimum import as_transformers_4, task_of
-from planforge.exporter.source import demo_folder
 from planforge.runtime import TextEncoder, TextGenerator
 from planforge.runtime.errors import InputError
 

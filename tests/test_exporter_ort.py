@@ -20,11 +20,12 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.calibration import Calibration
-from planforge.exporter.graphs import artifact_of, attach_weights, write_graphs
-from planforge.exporter.onnx_export import trace
-from planforge.exporter.recipes import Choices
-from planforge.exporter.recipes import gpt2 as recipes
+from planforge.exporter.calibration.calibration.calibration import Calibration
+from planforge.exporter.calibration.convert import write_graphs
+from planforge.exporter.graphs import artifact_of, attach_weights
+from planforge.exporter.tracing.onnx_export import trace
+from planforge.exporter.tracing.recipes import Choices
+from planforge.exporter.tracing.recipes import gpt2 as recipes
 from planforge.models import GPT2, load_model
 from planforge.runtime.backends.backend import FakeProgram
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.verification.gate import limits_for
-from planforge.exporter.verification.passages import (
+from planforge.exporter.gate import limits_for
+from planforge.exporter.reference.passages import (
     GOLDEN_ROWS,
     MOST_PASSAGES,
     PASSAGE_TOKENS,
@@ -28,8 +28,8 @@ from planforge.exporter.verification.passages import (
     to_arrays,
     windows,
 )
-from planforge.runtime.golden.files import read_golden, write_golden
-from planforge.runtime.metrics import judge
+from planforge.runtime.diagnostics.golden.files import read_golden, write_golden
+from planforge.runtime.diagnostics.metrics import judge
 
 Array = npt.NDArray[np.float32]
 

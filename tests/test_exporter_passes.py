@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from planforge.exporter.errors import ExportError
-from planforge.exporter.graph_check import check_graph, name_axes
 from planforge.exporter.passes.fp16 import ConvertToFp16
 from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
+from planforge.exporter.tracing.graph_check import check_graph, name_axes
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
 
 LINEAR = """

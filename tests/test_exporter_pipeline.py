@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from planforge.exporter import build, export
+from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import (
     BuildError,
     CheckpointError,
@@ -25,7 +26,6 @@ from planforge.exporter.errors import (
     SourceError,
     VerificationError,
 )
-from planforge.exporter.source import DEMOS, resolve_source
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendUnavailableError, InputError, TokenizerError
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from planforge.exporter import build
-from planforge.exporter.bundle_writer import file_entries
+from planforge.exporter.bundle.writer import file_entries
 from planforge.exporter.errors import BuildError
-from planforge.exporter.plans import with_plans
 from planforge.exporter.tensorrt.build import Options
+from planforge.exporter.tensorrt.plans import with_plans
 from planforge.runtime.bundle.bundle import Bundle
 
 from .helpers_plans import of_tensorrt, with_manifest

@@ -13,19 +13,19 @@ import numpy.typing as npt
 import pytest
 
 from planforge.exporter import export
-from planforge.exporter.calibration import chosen_blocks
-from planforge.exporter.checkpoint import Checkpoint
+from planforge.exporter.calibration.calibration.calibration import chosen_blocks
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
+from planforge.exporter.gate import CAPS, Gaps
 from planforge.exporter.graphs import planned
 from planforge.exporter.passes.quantize import QuantizeWeights
-from planforge.exporter.pipeline import default_precisions
 from planforge.exporter.precisions import PRECISIONS, checked_precisions
-from planforge.exporter.source import DEMOS, resolve_source
-from planforge.exporter.verification.gate import CAPS, Gaps
-from planforge.exporter.verification.passages import TextMetrics
-from planforge.exporter.verification.rounding import Rounding
+from planforge.exporter.reference.passages import TextMetrics
+from planforge.exporter.reference.rounding import Rounding
+from planforge.exporter.request import default_precisions
+from planforge.runtime.diagnostics.metrics import Metrics
 from planforge.runtime.errors import InputError
-from planforge.runtime.metrics import Metrics
 
 from .helpers_models import edit_json
 

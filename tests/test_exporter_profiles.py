@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from planforge.exporter.errors import BuildError
 from planforge.exporter.graphs import artifact_of
-from planforge.exporter.recipes import FAMILIES, Choices
 from planforge.exporter.tensorrt.profiles import Profile, check_profile, profiles_for, slots_of
+from planforge.exporter.tracing.recipes import FAMILIES, Choices
 from planforge.models import GPT2Config, TransformerConfig
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 

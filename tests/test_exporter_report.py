@@ -18,16 +18,14 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from planforge.exporter.cli import app
+from planforge.exporter.commands.app import app
 from planforge.exporter.errors import OutputError
+from planforge.exporter.reports.html import Subject, html_report
+from planforge.exporter.reports.junit import junit_xml
+from planforge.exporter.reports.output import check_writable, printable, write_whole
+from planforge.exporter.reports.tables import verification_table
 from planforge.exporter.verification import verify as verify_module
-from planforge.exporter.verification.html_report import Subject, html_report
-from planforge.exporter.verification.junit import junit_xml
-from planforge.exporter.verification.output import check_writable, printable, write_whole
 from planforge.exporter.verification.report import VerificationReport
-from planforge.exporter.verification.tables import (
-    verification_table,
-)
 
 from .helpers_cli import error_line
 from .helpers_reports import SUBJECT, Page, demo_report, failed_report, passed_report

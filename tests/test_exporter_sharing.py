@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from planforge.exporter import build, plans
-from planforge.exporter.bundle_writer import (
+from planforge.exporter import build
+from planforge.exporter.bundle.locks import acquire, locked
+from planforge.exporter.bundle.writer import (
     changing,
     creation_lock,
     install,
@@ -25,14 +26,14 @@ from planforge.exporter.bundle_writer import (
     staging_folder,
 )
 from planforge.exporter.errors import OutputError
-from planforge.exporter.locks import acquire, locked
+from planforge.exporter.tensorrt import plans
 from planforge.runtime.bundle.bundle import Bundle
 
 from .test_exporter_writer import stage, whole
 
 STAGES = """
 import pathlib, sys, time
-from planforge.exporter.bundle_writer import staging_folder
+from planforge.exporter.bundle.writer import staging_folder
 
 with staging_folder(pathlib.Path(sys.argv[1])) as staging:
     (staging / "begun").write_text("")

@@ -9,10 +9,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from planforge.exporter import export
+from planforge.exporter import export, import_folder
+from planforge.exporter.checkpoints.source import Source, recorded_argument, resolve_source
 from planforge.exporter.errors import CheckpointError, SourceError
-from planforge.exporter.imported import import_folder
-from planforge.exporter.source import Source, recorded_argument, resolve_source
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -17,10 +17,7 @@ import pytest
 
 from planforge.exporter.errors import BuildError, OutputError
 from planforge.exporter.tensorrt import build, builder
-from planforge.exporter.tensorrt.profiles import (
-    Profile,
-    profiles_for,
-)
+from planforge.exporter.tensorrt.profiles import Profile, profiles_for
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec

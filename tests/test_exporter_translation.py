@@ -13,16 +13,16 @@ import onnx_ir as ir
 import pytest
 
 from planforge.exporter import export, verify
-from planforge.exporter.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import Source, demo_folder
 from planforge.exporter.errors import CheckpointError
-from planforge.exporter.source import Source, demo_folder
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
+from planforge.runtime.diagnostics.golden.translation_engine import Engine
 from planforge.runtime.errors import InputError, TokenizerError
-from planforge.runtime.golden.translation_engine import Engine
 
 from .helpers_graphs import nodes, replace_graph
 from .helpers_models import edit_json

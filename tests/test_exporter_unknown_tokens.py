@@ -10,9 +10,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from planforge.exporter import export
+from planforge.exporter.checkpoints.source import demo_folder
+from planforge.exporter.checkpoints.tokenizers.unknown_tokens import without_unknown
 from planforge.exporter.errors import CheckpointError
-from planforge.exporter.source import demo_folder
-from planforge.exporter.unknown_tokens import without_unknown
 from planforge.runtime import TextGenerator
 
 WORDS = {"<unk>": 0, "a": 1, "b": 2}

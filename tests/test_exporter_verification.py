@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from planforge.exporter import verify
+from planforge.exporter.calibration.calibration.prompts import read_prompts
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.prompts import read_prompts
+from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
+from planforge.exporter.gate import limits_for
+from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification import verify as verify_module
-from planforge.exporter.verification.gate import limits_for
-from planforge.exporter.verification.node_executor import NodeExecutor, NotFiniteError
-from planforge.exporter.verification.passages import TextMetrics
-from planforge.runtime.metrics import Metrics, judge, kl_divergence, measure
+from planforge.runtime.diagnostics.metrics import Metrics, judge, kl_divergence, measure
 
 from .helpers_faults import epsilon
 from .helpers_graphs import nodes, replace_graph
@@ -210,7 +210,7 @@ def test_without_the_checkpoint_golden_data_judges(own_bundle: Path, monkeypatch
 
 
 def test_another_checkpoint_is_no_reference(demo_bundle: Path, tmp_path: Path) -> None:
-    from planforge.exporter.source import DEMOS
+    from planforge.exporter.checkpoints.source import DEMOS
 
     other = Path(shutil.copytree(DEMOS / "gpt2-demo", tmp_path / "other"))
     config = json.loads((other / "config.json").read_text())

@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from planforge.exporter import verify
+from planforge.exporter.commands.inspection import inspect
 from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.exporter.imported.folder import load_graph
-from planforge.exporter.inspection import inspect
 from planforge.exporter.linting import lint
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, IntegrityError

@@ -18,19 +18,19 @@ import transformers
 from safetensors.torch import load_file
 
 from planforge.exporter import export, pipeline, verify
-from planforge.exporter.calibration import Calibration, calibrate, recorded
+from planforge.exporter.calibration.calibration.calibration import Calibration, calibrate, recorded
+from planforge.exporter.calibration.calibration.prompts import read_prompts
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.precisions import PRECISIONS
-from planforge.exporter.prompts import read_prompts
-from planforge.exporter.source import DEMOS
+from planforge.exporter.reference.passages import windows
 from planforge.exporter.verification import verify as verify_module
-from planforge.exporter.verification.passages import windows
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache import GroupQueryCache, cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
-from planforge.runtime.golden.files import read_golden
+from planforge.runtime.diagnostics.golden.files import read_golden
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from .helpers_cache import in_steps

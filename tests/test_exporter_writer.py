@@ -14,12 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.bundle_writer import (
-    check_output,
-    file_entries,
-    install,
-    staging_folder,
-)
+from planforge.exporter.bundle.writer import check_output, file_entries, install, staging_folder
 from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.defaults import GenerationDefaults

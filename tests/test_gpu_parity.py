@@ -24,10 +24,10 @@ from planforge.runtime import TextGenerator, load
 from planforge.runtime.backends.cuda_memory import Device, gpu_at, gpus
 from planforge.runtime.backends.device_buffer import uploaded
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
-from planforge.runtime.doctor import diagnose
+from planforge.runtime.diagnostics.doctor import diagnose
+from planforge.runtime.diagnostics.metrics import judge, measure, scale_of
+from planforge.runtime.diagnostics.selftest import selftest
 from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError, PlanForgeError
-from planforge.runtime.metrics import judge, measure, scale_of
-from planforge.runtime.selftest import selftest
 
 from .conftest import Once
 from .helpers_emulated_gpu import emulated_gpu

@@ -28,7 +28,8 @@ def modules_after(code: str, whole: bool = False) -> set[str]:
 
 def modules_of_command(*arguments: str | Path) -> set[str]:
     return modules_after(
-        f"from planforge.exporter.cli import app\napp({[str(a) for a in arguments]!r}, standalone_mode=False)"
+        "from planforge.exporter.commands.app import app\n"
+        f"app({[str(a) for a in arguments]!r}, standalone_mode=False)"
     )
 
 
@@ -49,7 +50,7 @@ def test_generating_loads_onnx_runtime_and_no_framework(demo_bundle: Path) -> No
 def test_generating_loads_nothing_of_the_other_tasks(demo_bundle: Path) -> None:
     code = f"load({str(demo_bundle)!r}).generate('In the', max_new_tokens=2)"
     loaded = modules_after(f"from planforge.runtime import load\n{code}", whole=True)
-    assert "planforge.runtime.tasks.text_generator" in loaded
+    assert "planforge.runtime.generate.text_generator" in loaded
     others = ("translator", "text_encoder", "task_streams", "encoder_results")
     assert not loaded & {f"planforge.runtime.tasks.{name}" for name in others}
 
@@ -69,11 +70,11 @@ def test_selftest_loads_no_framework_and_nothing_of_verify(
 ) -> None:
     for bundle in (demo_bundle, marian_bundle, head_bundle("pretrained")):
         loaded = modules_after(
-            "from planforge.exporter.cli import app\n"
+            "from planforge.exporter.commands.app import app\n"
             f"app(['selftest', {str(bundle)!r}, '--backend', 'ort-cpu'], standalone_mode=False)",
             whole=True,
         )
-        assert "planforge.runtime.metrics" in loaded
+        assert "planforge.runtime.diagnostics.metrics" in loaded
         assert not {name.split(".")[0] for name in loaded} & HEAVY
         assert "planforge.exporter.verification" not in loaded
 
@@ -83,12 +84,12 @@ def test_selftest_in_python_loads_nothing_of_the_command(demo_bundle: Path) -> N
     loaded = modules_after(code, whole=True)
     assert not {name.split(".")[0] for name in loaded} & (HEAVY | COMMAND_ONLY)
     assert "planforge.exporter" not in loaded
-    assert "planforge.runtime.golden.translators" not in loaded  # nor of the other tasks
+    assert "planforge.runtime.diagnostics.golden.translators" not in loaded  # nor of the other tasks
 
 
 def test_what_bench_measures_loads_no_framework_and_nothing_of_the_command(demo_bundle: Path) -> None:
     work = f"bench_work.Work({str(demo_bundle)!r}, 'auto', 'fp32', new_tokens=2)"
-    loaded = modules_after(f"from planforge.runtime import bench_work\nbench_work.serve({work})")
+    loaded = modules_after(f"from planforge.runtime.diagnostics import bench_work\nbench_work.serve({work})")
     assert not loaded & (HEAVY | COMMAND_ONLY | {"matplotlib"})
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from planforge.exporter.dialects import SlotCache
+from planforge.exporter.tracing.dialects import SlotCache
 from planforge.models import GrowingCache
 from planforge.models.attention import empty_past
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from planforge.exporter.source import DEMOS
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.models.demos.samples import LOOP, NEW_TOKENS, PROMPTS, TEMPERATURE, TOP_K, longest_repeat
 from planforge.runtime import TextGenerator
 

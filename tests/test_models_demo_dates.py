@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from planforge.exporter.source import DEMOS
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.models import Transformer, load_model
 from planforge.models.demos import dates
 from planforge.models.demos.dates import FORMATS, held_out, held_out_sample, training_pairs, write

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
-from planforge.exporter.dialects import PortableTargetDecoder, SourceEncoder
+from planforge.exporter.tracing.dialects import PortableTargetDecoder, SourceEncoder
 from planforge.models import PaddedAttention, SourceAttention, Transformer, TransformerConfig, save_model
 from planforge.models.attention import AttentionCache, KeyValue
 from planforge.models.masked import MASKED

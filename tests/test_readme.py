@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from planforge.exporter.checkpoint import Checkpoint
-from planforge.exporter.imported.import_folder import import_folder
-from planforge.exporter.source import Source
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import Source
+from planforge.exporter.import_folder import import_folder
 from planforge.runtime import TextEncoder
 
 from .helpers_cli import planforge

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array, FakeProgram
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
-from planforge.runtime.encoding.batching import BATCH_COST, TOKEN_BUDGET, batches
-from planforge.runtime.encoding.encoder import Encoder
+from planforge.runtime.encode.encoder import Encoder
 from planforge.runtime.errors import ClosedError
+from planforge.runtime.text.batching import BATCH_COST, TOKEN_BUDGET, batches
 from planforge.runtime.text.long_text import Piece
 
 fast = settings(deadline=None, max_examples=150)

@@ -16,11 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.runtime import TextEncoder, TextGenerator, Translator, bench_work
-from planforge.runtime import bench as bench_module
+from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.backends.dialects import choose_artifact
-from planforge.runtime.bench import BenchResult, Case, Process, bench, read_bandwidth
-from planforge.runtime.bench_work import (
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Artifact
+from planforge.runtime.decoding.chunk import Chunk, Usage
+from planforge.runtime.diagnostics import bench as bench_module
+from planforge.runtime.diagnostics import bench_work
+from planforge.runtime.diagnostics.bench import BenchResult, Case, Process, bench, read_bandwidth
+from planforge.runtime.diagnostics.bench_work import (
     Embedding,
     Generating,
     TokenClock,
@@ -29,10 +33,7 @@ from planforge.runtime.bench_work import (
     passage,
     timings,
 )
-from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.errors import InputError, PlanForgeError
-from planforge.runtime.tasks.chunk import Chunk, Usage
 
 KEYS = {
     *("backend", "artifact", "precision", "gate_passed", "batch", "prompt", "new_tokens", "ttft_ms"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from planforge.exporter.source import DEMOS
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import Chunk, Generation, TextGenerator, Usage, load
 from planforge.runtime.decoding import candidates
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError

@@ -16,12 +16,7 @@ from planforge.runtime.backends.device_buffer import DeviceBuffer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding.cache import SlotCache, cache_bytes, new_cache
-from planforge.runtime.errors import (
-    BackendError,
-    InputError,
-    MemoryLimitError,
-    PlanForgeError,
-)
+from planforge.runtime.errors import BackendError, InputError, MemoryLimitError, PlanForgeError
 
 from .helpers_emulated_cuda import EmulatedCuda
 from .helpers_emulated_gpu import emulated_gpu

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.runtime import packages as packages_module
 from planforge.runtime.backends.ladder import RUNGS
-from planforge.runtime.doctor import LADDER, Facts, Rung, advice, rungs, summary
-from planforge.runtime.machine import Graphics
-from planforge.runtime.packages import OnnxRuntime, Package, installed, onnxruntime
+from planforge.runtime.diagnostics import packages as packages_module
+from planforge.runtime.diagnostics.doctor import LADDER, Facts, Rung, advice, rungs, summary
+from planforge.runtime.diagnostics.machine import Graphics
+from planforge.runtime.diagnostics.packages import OnnxRuntime, Package, installed, onnxruntime
 
 from .helpers_machines import facts
 
@@ -67,7 +67,8 @@ def test_an_onnx_runtime_that_fails_is_a_line(monkeypatch: pytest.MonkeyPatch, e
 
 def test_the_doctor_loads_no_framework_and_no_engine_but_onnx_runtime() -> None:
     code = (
-        "import json, sys\nfrom planforge.runtime import doctor\nafter_import = list(sys.modules)\n"
+        "import json, sys\nfrom planforge.runtime.diagnostics import doctor\n"
+        "after_import = list(sys.modules)\n"
         "doctor.diagnose()\nprint(json.dumps([after_import, list(sys.modules)]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,12 +15,12 @@ import sentence_transformers
 import torch
 import transformers
 
-from planforge.exporter.source import demo_folder
+from planforge.exporter.checkpoints.source import demo_folder
 from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array
-from planforge.runtime.encoding.encoder import Encoder
+from planforge.runtime.encode.encoder import Encoder
+from planforge.runtime.encode.pooling import merged
 from planforge.runtime.errors import InputError
-from planforge.runtime.tasks.pooling import merged
 
 LONG = (
     "The quick brown fox jumps over the lazy dog, while 我在北京 and a naïve café looks on. " * 12

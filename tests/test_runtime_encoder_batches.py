@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from planforge.runtime import ContextLengthError, InputError, TextEncoder
-from planforge.runtime.encoding.encoder import Encoder
-from planforge.runtime.tasks.reading import READ_AHEAD
+from planforge.runtime.encode.encoder import Encoder
+from planforge.runtime.text.reading import READ_AHEAD
 
 from .helpers_encoders import Case, opened
 

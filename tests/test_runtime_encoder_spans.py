@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from planforge.runtime import Answers
+from planforge.runtime.encode.results import Answer
+from planforge.runtime.encode.tagging import entities_of
 from planforge.runtime.errors import ContextLengthError, InputError
-from planforge.runtime.tasks.encoder_results import Answer
-from planforge.runtime.tasks.tagging import entities_of
 
 from .helpers_encoders import Case, opened, softmax
 

@@ -14,7 +14,7 @@ import pytest
 
 from planforge.runtime import TextEncoder, load
 from planforge.runtime.errors import ClosedError, InputError, ManifestError, MemoryLimitError
-from planforge.runtime.tasks.reading import READ_AHEAD, chunks, read_ahead
+from planforge.runtime.text.reading import READ_AHEAD, chunks, read_ahead
 
 LONG = "The quick brown fox jumps over the lazy dog, while 我在北京 looks on. " * 30
 

@@ -15,18 +15,13 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.source import DEMOS
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import Generation, TextGenerator, load
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
-from planforge.runtime.errors import (
-    ClosedError,
-    ContextLengthError,
-    InputError,
-    MemoryLimitError,
-)
+from planforge.runtime.errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
 
 from .helpers_generation import joined
 

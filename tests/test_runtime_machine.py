@@ -10,9 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from planforge.runtime.doctor import diagnose, examine
-from planforge.runtime.jetson import Power, fastest_mode, jetpack_of, parse_mode, parse_release
-from planforge.runtime.machine import COLUMNS, Gpu, Graphics, answer_of, parse_cuda, parse_driver, parse_gpus
+from planforge.runtime.diagnostics.doctor import diagnose, examine
+from planforge.runtime.diagnostics.jetson import Power, fastest_mode, jetpack_of, parse_mode, parse_release
+from planforge.runtime.diagnostics.machine import (
+    COLUMNS,
+    Gpu,
+    Graphics,
+    answer_of,
+    parse_cuda,
+    parse_driver,
+    parse_gpus,
+)
 
 from .helpers_machines import (
     FULL_SPEED,
@@ -168,7 +176,7 @@ def test_another_vendors_card_and_an_nvidia_network_card_are_no_gpu(machine: Mac
 
 
 def test_a_command_that_gives_no_answer(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planforge.runtime.machine.COMMAND_SECONDS", 0.1)
+    monkeypatch.setattr("planforge.runtime.diagnostics.machine.COMMAND_SECONDS", 0.1)
     machine.command("nvidia-smi", "exec /bin/sleep 30")
     assert examine(machine.root).graphics.problem == "nvidia-smi gave no answer in 0.1 seconds"
 

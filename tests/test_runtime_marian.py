@@ -14,8 +14,8 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from planforge.exporter.checkpoints.tokenizers.marian import marian_tokenizers, marian_vocabulary
 from planforge.exporter.errors import CheckpointError
-from planforge.exporter.marian_tokenizer import marian_tokenizers, marian_vocabulary
 from planforge.runtime.errors import InputError, TokenizerError
 from planforge.runtime.text.piece_tokenizer import Charsmap, PieceTokenizer
 

@@ -19,10 +19,10 @@ from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
 from planforge.runtime.decoding.cache import Context, cache_bytes
-from planforge.runtime.encoding.memory import batch_bytes, section_bytes, sections
+from planforge.runtime.encode.memory import batch_bytes, section_bytes, sections
+from planforge.runtime.encode.results import Features
 from planforge.runtime.errors import MemoryLimitError
 from planforge.runtime.memory_budget import MemoryBudget
-from planforge.runtime.tasks.encoder_results import Features
 
 from .helpers_plans import PROMPT
 from .helpers_translation import SENTENCES

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from planforge.exporter import build, verify
-from planforge.exporter.inspection import inspect
+from planforge.exporter.commands.inspection import inspect
+from planforge.exporter.reports.tables import told
 from planforge.exporter.tensorrt.build import check_plan_names, plan_summary
-from planforge.exporter.verification.tables import told
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.errors import BackendError, IntegrityError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from planforge.runtime import Alignment
+from planforge.runtime.diagnostics.plots import draw_attention
 from planforge.runtime.errors import InputError
-from planforge.runtime.plots import draw_attention
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

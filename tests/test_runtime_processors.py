@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from transformers.generation import logits_process
 
-from planforge.exporter.source import DEMOS
+from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.decoding.candidates import results_for
 from planforge.runtime.decoding.sampling import Sampling, choose, process, row_generators

@@ -14,20 +14,8 @@ from planforge.runtime import Generation
 from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.errors import BackendError, ClosedError, MemoryLimitError
 
-from .helpers_generation import (
-    DIALECTS,
-    LOOKUP,
-    REUSE,
-    assert_same,
-    dialects,
-    generator,
-    prompts,
-    thorough,
-)
-from .test_runtime_decoder import (
-    CONTEXT,
-    artifact,
-)
+from .helpers_generation import DIALECTS, LOOKUP, REUSE, assert_same, dialects, generator, prompts, thorough
+from .test_runtime_decoder import CONTEXT, artifact
 
 
 @thorough

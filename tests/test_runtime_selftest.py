@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 from planforge.exporter.tensorrt.profiles import profiles_for
-from planforge.runtime import SelftestResult, selftest
+from planforge.runtime import SelftestResult
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.bundle.plan import network_name
+from planforge.runtime.diagnostics import selftest
+from planforge.runtime.diagnostics.golden.files import golden_file
+from planforge.runtime.diagnostics.metrics import measure
 from planforge.runtime.errors import (
     BackendUnavailableError,
     BundleError,
@@ -24,8 +27,6 @@ from planforge.runtime.errors import (
     IntegrityError,
     ManifestError,
 )
-from planforge.runtime.golden.files import golden_file
-from planforge.runtime.metrics import measure
 
 from .helpers_emulated_gpu import emulated_gpu
 from .helpers_models import edit_json

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.runtime import selftest
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
-from planforge.runtime.golden.decoders import Sample
-from planforge.runtime.golden.divergence import follow
-from planforge.runtime.golden.translation_engine import Engine
+from planforge.runtime.diagnostics import selftest
+from planforge.runtime.diagnostics.golden.decoders import Sample
+from planforge.runtime.diagnostics.golden.divergence import follow
+from planforge.runtime.diagnostics.golden.translation_engine import Engine
 
 from . import helpers_emulated_gpu
 from .helpers_emulated_gpu import emulated_gpu

@@ -38,16 +38,7 @@ from .helpers_generation import (
     start,
     thorough,
 )
-from .test_runtime_decoder import (
-    CONTEXT,
-    Given,
-    Returned,
-    V,
-    artifact,
-    assert_close,
-    expected,
-    portable,
-)
+from .test_runtime_decoder import CONTEXT, Given, Returned, V, artifact, assert_close, expected, portable
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,7 @@ from planforge.runtime.backends import cuda_memory, tensorrt_backend
 from planforge.runtime.bundle.artifact import Artifact
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.bundle.plan import network_name
-from planforge.runtime.errors import (
-    InputError,
-    ManifestError,
-    PlanForgeError,
-)
+from planforge.runtime.errors import InputError, ManifestError, PlanForgeError
 
 from .helpers_emulated_cuda import EmulatedCuda, Status
 from .helpers_emulated_gpu import EmulatedRuntimeCache, emulated_gpu

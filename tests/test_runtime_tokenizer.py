@@ -12,10 +12,10 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.exporter.checkpoints.tokenizers.files import tokenizer_json
 from planforge.runtime.errors import InputError, TokenizerError
 from planforge.runtime.text import tokenizer as tokenizer_module
 from planforge.runtime.text.tokenizer import Tokenizer
-from planforge.runtime.text.tokenizer_files import tokenizer_json
 
 from .helpers_text import (
     END,

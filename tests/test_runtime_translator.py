@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from planforge.exporter.source import demo_folder
+from planforge.exporter.checkpoints.source import demo_folder
 from planforge.models import PaddedAttention, SourceAttention, Transformer, load_model
 from planforge.runtime import Translator, load
 from planforge.runtime.decoding.cache import cache_bytes
@@ -27,8 +27,8 @@ from planforge.runtime.errors import (
     ManifestError,
     MemoryLimitError,
 )
-from planforge.runtime.tasks.sources import SourceReader
 from planforge.runtime.text.tokenizer import Tokenizer
+from planforge.runtime.translate.sources import SourceReader
 
 from .helpers_models import edit_json
 from .helpers_translation import SENTENCES, SHORT_AWKWARD, Witness

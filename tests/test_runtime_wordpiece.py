@@ -13,9 +13,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.exporter.checkpoints.tokenizers.files import special_tokens, tokenizer_json
 from planforge.runtime.errors import InputError, TokenizerError
 from planforge.runtime.text.tokenizer import Encoding, Tokenizer
-from planforge.runtime.text.tokenizer_files import special_tokens, tokenizer_json
 
 from .helpers_text import KINDS, ODD_TEXTS, gpt2, load, metaspace, texts, tiny, words
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planforge.runtime.bench import percentiles
+from planforge.runtime.diagnostics.bench import percentiles
 
 from ..alike import UnlikeWorkError
 from ..case import Case

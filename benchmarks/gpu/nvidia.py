@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from planforge.runtime.machine import answer_of
+from planforge.runtime.diagnostics.machine import answer_of
 
 # The name is first: it is the only one that may hold a comma.
 FACTS = (

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...models.folder import read_json
-from ..checkpoint import Checkpoint
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.source import Source
 from ..errors import CheckpointError
-from ..recipes import Choices, Recipe
-from ..source import Source
+from ..tracing.recipes import Choices, Recipe
 from .folder import LENGTHS, Folder
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]

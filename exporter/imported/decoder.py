@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ..errors import ExportError
-from ..recipes import Recipe, gpt2
-from ..recipes.recipe import HEAD_SIZES
+from ..tracing.recipes import Recipe, gpt2
+from ..tracing.recipes.recipe import HEAD_SIZES
 from .branches import SWITCH, choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder

@@ -15,12 +15,12 @@ import onnx_ir as ir
 
 from ...runtime.backends.ort_backend import plain_session
 from ...runtime.bundle.manifest import Axis, TensorSpec
-from ...runtime.tasks.pooling import POOLINGS
-from ...runtime.text.tokenizer_files import settings_of as tokenizer_settings
-from ..checkpoint import LEAST_LENGTH
+from ...runtime.encode.pooling import POOLINGS
+from ..checkpoints.checkpoint import LEAST_LENGTH
+from ..checkpoints.tokenizers.files import settings_of as tokenizer_settings
 from ..errors import CheckpointError, ExportError, first_line
-from ..recipes import Recipe, bert
-from ..recipes.recipe import by_id
+from ..tracing.recipes import Recipe, bert
+from ..tracing.recipes.recipe import by_id
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, LAYERS, Folder
 from .graph import choose_rows, simplified

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from ..errors import CheckpointError, first_line
+from ..passes.weight_files import refusal_of
 from ..passes.weights import EXTERNAL_FROM_BYTES, lazy
-from ..weight_files import refusal_of
 from .mapped import load_mapped
 
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")

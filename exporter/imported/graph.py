@@ -16,8 +16,8 @@ from onnx_ir.passes import common
 
 from ...models.masked import MASKED
 from ..errors import ExportError
-from ..graph_check import axis_name
 from ..passes.weights import initializer
+from ..tracing.graph_check import axis_name
 from .branches import decide_branches
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from ...models.folder import read_json
-from ..child import run_child
 from ..errors import CheckpointError, ExportError
+from ..processes import run_child
 from .folder import architecture_of
 
 VENV = "optimum-venv"

@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...runtime.text.tokenizer_files import settings_of as tokenizer_settings
-from ..checkpoint import LEAST_LENGTH
+from ..checkpoints.checkpoint import LEAST_LENGTH
+from ..checkpoints.tokenizers.files import settings_of as tokenizer_settings
 from ..errors import ExportError
 from ..passes.weights import MICROSOFT, initializer
-from ..recipes import Recipe, transformer
-from ..recipes.recipe import HEAD_SIZES, by_id
+from ..tracing.recipes import Recipe, transformer
+from ..tracing.recipes.recipe import HEAD_SIZES, by_id
 from .attention import Attention, self_attention, source_attention
 from .branches import SWITCH, choose_branch
 from .build import Array, Builder
 from .checkpoint import ImportedCheckpoint, Tensors
+from .cross_attention import project, projections, source_mask, write_source
 from .distances import distance_bias, distance_tables, tabulate
 from .folder import LENGTHS, Folder, load_graph
 from .graph import Heads, add_input, choose_rows, heads_of, simplified, vocabulary_of
@@ -31,7 +32,6 @@ from .positions import use_positions
 from .shapes import settle_shapes
 from .shared_buffers import check_caches, rows_of, write_shared
 from .signature import FIRST_STEP, LATER_STEP, SOURCE_ENCODER, with_signature
-from .source import project, projections, source_mask, write_source
 
 USUAL_LENGTH = 512  # of a model without positions whose files say no length, such as T5's
 NO_LIMIT = 10**20  # transformers writes 1e30 of a tokenizer that knows no length

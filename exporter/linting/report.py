@@ -128,7 +128,7 @@ class LintReport:
 
     def tables(self) -> list[RenderableType]:
         """A row for each graph and target, and a row for each finding that matters."""
-        from ..inspection import table
+        from ...runtime.commands.tables import table
 
         rows = [
             (graph, target, verdict_text(self.counts(graph, target)) + self.instead(graph, target))

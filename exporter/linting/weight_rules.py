@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import numpy as np
 import onnx_ir as ir
 
+from ..passes.weight_files import LINK, NO_FILE, OUTSIDE, external_tensors, refusal_of
 from ..targets import RTX_MEASURED, Target
-from ..weight_files import LINK, NO_FILE, OUTSIDE, external_tensors, refusal_of
 from .model import LintModel
 from .rule import Hit, Rule, everywhere
 

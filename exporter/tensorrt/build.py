@@ -19,18 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.backends.tensorrt_library import (
-    LIBRARIES,
-    is_installed,
-    not_installed,
-)
+from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed, not_installed
 from ...runtime.bundle.bundle import Bundle, sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
 from ...runtime.bundle.plan import network_name
 from ...runtime.errors import IntegrityError
 from ...runtime.suggest import did_you_mean
-from ..child import command_of, run_child
 from ..errors import BuildError, BuildOptionError, OutputError, error_named
+from ..processes import command_of, run_child
 from .candidates import check_candidates
 from .profiles import Profile, check_profile, slots_of
 

@@ -16,16 +16,16 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.metrics import plain, spread_of
-from ..modules import layer_of, module_of, results_of
-from .gate import CAPS
-from .node_executor import ExecutedProgram, NotFiniteError
-from .trial import Key, Trial
+from ...runtime.diagnostics.metrics import plain, spread_of
+from ..execution.node_executor import ExecutedProgram, NotFiniteError
+from ..execution.trial import Key, Trial
+from ..gate import CAPS
+from ..tracing.modules import layer_of, module_of, results_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .rounding import Rounding
+    from ..reference.rounding import Rounding
 
 PYTORCH = "PyTorch"
 # One node's largest error varies more than the logits', which are held to three times the gap. The same

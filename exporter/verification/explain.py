@@ -13,18 +13,19 @@ import onnx_ir as ir
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import PlanForgeError
-from ..calibration import Calibration
-from ..checkpoint import Checkpoint
-from ..graphs import attach_weights, converted, in_fp32, recipe_of
+from ..calibration.calibration import Calibration
+from ..calibration.convert import converted
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.source import Source
+from ..comparison.examiners import examiner_of
+from ..execution.trial import Trial
+from ..graphs import attach_weights, in_fp32, recipe_of
+from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
-from ..source import Source
-from ..weight_files import load_graph
+from ..reference.fitted_head import HEAD
 from .bisect import Culprit, Witnesses, find_culprit, module_bands, node_bands
-from .examiners import examiner_of
-from .fitted_head import HEAD
 from .report import VerificationReport
 from .structure import READING
-from .trial import Trial
 from .witnesses import find_witnesses
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def tracer_of(manifest: Manifest, source: Source, model: Model) -> Tracer:
     """Traces a bundle's graphs once more from its checkpoint."""
 
     def traced(recipes: Sequence[str]) -> dict[str, ir.Model]:
-        from ..onnx_export import trace_recipes
+        from ..tracing.onnx_export import trace_recipes
 
         checkpoint = Checkpoint(source, None, manifest.max_length, chosen_outputs(manifest))
         with tempfile.TemporaryDirectory() as folder:

@@ -16,16 +16,16 @@ from ...runtime.backends.backend import Array, Program
 from ...runtime.backends.ort_backend import OrtProgram
 from ...runtime.backends.threads import choose_threads
 from ...runtime.bundle.manifest import Artifact, TensorSpec
+from ...runtime.diagnostics.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
 from ...runtime.errors import BackendError, InputError, ManifestError
-from ...runtime.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
 from ..errors import VerificationError, first_line
-from ..weight_files import load_graph
+from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, inputs_of
+from ..execution.trial import Step, Trial
+from ..gate import CAPS, limits_for
+from ..passes.weight_files import load_graph
 from .bisect import Band, Culprit, Witnesses, distance, find_culprit
-from .gate import CAPS, limits_for
-from .node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, inputs_of
 from .report import VerificationReport
 from .structure import compare_files
-from .trial import Step, Trial
 
 TYPES = {  # that show a graph's precision, lowest first
     "int4": {ir.DataType.INT4, ir.DataType.UINT4},

@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.metrics import plain
-from ..modules import module_of
+from ...runtime.diagnostics.metrics import plain
+from ..execution.node_executor import ExecutedProgram, NotFiniteError
+from ..execution.trial import Trial
 from ..passes.fp16_ranges import KEPT, Choice
-from .node_executor import ExecutedProgram, NotFiniteError
-from .trial import Trial
+from ..tracing.modules import module_of
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.bundle.manifest import Manifest
-from ...runtime.golden.files import PREFIX, Arrays, write_golden
-from ...runtime.metrics import Comparison
+from ...runtime.diagnostics.golden.files import PREFIX, Arrays, write_golden
+from ...runtime.diagnostics.metrics import Comparison
 from ..errors import VerificationError
 from .bisect import Culprit
 from .fp32_nodes import Fp32Node

@@ -15,11 +15,11 @@ import onnx_ir as ir
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.metrics import Comparison
-from ..modules import module_of
+from ...runtime.diagnostics.metrics import Comparison
 from ..passes.kv_cache import KEY_SCALE
+from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
-from ..weight_files import load_graph
+from ..tracing.modules import module_of
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.diagnostics.golden.files import golden_file, read_golden
+from ...runtime.diagnostics.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
 from ...runtime.errors import BackendError, InputError
-from ...runtime.golden.files import golden_file, read_golden
-from ...runtime.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
-from ..calibration import Calibration, cache_scales, recorded
+from ..calibration.calibration import Calibration, cache_scales, recorded
+from ..calibration.prompts import read_prompts
+from ..checkpoints.source import Source, recorded_argument, resolve_source
+from ..comparison.decoders import ENOUGH
+from ..comparison.examiners import examiner_of
 from ..errors import CheckpointError, SourceError, VerificationError
+from ..execution.node_executor import NotFiniteError, rounded_engine
+from ..execution.trial import Trial
 from ..graphs import tensors_of
 from ..memory import give_back_memory
+from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
-from ..prompts import read_prompts
-from ..source import Source, recorded_argument, resolve_source
+from ..reference.fitted_head import LinearHead
+from ..reference.passages import TextMetrics
 from ..tensorrt.build import check_plan_names
-from ..weight_files import load_graph
-from .decoders import ENOUGH
-from .examiners import examiner_of
 from .explain import explain, tracer_of
 from .files import RUNNING, verify_file
-from .fitted_head import LinearHead
 from .fp32_nodes import fp32_nodes
-from .node_executor import NotFiniteError, rounded_engine
-from .passages import TextMetrics
 from .report import VerificationReport
 from .structure import CASE, compare_structure
-from .trial import Trial
 
 if TYPE_CHECKING:
     from ...models.checkpoint import Model
@@ -159,7 +159,7 @@ def with_pytorch(
 def model_of(bundle: Bundle, checkpoint: Source) -> Any:
     """The model in PyTorch: ours, or for what another exporter made, transformers'."""
     if bundle.manifest.source.get("exporter"):
-        from ..imported.reference import reference_model
+        from ..reference.transformers_reference import reference_model
 
         encoder = bundle.manifest.encoder
         heads = () if encoder is None else encoder.heads

@@ -9,15 +9,15 @@ import onnx_ir as ir
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
-from ..calibration import Calibration
+from ..calibration.calibration import Calibration
+from ..comparison.examiners import examiner_of
 from ..errors import VerificationError
+from ..execution.trial import Key, Trial
+from ..gate import CAPS
 from ..graphs import recipe_of
-from ..modules import results_by_scope, results_of, scope_of
-from ..weight_files import load_graph
+from ..passes.weight_files import load_graph
+from ..tracing.modules import results_by_scope, results_of, scope_of
 from .bisect import Band, Witnesses, module_bands, node_bands, without_padding
-from .examiners import examiner_of
-from .gate import CAPS
-from .trial import Key, Trial
 
 ADD_FP32 = (
     "it would be held against the same graph in fp32, if that passed; where it is missing, add fp32 to"

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from planforge.runtime import doctor, load
+from planforge.runtime import load
+from planforge.runtime.diagnostics import doctor
+from planforge.runtime.diagnostics.packages import DISTRIBUTIONS, installed
 from planforge.runtime.errors import BackendUnavailableError
-from planforge.runtime.packages import DISTRIBUTIONS, installed
 
 from ...systems.planforge import PlanForge, ticking
 from ...systems.system import Session, Skip, Tick

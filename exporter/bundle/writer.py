@@ -1,0 +1,332 @@
+"""Writes bundles so that a reader finds the old one or the new one, whole, whatever happens between.
+
+A new bundle is written beside its place and renamed into it. Into a bundle that exists, files come under new
+names; replacing manifest.json is the commit; what nothing lists any more goes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ...runtime.bundle.bundle import Bundle, sha256_of
+from ...runtime.bundle.json_reader import FILE_NAME
+from ...runtime.bundle.manifest import FORMAT, FileEntry, Manifest
+from ...runtime.signals import committing
+from ..errors import ExporterError, OutputError
+from .locks import acquire, locked, release
+
+OWN_FOLDERS = ("onnx", "plans", "tokenizer", "checks")  # everything in these is ours
+OWN_KEYS = {"format": int, "family": str, "task": str, "export_id": str, "files": dict, "artifacts": list}
+LOCK = ".lock"  # the file of a bundle's lock; how those beside folders end
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # of a write, which names no file
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Refuse an output that would overwrite something.
+
+    Raises:
+        OutputError: it exists and force is off; it is no bundle that this version of PlanForge wrote; or its
+            parent cannot be written.
+    """
+    is_there = output.exists() or output.is_symlink()
+    if is_there and not (output.is_dir() and all(path.name == LOCK for path in output.iterdir())):
+        check_own_bundle(output)
+        if not force:
+            raise OutputError(f"{output} exists; pass --force to replace it")
+    parent = output.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise OutputError(f"{output} cannot be written: {parent} is not a writable folder")
+
+
+def check_own_bundle(output: Path) -> None:
+    """Refuse a folder whose manifest.json is not PlanForge's: browser extensions and web apps have one too.
+
+    A bundle of ours with a damaged entry may be replaced; one of another format may not, since where that
+    format keeps its files is not known here.
+
+    Raises:
+        OutputError: it is another's, or of another format; names what was found.
+    """
+    way_out = "choose another folder, or remove it yourself"
+    try:
+        manifest = json.loads((output / FILE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OutputError(f"{output} exists and is not a bundle, so it is left alone; {way_out}") from error
+    if not isinstance(manifest, dict) or not all(
+        type(manifest.get(key)) is kind for key, kind in OWN_KEYS.items()
+    ):
+        raise OutputError(
+            f"{output} exists and is not a bundle: its {FILE_NAME} is not PlanForge's, so it is left alone;"
+            f" {way_out}"
+        )
+    if manifest["format"] != FORMAT:
+        raise OutputError(
+            f"{output} is a bundle of format {manifest['format']}, and this version of PlanForge replaces"
+            f" format {FORMAT} alone; {way_out}"
+        )
+
+
+@contextlib.contextmanager
+def staging_folder(output: Path) -> Iterator[Path]:
+    """Give a folder beside `output` to write in, which nobody else has; what is left in it is removed.
+
+    Raises:
+        OutputError: the disk is full, or not writable.
+        ExporterError: another file, such as one of the source, cannot be read; names it.
+    """
+    output = output.resolve()  # beside the folder itself where `output` is a link to it
+    with output_errors(output, output.parent):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(output)
+        staging, lock = make_staging(output)
+    try:
+        with output_errors(output, staging):
+            yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        release(lock_beside(staging), lock)
+
+
+@contextlib.contextmanager
+def output_errors(output: Path, writing: Path) -> Iterator[None]:
+    """Turn the system's errors into ours: only what is written into `writing` or `output` cannot be written.
+
+    A full disk names no file. Nor does a closed pipe, whose error stays as it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.filename is None and error.errno not in FULL:
+            raise
+        name = os.fspath(error.filename or writing)
+        path = Path(os.fsdecode(name) if isinstance(name, str | bytes) else "")
+        if path.is_relative_to(writing) or path.is_relative_to(output):
+            raise OutputError(f"{output} cannot be written: {reason}; nothing was changed") from error
+        raise ExporterError(f"{path}: {reason}; {output} was not changed") from error
+
+
+def make_staging(output: Path) -> tuple[Path, int]:
+    """Make a staging folder under a name of its own.
+
+    The lock comes first and is held as long as the folder is used: so a folder whose lock is free belongs to
+    nobody any more, whatever process numbers say in containers that share a volume.
+
+    Returns:
+        The folder, and the descriptor that holds its lock.
+    """
+    staging = output.parent / f".{output.name}.partial-{uuid.uuid4().hex[:12]}"
+    lock = acquire(lock_beside(staging), wait=True)
+    assert lock is not None
+    try:
+        staging.mkdir()
+    except BaseException:
+        release(lock_beside(staging), lock)
+        raise
+    return staging, lock
+
+
+def remove_abandoned(output: Path) -> None:
+    """Remove staging folders of exports to `output` that nobody writes any more: their locks are free."""
+    for path in output.parent.glob(f"{glob.escape(f'.{output.name}.partial-')}*{LOCK}"):
+        lock = acquire(path, wait=False)
+        if lock is not None:
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            release(path, lock)
+
+
+def lock_beside(path: Path) -> Path:
+    """Return the lock's file of a folder."""
+    return path.with_name(path.name + LOCK)
+
+
+def file_entries(folder: Path) -> dict[str, FileEntry]:
+    """Name, hash and size of every file below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(sha256_of(path), path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != FILE_NAME
+    }
+
+
+def install(staging: Path, manifest: Manifest, output: Path, *, force: bool = True) -> None:
+    """Commit the staged files and their manifest as the bundle `output`.
+
+    Args:
+        force: replace a bundle that is there; it may have come since the export began.
+
+    Raises:
+        OutputError: something is there that must stay; a folder of the bundle is a link to elsewhere, or a
+            name is in use.
+    """
+    output = output.resolve()
+    with locked(creation_lock(output)), changing(output):
+        check_output(output, force)
+        commit(staging, manifest, output)
+
+
+def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Commit staged files into a bundle, whose manifest others may have changed since it was opened.
+
+    Args:
+        opened: the bundle as it was when the work began.
+        change: makes the new manifest of the one that is there now.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        OutputError: the bundle has been replaced by another export meanwhile; nothing is changed.
+    """
+    output = opened.folder.resolve()
+    with changing(output):
+        current = Bundle.open(output).manifest
+        if current.export_id != opened.manifest.export_id:
+            raise OutputError(
+                f"{opened.folder} was replaced by another export meanwhile; nothing was changed, start again"
+            )
+        manifest = change(current)
+        commit(staging, manifest, output)
+    return manifest
+
+
+def creation_lock(output: Path) -> Path:
+    """Return the file by which one process at a time makes `output`; it is locked before `changing`."""
+    return output.with_name(f".{output.name}{LOCK}")
+
+
+@contextlib.contextmanager
+def changing(output: Path) -> Iterator[None]:
+    """Let one process at a time change the bundle `output`; where nothing is yet, there is nothing to lock.
+
+    The lock lies in the bundle, which may be all of a volume that a container sees, or may write.
+    """
+    if not output.is_dir():
+        yield
+        return
+    with locked(output / LOCK):
+        yield
+
+
+def commit(staging: Path, manifest: Manifest, output: Path) -> None:
+    """Move staged files and their manifest to `output`, for whoever holds its locks; signals wait."""
+    with committing():
+        move(staging, manifest, output)
+
+
+def move(staging: Path, manifest: Manifest, output: Path) -> None:
+    """Move staged files and their manifest to `output`: the old manifest is valid, then the new one."""
+    staged = [name for name in manifest.files if (staging / name).exists()]
+    for name in staged:
+        sync(staging / name)
+    if not output.exists():
+        write_manifest(staging, manifest)
+        sync(staging)
+        os.rename(staging, output)
+        sync(output.parent)
+        return
+    refuse_links_and_used_names(output, staged)
+    try:
+        for name in staged:
+            (output / name).parent.mkdir(exist_ok=True)
+            os.replace(staging / name, output / name)
+        for folder in OWN_FOLDERS:
+            if (output / folder).is_dir():
+                sync(output / folder)
+        write_manifest(output, manifest)
+    except OSError:
+        for name in staged:  # the old manifest doesn't list them: their names are new
+            (output / name).unlink(missing_ok=True)
+        raise
+    sync(output)
+    remove_unlisted(output, manifest)
+
+
+def refuse_links_and_used_names(output: Path, staged: Sequence[str]) -> None:
+    for folder in OWN_FOLDERS:
+        if (output / folder).is_symlink():
+            raise OutputError(f"{output / folder} is a link; a bundle's folders must be its own")
+    for name in staged:
+        if (output / name).exists():
+            raise OutputError(f"{output / name} exists already, and is not overwritten")
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """The commit: manifest.json is the old one or the new one, never a part of one."""
+    text = manifest.to_json()
+    Manifest.from_json(text)  # what a reader would refuse is not written
+    temporary = folder / f"{FILE_NAME}.new"
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
+        os.replace(temporary, folder / FILE_NAME)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Rewrite a bundle's manifest.json and touch no other file, listed or not.
+
+    What the manifest doesn't list stays too: kernels that TensorRT compiled for a GPU lie beside their plans.
+
+    Args:
+        folder: the bundle.
+        change: makes the new manifest of the old one.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        BundleError: the folder is not a bundle.
+        OutputError: the manifest cannot be written; the old one is still there.
+    """
+    target = Bundle.open(folder).folder.resolve()
+    try:
+        with changing(target):
+            manifest = change(Bundle.open(target).manifest)
+            with committing():
+                write_manifest(target, manifest)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"{target / FILE_NAME} cannot be written: {reason}; nothing was changed") from error
+    with contextlib.suppress(OSError):  # the new manifest is there; only its lasting a power cut is unsure
+        sync(target)
+    return manifest
+
+
+def remove_unlisted(output: Path, manifest: Manifest) -> None:
+    """Remove what the old manifest listed, or a killed export left, and the new one doesn't list.
+
+    Kernels that TensorRT compiled for a GPU lie beside their plan, unlisted, and go when it does.
+    """
+    for folder in OWN_FOLDERS:
+        for path in (output / folder).glob("*"):
+            name = f"{folder}/{path.name}"
+            listed = name in manifest.files or (
+                path.suffix == ".cache" and any(name.startswith(f"{plan.file}.") for plan in manifest.plans)
+            )
+            if path.is_file() and not listed:
+                path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Forces a file's content, or a folder's entries, to the disk."""
+    if path.is_dir() and sys.platform == "win32":
+        return  # folders cannot be opened there
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

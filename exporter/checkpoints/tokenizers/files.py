@@ -1,0 +1,321 @@
+"""A model's tokenizer files, in whichever of Hugging Face's layouts, to one tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from ....runtime.errors import TokenizerError
+from ....runtime.text.tokenizer import WAY_OUT, Tokenizer, blamed, one_line, parse, read
+
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_BERT_NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+
+# Whose vocab.txt transformers reads as BERT's. Others have a vocab.txt too, and cut words differently.
+_BERT_LIKE = ("Bert", "ConvBert", "DistilBert", "Electra", "MobileBert", "SqueezeBert")
+
+# Where sentence-transformers keeps a transformer's settings: it takes the first that is there.
+_SENTENCE_MODELS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+
+
+def tokenizer_json(folder: Path) -> bytes:
+    """The tokenizer.json of a folder in Hugging Face layout, in one canonical form.
+
+    Takes the folder's tokenizer.json, or builds GPT-2's byte-level BPE from vocab.json and
+    merges.txt (or encoder.json and vocab.bpe), or BERT's WordPiece from vocab.txt. Tokens that
+    tokenizer_config.json or special_tokens_map.json name as special are marked so. Lower-cases
+    where sentence-transformers would.
+
+    Args:
+        folder: The model's folder.
+
+    Returns:
+        JSON text in UTF-8, without saved truncation, padding and dropout.
+
+    Raises:
+        TokenizerError: A file is missing or malformed; names it and the reason.
+    """
+    settings = settings_of(folder)
+    saved, vocab_txt = folder / "tokenizer.json", folder / "vocab.txt"
+    if saved.is_file():
+        tokenizer = parse(read(saved), str(saved))
+        _mark_special(tokenizer, special_names(settings))
+    elif (files := _bpe_files(folder)) is not None:
+        tokenizer = _byte_level_bpe(*files, add_prefix_space=settings.get("add_prefix_space") is True)
+        _add_tokens(tokenizer, folder, settings)
+        _mark_special(tokenizer, special_names(settings) or ["<|endoftext|>"])
+    elif vocab_txt.is_file():
+        names = _BERT_NAMES | names_of_roles(settings)
+        tokenizer = _wordpiece(vocab_txt, names["unk"], settings)
+        _add_tokens(tokenizer, folder, settings)
+        _mark_special(tokenizer, [*names.values(), *special_names(settings)])
+        _add_template(tokenizer, vocab_txt, names)
+    else:
+        raise TokenizerError(
+            f"{folder} has neither tokenizer.json nor vocab.json with merges.txt nor vocab.txt; {WAY_OUT}"
+        )
+    _lower_case(tokenizer, folder)
+    return tokenizer.to_str().encode()
+
+
+def special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of the tokens that have a role, which tokenizer.json itself does not record.
+
+    Args:
+        folder: The model's folder, with tokenizer_config.json or special_tokens_map.json.
+        tokenizer: The tokenizer of that folder.
+
+    Returns:
+        Ids by role: some of bos, eos, unk, sep, pad, cls and mask. A role that neither file
+        names is BERT's ``[CLS]`` and so on, where the vocabulary has such a token.
+
+    Raises:
+        TokenizerError: A file is malformed.
+    """
+    names = _BERT_NAMES | names_of_roles(settings_of(folder))
+    ids = {role: tokenizer.token_id(names[role]) for role in _ROLES if role in names}
+    return {role: token_id for role, token_id in ids.items() if token_id is not None}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens that a tokenizer.json puts around texts."""
+
+    prefix: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+
+def frame_of(data: bytes, source: str) -> Frame:
+    """What stands before a text, between the two of a pair, and behind them.
+
+    Args:
+        data: of a tokenizer.json.
+        source: what error messages call it.
+    """
+    tokenizer = parse(data, source)
+
+    def special(first: str, second: str | None = None) -> list[tuple[int, ...]]:
+        """The special tokens, split at the texts."""
+        encoded = tokenizer.encode(first, second)
+        parts: list[tuple[int, ...]] = [()]
+        previous = None
+        for token, sequence in zip(encoded.ids, encoded.sequence_ids, strict=True):
+            if sequence is None:
+                parts[-1] += (token,)
+            elif sequence != previous:
+                parts.append(())
+            previous = sequence
+        return parts
+
+    single, pair = special("a b"), special("a b", "c d")
+    if len(single) != 2 or len(pair) != 3:  # a vocabulary without letters
+        return Frame()
+    return Frame(single[0], pair[1], single[1])
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json and special_tokens_map.json in one; null is the same as nothing."""
+    config, names = (
+        {key: value for key, value in json_object(folder / name).items() if value is not None}
+        for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
+    if "added_tokens_decoder" in config:
+        return names | config
+    # transformers reads the older of the two files last
+    return names | config | {key: names[key] for key in names if key.endswith("_token")}
+
+
+def names_of_roles(settings: Mapping[str, Any]) -> dict[str, str]:
+    names = {role: _content(settings.get(f"{role}_token")) for role in _ROLES}
+    return {role: name for role, name in names.items() if name is not None}
+
+
+def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens by the names that transformers has for them, such as ``bos_token``."""
+    extra = settings.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **settings}
+    texts = {name: _content(entry) for name, entry in named.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _content(entry: object) -> str | None:
+    """The text of a token that is given as a string or as the fields of an AddedToken."""
+    content = entry.get("content") if isinstance(entry, dict) else entry
+    return content if isinstance(content, str) and content else None
+
+
+def special_names(settings: Mapping[str, Any]) -> list[str]:
+    """The tokens that have a role and the further special ones, in a fixed order."""
+    names = list(names_of_roles(settings).values())
+    for extra in map(settings.get, ("additional_special_tokens", "extra_special_tokens")):
+        values = extra.values() if isinstance(extra, dict) else extra
+        if isinstance(values, Iterable) and not isinstance(values, str):
+            names += [name for name in map(_content, values) if name is not None]
+    return names
+
+
+def _mark_special(tokenizer: tokenizers.Tokenizer, names: Iterable[str]) -> None:
+    added = tokenizer.get_added_tokens_decoder().values()
+    known = {token.content for token in added if token.special}
+    # A name without an id is left out: a new id would have no row in the model.
+    new = [name for name in dict.fromkeys(names) if name not in known]
+    new = [name for name in new if tokenizer.token_to_id(name) is not None]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in new])
+
+
+def _lower_case(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
+    """Lower-case texts first where sentence-transformers' own settings ask for it."""
+    files = (json_object(folder / f"sentence_{name}_config.json") for name in _SENTENCE_MODELS)
+    if not next(filter(None, files), {}).get("do_lower_case"):
+        return
+    own = tokenizer.normalizer
+    parts = [] if own is None else [own]
+    if isinstance(own, normalizers.Sequence):
+        parts = [own[index] for index in range(len(own))]
+    if not any(isinstance(part, normalizers.Lowercase) for part in parts):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
+
+
+def _wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """BERT's tokenizer, as transformers builds it from a vocab.txt."""
+    kind = str(settings.get("tokenizer_class", "BertTokenizer"))
+    if kind.removesuffix("Fast").removesuffix("Tokenizer") not in _BERT_LIKE:
+        raise TokenizerError(
+            f"{path} belongs to a {kind}, which is not BERT's; "
+            "save the tokenizer.json with save_pretrained of transformers"
+        )
+    try:
+        read(path).decode()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8: {error.reason}; {WAY_OUT}") from error
+    with blamed(str(path)):
+        vocab = models.WordPiece.read_file(str(path))  # a token's id is its last line's number
+    if unknown not in vocab:
+        raise TokenizerError(f"{path} has no {unknown!r} among its {len(vocab)} tokens; {WAY_OUT}")
+    flags = {"do_lower_case": True, "tokenize_chinese_chars": True}
+    flags |= {name: settings[name] for name in (*flags, "strip_accents") if name in settings}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            config = path.with_name("tokenizer_config.json")
+            raise TokenizerError(f"{config}: {name} is {value!r}; it must be true or false")
+    with blamed(str(path)):
+        tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=flags["tokenize_chinese_chars"],
+        strip_accents=flags.get("strip_accents"),  # None: as lowercase
+        lowercase=flags["do_lower_case"],
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+def _add_template(tokenizer: tokenizers.Tokenizer, path: Path, names: Mapping[str, str]) -> None:
+    """Frame one text as [CLS] A [SEP], two as [CLS] A [SEP] B [SEP]."""
+    cls, sep = names["cls"], names["sep"]
+    ids = [(name, tokenizer.token_to_id(name)) for name in (cls, sep)]
+    for name, token_id in ids:
+        if token_id is None:
+            raise TokenizerError(f"{path} has no {name!r}, which frames every text; {WAY_OUT}")
+    with blamed(str(path)):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            special_tokens=ids,
+        )
+
+
+def _bpe_files(folder: Path) -> tuple[Path, Path] | None:
+    for names in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+        vocab, merges = (folder / name for name in names)
+        if vocab.is_file() and merges.is_file():
+            return vocab, merges
+    return None
+
+
+def _byte_level_bpe(vocab_file: Path, merges_file: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
+    vocab = _vocab(vocab_file)
+    merges = _merges(merges_file)
+    with blamed(str(merges_file)):
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _vocab(path: Path) -> dict[str, int]:
+    vocab = json_object(path)
+    if not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
+        raise TokenizerError(f"{path}: ids must be integers from 0; {WAY_OUT}")
+    if len(set(vocab.values())) != len(vocab):
+        raise TokenizerError(f"{path}: two tokens have the same id; {WAY_OUT}")
+    missing = sum(symbol not in vocab for symbol in pre_tokenizers.ByteLevel.alphabet())
+    if missing:  # tokenizers would drop those bytes from the text and say nothing
+        raise TokenizerError(
+            f"{path}: not a byte-level vocabulary, {missing} of 256 byte symbols are missing; "
+            "save the tokenizer.json with save_pretrained of transformers"
+        )
+    return vocab
+
+
+def _merges(path: Path) -> list[tuple[str, str]]:
+    try:
+        lines = read(path).decode().split("\n")  # not splitlines: only "\n" ends a merge
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8: {error.reason}; {WAY_OUT}") from error
+    merges = []
+    for number, line in enumerate(lines, start=1):
+        parts = line.rstrip("\r").split(" ")
+        if parts == [""] or (number == 1 and line.startswith("#version")):
+            continue
+        if len(parts) != 2 or not all(parts):
+            raise TokenizerError(f"{path}, line {number}: a merge is two tokens and one space; {WAY_OUT}")
+        merges.append((parts[0], parts[1]))
+    return merges
+
+
+def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
+    """Add what was added to a vocabulary after training, each at the id it was given."""
+    path = folder / "added_tokens.json"
+    added: dict[str, Any] = {str(index): text for text, index in json_object(path).items()}
+    if isinstance(config.get("added_tokens_decoder"), dict):
+        path = folder / "tokenizer_config.json"
+        added |= config["added_tokens_decoder"]
+    if not all(index.isdecimal() for index in added):
+        raise TokenizerError(f"{path}: the ids of added tokens must be integers; {WAY_OUT}")
+    for index, entry in sorted(added.items(), key=lambda item: int(item[0])):
+        fields = entry if isinstance(entry, dict) else {"content": entry}
+        content = fields.get("content")
+        if not isinstance(content, str) or not content:
+            raise TokenizerError(f"{path}: added token {index} has no text; {WAY_OUT}")
+        flags = {name: fields.get(name) is True for name in ("lstrip", "rstrip", "single_word")}
+        special = fields.get("special") is True
+        normalized = fields.get("normalized", not special) is True
+        token = AddedToken(content, normalized=normalized, special=special, **flags)
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
+        if tokenizer.token_to_id(content) != int(index):
+            raise TokenizerError(
+                f"{path} gives {content!r} the id {index}, but after the vocabulary it would be "
+                f"{tokenizer.token_to_id(content)}; {WAY_OUT}"
+            )
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(read(path))
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not JSON: {one_line(error)}; {WAY_OUT}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} must hold a JSON object; {WAY_OUT}")
+    return value

@@ -1,0 +1,292 @@
+"""MarianMT's tokenizer files (source.spm, target.spm, vocab.json) -> a tokenizer.json per language."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ....runtime.errors import TokenizerError
+from ....runtime.text.piece_tokenizer import ID_ONLY, PIECE_ONLY, SPACE, Charsmap
+from ....runtime.text.tokenizer import one_line, read
+from ...errors import CheckpointError
+from .files import json_object, names_of_roles, settings_of, special_names
+
+WAY_OUT = "take the file from the checkpoint once more"
+NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+
+# From sentencepiece_model.proto. Read here: the package that does it brings a runtime of its own.
+PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5
+PIECE, SCORE, TYPE = 1, 2, 3
+MODEL_TYPE, SUFFIX_SPACE, BYTE_FALLBACK = 3, 24, 35
+CHARSMAP, DUMMY_PREFIX, TRIM, ESCAPE = 2, 3, 4, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+UNIGRAM, MODEL_TYPES = 1, {2: "BPE", 3: "word", 4: "char"}
+
+T = TypeVar("T", int, bytes)
+Message = dict[int, list[Any]]
+
+
+@dataclass(frozen=True)
+class SentencePieces:
+    """What a .spm file says.
+
+    Attributes:
+        scores: The score of each piece that a text can be cut into.
+        reserved: Pieces that decode to nothing, such as ``<s>``.
+        charsmap: Normalization rules; empty for none.
+        prefixes: Whether a text begins with a space that it does not have.
+        trims: Whether spaces in a row are one, and those at the ends none.
+    """
+
+    scores: dict[str, float]
+    reserved: frozenset[str]
+    charsmap: bytes
+    prefixes: bool
+    trims: bool
+
+
+def marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
+    """The tokenizers of a MarianMT checkpoint, for planforge.runtime's PieceTokenizer.
+
+    Args:
+        folder: Has source.spm, target.spm and vocab.json; tokenizer_config.json if it renames tokens.
+
+    Returns:
+        The source language's tokenizer.json and the target language's. Both number their tokens as
+        vocab.json does.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or needs what is not supported; names it.
+    """
+    vocab = marian_vocabulary(folder)
+    source, target = (read_spm(folder / name) for name in ("source.spm", "target.spm"))
+    special = _special(folder, vocab)
+    # Decoding goes by the source's pieces for both languages, as in transformers.
+    added = {text: text in special for text in vocab if text in special | source.reserved}
+    unknown = vocab[_names(folder)["unk"]]
+    texts = []
+    for name, pieces in (("source.spm", source), ("target.spm", target)):
+        if clash := sorted(set(added) & set(pieces.scores)):
+            raise CheckpointError(f"{folder / name}: {clash[0]!r} is a special token and an ordinary piece")
+        content = _tokenizer_json(vocab, pieces, added, unknown)
+        texts.append(json.dumps(content, ensure_ascii=False, allow_nan=False).encode())
+    return texts[0], texts[1]
+
+
+def marian_vocabulary(folder: Path) -> dict[str, int]:
+    """The ids of vocab.json, in their order.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or lacks a token that every model needs.
+    """
+    path = folder / "vocab.json"
+    vocab = _json_object(path)
+    if not all(type(index) is int for index in vocab.values()):
+        raise CheckpointError(f"{path}: a token's id is not an integer; {WAY_OUT}")
+    if sorted(vocab.values()) != list(range(len(vocab))):
+        raise CheckpointError(
+            f"{path}: the ids of {len(vocab)} tokens must be 0 to {len(vocab) - 1}, each once"
+        )
+    if marked := [token for token in vocab if token.startswith((ID_ONLY, PIECE_ONLY))]:
+        raise CheckpointError(f"{path}: {marked[0]!a} begins with a character that no text has")
+    for name in _names(folder).values():
+        if name not in vocab:
+            raise CheckpointError(f"{path} has no {name!r}, which every MarianMT model needs; {WAY_OUT}")
+    return dict(sorted(vocab.items(), key=lambda item: int(item[1])))
+
+
+def read_spm(path: Path) -> SentencePieces:
+    """Read a unigram model of SentencePiece.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or needs what is not supported; names it.
+    """
+    data = _read(path)
+    try:
+        model = _message(data)
+        pieces = [_message(piece) for piece in model.get(PIECES, [])]
+        spelled = [_last(piece, PIECE, b"").decode() for piece in pieces]
+        scores = [_float(_last(piece, SCORE, bytes(4))) for piece in pieces]
+        types = [_last(piece, TYPE, NORMAL) for piece in pieces]
+        if len(set(spelled)) != len(spelled) or "" in spelled:
+            raise ValueError("a piece is empty, or there twice")
+        if NORMAL not in types or UNKNOWN not in types or not all(map(math.isfinite, scores)):
+            raise ValueError("it has no ordinary piece, no unknown one, or one without a score")
+        unsupported = _unsupported(model, set(types))
+        spec = _part(model, NORMALIZER)
+        charsmap = _last(spec, CHARSMAP, b"")
+        if charsmap:
+            Charsmap(charsmap)
+        prefixes, trims = (bool(_last(spec, field, 1)) for field in (DUMMY_PREFIX, TRIM))
+    except (TypeError, ValueError, struct.error) as error:
+        raise CheckpointError(f"{path} is not a SentencePiece model: {one_line(error)}; {WAY_OUT}") from error
+    if any(text.startswith((ID_ONLY, PIECE_ONLY)) for text in spelled):
+        unsupported.append("pieces that begin with U+10FFFE or U+10FFFF")
+    if unsupported:
+        raise CheckpointError(
+            f"{path} has {', '.join(unsupported)}; only plain unigram models are supported, as MarianMT's are"
+        )
+    typed = list(zip(spelled, scores, types, strict=True))
+    return SentencePieces(
+        scores={text: score for text, score, kind in typed if kind == NORMAL},
+        reserved=frozenset(text for text, _, kind in typed if kind in (UNKNOWN, CONTROL)),
+        charsmap=charsmap,
+        prefixes=prefixes,
+        trims=trims,
+    )
+
+
+def _unsupported(model: Message, types: set[int]) -> list[str]:
+    trainer, spec = _part(model, TRAINER), _part(model, NORMALIZER)
+    kind = _last(trainer, MODEL_TYPE, UNIGRAM)
+    found = {
+        f"the model type {MODEL_TYPES.get(kind, kind)}": kind != UNIGRAM,
+        "user-defined symbols": USER_DEFINED in types,
+        "byte fallback": BYTE in types or _last(trainer, BYTE_FALLBACK, 0),
+        "spaces at the ends of pieces": _last(trainer, SUFFIX_SPACE, 0),
+        "spaces that are not escaped": not _last(spec, ESCAPE, 1),
+        "a denormalizer": _last(_part(model, DENORMALIZER), CHARSMAP, b""),
+    }
+    return [name for name, is_there in found.items() if is_there]
+
+
+def _tokenizer_json(
+    vocab: Mapping[str, int], pieces: SentencePieces, added: Mapping[str, bool], unknown: int
+) -> dict[str, Any]:
+    own = {text: score for text, score in pieces.scores.items() if text not in vocab}
+    entries = [
+        [text if text in pieces.scores or text in added else ID_ONLY + text, pieces.scores.get(text, 0.0)]
+        for text in vocab
+    ]
+    entries += [[PIECE_ONLY + text, score] for text, score in own.items()]
+    normalizers: list[dict[str, Any]] = []
+    if pieces.charsmap:
+        encoded = base64.b64encode(pieces.charsmap).decode()
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": encoded})
+    if pieces.trims:
+        normalizers.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    scheme = "always" if pieces.prefixes else "never"
+    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": vocab[text], "content": text, **flags, "special": special}
+            for text, special in added.items()
+        ],
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": metaspace,
+        "post_processor": None,
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": entries, "byte_fallback": False},
+    }
+
+
+def _names(folder: Path) -> dict[str, str]:
+    roles = names_of_roles(_settings(folder))
+    return {role: roles.get(role, default) for role, default in NAMES.items()}
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    with _of_the_checkpoint():
+        return settings_of(folder)
+
+
+def _special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
+    """The special tokens that have an id; refuses settings that would change ids or texts."""
+    settings, path = _settings(folder), folder / "tokenizer_config.json"
+    for name in ("separate_vocabs", "sp_model_kwargs"):
+        if settings.get(name):
+            raise CheckpointError(f"{path}: {name} is {settings[name]!r}, which is not supported; remove it")
+    added = settings.get("added_tokens_decoder", {})
+    if not isinstance(added, dict) or not all(isinstance(entry, dict) for entry in added.values()):
+        raise CheckpointError(f"{path}: added_tokens_decoder must be an object of objects; {WAY_OUT}")
+    for index, entry in added.items():
+        if str(vocab.get(entry.get("content"))) != index:
+            raise CheckpointError(
+                f"{path} adds {entry.get('content')!r} as token {index}, which vocab.json does not have; "
+                "tokens that were added to a vocabulary later are not supported"
+            )
+    names = {*_names(folder).values(), *special_names(settings)}
+    names |= {entry["content"] for entry in added.values() if entry.get("special") is True}
+    return frozenset(names & set(vocab))
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
+    with _of_the_checkpoint():
+        return json_object(path)
+
+
+def _read(path: Path) -> bytes:
+    with _of_the_checkpoint():
+        return read(path)
+
+
+@contextmanager
+def _of_the_checkpoint() -> Iterator[None]:
+    """Turns an unusable tokenizer into an unusable checkpoint."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _message(data: bytes) -> Message:
+    """The fields of a protobuf message: integers as int, everything else as bytes."""
+    fields: Message = {}
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            fields.setdefault(number, []).append(value)
+            continue
+        if kind not in (1, 2, 5):
+            raise ValueError(f"field {number} has the unknown wire type {kind}")
+        size, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+        if at + size > len(data):
+            raise ValueError("it is cut off")
+        fields.setdefault(number, []).append(data[at : at + size])
+        at += size
+    return fields
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for count, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * count
+        if byte < 0x80:
+            return value, at + count + 1
+    raise ValueError("it is cut off")
+
+
+def _part(message: Message, field: int) -> Message:
+    return _message(_last(message, field, b""))
+
+
+def _last(message: Message, field: int, default: T) -> T:
+    """A field's value; of several the last, as protobuf has it."""
+    value = message.get(field, [default])[-1]
+    if not isinstance(value, type(default)):
+        raise ValueError(f"field {field} is {value!r}")
+    return value
+
+
+def _float(data: bytes) -> float:
+    value: float = struct.unpack("<f", data)[0]
+    return value

@@ -1,0 +1,34 @@
+"""The two tokenizers of an encoder-decoder's folder, whichever way it keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ....runtime.text.kinds import PIECES, PLAIN
+from ....runtime.text.tokenizer import parse, read
+from ...errors import CheckpointError
+from .files import tokenizer_json
+from .marian import marian_tokenizers
+
+OWN_FILES, SHARED_FILE = ("tokenizer.source.json", "tokenizer.target.json"), "tokenizer.json"
+
+
+def translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:
+    """The tokenizers' kind, and the source's and the target's as tokenizer.json.
+
+    Raises:
+        CheckpointError: a file is missing or damaged; names it.
+        TokenizerError: a tokenizer.json is damaged.
+    """
+    if (folder / "source.spm").is_file():
+        return PIECES, marian_tokenizers(folder)
+    if (folder / SHARED_FILE).is_file():
+        both = tokenizer_json(folder)
+        return PLAIN, (both, both)
+    if missing := [name for name in OWN_FILES if not (folder / name).is_file()]:
+        raise CheckpointError(
+            f"{folder} has no {missing[0]}; an encoder-decoder needs {' and '.join(OWN_FILES)}, or one"
+            f" {SHARED_FILE} for both, or source.spm, target.spm and vocab.json"
+        )
+    source, target = (parse(read(folder / name), str(folder / name)).to_str().encode() for name in OWN_FILES)
+    return PLAIN, (source, target)

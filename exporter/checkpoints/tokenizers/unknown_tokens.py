@@ -1,0 +1,52 @@
+"""Special tokens that a tokenizer has beyond its model's vocabulary, such as BART-large-cnn's <mask>."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from ....runtime.text.tokenizer import one_past_last_id, parse
+
+log = logging.getLogger("planforge")
+
+SHOWN = 5  # names in a warning
+
+
+def without_unknown(data: bytes, vocab_size: int, source: str) -> bytes:
+    """A tokenizer.json without the special tokens that the model has no embedding of; a warning names them.
+
+    Those stay that the tokenizer puts around texts or in the place of unknown words, like all that are not
+    special: then the vocabulary does not fit.
+
+    Args:
+        data: of a tokenizer.json.
+        vocab_size: the model's.
+        source: what the warning calls it.
+    """
+    if one_past_last_id(parse(data, source)) <= vocab_size:
+        return data
+    written = json.loads(data)
+    vocabulary = written["model"]["vocab"]
+    used = json.dumps([written.get("post_processor"), written["model"].get("unk_token")])
+    if isinstance(vocabulary, list) and written["model"].get("unk_id") is not None:
+        used += json.dumps(vocabulary[written["model"]["unk_id"]])
+    special = [token for token in written.get("added_tokens") or [] if token["special"]]
+    unknown = {
+        str(token["content"])
+        for token in special
+        if token["id"] >= vocab_size and json.dumps(token["content"]) not in used
+    }
+    if not unknown:
+        return data
+    written["added_tokens"] = [t for t in written["added_tokens"] if t["content"] not in unknown]
+    if isinstance(vocabulary, dict):
+        written["model"]["vocab"] = {token: i for token, i in vocabulary.items() if token not in unknown}
+    else:  # a Unigram's, whose ids are places
+        while len(vocabulary) > vocab_size and vocabulary[-1][0] in unknown:
+            vocabulary.pop()
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    log.warning(
+        "the tokenizer of %s has %s%s, which the model does not know; the bundle's is without",
+        *(source, ", ".join(sorted(unknown)[:SHOWN]), more),
+    )
+    return json.dumps(written, ensure_ascii=False).encode()

@@ -1,0 +1,137 @@
+"""`planforge bench`: how fast a bundle's precisions are here, and which of them load() is to take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...runtime.commands.console import names, print_json, print_tables, running
+from ...runtime.commands.run_options import BackendOption, BundleArgument, JsonOption, ThreadsOption
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ...runtime.diagnostics.bench import BenchResult, Case
+
+
+def bench(
+    bundle: BundleArgument,
+    backend: BackendOption = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="Those to measure, such as fp32,int8.", show_default="all")
+    ] = None,
+    threads: ThreadsOption = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Of each text.", show_default="32; of an encoder 128")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(help="To generate; no end token ends them.", show_default="64")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Texts of one call.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write JSON to a file.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help=r"Draw it; needs planforge\[plot].", show_default=False)
+    ] = None,
+    set_default: Annotated[
+        bool,
+        typer.Option(
+            "--set-default",
+            help="Let load() take the fastest whose gate passed, or one as fast, more exact.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure each precision of a bundle, in a process of its own, taking turns. Needs no torch."""
+    with running() as progress:
+        from ...runtime.diagnostics.bench import bench as measure
+        from ...runtime.diagnostics.plots import draw_bench, figure_for
+        from ..reports.output import check_writable, write_whole
+
+        if output is not None:
+            check_writable(output)  # what would fail at the end fails now
+        if plot is not None:
+            figure_for(plot, 1, 1)
+        result = measure(
+            bundle,
+            backend=backend,
+            precisions=names(precision) if precision else (),
+            threads=threads,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            batch=batch,
+            progress=progress,
+        )
+        if output is not None:
+            write_whole(output, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+        if plot is not None:
+            draw_bench(result, plot)
+        chosen = record_default(bundle, result) if set_default else None
+        if as_json:
+            print_json(result.to_json(), indent=1)
+        else:
+            print_tables(bench_tables(result, chosen))
+
+
+def record_default(folder: Path, result: BenchResult) -> Case:
+    """Make load() take the precision that a measurement speaks for; see `BenchResult.best_default`.
+
+    Returns:
+        Its case.
+
+    Raises:
+        InputError: no gate has passed.
+        OutputError: the bundle cannot be written.
+    """
+    from ..bundle.writer import replace_manifest
+
+    chosen = result.best_default()
+    replace_manifest(
+        folder, lambda manifest: dataclasses.replace(manifest, default_precision=chosen.precision)
+    )
+    return chosen
+
+
+def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableType]:
+    """Return a row for each precision, at most 80 columns wide; what applies to none of them is left out."""
+    from ...runtime.commands.tables import table
+
+    where, first = result.environment, result.cases[0]
+    generated = f" and {first.new_tokens} new ones" if first.new_tokens else ""
+    title = (
+        f"{where['cpu']}, {where['threads']} threads ({where['threads_reason']}),"
+        f" {where['read_gb_per_s']} GB/s: {first.prompt} tokens{generated}, batch {first.batch}"
+    )
+    rows = [table_row(case) for case in result.cases]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    found = table(title, columns, [[row[name] for name in columns] for row in rows])
+    found.padding = (0, 1, 0, 0)
+    notes = ["Half of the rounds lie within the spread."]
+    if chosen is not None:
+        fastest = result.fastest()
+        why = "the fastest" if chosen == fastest else f"as fast as {fastest.precision} and more exact"
+        notes.append(f"load() now takes {chosen.precision}: {why}.")
+    return [found, "\n".join(notes)]
+
+
+def table_row(case: Case) -> dict[str, str]:
+    """Return a case's figures by the headings of their columns; "" where a figure does not apply."""
+    between = case.inter_token_ms
+    return {
+        "artifact": case.artifact.partition(".")[2],
+        "tokens/s": f"{case.tokens_per_s:.1f}",
+        "spread": f"±{case.spread:.1%}",
+        "texts/s": f"{case.texts_per_s:.1f}" if between is None else "",
+        "first\ntoken ms": "" if case.ttft_ms is None else f"{case.ttft_ms:.1f}",
+        "between\np50 ms": "" if between is None else f"{between['p50']:.2f}",
+        "p99\nms": "" if between is None else f"{between['p99']:.2f}",
+        "memory\nspeed": "" if case.bandwidth_share is None else f"{case.bandwidth_share:.0%}",
+        "load\nms": f"{case.load_ms:.0f}",
+        "peak\nMB": "" if case.peak_rss_mb is None else f"{case.peak_rss_mb:.0f}",
+        "gate": "passed" if case.gate_passed else "NOT passed",
+    }

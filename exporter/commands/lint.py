@@ -1,0 +1,47 @@
+"""`planforge lint`: what a target will refuse or get wrong of a graph, before a long build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...runtime.commands.console import print_json, print_tables, running
+from ...runtime.commands.run_options import JsonOption
+
+
+def lint(
+    model: Annotated[
+        Path | None, typer.Argument(help="An .onnx file, or a bundle's folder.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.",
+            show_default="the bundle's own; of a file all",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    rules: Annotated[bool, typer.Option("--rules", help="List targets and rules with sources.")] = False,
+) -> None:
+    """Say what will fail or be wrong on a target, and how to fix it. Reads no weights, needs no torch."""
+    with running():
+        from ...runtime.commands.tables import table
+        from ...runtime.errors import InputError
+        from ..linting import lint as check
+        from ..linting.rules import listing
+
+        if rules:
+            print_tables([table(*section) for section in listing()])
+            return
+        if model is None:
+            raise InputError("lint needs an .onnx file or a bundle's folder; --rules lists what it looks for")
+        names = [name.strip() for name in target.split(",") if name.strip()] if target else []
+        report = check(model, names)
+        if as_json:
+            print_json(report.to_json(), indent=1)
+        else:
+            print_tables(report.tables())
+        if not report.passed:
+            raise typer.Exit(1)

@@ -1,0 +1,118 @@
+"""A little real text, driven through a graph node by node: what ranges and the search for a fault look at.
+
+B batch, T tokens of a step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime.backends.backend import Array, Program
+from ...runtime.bundle.manifest import Artifact
+from .node_executor import ExecutedProgram
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+
+    from ..reference.rounding import Rounding
+
+Integers = npt.NDArray[np.int64]
+Key = tuple[int, str]  # a step of a trial, and a value's name
+PADDING = -1
+# Runs PyTorch over a text, with keys and values rounded as a precision rounds them, or as they are.
+Reading: TypeAlias = "Callable[[Any, Rounding | None], object]"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run of the graph.
+
+    Attributes:
+        name: "prefill", "decode", ...
+        positions: (B, T) which token of its row's text stands there; `PADDING` where none does.
+    """
+
+    name: str
+    positions: Integers
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Unequal texts as a padded batch, and where there is a cache a step on top of a past.
+
+    Attributes:
+        drive: the runtime's own code, running a program.
+        steps: the runs of the graph that `drive` makes, in their order.
+        read: runs PyTorch over each row's text alone.
+    """
+
+    drive: Callable[[Program], None]
+    steps: tuple[Step, ...]
+    read: tuple[Reading, ...]
+
+    def values(self, model: ir.Model, artifact: Artifact) -> dict[Key, Array]:
+        """Every result of every node in every step."""
+        found: dict[Key, Array] = {}
+
+        def keep(node: ir.Node, name: str, array: Array) -> None:
+            found[program.runs - 1, name] = array
+
+        program = ExecutedProgram(model, artifact, keep)
+        self.drive(program)
+        return found
+
+    def module_results(self, model: nn.Module, rounding: Rounding | None = None) -> list[dict[str, Array]]:
+        """What each module of PyTorch's model gives, (T, ...) by its path, for each text.
+
+        Args:
+            rounding: of keys and values; whoever calls applies the rest of it to the model.
+        """
+        from torch import Tensor
+
+        found: list[dict[str, Array]] = []
+
+        def keep(path: str) -> Callable[[Any, Any, Any], None]:
+            def hook(module: Any, inputs: Any, output: Any) -> None:
+                if isinstance(output, Tensor) and len(output) == 1:
+                    found[-1][path] = output[0].detach().numpy().copy()
+
+            return hook
+
+        hooks = [module.register_forward_hook(keep(path)) for path, module in model.named_modules()]
+        try:
+            for run in self.read:
+                found.append({})
+                run(model, rounding)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def placed(self, step: int, results: Sequence[Mapping[str, Array]], path: str) -> Array | None:
+        """A module's results at the tokens of a step, one below the other; None if a text has none."""
+        rows = []
+        for positions, found in zip(self.steps[step].positions, results, strict=True):
+            array, wanted = found.get(path), positions[positions != PADDING]
+            if array is None or array.ndim < 2 or len(array) <= wanted.max(initial=0):
+                return None
+            rows.append(array[wanted])
+        return np.concatenate(rows)
+
+    def tokens_of(self, step: int, array: Array) -> Array | None:
+        """What a graph gives at the same tokens, of a result (B, T, ...) or (B, H, T, ...); else None."""
+        positions = self.steps[step].positions
+        B, T = positions.shape
+        if array.ndim == 4 and (array.shape[0], array.shape[2]) == (B, T):
+            array = array.swapaxes(1, 2)  # (B, T, H, ...)
+        return array[positions != PADDING] if array.shape[:2] == (B, T) else None
+
+
+def positions_of(valid: npt.NDArray[np.bool_]) -> Integers:
+    """(B, T) of rows that begin with their first valid token."""
+    return np.where(valid, valid.cumsum(axis=1) - 1, PADDING)

@@ -1,0 +1,135 @@
+"""A checkpoint -> a verified bundle: by PlanForge's own graphs, or by optimum's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..runtime.bundle.manifest import Artifact
+from ..runtime.errors import InputError
+from ..runtime.suggest import did_you_mean
+from .bundle.writer import check_output
+from .checkpoints.checkpoint import Checkpoint
+from .checkpoints.source import resolve_source
+from .errors import CheckpointError
+from .graphs import recipe_of
+from .imported.optimum import has_reference_model
+from .pipeline import ExportResult, write_bundle
+from .request import Request, check_choices, chosen
+from .tensorrt.plans import Progress, silent
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from ..models.checkpoint import Model
+
+
+def export(
+    model: str | Path,
+    output: str | Path,
+    *,
+    precision: Sequence[str] | None = None,
+    target: Sequence[str] | None = None,
+    sms: Sequence[str] | None = None,
+    max_batch: int | None = None,
+    max_length: int | None = None,
+    outputs: Sequence[str] = (),
+    exporter: str = "auto",
+    optimum_python: str | None = None,
+    verify: bool = True,
+    force: bool = False,
+    prompts: str | Path | None = None,
+    progress: Progress = silent,
+) -> ExportResult:
+    """Exports a checkpoint into a bundle, builds its plans, and verifies it against PyTorch.
+
+    Args:
+        model: a demo's name, a folder in Hugging Face's layout, or a hub id, such as "org/name", or
+            "org/name@revision" for a branch, a tag or a commit.
+        output: the bundle's folder; must not exist unless `force`.
+        precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
+            "int4-kv8"; the first is what `load` runs unless told otherwise. By default fp32, and fp16 where a
+            target's graphs can have it.
+        target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
+        sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
+        max_batch: the largest of plans and of a step; by default 8 of a decoder, 32 of an encoder.
+        max_length: context in tokens, at most the model's; by default that, or where
+            sentence-transformers cuts its texts.
+        outputs: of an encoder, beside its last hidden state and heads: "hidden_states" (of all layers),
+            "hidden_states.3" (one, 0 being the embeddings), "pooler_output"; of an encoder-decoder
+            "cross_attentions".
+        exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
+        optimum_python: of an environment that has optimum-onnx; by default this one.
+        verify: compare every graph with PyTorch, and keep nothing if one differs.
+        force: replace the bundle that is at `output`; it stays whole until the new one is.
+        prompts: a file with a prompt a line to verify with, instead of the built-in ones.
+        progress: called with a line when a stage begins.
+
+    Raises:
+        PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
+            VerificationError; nothing is left at `output` that was not there before.
+    """
+    output = Path(output)
+    targets, precision = chosen(target, precision)
+    check_choices(precision, targets, sms, max_batch)
+    check_output(output, force)
+    source = resolve_source(model)
+    texts = None if prompts is None else Path(prompts)
+    if exporter_of(source.folder, exporter) == "optimum":
+        from .import_folder import export_and_import
+
+        if outputs:
+            raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
+        return export_and_import(
+            source,
+            output,
+            optimum_python,
+            precision=precision,
+            target=target,
+            sms=sms,
+            max_batch=max_batch,
+            max_length=max_length,
+            verify=verify,
+            force=force,
+            prompts=prompts,
+            progress=progress,
+        )
+    checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
+    request = Request(tuple(targets), tuple(precision), sms, texts, verify, force)
+    return write_bundle(checkpoint, output, request, trace, progress)
+
+
+def exporter_of(checkpoint: Path, asked: str) -> str:
+    """Who exports a checkpoint: "planforge" or "optimum"."""
+    if asked not in ("auto", "planforge", "optimum"):
+        known = ("auto", "planforge", "optimum")
+        raise InputError(f"exporter {asked!r} is not one of {', '.join(known)}{did_you_mean(asked, known)}")
+    if asked != "auto":
+        return asked
+    return "planforge" if has_reference_model(checkpoint) else "optimum"
+
+
+def trace(
+    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
+) -> tuple[dict[str, ir.Model], Model]:
+    """Traces every artifact's graph in a child process each, while the weights are read here.
+
+    Returns:
+        The graphs by their recipe's id, and the model.
+    """
+    from ..models import load_model
+    from .tracing.onnx_export import trace_recipes
+
+    recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in artifacts))
+    progress(f"tracing {', '.join(recipes)}")
+    folder = checkpoint.source.folder
+
+    def read_weights() -> Model:
+        try:
+            return load_model(folder)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+
+    paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
+    return trace_recipes(folder, checkpoint.choices, paths, read_weights)

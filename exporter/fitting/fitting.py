@@ -1,0 +1,393 @@
+"""A classifier on a frozen encoder: features from a bundle, scikit-learn's LogisticRegression, one Gemm.
+
+N texts, F features, C classes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime import TextEncoder
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.defaults import EncoderDefaults, FittedHead
+from ...runtime.bundle.manifest import Artifact, Manifest, TensorSpec
+from ...runtime.diagnostics.golden.files import golden_file, read_golden
+from ...runtime.encode.pooling import LAYERS, pooled
+from ...runtime.errors import InputError
+from ..bundle.writer import check_output, file_entries, install, staging_folder, write_manifest
+from ..errors import ExportError
+from ..reference.fitted_head import HEAD
+from ..tensorrt.plans import Progress, silent
+from .labelled_texts import Table, read_table
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+log = logging.getLogger("planforge")
+
+Array: TypeAlias = npt.NDArray[Any]
+EMBEDDING = "embedding"
+FOLDS = 5
+STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)  # C: larger is less regularized
+TIE = 1e-4  # logits that are closer may change places by rounding alone
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """A classifier and how well it does on texts that it was not trained on.
+
+    Attributes:
+        bundle: the folder of the encoder with its new head.
+        labels: the classes, in the order of the logits.
+        accuracy: on the held-out texts.
+        confusion: confusion[i][j] held-out texts of class i were taken for class j.
+        C: the regularization that cross-validation chose inside the training part.
+        training: how many texts it was fitted to.
+        picture: the confusion matrix as a PNG file.
+    """
+
+    bundle: Path
+    labels: tuple[str, ...]
+    accuracy: float
+    confusion: tuple[tuple[int, ...], ...]
+    C: float
+    training: int
+    picture: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `planforge fit-head --json`."""
+        return {**dataclasses.asdict(self), "bundle": str(self.bundle), "picture": str(self.picture)}
+
+
+def fit_head(
+    bundle: str | Path,
+    table: str | Path,
+    output: str | Path,
+    *,
+    features: str = EMBEDDING,
+    test_share: float = 0.25,
+    seed: int = 0,
+    force: bool = False,
+    progress: Progress = silent,
+) -> FitResult:
+    """Trains a classifier on a frozen encoder and writes a bundle that classifies.
+
+    Args:
+        bundle: an encoder's bundle; it stays as it is.
+        table: a file of text TAB label, a row per line; see `read_table`.
+        output: the new bundle's folder; must not exist unless `force`.
+        features: "embedding", the vectors of `embed`; or one of `LAYERS`, averaged over the tokens,
+            which need a bundle exported with outputs=["hidden_states"] (all but "last").
+        test_share: of the texts, held out to measure with.
+        seed: of the split and the folds.
+        force: replace the bundle at `output`.
+        progress: called with a line when a stage begins.
+
+    Raises:
+        InputError: a choice, the table or the bundle cannot be used; a row is named by its line.
+        ExportError: the graph's classes are not scikit-learn's.
+    """
+    if features != EMBEDDING and features not in LAYERS:
+        raise InputError(f"features={features!r} is not one of {', '.join([EMBEDDING, *LAYERS])}")
+    if not isinstance(test_share, float) or not 0 < test_share < 1:
+        raise InputError(f"test_share={test_share!r} must be a number between 0 and 1")
+    if type(seed) is not int or not 0 <= seed < 2**32:
+        raise InputError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
+    opened, output = Bundle.open(bundle), Path(output)
+    check_bundle(opened.manifest, opened.folder)
+    if output.resolve() == opened.folder.resolve():
+        raise InputError(f"the new bundle cannot be written over {opened.folder}, which it is made from")
+    check_output(output, force)
+    rows = read_table(Path(table))
+    with TextEncoder.load(opened.folder) as encoder:
+        progress(f"computing features of {len(rows.texts)} texts")
+        matrix = features_of(encoder, rows.texts, features, progress)
+    progress("fitting")
+    fitted = fit(matrix, rows, test_share, seed)
+    with staging_folder(output) as staging:
+        manifest = write_bundle(opened, fitted, features, staging, output)
+        progress("comparing with scikit-learn")
+        agree(staging, rows, fitted)
+        manifest = verified(opened, staging, manifest, progress)
+        picture = report_files(staging, manifest, rows, fitted)
+        manifest = dataclasses.replace(manifest, files=file_entries(staging))
+        install(staging, manifest, output, force=force)
+    if opened.manifest.plans:
+        log.warning("plans don't have the new head and were left out; `planforge build %s` makes one", output)
+    confusion = tuple(tuple(int(n) for n in row) for row in fitted.confusion)
+    return FitResult(
+        output, fitted.labels, fitted.accuracy, confusion, fitted.C, len(fitted.train), output / picture
+    )
+
+
+def check_bundle(manifest: Manifest, folder: Path) -> None:
+    """Refuses a bundle that no head can be put on."""
+    if manifest.encoder is None:
+        raise InputError(f"{folder} holds a {manifest.family} for {manifest.task}; fit-head needs an encoder")
+    if taken := {HEAD, "token_classification"} & set(manifest.encoder.heads):
+        raise InputError(
+            f"{folder} has labels already, of its {taken.pop()} head; fit-head needs one without"
+        )
+
+
+def features_of(encoder: TextEncoder, texts: Sequence[str], features: str, progress: Progress) -> Array:
+    """The features (N, F) of texts; of long ones, of their head, as `classify` sees them."""
+    options: dict[str, Any] = {
+        "truncation": "head",
+        "progress": lambda done: progress(f"computing features: {done} of {len(texts)} texts"),
+    }
+    if features == EMBEDDING:
+        return encoder.embed(texts, prompt="", **options)  # as classify, which has no prompts
+    options["layers"] = features
+    results = encoder.iterate("features", texts, **options)
+    return np.stack([pooled(result.vectors, "mean") for result in results])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What scikit-learn found: decision = weight @ features + bias."""
+
+    labels: tuple[str, ...]
+    weight: Array  # (C, F)
+    bias: Array  # (C,)
+    C: float
+    train: Array
+    test: Array
+    predicted: Array  # of the held-out texts, indices of labels
+    margins: Array  # by how much each was preferred to the next best
+    accuracy: float
+    confusion: Array
+
+
+def fit(matrix: Array, rows: Table, test_share: float, seed: int) -> Fitted:
+    """Splits, chooses C by cross-validation inside the training part, fits, and measures on the rest."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import confusion_matrix
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_split
+
+    labels = tuple(sorted(set(rows.labels)))
+    y = np.array([labels.index(label) for label in rows.labels])
+    needed = int(np.ceil(FOLDS / (1 - test_share))) + 1
+    for index, count in sorted(Counter(y.tolist()).items()):
+        if count < needed:
+            raise InputError(f"the class {labels[index]!r} has {count} rows; at least {needed} are needed")
+    if len(y) * test_share < len(labels):
+        raise InputError(f"test_share={test_share} of {len(y)} rows holds out less than a row per class")
+    train, test = train_test_split(np.arange(len(y)), test_size=test_share, random_state=seed, stratify=y)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    search = GridSearchCV(LogisticRegression(max_iter=2000), {"C": STRENGTHS}, cv=folds)
+    search.fit(matrix[train], y[train])
+    model = search.best_estimator_
+    weight, bias = model.coef_.astype(np.float32), model.intercept_.astype(np.float32)
+    if len(labels) == 2:  # scikit-learn keeps one row: the second class against the first
+        weight = np.concatenate([np.zeros_like(weight), weight])
+        bias = np.concatenate([np.zeros_like(bias), bias])
+    predicted = model.predict(matrix[test])
+    best = np.sort(matrix[test] @ weight.T + bias, axis=1)[:, -2:]
+    return Fitted(
+        labels=labels,
+        weight=weight,
+        bias=bias,
+        C=float(search.best_params_["C"]),
+        train=train,
+        test=test,
+        predicted=predicted,
+        margins=best[:, 1] - best[:, 0],
+        accuracy=float((predicted == y[test]).mean()),
+        confusion=confusion_matrix(y[test], predicted, labels=range(len(labels))),
+    )
+
+
+def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, output: Path) -> Manifest:
+    """Stages the graphs with their new head, and the files that stay the same."""
+    import onnx_ir as ir
+
+    from ..passes.head import AddLinearHead
+
+    old = opened.manifest
+    assert old.encoder is not None
+    export_id = uuid.uuid4().hex
+    for folder in ("onnx", "tokenizer", "checks"):
+        (staging / folder).mkdir()
+    data = [name for artifact in old.artifacts for name in artifact.data]
+    renamed = {name: name_for(export_id, name) for name in [*data, *map(str, old.tokenizer["files"])]}
+    for name, new in renamed.items():
+        shutil.copyfile(opened.path(name), staging / new)
+    artifacts = []
+    for artifact in old.artifacts:
+        name = "logits" if all(s.name != "logits" for s in artifact.outputs) else "classification_logits"
+        model = ir.load(opened.path(artifact.file))
+        move_weights(model, {Path(a).name: Path(b).name for a, b in renamed.items()})
+        states, combine, normalize = inputs_of_head(artifact, old.encoder, features)
+        mask = artifact.input("mask").name
+        AddLinearHead(states, combine, mask, fitted.weight, fitted.bias, name, normalize)(model)
+        file = name_for(export_id, artifact.file)
+        ir.save(model, staging / file)
+        spec = TensorSpec(name, HEAD, "float32", (artifact.axis("batch"), len(fitted.labels)))
+        artifacts.append(
+            dataclasses.replace(
+                artifact,
+                file=file,
+                data=tuple(renamed[name] for name in artifact.data),
+                outputs=(*artifact.outputs, spec),
+                gate={},
+            )
+        )
+    head_file = f"checks/head-{export_id[:8]}.npz"
+    np.savez(staging / head_file, weight=fitted.weight, bias=fitted.bias)
+    encoder = dataclasses.replace(
+        old.encoder,
+        heads=(*old.encoder.heads, HEAD),
+        labels=fitted.labels,
+        problem_type="single_label_classification",
+        fitted=FittedHead(features, head_file),
+    )
+    manifest = dataclasses.replace(
+        old,
+        export_id=export_id,
+        encoder=encoder,
+        tokenizer={**old.tokenizer, "files": [renamed[str(name)] for name in old.tokenizer["files"]]},
+        artifacts=tuple(artifacts),
+        plans=(),
+        source=moved_source(opened, output),
+        files=file_entries(staging),
+        tools={**old.tools, "scikit-learn": importlib.metadata.version("scikit-learn")},
+    )
+    write_manifest(staging, manifest)
+    return manifest
+
+
+def moved_source(opened: Bundle, output: Path) -> dict[str, Any]:
+    """Where the checkpoint is from, as seen from the new bundle's folder."""
+    source = dict(opened.manifest.source)
+    if source.get("kind") == "folder":
+        folder = (opened.folder / str(source["argument"])).resolve()
+        source["argument"] = Path(os.path.relpath(folder, output.resolve())).as_posix()
+    return source
+
+
+def name_for(export_id: str, name: str) -> str:
+    """A file's name under another export, so that a new bundle never overwrites an old one's file."""
+    stem, _, ending = name.rpartition(".")
+    return f"{stem.rpartition('-')[0] or stem}-{export_id[:8]}.{ending}"
+
+
+def move_weights(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Points a graph at its weights under their new names."""
+    import onnx_ir as ir
+
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.ExternalTensor(
+                location=names[str(tensor.location)],
+                offset=tensor.offset,
+                length=tensor.length,
+                dtype=tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=str(tensor.name),
+            )
+
+
+def inputs_of_head(
+    artifact: Artifact, encoder: EncoderDefaults, features: str
+) -> tuple[list[str], str, bool]:
+    """The outputs that the head reads, how they are combined, and whether their mean gets length 1."""
+    last = max(int(s.role.removeprefix("hidden.")) for s in artifact.outputs if s.role.startswith("hidden."))
+    if features == EMBEDDING:
+        if any(spec.role == "sentence_embedding" for spec in artifact.outputs):
+            return [artifact.output("sentence_embedding").name], "vector", False
+        return [artifact.output(f"hidden.{last}").name], "sum", encoder.normalize
+    names = [artifact.output(f"hidden.{layer}").name for layer in LAYERS[features](last)]
+    return names, "concat" if features == "concat_last_four" else "sum", False
+
+
+def agree(staging: Path, rows: Table, fitted: Fitted) -> None:
+    """Holds the written graph against scikit-learn on every held-out text.
+
+    Raises:
+        ExportError: it gives another class somewhere.
+    """
+    with TextEncoder.load(staging) as encoder:
+        texts = [rows.texts[i] for i in fitted.test]
+        got = [result.label for result in encoder.classify(texts, truncation="head")]
+    wrong = [i for i, (a, b) in enumerate(zip(got, fitted.predicted, strict=True)) if a != fitted.labels[b]]
+    if wrong:
+        first, margin = texts[wrong[0]], max(fitted.margins[wrong])
+        told = (
+            f"{len(wrong)} of {len(got)} held-out texts have another class in the graph than scikit-learn's"
+        )
+        if margin > TIE:
+            raise ExportError(f"{told}, the first is {first!r:.80}; please report this with the table")
+        log.warning("%s, all of them ties (by a margin of at most %.1g)", told, margin)
+
+
+def verified(opened: Bundle, staging: Path, manifest: Manifest, progress: Progress) -> Manifest:
+    """Compares the new graphs with the golden data of the old bundle, and the head with scikit-learn's.
+
+    A bundle without golden data was not verified, and so is this one.
+    """
+    from ..comparison.encoders import with_head
+    from ..comparison.examiners import examiner_of
+    from ..verification.report import keep_checks
+    from ..verification.verify import compare_all
+
+    file = golden_file(opened)
+    if file is None:
+        return manifest
+    arrays, limits = read_golden(file)
+    examiner = examiner_of(manifest)
+    bundle = Bundle(staging, manifest)
+    expected, limits = with_head(opened, bundle, examiner.from_arrays(arrays), limits)
+    report = compare_all(bundle, expected, limits, progress)
+    report.raise_if_failed()
+    return keep_checks(staging, manifest, report, examiner.to_arrays(expected), limits)
+
+
+def report_files(staging: Path, manifest: Manifest, rows: Table, fitted: Fitted) -> str:
+    """Writes the confusion matrix as a picture, and what was fitted to what; returns the picture's name."""
+    from matplotlib.figure import Figure
+
+    name = manifest.export_id[:8]
+    size = min(12.0, 2.5 + 0.6 * len(fitted.labels))
+    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(fitted.confusion, cmap="Blues", vmin=0)
+    ticks = range(len(fitted.labels))
+    axes.set_xticks(ticks, fitted.labels, rotation=45, ha="right")
+    axes.set_yticks(ticks, fitted.labels)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.set_title(f"accuracy {fitted.accuracy:.4f} on {len(fitted.test)} held-out texts")
+    dark = fitted.confusion.max() / 2
+    for i in ticks:
+        for j in ticks:
+            count = fitted.confusion[i, j]
+            axes.text(j, i, str(count), ha="center", va="center", color="white" if count > dark else "black")
+    figure.colorbar(image, ax=axes)
+    picture = f"checks/confusion-{name}.png"
+    figure.savefig(staging / picture, dpi=120)
+    summary = {
+        "labels": fitted.labels,
+        "accuracy": fitted.accuracy,
+        "confusion": fitted.confusion.tolist(),
+        "C": fitted.C,
+        "training": len(fitted.train),
+        "held_out_lines": [rows.lines[i] for i in sorted(fitted.test.tolist())],
+    }
+    (staging / f"checks/fit-{name}.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
+    return picture

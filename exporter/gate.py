@@ -1,0 +1,64 @@
+"""How far an engine's results may be from PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from ..runtime.diagnostics.metrics import Measured, Metrics
+
+# The one table of caps. fp32 engines add in another order, nothing more. KL is in nats.
+CAPS: dict[str, dict[str, float]] = {
+    "fp32": {
+        **{"max_error": 1e-4, "mean_kl": 1e-8, "cosine_gap": 1e-8, "mean_cosine_gap": 1e-8},
+        **{"text_kl": 1e-8, "top1_changes": 0.005, "perplexity_change": 1e-4},
+    },
+    "fp16": {
+        **{"max_error": 0.1, "mean_kl": 1e-3, "cosine_gap": 1e-3, "mean_cosine_gap": 1e-3},
+        **{"text_kl": 1e-3, "top1_changes": 0.02, "perplexity_change": 0.002},
+    },
+    "int8": {
+        **{"max_error": 1.0, "mean_kl": 0.005, "cosine_gap": 0.01, "mean_cosine_gap": 0.001},
+        **{"text_kl": 0.005, "top1_changes": 0.02, "perplexity_change": 0.01},
+    },
+    "int4": {
+        **{"max_error": 4.0, "mean_kl": 0.1, "cosine_gap": 0.1, "mean_cosine_gap": 0.01},
+        **{"text_kl": 0.1, "top1_changes": 0.1, "perplexity_change": 0.08},
+    },
+}
+CAPS = {**CAPS, "fp32-kv8": CAPS["int8"], "int8-kv8": CAPS["int8"], "int4-kv8": CAPS["int4"]}
+GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
+# These grow with the square of the values' error, so three times the error is nine times as much.
+QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
+# Shares of a text of some hundred words: one more or less says nothing of the engine, so the cap alone holds.
+COUNTED = ("top1_changes", "perplexity_change")
+MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: their mean is at most the largest
+
+Gaps: TypeAlias = "dict[str, Measured]"  # by what the names of their limits begin with
+
+
+def limits_for(
+    precision: str, gap: Measured | None, names: Sequence[str] = Metrics.LIMITED
+) -> dict[str, float]:
+    """The limits of one precision: at least fp32's, for an engine adds in another order in every precision.
+
+    Args:
+        precision: a key of `CAPS`.
+        gap: PyTorch with weights and results rounded to that precision, against itself unrounded;
+            None for fp32, which rounds nothing.
+        names: of the metrics to limit.
+
+    Raises:
+        ValueError: the gap is not finite, so nothing could be judged by it.
+    """
+    caps = {name: CAPS[precision][name] for name in names}
+    if gap is None:
+        return caps
+    if not gap.finite:
+        raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
+    factors = {name: GAP_FACTOR ** (2 if name in QUADRATIC else 1) for name in names}
+    limits = {}
+    for name, cap in caps.items():
+        lost = factors[name] * getattr(gap, MOST.get(name, name))
+        limits[name] = cap if name in COUNTED else max(CAPS["fp32"][name], min(cap, lost))
+    return limits

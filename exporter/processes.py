@@ -1,0 +1,140 @@
+"""How this package starts its own modules as child processes, and ends them with itself."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, TypeVar
+
+from ..runtime.signals import ENDING, Terminated
+
+T = TypeVar("T")
+
+_children: set[subprocess.Popen[str]] = set()
+_group: ContextVar[ChildGroup | None] = ContextVar("group", default=None)
+_ending = threading.Event()  # a signal came: what starts now is killed at once
+
+
+def command_of(module: str) -> list[str]:
+    """The command that calls `module`.main with the arguments that follow.
+
+    Python puts the current folder first on its path for -m and -c alike, where a stray random.py would be
+    imported, and run, instead of the real one; so it is taken off before anything is imported.
+    """
+    code = (
+        f"import sys; sys.path[:] = [p for p in sys.path if p]; from {module} import main; main(sys.argv[1:])"
+    )
+    return [sys.executable, "-c", code]
+
+
+def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Starts a process that ends when this one is told to end.
+
+    Args:
+        command: the program and its arguments.
+        **options: of subprocess.Popen.
+    """
+    child: subprocess.Popen[str] = subprocess.Popen(command, **options)
+    _children.difference_update([one for one in _children if one.returncode is not None])
+    _children.add(child)
+    if (group := _group.get()) is not None:
+        group.add(child)
+    if _ending.is_set():
+        child.kill()
+    return child
+
+
+def run_child(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a process to its end, as subprocess.run does, and ends it when this one is told to end.
+
+    Args:
+        command: the program and its arguments.
+        **options: of subprocess.Popen.
+    """
+    with start_child(command, **options) as child:
+        try:
+            output, errors = child.communicate()
+        except BaseException:
+            child.kill()
+            raise
+    return subprocess.CompletedProcess(child.args, child.returncode, output, errors)
+
+
+def kill_children() -> None:
+    """Kills what `start_child` started and what still runs, whichever thread waits for it."""
+    for child in list(_children):
+        if child.returncode is None:
+            with contextlib.suppress(OSError):
+                child.kill()
+
+
+@contextlib.contextmanager
+def ending_with_children() -> Iterator[None]:
+    """Inside, SIGTERM and Ctrl-C kill the children and unwind the main thread.
+
+    A thread that waits for a child gets it back at once, so that nobody waits for a plan of many minutes.
+    Signals that are ignored (nohup) stay so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may change what signals do
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)  # cleaning up is not disturbed
+        _ending.set()
+        kill_children()
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+    for number, handler in before.items():
+        if handler in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        _ending.clear()
+        for number, handler in before.items():
+            if handler is not None:  # None: set by no Python code, so Python cannot set it again
+                signal.signal(number, handler)
+
+
+class ChildGroup:
+    """The child processes that one piece of work starts, whatever else this process does beside it.
+
+    Attributes:
+        stopped: the work is to end; what it starts from now on is killed at once.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._members: list[subprocess.Popen[str]] = []
+
+    def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call `work`; the children that it starts, in this thread, belong to the group."""
+        token = _group.set(self)
+        try:
+            return work(*arguments)
+        finally:
+            _group.reset(token)
+
+    def add(self, child: subprocess.Popen[str]) -> None:
+        """Take in a child; for `start_child`."""
+        self._members.append(child)
+        if self.stopped:
+            child.kill()
+
+    def stop(self) -> None:
+        """Kill every child that still runs; whoever waits for one reaps it."""
+        self.stopped = True
+        for child in list(self._members):
+            if child.returncode is None:
+                with contextlib.suppress(OSError):
+                    child.kill()

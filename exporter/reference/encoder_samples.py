@@ -1,0 +1,223 @@
+"""What an encoder must reproduce, asked of PyTorch.
+
+T tokens, E hidden size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.defaults import EncoderDefaults
+from ...runtime.bundle.manifest import TensorSpec
+from ...runtime.diagnostics.golden import encoders as golden
+from ...runtime.diagnostics.golden.encoders import (
+    Golden,
+    Outputs,
+    Sample,
+    is_per_token,
+    is_vector_of_tokens,
+    measure_all,
+    metrics_of,
+)
+from ...runtime.diagnostics.golden.evenly import evenly
+from ...runtime.diagnostics.golden.files import Arrays
+from ...runtime.diagnostics.metrics import Metrics, VectorMetrics
+from ...runtime.text.long_text import Piece, fit
+from ...runtime.text.tokenizer import Tokenizer
+from ..errors import VerificationError
+from ..gate import Gaps, limits_for
+from .fitted_head import LinearHead
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...models import Bert
+    from .rounding import Rounding
+
+TEXT_TOKENS = 48  # at most; several lengths below that are used
+JUDGED = 1 / 3  # of a long text; the rest is to calibrate with
+CALIBRATION_TOKENS = 64  # of a sequence
+POSITIONS = 12  # compared in each sequence, the first and last among them
+
+
+@dataclass(frozen=True)
+class Expectation(Golden):
+    """What every engine must reproduce.
+
+    Attributes:
+        texts: real text beside the samples', to calibrate with; golden data does without.
+    """
+
+    texts: tuple[Piece, ...] = ()
+
+
+def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
+    """Asks PyTorch for every output of the bundle's graph."""
+    manifest = bundle.manifest
+    assert manifest.encoder is not None
+    tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
+    specs = manifest.artifacts[0].outputs
+    has_segments = any(spec.role == "segments" for spec in manifest.artifacts[0].inputs)
+    head = LinearHead.of(bundle)
+    samples = []
+    encoded = [tokenizer.encode(text) for text in texts]
+    for piece in pieces_from(encoded, manifest.encoder, has_segments):
+        positions = evenly(len(piece), POSITIONS)
+        samples.append(Sample(piece, positions, reference(model, piece, positions, specs, head)))
+    per_token = tuple(spec.name for spec in specs if is_per_token(spec))
+    return Expectation(tuple(samples), per_token, tuple(pieces_behind(encoded, manifest.encoder)))
+
+
+def pieces_from(
+    encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_segments: bool
+) -> list[Piece]:
+    """Sequences of unequal length from real text; last come a pair, a single token, a full sequence."""
+    texts = [window for ids in encoded for window in windows(ids)[0]]
+    if not texts:
+        raise VerificationError("the texts to verify with have no tokens that this model knows")
+
+    def cut(first: Sequence[int], second: Sequence[int] | None, length: int) -> Piece:
+        length = max(3 + defaults.separators, min(length, defaults.max_length))
+        separators = defaults.separators
+        fitted = fit(
+            *(first, second),
+            max_length=length,
+            tokens=defaults.tokens,
+            truncation="head",
+            separators=separators,
+        )
+        return fitted.pieces[0]
+
+    pieces = [cut(text, None, TEXT_TOKENS // (1 + i % 3)) for i, text in enumerate(texts)]
+    if has_segments:
+        pieces.append(cut(texts[0], texts[-1], TEXT_TOKENS))
+    pieces.append(Piece([defaults.tokens["cls"]], [0], range(0), None))
+    joined = [token for text in texts for token in text]
+    full = (joined * (defaults.max_length // len(joined) + 1))[: defaults.max_length]
+    return [*pieces, cut(full, None, defaults.max_length)]
+
+
+def windows(ids: Sequence[int]) -> tuple[list[Sequence[int]], Sequence[int]]:
+    """A text's beginning, cut into what is judged, and the rest, to calibrate with."""
+    end = max(TEXT_TOKENS, round(JUDGED * len(ids)))
+    cuts = [ids[start : min(start + TEXT_TOKENS, end)] for start in range(0, end, TEXT_TOKENS)]
+    return [window for window in cuts if len(window) > 1], ids[end:]
+
+
+def pieces_behind(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults) -> list[Piece]:
+    """Sequences from what `windows` leaves to calibrate with; where it leaves nothing, the texts are both."""
+    rest = [token for ids in encoded for token in windows(ids)[1]]
+    rest = rest or [token for ids in encoded for token in ids]
+    length = min(CALIBRATION_TOKENS, defaults.max_length) - 2
+    cuts = [rest[start : start + length] for start in range(0, len(rest), length)]
+    return [whole(ids, defaults) for ids in cuts]
+
+
+def whole(ids: Sequence[int], defaults: EncoderDefaults) -> Piece:
+    """Tokens that fit into one sequence."""
+    fitted = fit(ids, None, max_length=defaults.max_length, tokens=defaults.tokens, truncation="head")
+    return fitted.pieces[0]
+
+
+def run_model(model: Bert, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Every layer's hidden states (1, T, E) of one sequence, and the heads' results."""
+    import torch
+
+    from ...models import Bert, PaddedAttention
+
+    if not isinstance(model, Bert):
+        from .transformers_reference import run_encoder
+
+        return run_encoder(model, piece)
+    with torch.no_grad():
+        ids, segments = torch.tensor([piece.ids]), torch.tensor([piece.segments])
+        mask = torch.ones_like(ids)
+        states = model.hidden_states(
+            ids, segments if model.config.type_vocab_size else None, PaddedAttention(mask)
+        )
+        return states, dict(model.head_outputs(states[-1], mask))
+
+
+def reference(
+    model: Bert,
+    piece: Piece,
+    positions: Sequence[int],
+    specs: Sequence[TensorSpec],
+    head: LinearHead | None = None,
+) -> Outputs:
+    """What PyTorch computes for one sequence, and what a fitted head makes of it."""
+    states, results = run_model(model, piece)
+    outputs = {}
+    for spec in specs:
+        kind, _, detail = spec.role.partition(".")
+        if head is not None and spec.role == "sequence_classification":
+            vector = results.get("sentence_embedding")
+            outputs[spec.name] = head.logits(
+                [state[0].numpy() for state in states], None if vector is None else vector[0].numpy()
+            )
+            continue
+        if kind == "hidden":
+            tensor = states[int(detail)]
+        elif kind == "question_answering":
+            tensor = results[kind][..., ("start", "end").index(detail)]
+        else:
+            tensor = results[spec.role]
+        array = tensor[0].numpy()
+        outputs[spec.name] = array[list(positions)] if is_per_token(spec) else array
+    return outputs
+
+
+def gaps(model: Bert, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
+    """What rounding does in PyTorch to each output."""
+    specs = bundle.manifest.artifacts[0].outputs
+    with rounding.applied(model):
+        head = LinearHead.of(bundle)
+        got = [reference(model, s.piece, s.positions, specs, head) for s in expected.samples]
+    found: Gaps = dict(measure_all(got, [sample.outputs for sample in expected.samples], specs))
+    # A case has some of the samples, and golden data some of their positions: a mean over all is at most the
+    # largest of any part, and so is the angle of a vector that has one number from each token.
+    parts = []
+    for sample, outputs in zip(expected.samples, got, strict=True):
+        both = replace(sample, outputs=outputs), sample
+        thin = (one.thinned(expected.per_token) for one in both)
+        parts += [measure_all([a.outputs], [b.outputs], specs) for a, b in (both, thin)]
+    vectors = {spec.name for spec in specs if is_vector_of_tokens(spec)}
+    for name, gap in found.items():
+
+        def largest(metric: str, name: str = name) -> float:
+            return max(float(getattr(part[name], metric)) for part in parts)
+
+        if isinstance(gap, Metrics):
+            found[name] = replace(gap, mean_kl=largest("mean_kl"))
+        elif isinstance(gap, VectorMetrics) and name in vectors:
+            found[name] = replace(gap, max_error=largest("max_error"), cosine_gap=largest("cosine_gap"))
+    return found
+
+
+def run_texts(model: Bert, expected: Expectation) -> None:
+    """Runs PyTorch over the texts to calibrate with."""
+    for piece in expected.texts:
+        run_model(model, piece)
+
+
+def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
+    """The limits of each output's metrics, from the one table and from what rounding does in PyTorch.
+
+    Raises:
+        ValueError: the rounded model is not finite.
+    """
+    del expected
+    specs = bundle.manifest.artifacts[0].outputs
+    return {
+        f"{spec.name}.{metric}": limit
+        for spec in specs
+        for metric, limit in limits_for(precision, gaps.get(spec.name), metrics_of(spec).LIMITED).items()
+    }
+
+
+def from_arrays(arrays: Arrays) -> Expectation:
+    """What `to_arrays` made."""
+    return Expectation(**vars(golden.from_arrays(arrays)))

@@ -1,0 +1,110 @@
+"""The same model in transformers, for verification. It needs any version of transformers that knows it.
+
+T tokens, E hidden size, N outputs and K inputs of a linear layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError, VerificationError, first_line
+from ..imported.folder import has_weights, read_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ...runtime.text.long_text import Piece
+
+AUTO_MODELS = {
+    "text-generation": "AutoModelForCausalLM",
+    "translation": "AutoModelForSeq2SeqLM",
+    "text-encoding": "AutoModel",
+    "masked_lm": "AutoModelForMaskedLM",
+    "question_answering": "AutoModelForQuestionAnswering",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+}
+OF_LOGITS = ("masked_lm", "sequence_classification", "token_classification")
+
+
+def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
+    """What an imported bundle is compared with: transformers' model, or the folder's graphs as they are."""
+    if has_weights(folder):
+        return model_of_transformers(folder, task, heads)
+    from .onnx_reference import OnnxGraphs
+
+    return OnnxGraphs(read_folder(folder))
+
+
+def model_of_transformers(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
+    """A model with its weights in fp32.
+
+    Args:
+        folder: the checkpoint.
+        task: of the bundle.
+        heads: of an encoder.
+
+    Raises:
+        VerificationError: transformers is not installed.
+        CheckpointError: it cannot read the folder; in its words.
+    """
+    try:
+        import transformers
+        from transformers.utils import logging as progress
+    except ImportError as error:
+        raise VerificationError(
+            "an imported model is read with transformers too: pip install transformers"
+        ) from error
+    import torch
+
+    progress.disable_progress_bar()
+    auto = getattr(transformers, AUTO_MODELS[heads[0] if heads else task])
+    try:
+        model = auto.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+    except Exception as error:  # transformers raises whatever a file brings it to
+        raise CheckpointError(f"transformers cannot load {folder}: {first_line(error)}") from error
+    with_linears(model)
+    return model.eval().requires_grad_(False)
+
+
+def with_linears(model: nn.Module) -> None:
+    """GPT-2's Conv1D, a linear layer whose weight lies transposed, becomes one: so all weights are (N, K)."""
+    from torch.nn import Linear, Parameter
+    from transformers.pytorch_utils import Conv1D
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Conv1D):
+                linear = Linear(*child.weight.shape)
+                linear.weight, linear.bias = Parameter(child.weight.T.contiguous()), child.bias
+                setattr(module, name, linear)
+
+
+def run_encoder(model: Any, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The last hidden states (1, T, E) of one sequence, as those of any layer, and the head's results."""
+    import torch
+
+    from . import onnx_reference
+
+    if isinstance(model, onnx_reference.OnnxGraphs):
+        return onnx_reference.run_encoder(model, piece)
+    with torch.no_grad():
+        given = {"input_ids": torch.tensor([piece.ids]), "attention_mask": torch.ones(1, len(piece)).long()}
+        if any(piece.segments):
+            given["token_type_ids"] = torch.tensor([piece.segments])
+        try:
+            out = model(**given)
+        except (IndexError, RuntimeError) as error:  # torch's own
+            raise VerificationError(
+                f"the model in transformers does not run with {len(piece)} tokens ({first_line(error)});"
+                " export fewer with --max-length"
+            ) from error
+    if "start_logits" in out:
+        return [], {"question_answering": torch.stack([out.start_logits, out.end_logits], dim=-1)}
+    if "logits" in out:
+        return [], dict.fromkeys(OF_LOGITS, out.logits)
+    return [out.last_hidden_state] * (model.config.num_hidden_layers + 1), {}

@@ -1,0 +1,177 @@
+"""PyTorch's answers of an encoder-decoder, which every engine is held against.
+
+S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, K beams
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
+from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
+from ...runtime.decoding.sampling import token_logprobs
+from ...runtime.diagnostics.metrics import Logits, measure
+from ..gate import Gaps
+from .rounding import Rounding
+
+if TYPE_CHECKING:
+    from ...runtime.diagnostics.golden.translations import Sample
+
+
+def reference_of(model: Any, start: int, gives_attention: bool = False) -> Reference:
+    """The answers of our own Transformer, of transformers' model, or of optimum's graphs."""
+    if isinstance(model, Transformer):
+        return Reference(model, start, gives_attention)
+    from .onnx_reference import OnnxGraphs, OnnxTranslator
+
+    return (OnnxTranslator if isinstance(model, OnnxGraphs) else HubReference)(model, start)
+
+
+class Reference:
+    """The model in PyTorch, in fp32. Sources are computed one by one, without padding.
+
+    Args:
+        model: the model.
+        start: the token that every target begins with.
+        gives_attention: whether `results` has the attention too.
+    """
+
+    def __init__(self, model: Any, start: int, gives_attention: bool = False) -> None:
+        self.model = model
+        self.start = start
+        self.gives_attention = gives_attention
+
+    @torch.no_grad()
+    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+        """What the decoder's layers read of a source: L pairs of (1, H, S, D)."""
+        ids = torch.tensor([list(source)])
+        memory = self.model.encode(ids, PaddedAttention(torch.ones_like(ids)))
+        found: list[KeyValue] = self.model.decoder.keys_values(memory)
+        return found
+
+    def cross(self, source: Sequence[int]) -> Logits:
+        """`keys_values` as (2 * L, S, H * D): key and value of layer 0, of layer 1, ..."""
+        flat = [tensor[0].transpose(0, 1).flatten(1) for pair in self.keys_values(source) for tensor in pair]
+        array: Logits = torch.stack(flat).numpy()
+        return array
+
+    @torch.no_grad()
+    def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
+        """What PyTorch would say at each place of a target, computed at once and uncached.
+
+        Returns:
+            Logits (T, V), and the attention over the source (L, H, T, S); empty if nobody asks for it.
+        """
+        seen = SourceAttention(self.keys_values(source), torch.ones(1, len(source), dtype=torch.int64))
+        logits, _ = self.model.step(torch.tensor([[self.start, *target[:-1]]]), seen)
+        weights = [weights[0] for weights in seen.weights.values()] if self.gives_attention else []
+        attention = torch.stack(weights) if weights else torch.zeros(0, 0, len(target), 0)
+        return logits[0].numpy(), attention.numpy()
+
+    def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
+        """The best targets, searched with a copy of the source for every beam."""
+        beams = BeamSearch(1, self.start, search)
+        rows = [self.keys_values(source)] * search.num_beams
+        mask = torch.ones(search.num_beams, len(source), dtype=torch.int64)
+        everything = SourceAttention(joined(rows), mask)
+        past: list[KeyValue] | None = None
+        with torch.no_grad():
+            while not beams.done:
+                logits, past = self.model.step(torch.tensor(beams.tokens)[:, None], everything, past)
+                copies = beams.advance(logits[:, -1].numpy())
+                parent = list(range(search.num_beams))
+                for origin, row in copies:
+                    parent[row] = origin
+                past = [(k[parent], v[parent]) for k, v in past]
+        return beams.hypotheses()[0]
+
+    def score(self, source: Sequence[int], target: Sequence[int]) -> float:
+        """The mean log-probability of a target's tokens."""
+        logprobs = token_logprobs(self.results(source, target)[0], np.asarray(target))
+        return float(logprobs.mean())
+
+    def gaps(self, samples: Sequence[Sample], rounding: Rounding) -> Gaps:
+        """The same model with rounded numbers, against itself.
+
+        Returns:
+            The metrics of the logits (""), of what the decoder reads of the sources ("cross.") and of
+            the attention ("attention.", if it is asked for), by what their limits' names begin with.
+        """
+        from ...runtime.diagnostics.golden.translations import measure_attention, measure_cross
+
+        with rounding.applied(self.model):
+            both = [self.results(s.source, s.target) for s in samples]
+            cross = [self.cross(s.source)[:, list(s.positions)] for s in samples]
+        logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
+        gaps: Gaps = {
+            "": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples])),
+            "cross.": measure_cross(cross, [s.cross for s in samples]),
+        }
+        if self.gives_attention:
+            looked = [attention[:, :, list(s.steps)] for (_, attention), s in zip(both, samples, strict=True)]
+            gaps["attention."] = measure_attention(looked, [s.attention for s in samples])
+        return gaps
+
+
+class UncachedReference(Reference, ABC):
+    """An encoder-decoder of others: every target is computed whole, at each of its steps."""
+
+    @abstractmethod
+    def states(self, source: Sequence[int]) -> Any:
+        """What the encoder makes of a source."""
+
+    @abstractmethod
+    def step(self, states: Any, targets: Sequence[Sequence[int]]) -> Logits:
+        """Logits (K, T, V) of K targets of one source, each with the start token."""
+
+    def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
+        logits = self.step(self.states(source), [[self.start, *target[:-1]]])
+        return logits[0], np.zeros((0, 0, len(target), 0), np.float32)
+
+    def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
+        beams, states = BeamSearch(1, self.start, search), self.states(source)
+        rows: list[list[int]] = [[] for _ in range(search.num_beams)]
+        while not beams.done:
+            rows = [[*row, int(token)] for row, token in zip(rows, beams.tokens, strict=True)]
+            copies, before = beams.advance(self.step(states, rows)[:, -1]), list(rows)
+            for origin, row in copies:
+                rows[row] = before[origin]
+        return beams.hypotheses()[0]
+
+
+class HubReference(UncachedReference):
+    """An encoder-decoder of transformers."""
+
+    @torch.no_grad()
+    def states(self, source: Sequence[int]) -> Tensor:
+        encoded = self.model.get_encoder()(torch.tensor([list(source)]), return_dict=True)
+        found: Tensor = encoded.last_hidden_state
+        return found
+
+    @torch.no_grad()
+    def step(self, states: Tensor, targets: Sequence[Sequence[int]]) -> Logits:
+        fed, shared = torch.tensor(targets), (states.expand(len(targets), -1, -1),)
+        out = self.model(encoder_outputs=shared, decoder_input_ids=fed, use_cache=False)
+        logits: Logits = out.logits.numpy()
+        return logits
+
+    @torch.no_grad()
+    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+        start = torch.tensor([[self.start]])
+        out = self.model(torch.tensor([list(source)]), decoder_input_ids=start, use_cache=True)
+        return [(layer.keys, layer.values) for layer in out.past_key_values.cross_attention_cache.layers]
+
+
+def joined(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:
+    """The keys and values of several rows as one batch."""
+
+    def stacked(layer: int, kind: int) -> Tensor:
+        return torch.cat([row[layer][kind] for row in rows])
+
+    return [(stacked(layer, 0), stacked(layer, 1)) for layer in range(len(rows[0]))]

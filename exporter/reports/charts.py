@@ -1,0 +1,234 @@
+"""The geometry of a report's pictures; its template draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ...runtime.diagnostics.metrics import Comparison
+from ..passes.fp16_ranges import FP16_MAX
+from ..verification.fp32_nodes import Fp32Node
+from .tables import figure
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+LEAST, MOST = 1e-12, 1e6  # errors beyond these are drawn on the edge
+LABEL_HEIGHT = 14
+Scale: TypeAlias = Callable[[float], float]
+
+LOWEST, HIGHEST = -24, 40  # powers of two; what is beyond them is counted with the last
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a picture's plot lies in it."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """An artifact's errors.
+
+    Attributes:
+        label: at its end.
+        tone: the same for the same precision.
+        dash: another for each line of a tone.
+        paths: of SVG; several where a step is not finite.
+        broken: x of the steps that are not.
+        end: y of the last point.
+        label_y: of the label, which keeps clear of others.
+    """
+
+    label: str
+    tone: int
+    dash: int
+    paths: tuple[str, ...]
+    broken: tuple[float, ...]
+    end: float
+    label_y: float
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Errors over decode steps, on a logarithmic scale.
+
+    Attributes:
+        case: what was run.
+        width, height: of the picture.
+        box: of its plot.
+        rows: y and label of each decade.
+        steps: x and label of some steps.
+        lines: one per artifact.
+        limits: y, label and tone of each.
+    """
+
+    case: str
+    width: float
+    height: float
+    box: Box
+    rows: tuple[tuple[float, str], ...]
+    steps: tuple[tuple[float, str], ...]
+    lines: tuple[Line, ...]
+    limits: tuple[tuple[float, str, int], ...]
+
+
+def line_charts(comparisons: Sequence[Comparison]) -> list[LineChart]:
+    """One for each case that has errors of steps."""
+    cases = dict.fromkeys(c.case for c in comparisons if c.errors)
+    return [line_chart(case, [c for c in comparisons if c.case == case and c.errors]) for case in cases]
+
+
+def line_chart(case: str, comparisons: Sequence[Comparison]) -> LineChart:
+    box = Box(44, 14, 560, 246 + max(0, len(comparisons) - 16) * LABEL_HEIGHT)
+    precisions = list(dict.fromkeys(precision_of(c) for c in comparisons))
+    limits = {
+        (precision_of(c), c.limits["max_error"]): precisions.index(precision_of(c))
+        for c in comparisons
+        if "max_error" in c.limits
+    }
+    known = [error for c in comparisons for error in c.errors if math.isfinite(error) and error > 0]
+    known += [limit for _, limit in limits if limit > 0]
+    low = math.floor(math.log10(clamped(min(known, default=1e-6))))
+    high = max(low + 1, math.ceil(math.log10(clamped(max(known, default=1.0)))))
+    count = max(len(c.errors) for c in comparisons)
+
+    def x(step: float) -> float:
+        return round(box.left + (box.right - box.left) * step / max(1, count - 1), 1)
+
+    def y(error: float) -> float:
+        share = (math.log10(min(max(error, 10.0**low), 10.0**high)) - low) / (high - low)
+        return round(box.bottom - (box.bottom - box.top) * share, 1)
+
+    every = -(-(high - low) // 8)
+    between = next(step for step in (1, 2, 4, 8, 16, 32, 64, 10**9) if count <= 9 * step)
+    drawn: list[Line] = []
+    for c in comparisons:
+        precision = precision_of(c)
+        tone = precisions.index(precision)
+        paths, broken = paths_of(c.errors, x, y)
+        last = next((error for error in reversed(c.errors) if math.isfinite(error)), 10.0**high)
+        dash = sum(line.tone == tone for line in drawn)
+        drawn.append(Line(c.artifact, tone, dash, paths, broken, y(last), y(last)))
+    return LineChart(
+        case=case,
+        width=box.right + 190,
+        height=box.bottom + 40,
+        box=box,
+        rows=tuple((y(10.0**k), f"10{str(k).translate(SUPERSCRIPTS)}") for k in range(low, high + 1, every)),
+        steps=tuple((x(step), str(step)) for step in range(0, count, between)),
+        lines=spread(drawn, box),
+        limits=tuple(
+            (y(limit), f"limit of {name}: {figure(limit)}", tone) for (name, limit), tone in limits.items()
+        ),
+    )
+
+
+def precision_of(comparison: Comparison) -> str:
+    """The end of the artifact's id."""
+    return comparison.artifact.rpartition(".")[2]
+
+
+def clamped(error: float) -> float:
+    return min(max(error, LEAST), MOST)
+
+
+def paths_of(errors: Sequence[float], x: Scale, y: Scale) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """SVG paths through errors, broken where one is not finite; and where that is."""
+    paths: list[list[str]] = [[]]
+    broken = []
+    for step, error in enumerate(errors):
+        if math.isfinite(error):
+            paths[-1].append(f"{x(step)} {y(error)}")
+        else:
+            broken.append(x(step))
+            paths.append([])
+    # A point alone is a line of no length, which round caps make a dot.
+    drawn = (f"M{' L'.join(points)}{' h0' if len(points) == 1 else ''}" for points in paths if points)
+    return tuple(drawn), tuple(broken)
+
+
+def spread(lines: Sequence[Line], box: Box) -> tuple[Line, ...]:
+    """Lines whose labels lie apart, in the order of their ends, inside the plot's height."""
+    ordered = sorted(lines, key=lambda line: line.end)
+    places: list[float] = []
+    for line in ordered:
+        places.append(max(line.end, places[-1] + LABEL_HEIGHT if places else box.top))
+    floor = box.bottom
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], floor)
+        floor = places[i] - LABEL_HEIGHT
+    return tuple(replace(line, label_y=place) for line, place in zip(ordered, places, strict=True))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Nodes of a magnitude of 2^power to 2^(power + 1).
+
+    Attributes:
+        x, y, width, height: of its rectangle.
+        count: of nodes.
+        beyond: whether fp16 cannot hold them.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+    count: int
+    beyond: bool
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many nodes have results of which magnitude.
+
+    Attributes:
+        width, height: of the picture.
+        box: of its plot.
+        bars: those that are not empty.
+        powers: x and label of some powers of two.
+        largest: x of fp16's largest number.
+    """
+
+    width: float
+    height: float
+    box: Box
+    bars: tuple[Bar, ...]
+    powers: tuple[tuple[float, str], ...]
+    largest: float
+
+
+def histogram(nodes: Sequence[Fp32Node]) -> Histogram:
+    """By the larger magnitude of each node's range."""
+    counts: dict[int, list[float]] = {}
+    for node in nodes:
+        magnitude = max(abs(node.low), abs(node.high))
+        power = (
+            HIGHEST if not math.isfinite(magnitude) else math.frexp(magnitude)[1] - 1 if magnitude else LOWEST
+        )
+        counts.setdefault(min(max(power, LOWEST), HIGHEST), []).append(magnitude)
+    box = Box(8, 24, 412, 132)
+    low, high = min([-2, *counts]), max([17, *counts])
+    step = (box.right - box.left) / (high + 1 - low)
+    most = max(map(len, counts.values()), default=1)
+
+    def x(power: float) -> float:
+        return round(box.left + (power - low) * step, 1)
+
+    bars = []
+    for power, magnitudes in sorted(counts.items()):
+        height = round((box.bottom - box.top - 16) * len(magnitudes) / most, 1)
+        beyond = not max(magnitudes) <= FP16_MAX
+        bars.append(
+            Bar(x(power) + 1, box.bottom - height, round(step - 2, 1), height, len(magnitudes), beyond)
+        )
+    every = 4 if high - low <= 32 else 8
+    powers = tuple(
+        (x(k), f"2{str(k).translate(SUPERSCRIPTS)}") for k in range(low, high + 2) if k % every == 0
+    )
+    return Histogram(420, 156, box, tuple(bars), powers, x(math.log2(FP16_MAX)))

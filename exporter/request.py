@@ -1,0 +1,75 @@
+"""All choices of an export, checked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
+from ..runtime.errors import InputError
+from .precisions import PRECISIONS, checked_precisions
+from .targets import target_named
+from .tensorrt.build import checked_target
+from .tensorrt.plans import default_targets
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a bundle is to have.
+
+    Attributes:
+        targets: what it is to run on, such as "cpu" and "rtx".
+        precisions: the first is what `load` runs unless told otherwise.
+        sms: GPU architectures to build plans for; None: all that the engine has.
+        prompts: a file of texts to verify with; None: the built-in ones.
+        verify: compare every graph with the reference.
+        force: replace the bundle that is there.
+    """
+
+    targets: tuple[str, ...]
+    precisions: tuple[str, ...]
+    sms: Sequence[str] | None
+    prompts: Path | None
+    verify: bool
+    force: bool
+
+    @property
+    def asks_the_model(self) -> bool:
+        """Whether anything needs the results of the model in PyTorch."""
+        return self.verify or any(PRECISIONS[name].calibrated for name in self.precisions)
+
+
+def chosen(target: Sequence[str] | None, precision: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Targets and precisions, each once, with the usual ones for what is not named; a str is one name."""
+    target, precision = ([each] if isinstance(each, str) else each for each in (target, precision))
+    targets = default_targets() if target is None else list(dict.fromkeys(target))
+    if not targets:
+        raise InputError("target=[] names none; leave it out for the usual ones")
+    if target is None and precision is not None and "fp16" not in precision:
+        targets = ["cpu"]  # plans are built from fp16
+    return targets, checked_precisions(default_precisions(targets) if precision is None else precision)
+
+
+def default_precisions(targets: Sequence[str]) -> list[str]:
+    """fp32, and fp16 where a target's dialect can have it."""
+    in_half = any("fp16" not in target_named(name).without for name in targets)
+    return ["fp32", "fp16"] if in_half else ["fp32"]
+
+
+def check_choices(
+    precision: Sequence[str], targets: Sequence[str], sms: Sequence[str] | None, max_batch: int | None
+) -> None:
+    """Refuses what cannot be done before any work is."""
+    for name in targets:
+        engine = target_named(name).engine
+        if engine not in LIBRARIES:
+            continue
+        if is_installed(engine) or targets != default_targets():
+            checked_target(engine, sms or LIBRARIES[engine].sms)
+        if "fp16" not in precision:
+            raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
+    if sms and not any(target_named(name).plans for name in targets):
+        raise InputError(f"--sm {','.join(sms)} is for plans, and target {', '.join(targets)} builds none")
+    if max_batch is not None and max_batch < 1:
+        raise InputError(f"max_batch={max_batch} must be at least 1")

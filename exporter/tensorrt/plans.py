@@ -1,0 +1,279 @@
+"""Plans for a bundle: derived from its graphs, added to its manifest. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
+from ...runtime.bundle.plan import network_name
+from ...runtime.errors import BackendUnavailableError, InputError
+from ...runtime.suggest import did_you_mean
+from ..bundle.writer import file_entries, install_change, staging_folder
+from ..errors import BuildError
+from ..targets import INSTALLED, NAMES, target_named
+from .build import USUAL, Options, build_plan
+from .memory import estimates
+from .profiles import Profile, profiles_for
+
+log = logging.getLogger("planforge")
+
+Progress: TypeAlias = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Reports nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildResult:
+    """What a build did to a bundle.
+
+    Attributes:
+        bundle: its folder.
+        plans: that were added.
+        replaced: that are gone, since one of `plans` is of the same graph, engine, GPUs and lengths.
+    """
+
+    bundle: Path
+    plans: tuple[Plan, ...]
+    replaced: tuple[Plan, ...] = ()
+
+
+def build(
+    bundle: str | Path,
+    *,
+    target: str | None = None,
+    engine: str | None = None,
+    sms: Sequence[str] | None = None,
+    limits: Mapping[str, int] | None = None,
+    options: Options = USUAL,
+    progress: Progress = silent,
+) -> BuildResult:
+    """Builds a TensorRT plan from a bundle's graph and adds it; the bundle stays whole throughout.
+
+    Plans for other engines, GPUs or lengths stay, and `load` takes the one that fits best (see
+    `runtime.backends.passport.best_plan`). A plan of the same graph, engine, GPUs and lengths is replaced.
+
+    Args:
+        bundle: the folder that `export` wrote.
+        target: a row of the targets table that builds plans; "rtx" by default.
+        engine: instead of a target, the library: "tensorrt-rtx" or "tensorrt", in the version installed.
+        sms: GPU architectures, such as ("sm86", "sm89"); by default all of the target's.
+        limits: a smaller largest "batch" or "length" than the graph was exported for.
+        options: workspace, timing cache, stripped and compatible plans, and those that pick tokens.
+        progress: called with a line when a stage begins, and for every plan that was replaced.
+
+    Raises:
+        BundleError: no bundle there, or a file of it has changed.
+        BackendUnavailableError: the engine is not installed; names the extra.
+        BuildError: TensorRT refused; names the ONNX node.
+    """
+    opened = Bundle.open(bundle)
+    name = checked_request(opened, target, engine, options)
+    replaced: list[Plan] = []
+    with staging_folder(opened.folder) as staging:
+        new = build_plans_for(opened, name, sms, limits, staging, progress, options)
+        entries = file_entries(staging)
+
+        def add_plans(current: Manifest) -> Manifest:
+            """Return the manifest that is there now, which another build may have changed, with the plans."""
+            manifest, gone = with_plans(current, new, entries)
+            replaced.extend(gone)
+            return manifest
+
+        install_change(staging, opened, add_plans)
+    for plan in replaced:
+        progress(f"replaced {plan.file}, which was for the same graph, GPUs and lengths")
+    return BuildResult(opened.folder, tuple(new), tuple(replaced))
+
+
+def checked_request(bundle: Bundle, target: str | None, engine: str | None, options: Options) -> str:
+    """Return the name of the target to build for.
+
+    Raises:
+        InputError: a target and an engine, a target without plans, or options that the task has no use for.
+    """
+    if target is not None and engine is not None:
+        raise InputError(f"give a target ({target}) or an engine ({engine}), not both")
+    name = target or target_of(engine)
+    if not target_named(name).plans:
+        plans = [name for name in NAMES if target_named(name).plans]
+        raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
+    if options.candidates and bundle.manifest.task != "text-generation":
+        raise InputError(
+            f"only text generation picks its tokens on the GPU: leave out --top-k for {bundle.manifest.task}"
+        )
+    return name
+
+
+def with_plans(
+    manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]
+) -> tuple[Manifest, tuple[Plan, ...]]:
+    """Return a manifest with more plans, and the plans that these replace.
+
+    Args:
+        manifest: the bundle's.
+        new: plans to add.
+        entries: hashes and sizes of the new plans' files.
+    """
+    configurations = {plan.configuration() for plan in new}
+    kept = tuple(plan for plan in manifest.plans if plan.configuration() not in configurations)
+    replaced = tuple(plan for plan in manifest.plans if plan not in kept)
+    gone = {plan.file for plan in replaced}
+    files = {name: entry for name, entry in manifest.files.items() if name not in gone}
+    plans = (*kept, *new)
+    return dataclasses.replace(manifest, plans=plans, files={**files, **entries}), replaced
+
+
+def target_of(engine: str | None) -> str:
+    """The target that an engine's name alone stands for."""
+    names = {"tensorrt-rtx": "rtx", "tensorrt": INSTALLED}
+    if engine is None:
+        return "rtx"
+    if engine not in names:
+        raise InputError(
+            f"engine {engine!r} is not one of {', '.join(LIBRARIES)}{did_you_mean(engine, LIBRARIES)}"
+        )
+    return names[engine]
+
+
+def default_targets() -> list[str]:
+    """Both dialects; a plan too where TensorRT-RTX is installed (`build_plans` says so if it is not)."""
+    return ["cpu", "rtx"]
+
+
+def build_plans(
+    staging: Path,
+    manifest: Manifest,
+    targets: Sequence[str],
+    sms: Sequence[str] | None,
+    limits: Mapping[str, int] | None,
+    progress: Progress,
+    refused: Callable[[str, BuildError], None] | None = None,
+) -> list[Plan]:
+    """Return the plans of an export's targets. A default target's missing engine is said, not an error.
+
+    Args:
+        refused: called with a target's name where TensorRT refuses one of its graphs; by default that is
+            an error.
+    """
+    bundle = Bundle(staging, manifest)
+    plans: list[Plan] = []
+    for name in targets:
+        engine = target_named(name).engine
+        if engine not in LIBRARIES:
+            continue
+        if not is_installed(engine) and list(targets) == default_targets():
+            log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
+            continue
+        try:
+            plans += build_plans_for(bundle, name, sms, limits, staging, progress)
+        except BuildError as error:
+            if refused is None:
+                raise
+            refused(name, error)
+    return plans
+
+
+def build_plans_for(
+    bundle: Bundle,
+    target_name: str,
+    sms: Sequence[str] | None,
+    limits: Mapping[str, int] | None,
+    folder: Path,
+    progress: Progress,
+    options: Options = USUAL,
+) -> list[Plan]:
+    """A target's plans, one of each graph, written below `folder`."""
+    target = target_named(target_name)
+    if target_name.startswith("jetpack") and not is_installed(target.engine):
+        raise BackendUnavailableError(
+            f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: copy the bundle"
+            if target.version >= (8, 6)
+            else f"{target_name} has TensorRT for Python 3.8 alone, and PlanForge needs 3.10: for trtexec"
+            " write the graph as in docs/deploy/jetson.md"
+        )
+    limits = dict(limits or {})
+    if unknown := set(limits) - {"batch", "length"}:
+        raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
+    architectures = tuple(sms or LIBRARIES[target.engine].sms)
+    plans = []
+    for artifact in fp16_graphs(bundle.manifest, target.dialect):
+        where = ", ".join(architectures) or "this GPU"
+        progress(f"building a {target.engine} plan of {artifact.id} for {where}")
+        profiles = profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
+        try:
+            plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
+        except BuildError as error:
+            if not plans:
+                raise
+            for plan in plans:  # of no use without its partner
+                (folder / plan.file).unlink()
+            dropped = ", ".join(plan.built_from for plan in plans)
+            raise BuildError(f"{error}\n  the plan of {dropped} was built, and is dropped with it") from error
+    return plans
+
+
+def plan_of(
+    bundle: Bundle,
+    artifact: Artifact,
+    target_name: str,
+    architectures: tuple[str, ...],
+    profiles: Sequence[Profile],
+    folder: Path,
+    options: Options,
+) -> Plan:
+    """One graph's plan, written below `folder`."""
+    target = target_named(target_name)
+    # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
+    name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
+    (folder / "plans").mkdir(exist_ok=True)
+    files = bundle.manifest.files
+    for data in artifact.data:
+        bundle.path(data)
+    report = build_plan(
+        bundle.path(artifact.file),
+        artifact,
+        engine=target.engine,
+        sms=architectures,
+        profiles=profiles,
+        out=folder / name,
+        options=options,
+        release=target.version if target.engine == "tensorrt" and target_name != INSTALLED else None,
+        name=network_name(artifact, {name: entry.sha256 for name, entry in files.items()}),
+    )
+    tokenizers = bundle.manifest.tokenizer["files"]
+    sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
+    weights = sum(files[data].bytes for data in artifact.data)
+    memory = estimates(bundle.path(artifact.file), artifact, profiles, weights)
+    passport = report.passport(artifact.id, name)
+    described = tuple({**p, "memory": m} for p, m in zip(passport.profiles, memory, strict=True))
+    return dataclasses.replace(passport, sources=sources, profiles=described)
+
+
+def fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
+    """The graphs that plans are built from; an encoder caches nothing, so it has one dialect.
+
+    What another exporter made has the portable one alone.
+    """
+    found = []
+    if manifest.source.get("exporter"):
+        dialect = "portable"
+    for graph in dict.fromkeys(artifact.graph for artifact in manifest.artifacts):
+        wanted = (graph, "portable" if graph == "encoder" else dialect, "fp16")
+        matching = [a for a in manifest.artifacts if (a.graph, a.dialect, a.precision) == wanted]
+        if not matching:
+            raise InputError(
+                f"the bundle has no {wanted[1]} graph of the {graph} in fp16; export it again with"
+                " `planforge export MODEL -o BUNDLE --force --precision fp32,fp16 --target"
+                f" cpu,{'portable' if dialect == 'portable' else 'rtx'}`"
+            )
+        found += matching
+    return found

@@ -1,0 +1,285 @@
+"""The ONNX dialects: one PyTorch model, several ways to write its attention and cache.
+
+B batch, T new tokens, P cached tokens, S slots, N logit rows, H heads, D head size, V vocabulary
+
+`portable`  grows a decoder's cache by Concat. Rows padded on the left. Operators that every consumer
+            knows. Encoders cache nothing, and are padded on the right.
+`inplace`   writes into fixed slots with TensorScatter. Rows padded on the right. The output has the
+            input's address, so no step copies the cache. For TensorRT >= 10.15 and TensorRT-RTX.
+`ort`       keeps the same slots, in ONNX Runtime's own attention. For its CPU provider.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...models import GPT2, Bert, GrowingCache, KeyValue, PaddedAttention, SourceAttention, Transformer
+from ...models.masked import MASKED
+
+
+class SlotCache:
+    """The `inplace` dialect's attention: fixed slots, written at each row's own position."""
+
+    def __init__(self, slots: list[KeyValue], past_lengths: Tensor) -> None:
+        self.slots = slots  # each (B, H, S, D)
+        self.past_lengths = past_lengths.to(torch.int64)  # (B,)
+        self.present: list[KeyValue] = []
+        self.bias: Tensor | None = None
+
+    def positions(self, input_ids: Tensor) -> Tensor:
+        """Position ids (B, T), and the mask of this step, without which nothing is attended to."""
+        T, S = input_ids.shape[1], self.slots[0][0].shape[2]
+        positions = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
+        visible = torch.arange(S) <= positions[:, :, None]  # (B, T, S)
+        self.bias = torch.where(visible, 0.0, MASKED)[:, None]  # (B, 1, T, S)
+        return positions
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.bias is None:
+            raise ValueError("attend() before positions(), which makes the mask")
+        keys, values = (self.write(slots, new) for slots, new in zip(self.slots[layer], (k, v), strict=True))
+        self.present.append((keys, values))
+        return attention_node(q, keys, values, self.bias)
+
+    def write(self, slots: Tensor, new: Tensor) -> Tensor:
+        return torch.onnx.ops.symbolic(
+            "TensorScatter",
+            (slots, new, self.past_lengths),
+            attrs={"axis": -2, "mode": "linear"},
+            dtype=slots.dtype,
+            shape=slots.shape,
+            version=24,
+        )
+
+
+class GroupQueryCache(SlotCache):
+    """The `ort` dialect's attention: GroupQueryAttention, which reads no slot behind a row's own tokens.
+
+    Several tokens on top of a past are refused by its kernel for more than one row.
+    """
+
+    def positions(self, input_ids: Tensor) -> Tensor:
+        T = input_ids.shape[1]
+        self.last = (self.past_lengths + (T - 1)).to(torch.int32)  # (B,), of each row's last slot
+        # A step without a past is told from others by total = T.
+        self.total = (self.past_lengths.max() + T).to(torch.int32)
+        return self.past_lengths[:, None] + torch.arange(T)  # (B, T)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, T, D = q.shape
+        joined = [x.transpose(1, 2).reshape(B, T, H * D) for x in (q, k, v)]
+        keys, values = self.slots[layer]
+        context, *present = torch.onnx.ops.symbolic_multi_out(
+            "com.microsoft::GroupQueryAttention",
+            (*joined, keys, values, self.last, self.total),
+            attrs={"num_heads": H, "kv_num_heads": H, "scale": D**-0.5},
+            dtypes=(q.dtype,) * 3,
+            shapes=(joined[0].shape, keys.shape, values.shape),
+            version=1,
+        )
+        self.present.append((present[0], present[1]))
+        return context.view(B, T, H, D).transpose(1, 2)
+
+
+class SourceNode(SourceAttention):
+    """The `inplace` dialect's attention over the source, as one node."""
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        # ONNX Runtime takes no mask that is broadcast along the queries.
+        bias = self.bias.expand(-1, -1, q.shape[2], -1)
+        return attention_node(q, *self.keys_values[layer], bias)
+
+
+def attention_node(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """The operator Attention-24."""
+    # The scale is an attribute: without it TensorRT's parser computes it with 16 layers each time.
+    return torch.onnx.ops.symbolic(
+        "Attention",
+        (q, k, v, bias),
+        attrs={"scale": q.shape[-1] ** -0.5, "is_causal": 0},
+        dtype=q.dtype,
+        shape=q.shape,
+        version=24,
+    )
+
+
+class Decoder(nn.Module):
+    """A decoder whose cache is flat tensors in and out, as a graph needs it."""
+
+    def __init__(self, model: GPT2) -> None:
+        super().__init__()
+        self.model = model
+
+    def outputs(
+        self, input_ids: Tensor, cache: GrowingCache | SlotCache, logit_rows: Tensor
+    ) -> tuple[Tensor, ...]:
+        x = self.model.hidden_states(input_ids, cache)  # (B, T, E)
+        # Rows are gathered before the head: the vocabulary is wide, and one row per sequence is read.
+        logits = self.model.lm_head(x.flatten(0, 1)[logit_rows])  # (N, V)
+        return (logits, *(tensor for pair in cache.present for tensor in pair))
+
+
+class PortableDecoder(Decoder):
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        logit_rows: Tensor,
+        *past: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cache = GrowingCache(pairs(past), attention_mask, position_ids)
+        return self.outputs(input_ids, cache, logit_rows)
+
+
+class InplaceDecoder(Decoder):
+    cache_type: type[SlotCache] = SlotCache
+
+    def forward(
+        self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
+    ) -> tuple[Tensor, ...]:
+        return self.outputs(input_ids, self.cache_type(pairs(slots), past_lengths), logit_rows)
+
+
+class OrtDecoder(InplaceDecoder):
+    cache_type = GroupQueryCache
+
+
+class SourceEncoder(nn.Module):
+    """The Transformer's encoder; its outputs are what the decoder's layers read of the source."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = without_custom_parts(model)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        memory = self.model.encode(input_ids, PaddedAttention(attention_mask))
+        return tuple(tensor for pair in self.model.decoder.keys_values(memory) for tensor in pair)  # type: ignore[operator]
+
+
+class TargetDecoder(nn.Module):
+    """One step of the Transformer's decoder, as a graph needs it.
+
+    Args:
+        weights: whether the attention over the source is an output too.
+    """
+
+    def __init__(self, model: Transformer, weights: bool) -> None:
+        super().__init__()
+        self.model = without_custom_parts(model)
+        self.weights = weights
+        self.cross_count = 2 * model.config.decoder_layers
+
+    def outputs(
+        self,
+        input_ids: Tensor,
+        cache: GrowingCache | SlotCache,
+        source: SourceAttention,
+        logit_rows: Tensor,
+    ) -> tuple[Tensor, ...]:
+        x = self.model.hidden_states(input_ids, cache, source)  # (R, T, E)
+        logits = self.model.output(x.flatten(0, 1)[logit_rows])  # (N, V)
+        present = [tensor for pair in cache.present for tensor in pair]
+        return (logits, *present, *self.weight_outputs(source, input_ids))
+
+    def weight_outputs(self, source: SourceAttention, input_ids: Tensor) -> list[Tensor]:
+        """Each layer's (B, H, K * T, S) as (R, H, T, S)."""
+        R, T = input_ids.shape
+        unfolded = []
+        for weights in source.weights.values() if self.weights else ():
+            B, H, _, S = weights.shape
+            by_beam = weights.reshape(B, H, -1, T, S).transpose(1, 2)  # (B, K, H, T, S)
+            unfolded.append(by_beam.reshape(R, H, T, S))
+        return unfolded
+
+
+class PortableTargetDecoder(TargetDecoder):
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        logit_rows: Tensor,
+        encoder_attention_mask: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cross, past = rest[: self.cross_count], rest[self.cross_count :]
+        source = SourceAttention(pairs(cross), encoder_attention_mask)
+        cache = GrowingCache(pairs(past), attention_mask, position_ids)
+        return self.outputs(input_ids, cache, source, logit_rows)
+
+
+class InplaceTargetDecoder(TargetDecoder):
+    cache_type: type[SlotCache] = SlotCache
+    source_type: type[SourceAttention] = SourceNode
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        logit_rows: Tensor,
+        encoder_attention_mask: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cross, slots = rest[: self.cross_count], rest[self.cross_count :]
+        # TensorRT's parser takes no Attention that gives its weights too.
+        attention = SourceAttention if self.weights else self.source_type
+        source = attention(pairs(cross), encoder_attention_mask)
+        return self.outputs(input_ids, self.cache_type(pairs(slots), past_lengths), source, logit_rows)
+
+
+class OrtTargetDecoder(InplaceTargetDecoder):
+    cache_type = GroupQueryCache
+    source_type = SourceAttention
+
+
+def without_custom_parts(model: Transformer) -> Transformer:
+    """Refuses modules of the caller's own.
+
+    Raises:
+        ValueError: names them.
+    """
+    if own := model.custom_parts():
+        raise ValueError(
+            f"a Transformer with its own {' and '.join(own)} cannot be exported: no graph is known for it"
+        )
+    return model
+
+
+class PortableEncoder(nn.Module):
+    """An encoder whose results are flat tensors, as a graph needs it.
+
+    Args:
+        layers: whose hidden states are outputs beside the last one; 0 is the embeddings.
+        pooler_output: whether the pooler's result is an output too.
+    """
+
+    def __init__(self, model: Bert, layers: tuple[int, ...], pooler_output: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.layers = layers
+        self.pooler_output = pooler_output
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """The recipe's outputs in order; `rest` is token_type_ids and logit_rows, if the model has them."""
+        config, others = self.model.config, list(rest)
+        segments = others.pop(0) if config.type_vocab_size else None
+        rows = others.pop(0) if "masked_lm" in config.heads else None
+        states = self.model.hidden_states(input_ids, segments, PaddedAttention(attention_mask))
+        results = self.model.head_outputs(states[-1], attention_mask, rows)
+        outputs = [states[-1]]
+        for head in config.heads:
+            both_ends = head == "question_answering"
+            outputs += results[head].unbind(-1) if both_ends else [results[head]]
+        if config.sentence is not None:
+            outputs.append(results["sentence_embedding"])
+        outputs += [states[layer] for layer in self.layers]
+        if self.pooler_output:
+            outputs.append(results["pooler_output"])
+        return tuple(outputs)
+
+
+def pairs(flat: tuple[Tensor, ...]) -> list[KeyValue]:
+    """key, value, key, value, ... as a list of pairs."""
+    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,69 @@
+"""The static check after export: the graph's inputs, outputs, types and axes are the ones meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...runtime.bundle.manifest import TensorSpec
+from ..errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def name_axes(model: ir.Model, constraints: Sequence[str]) -> None:
+    """Renames the outputs' axes that tracing named by a sum ("past + tokens") as the recipe does ("total").
+
+    Args:
+        constraints: the recipe's; those of the form "total = past + tokens" say which sum has which name.
+    """
+    import onnx_ir as ir
+
+    sums = {}
+    for constraint in constraints:
+        name, equals, terms = constraint.partition(" = ")
+        if equals:
+            sums[frozenset(terms.split(" + "))] = name
+    for value in model.graph.outputs:
+        if value.shape is not None:
+            names = [axis_name(dim) for dim in value.shape]
+            value.shape = ir.Shape(
+                sums.get(frozenset(n.split(" + ")), n) if isinstance(n, str) else n for n in names
+            )
+
+
+def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Compares a graph's signature with the recipe's, and looks for weights that went astray.
+
+    Raises:
+        ExportError: lists every difference at once.
+    """
+    graph = model.graph
+    problems = compare("input", graph.inputs, inputs) + compare("output", graph.outputs, outputs)
+    problems += [
+        f"input {value.name!r} is used by no node"
+        for value in graph.inputs
+        if not value.uses() and not value.is_graph_output()
+    ]
+    if problems:
+        raise ExportError("the exported graph is not the one meant:\n  " + "\n  ".join(problems))
+
+
+def compare(side: str, values: Sequence[ir.Value], specs: Sequence[TensorSpec]) -> list[str]:
+    names, meant = [value.name for value in values], [spec.name for spec in specs]
+    if names != meant:
+        return [f"{side}s are {names}, meant are {meant}"]
+    problems = []
+    for value, spec in zip(values, specs, strict=True):
+        dtype = None if value.dtype is None else value.dtype.numpy().name
+        if dtype != spec.dtype:
+            problems.append(f"{side} {spec.name} is {dtype}, meant is {spec.dtype}")
+        axes = None if value.shape is None else tuple(axis_name(dim) for dim in value.shape)
+        if axes != spec.axis_names():
+            problems.append(f"{side} {spec.name} has axes {axes}, meant are {spec.axis_names()}")
+    return problems
+
+
+def axis_name(dim: int | ir.SymbolicDim) -> str | int | None:
+    return dim if isinstance(dim, int) else dim.value

@@ -1,0 +1,198 @@
+"""Traces one recipe into an ONNX graph without weights; runs as a child process of its own.
+
+Of the checkpoint only config.json and the names of the weights are read. The weights are graph inputs
+while the graph is traced and simplified, so nothing can be folded, merged or dropped because of their
+values, and no process holds them twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import subprocess
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...runtime.errors import PlanForgeError
+from ..errors import ExportError, error_named
+from ..processes import ChildGroup, command_of, start_child
+from .modules import keep_only_modules, note_modules
+from .recipes import FAMILIES, Choices, Recipe
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+
+    from ...models.checkpoint import Model
+
+T = TypeVar("T")
+
+
+def trace_recipes(
+    checkpoint: Path, choices: Choices, paths: Mapping[str, Path], beside: Callable[[], T]
+) -> tuple[dict[str, ir.Model], T]:
+    """Trace graphs in a child process each, while something else is done here; any error ends all children.
+
+    Args:
+        checkpoint: its folder.
+        choices: of the export.
+        paths: where each recipe's graph is written, by the recipe's id; no file is left there.
+        beside: what is done meanwhile.
+
+    Returns:
+        The graphs by their recipe's id, and what `beside` returns.
+
+    Raises:
+        PlanForgeError: what a child raised; ExportError where one died.
+    """
+    children = ChildGroup()
+
+    def traced(recipe: str) -> ir.Model:
+        return finish_trace(start_trace(checkpoint, recipe, choices, paths[recipe]), paths[recipe])
+
+    with ThreadPoolExecutor(len(paths)) as pool:
+        try:
+            waiting = {recipe: pool.submit(children.run, traced, recipe) for recipe in paths}
+            result = beside()
+            for done in as_completed(waiting.values()):
+                done.result()  # the first that fails ends the others
+        except BaseException:
+            children.stop()  # the pool waits for its threads, which reap them
+            raise
+    for path in paths.values():
+        path.unlink(missing_ok=True)
+    return {recipe: done.result() for recipe, done in waiting.items()}, result
+
+
+def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
+    """Starts tracing in a child process; `finish_trace` waits for it."""
+    command = [*command_of(__name__), str(checkpoint.resolve()), recipe]
+    command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
+    return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
+    """The traced graph, with its weights still among the inputs.
+
+    Raises:
+        PlanForgeError: what the child raised.
+        ExportError: the child died; with its last words.
+    """
+    import onnx_ir as ir
+
+    _, errors = process.communicate()
+    if (said := error_file(out)).is_file():
+        error = json.loads(said.read_text(encoding="utf-8"))
+        said.unlink()
+        raise error_named(error["error"], error["message"])
+    if process.returncode != 0:
+        last = errors.strip().splitlines()[-1] if errors.strip() else "no message"
+        raise ExportError(f"tracing failed (exit {process.returncode}): {last}")
+    return ir.load(out)
+
+
+def trace(model: Model, recipe: Recipe) -> ir.Model:
+    """Runs torch.export over the recipe's module and simplifies the ONNX graph."""
+    import torch
+
+    assert recipe.module is not None
+    module = recipe.module(model).eval()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # torch.onnx warns of its own internals
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        program = torch.onnx.export(
+            module,
+            example_inputs(recipe),
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=recipe.opset,
+            dynamic_shapes=dynamic_shapes(recipe, module),
+            input_names=[spec.name for spec in recipe.inputs],
+            output_names=[spec.name for spec in recipe.outputs],
+        )
+    assert program is not None
+    graph_model = program.model
+    weights_become_inputs(graph_model)
+    note_modules(graph_model)
+    simplify(graph_model)
+    return graph_model
+
+
+def example_inputs(recipe: Recipe) -> tuple[Any, ...]:
+    """Tensors of the recipe's example lengths; torch.export reads only their shapes and types."""
+    import torch
+
+    def zeros(spec: Any) -> Any:
+        shape = [recipe.example.get(axis, axis) for axis in spec.axis_names()]
+        return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
+
+    return tuple(zeros(spec) for spec in recipe.inputs)
+
+
+def dynamic_shapes(recipe: Recipe, module: nn.Module) -> tuple[Any, ...]:
+    """torch.export's dynamic_shapes: an axis name for each dynamic axis of each input.
+
+    What the module takes as *args is a tuple of its own.
+    """
+    per_input = [
+        {i: name for i, name in enumerate(spec.axis_names()) if isinstance(name, str)}
+        for spec in recipe.inputs
+    ]
+    parameters = inspect.signature(module.forward).parameters.values()
+    single = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
+    rest = (tuple(per_input[single:]),) if per_input[single:] else ()
+    return (*per_input[:single], *rest)
+
+
+def weights_become_inputs(model: ir.Model) -> None:
+    """Turns the module's parameters from initializers into inputs, under the reference model's names."""
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        if name.startswith("model."):
+            del graph.initializers[name]
+            if not value.uses():
+                continue  # of a part that this graph does without, such as an unused pooler
+            value.const_value = None
+            value.name = name.removeprefix("model.")
+            graph.inputs.append(value)
+
+
+def simplify(model: ir.Model) -> None:
+    """Folds the shape arithmetic that tracing leaves behind, and drops what only debugging torch needs."""
+    import onnxscript.optimizer
+
+    onnxscript.optimizer.optimize_ir(model)
+    keep_only_modules(model)
+
+
+def error_file(out: Path) -> Path:
+    """Return where a child says what went wrong, instead of writing its graph."""
+    return out.with_name(f"{out.name}.error")
+
+
+def main(arguments: list[str]) -> None:
+    """The child process: FOLDER RECIPE MAX_BATCH MAX_LENGTH OUTPUTS OUT.onnx."""
+    try:
+        write_trace(*arguments)
+    except PlanForgeError as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+        error_file(Path(arguments[-1])).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, outputs: str, out: str) -> None:
+    """Trace one recipe's graph of a checkpoint, and write it to a file; the arguments are a command's."""
+    import onnx_ir as ir
+
+    from ...models.checkpoint import describe, empty_model
+
+    description = describe(Path(folder))
+    choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
+    recipe = FAMILIES[description.family.name].recipes(description.config, choices)[recipe_id]
+    model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory
+    model.tie_weights()
+    ir.save(trace(model, recipe), out)

@@ -1,0 +1,208 @@
+"""What every command shares: progress on stderr, results on stdout, errors in one line, exit codes.
+
+Exit codes: 0, done. 1, it failed while working, or a comparison did not pass. 2, what was typed is wrong: an
+option, a name, a value, or a path where nothing is. 130, Ctrl-C. 141, whoever read the output has gone. 143,
+SIGTERM.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from ..errors import PlanForgeError
+from ..signals import Terminated, forget_changes, what_was_changed
+from .extras import extra_of
+from .stages import Stages
+
+FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+READER_GONE = 141
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but line breaks and tabs
+HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
+
+
+class PlainConsole(Console):
+    """A console that leaves it to us what happens when nobody reads what it prints."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich turns into an exit code of its own."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Settings:
+    """What the options before the command say."""
+
+    debug = False
+
+
+class Shown:
+    """The stages that are shown now; results are printed when they are out of the way."""
+
+    stages: Stages | None = None
+
+
+@contextmanager
+def running() -> Iterator[Stages]:
+    """Shows the stages of a command: a bar on a terminal's stderr, else a line each with the time it took."""
+    with Stages(errors) as Shown.stages:
+        try:
+            yield Shown.stages
+        finally:
+            Shown.stages.end()
+
+
+@contextmanager
+def exit_codes(context: typer.Context) -> Iterator[None]:
+    """Turns what a command raises into one line on stderr and an exit code; --debug shows the traceback.
+
+    Args:
+        context: of all commands; it knows which one runs, by which a missing extra is named.
+    """
+    forget_changes()
+    try:
+        yield
+    except PlanForgeError as error:
+        fail(str(error), error.exit_code, error)
+    except ModuleNotFoundError as error:
+        extra = extra_of(str(context.invoked_subcommand), str(error.name))
+        if extra is None:
+            raise
+        fail(f"this command needs {error.name}: pip install 'planforge[{extra}]'", FAILED, error)
+    except Terminated as error:
+        say(f"terminated{during()}; {what_was_changed()}")
+        raise typer.Exit(128 + error.number) from None
+    except KeyboardInterrupt:
+        say(f"\ninterrupted{during()}; {what_was_changed()}")
+        raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}", FAILED, error)
+
+
+def fail(message: str, code: int, error: BaseException) -> None:
+    """Says what was wrong and ends the command; with --debug the error goes on, for its traceback."""
+    if Settings.debug:
+        raise error
+    with suppress(OSError):  # of a stderr that cannot be written nobody reads
+        errors.print(Text("error: ", style="red").append(message, style="default"))
+    raise typer.Exit(code) from error
+
+
+def say(line: str) -> None:
+    """Prints a line to stderr."""
+    with suppress(OSError):
+        errors.print(line, markup=False)
+
+
+def during() -> str:
+    """The stage that was interrupted, in words."""
+    return Shown.stages.current() if Shown.stages is not None else ""
+
+
+def emit(text: str, end: str = "\n") -> None:
+    """Prints to stdout; control characters of a model's text reach a pipe, never a terminal.
+
+    Raises:
+        typer.Exit: whoever read the output has gone.
+        OSError: stdout cannot be written, as on a full disk.
+    """
+    if sys.stdout.isatty():
+        if Shown.stages is not None:
+            Shown.stages.clear()
+        text = visible(text)
+    with writing():
+        sys.stdout.write(text + end)  # typer.echo would take escape sequences out of what goes to a pipe
+
+
+def visible(text: str) -> str:
+    r"""The text with its control characters written out, as \x1b, but for line breaks and tabs."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def emit_json(value: Any) -> None:
+    """Print a value as one line of JSON among others."""
+    emit(json_line(value))
+
+
+def json_line(value: Any, indent: int | None = None) -> str:
+    r"""Return a value as JSON without a control character: those of C1 as \u009b, as JSON has the others."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    return HIGH_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """Prints a value as JSON, whose strings hold no control characters, after what shows the stages."""
+    end_stages()
+    with writing():
+        sys.stdout.write(json_line(value, indent) + "\n")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines that are ours, never folded, after what shows the stages."""
+    end_stages()
+    with writing():
+        for line in lines:
+            sys.stdout.write(line + "\n")
+
+
+def print_tables(tables: Sequence[RenderableType]) -> None:
+    """Prints tables to stdout, as wide as the terminal, or wide enough for a file."""
+    end_stages()
+    with writing():
+        PlainConsole(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
+
+
+def show(result: Any, as_json: bool) -> None:
+    """Prints an inspection as JSON or as tables."""
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_tables(result.tables())
+
+
+def end_stages() -> None:
+    """Finishes the stages before results are printed."""
+    if Shown.stages is not None:
+        Shown.stages.end()
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Turns what goes wrong with stdout into an exit code, and keeps Python from trying again at its end."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        give_up_stdout()
+        if isinstance(error, BrokenPipeError) or error.errno == errno.EINVAL:  # Windows says the latter
+            raise typer.Exit(READER_GONE) from None
+        raise OSError(error.errno, f"the output cannot be written: {error.strerror}") from error
+
+
+def give_up_stdout() -> None:
+    """Lets what is left in stdout's buffer go nowhere."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def names(text: str) -> list[str]:
+    """A comma-separated list."""
+    return [name.strip() for name in text.split(",") if name.strip()]

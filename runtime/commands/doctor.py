@@ -1,0 +1,20 @@
+"""`planforge doctor`: what this machine has, which backends run on it, and what the next one needs."""
+
+from __future__ import annotations
+
+from .console import print_json, print_lines, print_tables, running
+from .run_options import JsonOption
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Say which backends run on this machine, and what to install for the next. Needs no bundle, no torch."""
+    with running():
+        from ..diagnostics.doctor import diagnose
+        from .doctor_tables import diagnosis_tables
+
+        found = diagnose()
+        if as_json:
+            print_json(found.to_json())
+        else:
+            print_tables(diagnosis_tables(found))
+            print_lines(("", *found.advice, found.summary))  # commands to copy, so never folded

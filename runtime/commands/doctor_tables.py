@@ -1,0 +1,77 @@
+"""A diagnosis of `planforge doctor` for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..diagnostics.doctor import NO_GPU, Diagnosis, Facts
+from ..diagnostics.packages import NOT_NEEDED
+from .tables import size_text, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NOT_KNOWN = "not known"
+
+
+def diagnosis_tables(found: Diagnosis) -> list[RenderableType]:
+    """The machine, its GPUs, its packages, and the backends with what each lacks."""
+    facts = found.facts
+    backends = [(r.backend, "yes" if r.available else "no", r.reason, r.remedy) for r in found.rungs]
+    return [
+        table("Machine", ("", ""), machine_rows(facts)),
+        table("GPU", ("", ""), gpu_rows(facts)),
+        table("Packages", ("", "", ""), package_rows(facts)),
+        table("Backends, the best first", ("", "runs", "why", "what to do"), backends),
+    ]
+
+
+def machine_rows(facts: Facts) -> list[tuple[str, str]]:
+    """Processor, memory, and the board of a Jetson."""
+    cpu, memory = facts.processor, facts.memory
+    cores = f"{cpu.physical_cores} physical of {cpu.logical_cores} logical cores"
+    limit = "" if cpu.cgroup_limit is None else f", cgroup limit {cpu.cgroup_limit:g}"
+    features = ", ".join(f"{name} {'yes' if has else 'no'}" for name, has in cpu.features.items())
+    total, free = (
+        NOT_KNOWN if size is None else size_text(size) for size in (memory.total, memory.available)
+    )
+    rows = [
+        ("planforge", f"{facts.planforge}, Python {facts.python}"),
+        ("system", f"{facts.system}, {facts.libc}" if facts.libc else facts.system),
+        ("processor", f"{cpu.name}, {cpu.architecture}, {cores}{limit}"),
+        ("instructions", features or NOT_KNOWN),
+        ("memory", f"{total}, available {free}"),
+    ]
+    if board := facts.jetson:
+        jetpack = board.jetpack.version if board.jetpack else NOT_KNOWN
+        clocks = {True: "held at their highest", False: "changing with the load", None: NOT_KNOWN}
+        rows += [
+            ("board", f"{board.board}, Jetson Linux {board.release or NOT_KNOWN}, JetPack {jetpack}"),
+            ("power mode", f"{board.power.mode or NOT_KNOWN}, clocks {clocks[board.power.clocks_held]}"),
+        ]
+    return rows
+
+
+def gpu_rows(facts: Facts) -> list[tuple[str, str]]:
+    """Each GPU, and their driver."""
+    found = facts.graphics
+    shared = "memory shared with the processor" if facts.jetson else f"memory {NOT_KNOWN}"
+    rows = [
+        (
+            str(gpu.index),
+            f"{gpu.name}, {gpu.sm or f'sm {NOT_KNOWN}'}, {size_text(gpu.memory) if gpu.memory else shared}",
+        )
+        for gpu in found.gpus
+    ]
+    if not rows:
+        rows = [("none", found.problem or NO_GPU)]
+    return rows + [(name, text) for name, text in (("driver", found.driver), ("CUDA", found.cuda)) if text]
+
+
+def package_rows(facts: Facts) -> list[tuple[str, str, str]]:
+    """Each package that is installed, and each module that is not there."""
+    return [
+        (name, version, "not needed to run bundles" if package.module in NOT_NEEDED else "")
+        for package in facts.packages
+        for name, version in (package.versions or {package.module: "not installed"}).items()
+    ]

@@ -1,0 +1,340 @@
+"""`planforge run`: texts from arguments, stdin or a file through a bundle, by its task. Loads no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..errors import InputError
+from ..suggest import did_you_mean
+from .console import emit, running, say
+from .run_chat import converse
+from .run_input import Item, TextSource, reading, with_blanks
+from .run_options import (
+    TASKS,
+    AttentionHeadOption,
+    AttentionLayerOption,
+    AttentionOption,
+    BackendOption,
+    BatchSizeOption,
+    BundleArgument,
+    ChatOption,
+    DeviceOption,
+    EarlyStoppingOption,
+    GenerationOption,
+    IgnoreEosOption,
+    InputFileOption,
+    JsonLinesOption,
+    LayersOption,
+    LengthPenaltyOption,
+    MaxNewTokensOption,
+    MinNewTokensOption,
+    MinPOption,
+    NBestOption,
+    NoRepeatOption,
+    NumBeamsOption,
+    PairOption,
+    ParseSpecialOption,
+    PoolingOption,
+    PrecisionOption,
+    PromptNameOption,
+    PromptOption,
+    QueryOption,
+    QuestionOption,
+    RepetitionPenaltyOption,
+    SeedOption,
+    SpeculativeOption,
+    StopOption,
+    StrideOption,
+    SystemOption,
+    TaskOption,
+    TemperatureOption,
+    TextsArgument,
+    ThreadsOption,
+    TopKOption,
+    TopLogprobsOption,
+    TopPOption,
+    TruncateDimOption,
+    TruncationOption,
+)
+from .run_output import Printer
+from .run_translation import Picture
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from .. import TextEncoder, TextGenerator, Translator
+
+    Model: TypeAlias = TextGenerator | TextEncoder | Translator
+Iterate: TypeAlias = Callable[[Iterable[Any]], Iterator[Any]]
+
+# What a bundle with this head does unless told otherwise; the first that it has counts.
+HEAD_TASKS = {
+    "sequence_classification": "classify",
+    "token_classification": "tag",
+    "question_answering": "answer",
+    "masked_lm": "fill_mask",
+    "next_sentence": "next_sentence",
+}
+# Tasks of models that have no other, and what such models do.
+ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
+# Options whose values on the command line are words for what Python has values for.
+WORDS: dict[str, dict[str, Any]] = {
+    "early_stopping": {"true": True, "false": False, "never": "never"},
+    "generation": {"checkpoint": "checkpoint", "none": None},
+}
+
+
+def run(
+    bundle: BundleArgument,
+    texts: TextsArgument = None,
+    task: TaskOption = None,
+    input_file: InputFileOption = None,
+    as_json: JsonLinesOption = False,
+    parse_special: ParseSpecialOption = False,
+    max_new_tokens: MaxNewTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: RepetitionPenaltyOption = None,
+    no_repeat_ngram_size: NoRepeatOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    ignore_eos: IgnoreEosOption = None,
+    generation: GenerationOption = None,
+    speculative: SpeculativeOption = None,
+    top_logprobs: TopLogprobsOption = None,
+    chat: ChatOption = None,
+    system: SystemOption = None,
+    num_beams: NumBeamsOption = None,
+    n_best: NBestOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    early_stopping: EarlyStoppingOption = None,
+    min_new_tokens: MinNewTokensOption = None,
+    attention: AttentionOption = None,
+    attention_layer: AttentionLayerOption = None,
+    attention_head: AttentionHeadOption = None,
+    pair: PairOption = None,
+    question: QuestionOption = None,
+    query: QueryOption = None,
+    pooling: PoolingOption = None,
+    truncate_dim: TruncateDimOption = None,
+    prompt_name: PromptNameOption = None,
+    prompt: PromptOption = None,
+    layers: LayersOption = None,
+    truncation: TruncationOption = None,
+    stride: StrideOption = None,
+    batch_size: BatchSizeOption = None,
+    backend: BackendOption = "auto",
+    device: DeviceOption = 0,
+    precision: PrecisionOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Generate, translate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    options = {name: given[name] for names in TASKS.values() for name in names if name in given}
+    beside: dict[str, str] = {n: given[n] for n in ("pair", "question", "query") if n in given}
+    with running() as stages:
+        from .. import load
+
+        source = TextSource(tuple(texts or ()), input_file, beside)
+        source.check()
+        picture = Picture(attention, attention_layer, attention_head)
+        if task is not None and task not in TASKS:
+            raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
+        translate_words(options)
+        with load(bundle, backend=backend, precision=precision, threads=threads, device=device) as model:
+            chosen = task or task_of(model, beside)
+            check_task(chosen, model, options)
+            check_beside(model, chosen, source)
+            picture.check(chosen)
+            if chosen != "fill_mask":  # it always does
+                options["parse_special"] = parse_special
+            start(model, chosen, source, options, picture, as_json, stages)
+
+
+def start(
+    model: Model,
+    task: str,
+    source: TextSource,
+    options: dict[str, Any],
+    picture: Picture,
+    as_json: bool,
+    stages: Stages,
+) -> None:
+    """Run a task over its texts and print every result."""
+    is_chat = options.pop("chat", False)
+    system = options.pop("system", None)
+    keep = options.pop("top_k", None) if task == "rank" else None
+    if keep is not None and "query" not in source.beside:
+        raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
+    if task == "generate":
+        if "top_logprobs" in options and not as_json:
+            raise InputError("--top-logprobs goes with --json, which shows them")
+        options["logprobs"] = as_json
+    # Values of options were typed, and are refused before a text is read, which may be wrong as well.
+    list(iterator_of(model, task, options)([]))
+    with reading(source):
+        if is_chat:
+            converse(model, source, options, system, as_json)  # type: ignore[arg-type]
+        elif "query" in source.beside:
+            rank(model, source, options, keep, as_json)
+        else:
+            show_all(model, task, source, options, picture, as_json, stages)
+
+
+def show_all(
+    model: Model,
+    task: str,
+    source: TextSource,
+    options: dict[str, Any],
+    picture: Picture,
+    as_json: bool,
+    stages: Stages,
+) -> None:
+    """Print the result of every text: as it comes, as soon as it was typed, or in batches."""
+    items = source.items()
+    if picture.path is not None:
+        items = picture.draw_only(model, items, options)  # type: ignore[arg-type]
+    several = task in ONLY_TASKS and options.get("n_best", 1) > 1
+    printer = Printer(task, as_json, several)
+    is_search = several or options.get("num_beams", 1) > 1
+    if task == "generate" and not (as_json or is_search) and (source.is_typed or len(source.texts) == 1):
+        for item in items:
+            with answering(source):
+                stream(model, item, options)  # type: ignore[arg-type]
+    elif source.is_typed:
+        for item in items:
+            with answering(source):
+                for result in with_blanks(iter([item]), iterator_of(model, task, options)):
+                    printer.show(result)
+    else:
+        if not sys.stdout.isatty():
+            options["progress"] = stages.count
+        for result in with_blanks(items, iterator_of(model, task, options)):
+            printer.show(result)
+
+
+@contextmanager
+def answering(source: TextSource) -> Iterator[None]:
+    """Let a text that somebody typed into a terminal, and that cannot be used, not end the command."""
+    try:
+        yield
+    except InputError as error:
+        if not source.is_typed:
+            raise
+        say(f"error: {error}")
+
+
+def iterator_of(model: Model, task: str, options: Mapping[str, Any]) -> Iterate:
+    """Return what computes a task's results one after the other, reading texts ahead."""
+    from .. import TextEncoder
+
+    if isinstance(model, TextEncoder):
+        return lambda texts: model.iterate(task, texts, **options)  # type: ignore[call-overload]
+    return lambda texts: model.iterate(map(single_text(task), texts), **options)
+
+
+def single_text(task: str) -> Callable[[Item], str]:
+    """Return what refuses a pair where a task takes texts."""
+
+    def checked(item: Item) -> str:
+        if not isinstance(item, str):
+            what = "text generation takes prompts" if task == "generate" else "translation takes texts"
+            raise InputError(f"{what}, not pairs of texts")
+        return item
+
+    return checked
+
+
+def stream(model: TextGenerator, item: Item | None, options: dict[str, Any]) -> None:
+    """Continue a prompt, shown as it comes."""
+    if item is None:
+        emit("")
+        return
+    prompt = single_text("generate")(item)
+    chunks = model.stream(prompt, **options)  # checks everything before anything shows
+    emit(prompt, end="")
+    for chunk in chunks:
+        emit(str(chunk), end="")
+    emit("")
+
+
+def rank(model: Model, source: TextSource, options: dict[str, Any], keep: int | None, as_json: bool) -> None:
+    """Print the texts that fit a query best, the best first."""
+    items = [item for item in source.items() if item is not None]
+    results = list(iterator_of(model, "rank", options)(items))
+    printer = Printer("rank", as_json)
+    for result in sorted(results, key=lambda result: -result.score)[:keep]:
+        printer.show((None, result))
+
+
+def task_of(model: Model, beside: dict[str, str]) -> str:
+    """Return what a bundle does unless told otherwise."""
+    from .. import TextEncoder
+
+    if only := only_task(model):
+        return only
+    assert isinstance(model, TextEncoder)
+    if "question" in beside:
+        return "answer"
+    if "query" in beside:
+        return "rank"
+    if "pair" in beside and "next_sentence" in model.heads:
+        return "next_sentence"
+    return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
+
+
+def only_task(model: Model) -> str | None:
+    """Return the one task that a model has; None of an encoder, which has several."""
+    from .. import TextGenerator, Translator
+
+    if isinstance(model, Translator):
+        return "translate"
+    return "generate" if isinstance(model, TextGenerator) else None
+
+
+def check_task(task: str, model: Model, options: Mapping[str, Any]) -> None:
+    """Refuse a task that the model does not have, and options that the task does not have."""
+    only = only_task(model)
+    if only != (task if task in ONLY_TASKS else None):
+        what = "is an encoder" if only is None else ONLY_TASKS[only]
+        raise InputError(f"this bundle {what}, which does not go with the task {task!r}")
+    for name in options:
+        if name not in TASKS[task]:
+            raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
+    if "system" in options and "chat" not in options:
+        raise InputError("--system goes with --chat")
+    if "chat" in options and options.get("num_beams", 1) > 1:
+        raise InputError("--num-beams does not go with --chat, whose answers are shown as they are made")
+
+
+def check_beside(model: Model, task: str, source: TextSource) -> None:
+    """Refuse a second text that the task has no use for, and a task that lacks its own."""
+    from .. import TextEncoder
+
+    if isinstance(model, TextEncoder):
+        model.check_task(task)
+    allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
+    option = allowed.get(task)
+    for name in source.beside:
+        if name != option:
+            raise InputError(f"--{name} is no option of the task {task}")
+    if option and task != "classify" and not source.beside and not source.file:
+        raise InputError(f"{task} needs --{option} TEXT beside each text, or pairs by --input FILE")
+
+
+def translate_words(options: dict[str, Any]) -> None:
+    """Replace words such as true and none by the values that they stand for."""
+    for name, values in WORDS.items():
+        if name in options:
+            word = options[name]
+            if word not in values:
+                option = f"--{name.replace('_', '-')}"
+                known = ", ".join(values)
+                raise InputError(f"{option} {word!r} must be one of {known}{did_you_mean(word, values)}")
+            options[name] = values[word]
+    if options.get("truncation") == "none":
+        options["truncation"] = None

@@ -1,0 +1,112 @@
+"""`planforge run --chat`: texts as a user's messages, and a model's answers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from .console import emit, emit_json, say
+from .run_input import Item, TextSource
+
+if TYPE_CHECKING:
+    from .. import TextGenerator
+
+YOU = "you> "
+MODEL = "model> "
+RESET = "/reset"
+EXIT = "/exit"
+
+
+def converse(
+    model: TextGenerator, source: TextSource, options: dict[str, Any], system: str | None, as_json: bool
+) -> None:
+    """Answer each message, shown as it comes.
+
+    Lines of stdin are turns of one conversation, in which /reset begins anew and /exit ends; other messages
+    begin their own. On a terminal both speakers are named, and a message that cannot be answered does not
+    end the conversation.
+
+    Args:
+        system: what a conversation begins with.
+    """
+    begin = [] if system is None else [message("system", system)]
+    messages = list(begin)
+    is_one = source.is_read and source.file is None
+    is_talk = source.is_typed and sys.stdout.isatty() and not as_json
+    if is_one:
+        options["reuse_prompt"] = True
+    for text in typed_messages() if is_talk else source.items():
+        if text is None:
+            blank_line(as_json)
+        elif is_one and text == EXIT:
+            break
+        elif is_one and text == RESET:
+            messages = list(begin)
+            say("a new conversation")
+        else:
+            asked = [*(messages if is_one else begin), message("user", checked_message(text))]
+            try:
+                messages = [*asked, message("assistant", answer(model, asked, options, as_json, is_talk))]
+            except InputError as error:
+                if not is_talk:
+                    raise
+                say(f"error: {error}")
+
+
+def answer(
+    model: TextGenerator,
+    messages: list[dict[str, str]],
+    options: dict[str, Any],
+    as_json: bool,
+    is_talk: bool,
+) -> str:
+    """Show the answer to the last message, and return its text."""
+    if as_json:
+        result = model.chat(messages, **options)
+        emit_json({"prompt": messages[-1]["content"], **result.to_json()})
+        return result.text
+    chunks = model.stream_chat(messages, **options)  # checks everything before anything shows
+    if is_talk:
+        emit(MODEL, end="")
+    pieces = []
+    for chunk in chunks:
+        emit(str(chunk), end="")
+        pieces.append(str(chunk))
+    emit("")
+    return "".join(pieces)
+
+
+def typed_messages() -> Iterator[Item]:
+    """Yield what is typed behind a prompt sign, until Ctrl-D or /exit; blank lines are passed over."""
+    with contextlib.suppress(ImportError):  # Windows has its own
+        import readline  # noqa: F401  (arrow keys, and what was typed before)
+    say(f"{RESET} begins anew, {EXIT} or Ctrl-D ends")
+    while True:
+        try:
+            text = input(YOU)
+        except EOFError:
+            emit("")
+            return
+        if text.strip():
+            yield text.strip()
+
+
+def blank_line(as_json: bool) -> None:
+    """Print what stands for a blank line, so that the lines of both sides belong together."""
+    if as_json:
+        emit_json(None)
+    else:
+        emit("")
+
+
+def checked_message(text: Item) -> str:
+    if not isinstance(text, str):
+        raise InputError("--chat takes messages, not pairs of texts")
+    return text
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

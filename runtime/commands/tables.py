@@ -1,0 +1,113 @@
+"""A table that cuts no word: where its columns do not fit side by side, each row is told line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+
+SHORT = 24  # letters of a text that is kept on one line before longer texts get more than their longest word
+
+
+class FittingTable(Table):
+    """A plain table of texts, as wide as what it is printed to.
+
+    Columns get the width of their longest word at least. Where those alone are too wide, as in a terminal of
+    80 columns, each row becomes lines of heading and text, with an empty line between two rows.
+
+    Args:
+        title: above it; may be "".
+        columns: their headings; all "" for a table without.
+        rows: a text for each column.
+    """
+
+    def __init__(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        super().__init__(
+            title=Text(title) if title else None,
+            title_justify="left",
+            show_header=any(columns),
+            box=None,
+            pad_edge=False,
+        )
+        self._headings = list(columns)
+        self._texts = [list(row) for row in rows]
+        for column in columns:
+            self.add_column(column, overflow="fold")
+        for row in self._texts:
+            self.add_row(*map(Text, row))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        gap = self.padding[1] + self.padding[3]
+        room = options.max_width - gap * (len(self._headings) - 1)
+        wide = [self._width(index, whole=True) for index in range(len(self._headings))]
+        narrow = [self._width(index, whole=False) for index in range(len(self._headings))]
+        if sum(wide) > room and sum(narrow) > room and len(self._headings) > 2:
+            yield from self._records(console, options)
+            return
+        if sum(wide) > room:
+            for column, width in zip(self.columns, shared_widths(narrow, wide, room), strict=True):
+                column.width = width
+        yield from super().__rich_console__(console, options)
+
+    def _width(self, index: int, whole: bool) -> int:
+        """Return the width of a column's longest line, or of its longest word."""
+        texts = [self._headings[index], *(row[index] for row in self._texts)]
+        parts = (part for text in texts for part in (text.split("\n") if whole else text.split()))
+        return max(map(cell_len, parts), default=0)
+
+    def _records(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.title:
+            yield self.title if isinstance(self.title, Text) else Text(self.title)
+        margin = max(map(cell_len, self._headings)) + 2
+        for number, row in enumerate(self._texts):
+            if number:
+                yield Text("")
+            for heading, text in zip(self._headings, row, strict=True):
+                if text:
+                    lines = Text(text).wrap(console, max(options.max_width - margin, 10), overflow="fold")
+                    first, *others = list(lines) or [Text("")]
+                    yield Text(heading.ljust(margin)) + first
+                    for line in others:
+                        yield Padding(line, (0, 0, 0, margin), expand=False)
+
+
+def shared_widths(narrow: Sequence[int], wide: Sequence[int], room: int) -> list[int]:
+    """Return the widths of columns that do not all have the room they want.
+
+    Args:
+        narrow: what each needs at least.
+        wide: what each would like.
+        room: for all of them; where even `narrow` is too much, the widest get less.
+    """
+    widths = list(narrow)
+    while sum(widths) > room and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    for index in sorted(range(len(wide)), key=lambda index: wide[index]):
+        if wide[index] <= SHORT and sum(widths) - widths[index] + wide[index] <= room:
+            widths[index] = wide[index]
+    while sum(widths) < room and any(have < want for have, want in zip(widths, wide, strict=True)):
+        lacks = [want - have for have, want in zip(widths, wide, strict=True)]
+        widths[lacks.index(max(lacks))] += 1
+    return widths
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> FittingTable:
+    """Return a plain table that cuts no word."""
+    return FittingTable(title, columns, rows)
+
+
+def size_text(count: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"

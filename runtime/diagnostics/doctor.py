@@ -1,0 +1,284 @@
+"""What `planforge doctor` says: what this machine has, which backends run on it, what the next one needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..backends.tensorrt_library import LIBRARIES
+from ..backends.threads import ROOT
+from .jetson import Jetson, completed, jetson
+from .machine import Graphics, Memory, Processor, graphics, memory, processor
+from .packages import DISTRIBUTIONS, OnnxRuntime, Package, installed, major_of, onnxruntime
+
+OLDEST_CUDA = 12  # that cuda-bindings and the engines are made for
+FIRST_TURING_ONLY, TURING = 11, 75  # TensorRT from 11 on wants this architecture or a newer one
+NO_GPU = "no NVIDIA GPU or driver was found"
+NEW_DRIVER = "install NVIDIA's driver 580 or newer, which has CUDA 13, and restart"
+# ONNX Runtime's packages with CUDA, and all they load of it: from 1.27 on they are made for CUDA 13.
+CUDA_13_WHEEL = "'planforge[gpu]' 'onnxruntime-gpu[cuda,cudnn]'"
+CUDA_12_WHEEL = "'planforge[gpu]' 'onnxruntime-gpu[cuda,cudnn]<1.27'"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is known of a machine."""
+
+    planforge: str
+    python: str
+    system: str
+    libc: str | None
+    processor: Processor
+    memory: Memory
+    graphics: Graphics
+    jetson: Jetson | None
+    packages: tuple[Package, ...]
+    onnxruntime: OnnxRuntime
+
+    def package(self, module: str) -> Package:
+        """One of the packages."""
+        return next(package for package in self.packages if package.module == module)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A backend, whether bundles run on it here, why, and what to do if not; empty if nothing helps."""
+
+    backend: str
+    available: bool
+    reason: str
+    remedy: str = ""
+
+
+Obstacle: TypeAlias = tuple[str, str]  # why a backend does not run here, and what to do
+Check: TypeAlias = Callable[[Facts], Obstacle | None]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Facts, backends from the best to the last, and what follows from them."""
+
+    facts: Facts
+    rungs: tuple[Rung, ...]
+    advice: tuple[str, ...]
+    summary: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def diagnose(root: Path = ROOT) -> Diagnosis:
+    """Examines this machine. Imports ONNX Runtime, and none of the other engines.
+
+    Args:
+        root: where etc, proc and sys lie.
+    """
+    facts = examine(root)
+    found = rungs(facts)
+    return Diagnosis(facts, found, advice(facts), summary(found))
+
+
+def examine(root: Path = ROOT) -> Facts:
+    """What this machine has. A fact that can't be found is None."""
+    board, card = jetson(root), graphics(root)
+    return Facts(
+        planforge=importlib.metadata.version("planforge"),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        libc=" ".join(platform.libc_ver()).strip() or None,
+        processor=processor(root),
+        memory=memory(root),
+        graphics=completed(card, board) if board else card,
+        jetson=board,
+        packages=tuple(installed(module) for module in DISTRIBUTIONS),
+        onnxruntime=onnxruntime(),
+    )
+
+
+def rungs(facts: Facts) -> tuple[Rung, ...]:
+    """The backends, the best first."""
+    found = []
+    for backend, (runs_with, checks) in LADDER.items():
+        obstacle = next(filter(None, (check(facts) for check in checks)), None)
+        if obstacle is None:
+            found.append(Rung(backend, True, str(facts.package(runs_with))))
+        else:
+            found.append(Rung(backend, False, *obstacle))
+    return tuple(found)
+
+
+def no_cuda(facts: Facts) -> Obstacle | None:
+    """Where nothing runs on a GPU."""
+    found = facts.graphics
+    if not found.gpus and found.problem:
+        return found.problem, f"{NEW_DRIVER}; a container needs --gpus all"
+    if not found.gpus:
+        return NO_GPU, ""
+    if (cuda_of(facts) or OLDEST_CUDA) >= OLDEST_CUDA:
+        return None
+    if facts.jetson is None:
+        return f"the driver has CUDA {found.cuda}, {OLDEST_CUDA} or newer is needed", NEW_DRIVER
+    remedy = "install JetPack 6 or newer" if facts.jetson.sm == "sm87" else ""
+    return f"this board's JetPack has CUDA {found.cuda}, {OLDEST_CUDA} or newer is needed", remedy
+
+
+def not_for_rtx(facts: Facts) -> Obstacle | None:
+    """TensorRT-RTX is for some GPUs in x86-64 machines."""
+    architecture, sms = facts.processor.architecture, LIBRARIES["tensorrt-rtx"].sms
+    present = [gpu.sm or "a GPU of unknown architecture" for gpu in facts.graphics.gpus]
+    if architecture.lower() in ("x86_64", "amd64") and set(sms) & set(present):
+        return None
+    here = f"{', '.join(dict.fromkeys(present))} and {architecture}"
+    return f"TensorRT-RTX is for {', '.join(sms)} and x86-64, this machine has {here}", ""
+
+
+def too_old_for_tensorrt(facts: Facts) -> Obstacle | None:
+    """TensorRT 11 dropped what came before Turing."""
+    sms = [gpu.sm for gpu in facts.graphics.gpus if gpu.sm]
+    version = facts.package("tensorrt").major or FIRST_TURING_ONLY
+    if not sms or any(int(sm[2:]) >= TURING for sm in sms) or version < FIRST_TURING_ONLY:
+        return None
+    return f"TensorRT {FIRST_TURING_ONLY} is for sm{TURING} and newer, this machine has {', '.join(sms)}", ""
+
+
+def lacks(library: str) -> Check:
+    """The check of a TensorRT's module and of CUDA's."""
+
+    def check(facts: Facts) -> Obstacle | None:
+        engine, bindings = facts.package(LIBRARIES[library].module), facts.package("cuda.bindings")
+        driver = cuda_of(facts)
+        for package in (engine, bindings):
+            if driver and package.cuda and package.cuda > driver:
+                reason = f"{package} is for CUDA {package.cuda}, the driver has {facts.graphics.cuda}"
+                return reason, instead_of(package, library, facts)
+        needed = {library: engine, "cuda-bindings": bindings}
+        absent = [name for name, package in needed.items() if not package.versions]
+        if absent:
+            reason = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
+            jetpack = facts.jetson.jetpack if facts.jetson else None
+            if library in absent and jetpack and not facts.python.startswith(f"{jetpack.python}."):
+                reason += f"; JetPack's is for Python {jetpack.python}, this is {facts.python}"
+            return reason, to_install(library, absent, facts)
+        return None
+
+    return check
+
+
+def instead_of(package: Package, library: str, facts: Facts) -> str:
+    """What to do about a package that is for a newer CUDA than the driver's."""
+    if package.module == "cuda.bindings":
+        return to_install(library, ["cuda-bindings"], facts)
+    if library == "tensorrt":
+        return f"pip uninstall {' '.join(package.versions)}, then {to_install(library, [library], facts)}"
+    return NEW_DRIVER  # there is no other TensorRT-RTX
+
+
+def to_install(library: str, absent: Sequence[str], facts: Facts) -> str:
+    """The commands that install a TensorRT, CUDA's bindings, or both."""
+    driver, steps, packages = cuda_of(facts), [], []
+    if library in absent and facts.jetson:
+        steps = ["sudo apt install nvidia-jetpack", "/usr/bin/python3 -m venv --system-site-packages .venv"]
+        packages, absent = ["planforge"], ["cuda-bindings"]  # in that .venv, which sees JetPack's TensorRT
+    elif library in absent and driver == 12 and library == "tensorrt":
+        packages = ["tensorrt-cu12"]  # `tensorrt` is for CUDA 13
+    elif library in absent:
+        packages = [f"'planforge[{library}]'"]
+        if driver == 12:
+            steps, driver = [NEW_DRIVER], 13
+    if "cuda-bindings" in absent:
+        packages.append(f"'cuda-bindings=={driver}.*'" if driver else "cuda-bindings")
+    where = "in it " if "planforge" in packages else ""
+    return ", then ".join([*steps, f"{where}pip install {' '.join(packages)}"])
+
+
+def no_onnxruntime(facts: Facts) -> Obstacle | None:
+    """Where not even the CPU's engine runs."""
+    package, error = facts.package("onnxruntime"), facts.onnxruntime.error
+    if not package.versions:
+        return "onnxruntime is not installed", "pip install 'planforge[cpu]'"
+    if error:
+        names = " ".join(package.versions)
+        return f"onnxruntime can't be imported: {error}", f"pip install --force-reinstall --no-deps {names}"
+    return None
+
+
+def no_cuda_provider(facts: Facts) -> Obstacle | None:
+    """Where ONNX Runtime runs on the CPU alone."""
+    package, runtime, driver = facts.package("onnxruntime"), facts.onnxruntime, cuda_of(facts)
+    wheel = f"pip install {CUDA_12_WHEEL if driver == 12 else CUDA_13_WHEEL}"
+    if facts.jetson and facts.jetson.jetpack:
+        wheel = (
+            f"install NVIDIA's own wheel of onnxruntime-gpu for JetPack {facts.jetson.jetpack.version}"
+            " (the public ones have no code for this GPU)"
+        )
+    without = f"pip uninstall {' '.join(package.versions)}, then {wheel}"
+    if not package.versions:
+        return "onnxruntime-gpu is not installed", wheel
+    if runtime.error:
+        return f"onnxruntime can't be imported: {runtime.error}", without
+    if "CUDAExecutionProvider" not in runtime.providers:
+        return f"{package} has no CUDAExecutionProvider", without
+    if driver and (major_of(runtime.cuda) or 0) > driver:
+        return f"{package} is for CUDA {runtime.cuda}, the driver has {facts.graphics.cuda}", wheel
+    return None
+
+
+def no_bindings(facts: Facts) -> Obstacle | None:
+    """Where CUDA's bindings, which keep the cache on the GPU, are missing or too new."""
+    bindings, driver = facts.package("cuda.bindings"), cuda_of(facts)
+    remedy = to_install("", ["cuda-bindings"], facts)
+    if not bindings.versions:
+        return "cuda-bindings is not installed", remedy
+    if driver and bindings.cuda and bindings.cuda > driver:
+        return f"{bindings} is for CUDA {bindings.cuda}, the driver has {facts.graphics.cuda}", remedy
+    return None
+
+
+# The backends, the best first: the module that runs each, and what may stand in its way.
+LADDER: dict[str, tuple[str, tuple[Check, ...]]] = {
+    "tensorrt-rtx": ("tensorrt_rtx", (no_cuda, not_for_rtx, lacks("tensorrt-rtx"))),
+    "tensorrt": ("tensorrt", (no_cuda, too_old_for_tensorrt, lacks("tensorrt"))),
+    "ort-cuda": ("onnxruntime", (no_cuda, no_cuda_provider, no_bindings)),
+    "ort-cpu": ("onnxruntime", (no_onnxruntime,)),
+}
+
+
+def cuda_of(facts: Facts) -> int | None:
+    """The major version of CUDA that the driver has."""
+    return major_of(facts.graphics.cuda)
+
+
+def advice(facts: Facts) -> tuple[str, ...]:
+    """What is wrong or slow though bundles run."""
+    said = []
+    builds = " ".join(facts.package("onnxruntime").versions)
+    if " " in builds:
+        both = builds.replace(" ", " and ")
+        said.append(
+            f"{both} overwrite each other's files: pip uninstall {builds}, then install one of them alone"
+        )
+    cudnn = facts.package("nvidia.cudnn").versions
+    if not (cudnn or no_cuda(facts) or no_cuda_provider(facts)):
+        said.append(
+            "cuDNN was not found; without it ONNX Runtime's CUDAExecutionProvider falls back to the CPU:"
+            f" pip install {CUDA_12_WHEEL if cuda_of(facts) == 12 else CUDA_13_WHEEL}"
+        )
+    if facts.jetson and (commands := facts.jetson.power.commands()):
+        said.append(f"this board is not at full speed; before benchmarking: {' && '.join(commands)}")
+    return tuple(said)
+
+
+def summary(found: Sequence[Rung]) -> str:
+    """One line: the backends that bundles run on, and how to get the next better one."""
+    available = [rung.backend for rung in found if rung.available]
+    best = next((place for place, rung in enumerate(found) if rung.available), len(found))
+    line = f"bundles run on: {', '.join(available) or 'nothing'}"
+    for rung in reversed(found[:best]):
+        if rung.remedy:
+            return f"{line}; next: {rung.backend} ({rung.remedy})"
+    return f"{line}; nothing that can be installed is better" if best else line

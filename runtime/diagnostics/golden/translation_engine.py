@@ -1,0 +1,97 @@
+"""The two graphs of an encoder-decoder on one engine, as golden data drives them.
+
+L layers, H heads, S source tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...decoding.beam import BeamSearch, Hypothesis, Search
+from ...decoding.decoder import Decoder, DecoderRun
+from ...decoding.sampling import token_logprobs
+from ...text.tokenizer import Tokenizer
+from ...translate.source_encoder import SourceEncoder
+from ..metrics import Logits
+from .translations import Sample
+
+
+class Engine:
+    """An encoder and a decoder that run together.
+
+    Args:
+        encoder: of the source.
+        decoder: that reads what the encoder writes.
+        start: the token that every target begins with.
+        tokenizers: of the source and of the target.
+    """
+
+    def __init__(
+        self, encoder: SourceEncoder, decoder: Decoder, start: int, tokenizers: tuple[Tokenizer, Tokenizer]
+    ) -> None:
+        self.encoder = encoder
+        self.decoder = decoder
+        self.start = start
+        self.source_tokenizer, self.target_tokenizer = tokenizers
+
+    def cross(self, samples: Sequence[Sample]) -> list[Logits]:
+        """What the decoder would read of the sources, as one padded batch, at the known positions."""
+        context = self.encoder.encode([s.source for s in samples])
+        tensors = [context.buffers[read.name].numpy() for _, read in self.encoder.reads]
+        return [
+            np.stack(
+                [t[b][:, list(s.positions)].swapaxes(0, 1).reshape(len(s.positions), -1) for t in tensors]
+            ).astype(np.float32)
+            for b, s in enumerate(samples)
+        ]
+
+    def run(self, samples: Sequence[Sample], beams: int, capacity: int) -> DecoderRun:
+        return self.decoding([s.source for s in samples], beams, capacity)
+
+    def decoding(self, sources: Sequence[Sequence[int]], beams: int, capacity: int) -> DecoderRun:
+        """A decoder that looks at `sources`, with so many rows of each."""
+        return self.decoder.start(len(sources) * beams, capacity, self.encoder.prepare(sources))
+
+    def teacher_forced(self, sample: Sample) -> Logits:
+        """Feeds PyTorch's tokens through the cache: at once up to the first known step, then one by one."""
+        run = self.run([sample], 1, len(sample.target))
+        fed = [self.start, *sample.target[:-1]]
+        out = [run.prefill([fed[: sample.steps[0] + 1]])]
+        out += [run.decode([token]) for token in fed[sample.steps[0] + 1 : sample.steps[-1] + 1]]
+        return np.concatenate(out)[[step - sample.steps[0] for step in sample.steps]]
+
+    def at_once(self, sample: Sample) -> Logits:
+        """PyTorch's tokens in one step, on top of nothing."""
+        run = self.run([sample], 1, len(sample.target))
+        ids = np.asarray([[self.start, *sample.target[:-1]]])
+        return run.step(ids, np.ones_like(ids, bool), sample.steps)
+
+    def score(self, sample: Sample, target: Sequence[int]) -> float:
+        """The mean log-probability of a target's tokens, taken one by one."""
+        run = self.run([sample], 1, len(target))
+        logits = [run.decode([token]) for token in (self.start, *target[:-1])]
+        return float(token_logprobs(np.concatenate(logits), np.asarray(target)).mean())
+
+    def attention(self, sample: Sample) -> list[Logits]:
+        """What the known places look at, (L, H, len(steps), S), in each of two rows that share the source."""
+        names = [s.name for s in self.decoder.artifact.outputs if s.role.startswith("cross_attention.")]
+        run = self.run([sample], 2, len(sample.target))
+        ids = np.asarray([[self.start, *sample.target[:-1]]] * 2)
+        results = run.results(ids, np.ones_like(ids, bool), [0], names)
+        both = np.stack([results[name] for name in names], axis=1)  # (2, L, H, T, S)
+        return [row[:, :, list(sample.steps)] for row in both]
+
+    def search(self, samples: Sequence[Sample], search: Search) -> list[list[Hypothesis]]:
+        """The runtime's beam search."""
+        beams = BeamSearch(len(samples), self.start, search)
+        run = self.run(samples, search.num_beams, search.max_new_tokens)
+        while not beams.done:
+            copies = beams.advance(run.decode(beams.tokens))
+            run.copy_rows(copies)
+        return beams.hypotheses()
+
+    def close(self) -> None:
+        self.encoder.close()
+        self.decoder.close()

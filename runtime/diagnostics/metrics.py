@@ -1,0 +1,262 @@
+"""What a difference between two engines' results means, and whether it is within its limits.
+
+N rows, V vocabulary or classes, E width of a vector
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..decoding.sampling import log_softmax
+
+Logits = npt.NDArray[np.float32]
+
+LIKELIEST = 5  # tokens that are compared as a set
+SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its largest number: sums round by that
+MEAN_OF = 8  # vectors at least; the mean of fewer says no more than the worst of them
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """How far `got` is from `want`.
+
+    Attributes:
+        max_error: the largest difference of two logits, in units of `scale_of` the reference.
+        mean_error: the mean one, in the same units.
+        mean_kl: of the reference's distribution to the engine's, in nats, averaged over rows.
+        top1_agreement: share of rows whose likeliest token is the same.
+        top5_agreement: share of the reference's five likeliest tokens that are among the engine's five.
+        flip_margin: the reference's largest margin where it is not: at 0.01 a flip is rounding, at 3.0 a bug.
+        finite: no NaN and no infinity on either side.
+        rows: how many rows were compared.
+    """
+
+    max_error: float
+    mean_error: float
+    mean_kl: float
+    top1_agreement: float
+    top5_agreement: float
+    flip_margin: float
+    finite: bool
+    rows: int
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "mean_kl")
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: plain(value) for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class VectorMetrics:
+    """How far the vectors `got` are from `want`.
+
+    Attributes:
+        max_error: the largest difference of two numbers, in units of the reference's standard deviation.
+        cosine_gap: 1 - the smallest cosine of a vector and its reference.
+        mean_cosine_gap: 1 - the mean cosine, of the vectors of at least `MEAN_OF` texts; else 0.
+        finite: no NaN and no infinity on either side.
+        rows: how many vectors were compared.
+    """
+
+    max_error: float
+    cosine_gap: float
+    mean_cosine_gap: float
+    finite: bool
+    rows: int
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "cosine_gap", "mean_cosine_gap")
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: plain(value) for name, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class ScoreMetrics:
+    """How far the scores of whole sequences are from those that the model gives the same tokens.
+
+    Attributes:
+        score_error: the largest difference of two mean log-probabilities.
+        finite: no NaN and no infinity among them.
+        rows: how many sequences were compared.
+    """
+
+    score_error: float
+    finite: bool
+    rows: int
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("score_error",)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: plain(value) for name, value in vars(self).items()}
+
+
+class Measured(Protocol):
+    """What all metrics have: whether everything was finite, and the names of those that have a limit."""
+
+    LIMITED: ClassVar[tuple[str, ...]]
+
+    @property
+    def finite(self) -> bool: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a comparison came to.
+
+    Attributes:
+        metrics: by name; None where not finite.
+        limits: of some of them.
+        failures: what exceeds them, in words.
+        errors: `max_error` of each decode step, where there are steps.
+        divergence: where the engine, free to choose, left PyTorch's tokens, as text.
+    """
+
+    metrics: Mapping[str, Any]
+    limits: Mapping[str, float]
+    failures: tuple[str, ...] = ()
+    errors: tuple[float, ...] = ()
+    divergence: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Outcome):
+    """One artifact on one engine, in one situation, against PyTorch."""
+
+    artifact: str
+    backend: str
+    case: str
+
+    @classmethod
+    def failed(cls, artifact: str, backend: str, case: str, why: Exception) -> Comparison:
+        """Of what could not be measured."""
+        return cls(artifact=artifact, backend=backend, case=case, metrics={}, limits={}, failures=(str(why),))
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "artifact": self.artifact,
+            "backend": self.backend,
+            "case": self.case,
+            "metrics": dict(self.metrics),
+            "limits": dict(self.limits),
+            "passed": self.passed,
+            "failures": list(self.failures),
+            **({"errors": [plain(error) for error in self.errors]} if self.errors else {}),
+            **({"divergence": dict(self.divergence)} if self.divergence is not None else {}),
+        }
+
+
+def measure(got: Logits, want: Logits) -> Metrics:
+    """Compares logits (N, V) row by row."""
+    finite = bool(np.isfinite(got).all() and np.isfinite(want).all())
+    if not finite:
+        return Metrics(math.nan, math.nan, math.nan, 0.0, 0.0, math.inf, False, len(want))
+    best, chosen = want.argmax(-1), got.argmax(-1)
+    rows = np.arange(len(want))
+    margins = want[rows, best] - want[rows, chosen]
+    errors, scale = np.abs(got - want), scale_of(want)
+    return Metrics(
+        max_error=float(errors.max()) / scale,
+        mean_error=float(errors.mean()) / scale,
+        mean_kl=float(kl_divergence(want, got).mean()),
+        top1_agreement=float((best == chosen).mean()),
+        top5_agreement=float(shared_likeliest(got, want).mean()),
+        flip_margin=float(margins.max()),
+        finite=True,
+        rows=len(want),
+    )
+
+
+def shared_likeliest(got: Logits, want: Logits, count: int = LIKELIEST) -> npt.NDArray[np.float64]:
+    """Of each row, the share of the `count` likeliest that both sides have."""
+    count = min(count, want.shape[-1])
+    both = [np.argpartition(logits, -count, axis=-1)[:, -count:] for logits in (got, want)]
+    return np.array([len(np.intersect1d(a, b)) / count for a, b in zip(*both, strict=True)])
+
+
+def measure_vectors(
+    got: Logits, want: Logits, least_scale: float = 1e-6, of_texts: bool = False
+) -> VectorMetrics:
+    """Compares vectors (N, E) row by row.
+
+    Args:
+        least_scale: of the units of `max_error`, where the reference varies less than this.
+        of_texts: whether each vector is that of a whole text.
+    """
+    if not (np.isfinite(got).all() and np.isfinite(want).all()):
+        return VectorMetrics(math.nan, math.nan, math.nan, False, len(want))
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    cosines[~a.any(-1) & ~b.any(-1)] = 1.0  # both are zero
+    return VectorMetrics(
+        max_error=float(np.abs(a - b).max()) / max(spread_of(b), least_scale),
+        cosine_gap=max(0.0, 1.0 - float(cosines.min())),
+        mean_cosine_gap=max(0.0, 1.0 - float(cosines.mean())) if of_texts and len(want) >= MEAN_OF else 0.0,
+        finite=True,
+        rows=len(want),
+    )
+
+
+def spread_of(array: npt.NDArray[np.float64]) -> float:
+    """What differences of a tensor's numbers are measured in."""
+    return max(float(array.std()), SPREAD_OF_LARGEST * float(np.abs(array).max()))
+
+
+def scale_of(logits: Logits) -> float:
+    """What errors are measured in, so that a model with large logits is not held to a finer grain."""
+    centred = logits - logits.mean(-1, keepdims=True)  # softmax sees no offset of a whole row
+    return max(1.0, float(centred.std()))
+
+
+def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
+    """KL(want || got) of each row, in nats; what rounding leaves below zero of two alike is zero."""
+    log_p, log_q = (log_softmax(logits) for logits in (want, got))
+    divergence: npt.NDArray[np.float64] = (np.exp(log_p) * (log_p - log_q)).sum(-1)
+    return np.maximum(divergence, 0.0)
+
+
+def judged(
+    metrics: Measured,
+    limits: Mapping[str, float],
+    prefix: str = "",
+    failures: Sequence[str] = (),
+    errors: Sequence[float] = (),
+    names: Sequence[str] | None = None,
+) -> Outcome:
+    """The outcome of metrics whose limits' names begin with `prefix`.
+
+    Args:
+        names: of the metrics to judge; by default all that have a limit.
+        failures: what is wrong beside them.
+        errors: of each decode step.
+    """
+    own = {name: limits[prefix + name] for name in (metrics.LIMITED if names is None else names)}
+    found = (*(f"{prefix}{failure}" for failure in judge(metrics, own)), *failures)
+    values = {f"{prefix}{name}": value for name, value in metrics.to_json().items()}
+    return Outcome(values, {f"{prefix}{name}": limit for name, limit in own.items()}, found, tuple(errors))
+
+
+def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:
+    """What exceeds its limit, in words; NaN always does."""
+    failures = [] if metrics.finite else ["NaN or infinity in the results"]
+    for name, limit in limits.items():
+        value = getattr(metrics, name)
+        if not value <= limit:  # NaN is not <= anything
+            failures.append(f"{name} is {value:.3g}, at most {limit:.3g} is allowed")
+    return tuple(failures)
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

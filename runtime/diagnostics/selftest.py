@@ -1,0 +1,213 @@
+"""Whether an engine on this machine still computes a bundle's model: golden data, without PyTorch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..backends.backend import Backend
+from ..backends.ladder import open_on
+from ..bundle.bundle import Bundle
+from ..bundle.manifest import Artifact
+from ..errors import BundleError, ManifestError
+from ..load import class_for
+from ..opening import LoadRequest, check_whole
+
+# Imported when they are needed, so that `import planforge.runtime` stays quick.
+if TYPE_CHECKING:
+    from ..encode.text_encoder import TextEncoder
+    from ..generate.text_generator import TextGenerator
+    from ..translate.translator import Translator
+    from .golden.cases import Case, Skipped
+    from .golden.files import Arrays
+    from .metrics import Comparison
+
+Limits: TypeAlias = Mapping[str, Mapping[str, float]]  # of each metric, by precision
+
+
+@dataclass(frozen=True)
+class SelftestResult:
+    """What was compared with PyTorch's answers, and what could not be.
+
+    Attributes:
+        backend: the engine.
+        artifacts: ids of the graphs that ran; of a plan, the one that it was built from.
+        comparisons: one per graph and case, with what was measured and what is allowed.
+        skipped: golden data that the graphs, or their plans, take too little for.
+        seconds: for all of it, files hashed and engine loaded.
+    """
+
+    backend: str
+    artifacts: tuple[str, ...]
+    comparisons: tuple[Comparison, ...]
+    skipped: tuple[Skipped, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared of every graph, and nothing failed."""
+        compared = {comparison.artifact for comparison in self.comparisons}
+        return compared == set(self.artifacts) and all(c.passed for c in self.comparisons)
+
+    def to_json(self) -> dict[str, object]:
+        """The fields of `planforge selftest --json`."""
+        return {
+            "passed": self.passed,
+            "backend": self.backend,
+            "artifacts": list(self.artifacts),
+            "comparisons": [comparison.to_json() for comparison in self.comparisons],
+            "skipped": [asdict(each) for each in self.skipped],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph that was opened, what it is held against, and what it cannot be."""
+
+    artifact: Artifact
+    cases: Mapping[str, Case]
+    skipped: Sequence[Skipped]
+
+
+def selftest(
+    bundle: str | Path,
+    backend: str = "auto",
+    precision: str | None = None,
+    device: int = 0,
+    progress: Callable[[str], None] = lambda line: None,
+) -> SelftestResult:
+    """Compares logits and tokens on one engine with those that PyTorch gave at export.
+
+    The model is opened as `load` opens it, after every file of the bundle was hashed, and driven through
+    the runtime's own loops: caches, padded batches, greedy text. An engine, free to choose, may leave
+    PyTorch's tokens where two logits inside their limits could have changed places.
+
+    Args:
+        bundle: the folder that `planforge export` wrote.
+        backend: as of `load`.
+        precision: as of `load`.
+        device: the GPU's number.
+        progress: called with a line when a stage begins.
+
+    Raises:
+        BundleError: the bundle has no golden data; or a file is missing or has changed.
+        BackendUnavailableError: the backend cannot run here; says what is missing.
+        BackendError: the engine does not load a graph, or fails while running.
+    """
+    from .metrics import Comparison
+
+    started = time.perf_counter()
+    opened = Bundle.open(bundle)
+    check_whole("device", device, 0, 1023, "the GPU's number")
+    task = opened.manifest.task
+    if task not in SUBJECTS:
+        raise ManifestError(f"{opened.folder} is for {task!r}, which this version does not run")
+    arrays, limits = golden_of(opened)
+    progress("checking files")
+    opened.verify_files()
+    progress("loading it")
+
+    def open_model(engine: Backend) -> Any:
+        return class_for(opened)._open(opened, engine, LoadRequest(precision=precision))
+
+    engine, model = open_on(backend, opened, open_model, precision, device=device)
+    comparisons = []
+    with model:
+        try:
+            subjects = SUBJECTS[task](model, arrays, limits)
+        except KeyError as error:
+            raise outdated(opened, error) from error
+        for subject in subjects:
+            name = subject.artifact.id
+            for case, run in subject.cases.items():
+                progress(f"{name}: {case}")
+                outcome = run()
+                comparisons.append(Comparison(artifact=name, backend=engine.name, case=case, **vars(outcome)))
+    return SelftestResult(
+        backend=engine.name,
+        artifacts=tuple(subject.artifact.id for subject in subjects),
+        comparisons=tuple(comparisons),
+        skipped=tuple(each for subject in subjects for each in subject.skipped),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def golden_of(bundle: Bundle) -> tuple[Arrays, Limits]:
+    """A bundle's golden data and its limits.
+
+    Raises:
+        BundleError: it has none, or none that this version reads.
+    """
+    from .golden.files import golden_file, read_golden
+
+    file = golden_file(bundle)
+    if file is None:
+        raise BundleError(
+            f"{bundle.folder} has no golden data to test with, as it was exported with --no-verify; export it"
+            " again without"
+        )
+    try:
+        return read_golden(file)
+    except KeyError as error:
+        raise outdated(bundle, error) from error
+
+
+def outdated(bundle: Bundle, missing: KeyError) -> BundleError:
+    return BundleError(
+        f"the golden data of {bundle.folder} is that of another PlanForge, without {missing}; export it again"
+    )
+
+
+def of_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[Subject]:
+    """A decoder: prompts through its cache, greedy text, a full context."""
+    from .golden import decoders
+
+    golden, artifact = decoders.from_arrays(arrays), model.decoder.artifact
+    cases = decoders.cases(model.decoder, golden, limits[artifact.precision], model.tokenizer)
+    return [Subject(artifact, cases, decoders.skipped(artifact, golden))]
+
+
+def of_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subject]:
+    """An encoder: every output, alone and in a padded batch."""
+    from .golden import encoders
+
+    golden, artifact = encoders.from_arrays(arrays), model.encoder.artifact
+    cases = encoders.cases(model.encoder, golden, limits[artifact.precision])
+    return [Subject(artifact, cases, encoders.skipped(artifact, golden))]
+
+
+def of_translator(model: Translator, arrays: Arrays, limits: Limits) -> list[Subject]:
+    """What the encoder writes, and the decoder's targets, one by one, greedy and searched with beams.
+
+    Of beams that golden data does not know, the engine's own steps, held against it too, say what they score.
+    """
+    from .golden import translations, translators
+    from .golden.translation_engine import Engine
+
+    start = model.defaults.decoder_start
+    assert start is not None  # load() sees to it
+    tokenizers = model.source_tokenizer, model.target_tokenizer
+    engine = Engine(model.encoder, model.decoder, start, tokenizers)
+    golden = translations.from_arrays(arrays)
+    encoder, decoder = engine.encoder.artifact, engine.decoder.artifact
+    skipped = translators.skipped(engine, golden)
+
+    def subject(artifact: Artifact, cases: Mapping[str, Case]) -> Subject:
+        return Subject(artifact, cases, [each for each in skipped if each.artifact == artifact.id])
+
+    of_target = limits[decoder.precision]
+    return [
+        subject(encoder, translators.encoder_cases(engine, golden, limits[encoder.precision])),
+        subject(decoder, translators.decoder_cases(engine, golden, of_target, engine.score)),
+    ]
+
+
+SUBJECTS: dict[str, Callable[[Any, Arrays, Limits], list[Subject]]] = {
+    "text-generation": of_generator,
+    "text-encoding": of_encoder,
+    "translation": of_translator,
+}

@@ -1,0 +1,61 @@
+"""Logits of an answer's first and last token -> the best stretches of the context.
+
+T tokens of a window
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..backends.backend import Array
+from ..text.long_text import Piece
+from .probabilities import softmax
+from .results import Answer, Answers
+
+
+def answers_of(
+    context: str,
+    offsets: Sequence[tuple[int, int]],
+    pieces: Sequence[Piece],
+    logits: Sequence[Sequence[Array]],
+    *,
+    n_best: int,
+    max_tokens: int,
+    dropped: int,
+) -> Answers:
+    """The best stretches over all windows.
+
+    Args:
+        context: the text that may hold the answer.
+        offsets: characters [start, end) of each of its tokens.
+        pieces: windows over it.
+        logits: of each window, start and end (T,).
+        n_best: at most so many answers.
+        max_tokens: of an answer.
+        dropped: tokens of the context that are in no window.
+
+    Returns:
+        Answers whose score is the probability of their first token times that of their last, among
+        the window's context and the place that means "none here", its first token.
+    """
+    found: dict[tuple[int, int], float] = {}
+    no_answer = 1.0
+    for piece, (start, end) in zip(pieces, logits, strict=True):
+        position, body = piece.body
+        if not len(body):
+            continue
+        places = np.r_[0, position : position + len(body)]
+        starts, ends = softmax(start[places]), softmax(end[places])
+        no_answer = min(no_answer, float(starts[0] * ends[0]))
+        scores = np.triu(np.outer(starts[1:], ends[1:]))
+        scores = np.tril(scores, max_tokens - 1)
+        keep = min(n_best, scores.size)
+        for flat in np.argpartition(scores, -keep, axis=None)[-keep:]:
+            first, last = np.unravel_index(flat, scores.shape)
+            span = (offsets[body[first]][0], offsets[body[last]][1])
+            found[span] = max(found.get(span, 0.0), float(scores[first, last]))
+    best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:n_best]
+    answers = (Answer(context[a:b], score, a, b) for (a, b), score in best if score > 0)
+    return Answers(tuple(answers), no_answer, dropped)

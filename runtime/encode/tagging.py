@@ -1,0 +1,73 @@
+"""Tags of tokens -> tagged stretches of words.
+
+T tokens, C classes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..backends.backend import Array
+from .results import Entity
+
+OUTSIDE = "O"
+
+
+def entities_of(
+    text: str,
+    probabilities: Array,
+    offsets: Sequence[tuple[int, int]],
+    words: Sequence[int | None],
+    labels: Sequence[str],
+) -> tuple[Entity, ...]:
+    """Merges the tokens of a word, then the words of an entity.
+
+    Args:
+        text: what was tagged.
+        probabilities: (T, C) of each token, NaN where the model did not see it.
+        offsets: characters [start, end) of each token.
+        words: the word that each token belongs to.
+        labels: C names; "O" means outside, "B-" and "I-" begin and continue an entity.
+
+    Returns:
+        Entities in order. A word has the tag of its first token; an entity's score is its words' mean.
+    """
+    entities: list[Entity] = []
+    scores: list[float] = []  # of the words of the last entity
+    kind, previous_word = OUTSIDE, None
+    for t, word in enumerate(words):
+        start, end = offsets[t]
+        if word == previous_word and word is not None:
+            if kind != OUTSIDE:
+                entities[-1] = stretched(entities[-1], text, end, scores)
+            continue
+        previous_word = word
+        if not np.isfinite(probabilities[t]).all():
+            kind = OUTSIDE
+            continue
+        best = int(probabilities[t].argmax())
+        prefix, name = split(labels[best])
+        score = float(probabilities[t, best])
+        if name == OUTSIDE:
+            kind = OUTSIDE
+        elif prefix != "B" and name == kind:
+            scores.append(score)
+            entities[-1] = stretched(entities[-1], text, end, scores)
+        else:
+            kind, scores = name, [score]
+            entities.append(Entity(name, score, text[start:end], start, end))
+    return tuple(entities)
+
+
+def split(label: str) -> tuple[str, str]:
+    """The prefix and the rest of "B-PER"; a label without a prefix continues, as in transformers."""
+    if label[:2] in ("B-", "I-"):
+        return label[0], label[2:]
+    return "I", label
+
+
+def stretched(entity: Entity, text: str, end: int, scores: Sequence[float]) -> Entity:
+    """The entity up to `end`."""
+    return Entity(entity.label, float(np.mean(scores)), text[entity.start : end], entity.start, end)

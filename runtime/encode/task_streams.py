@@ -1,0 +1,307 @@
+"""Every task of an encoder as a stream: texts in, results out, in order, never all of them held."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ..backends.backend import Array
+from ..bundle.defaults import EncoderDefaults
+from ..errors import InputError
+from ..options import (
+    AnswerOptions,
+    EmbedOptions,
+    EncoderOptions,
+    FeatureOptions,
+    FillMaskOptions,
+    Layers,
+    Truncation,
+    check_choice,
+    check_options,
+    option_names,
+)
+from ..text.long_text import best_window
+from ..text.reading import Item, Reading, check_item, check_pair, check_text, checked
+from ..text.tokenizer import Tokenizer
+from .answering import answers_of
+from .encoder import Encoder
+from .pooling import LAYERS, POOLINGS, combined, merged, normalized, pooled
+from .probabilities import sigmoid, softmax
+from .requests import Outputs, RequestRunner, TextRequest
+from .results import (
+    Answers,
+    Classification,
+    Embedding,
+    Features,
+    Fill,
+    FilledMask,
+    NextSentence,
+    Ranked,
+    Tags,
+)
+from .tagging import entities_of
+
+log = logging.getLogger("planforge")
+
+
+class TaskStreams(RequestRunner):
+    """The tasks. Each takes an iterable and a caller's options, and returns an iterator.
+
+    Options are checked at once, texts when they are read.
+    """
+
+    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
+        super().__init__(encoder, tokenizer, defaults)
+        self.roles = {spec.role for spec in encoder.artifact.outputs}
+        layers = [int(role.removeprefix("hidden.")) for role in self.roles if role.startswith("hidden.")]
+        self.last_layer = max(layers, default=None)  # an imported graph with a head may have none
+
+    def embed(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[Embedding]:
+        reading = self.reading(options, EmbedOptions, "head")
+        pooling, normalize = options.get("pooling"), options.get("normalize")
+        if pooling is not None:
+            check_choice("pooling", pooling, POOLINGS)
+        last = self.need_states("embed")
+        defaults = self.defaults
+        unit = defaults.normalize if normalize is None else normalize
+        own = pooling is None and "sentence_embedding" in self.roles and (unit or not defaults.normalize)
+        role = "sentence_embedding" if own else f"hidden.{last}"
+        if not own and pooling is None and defaults.pooling not in POOLINGS:
+            raise InputError(f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}")
+        how = pooling or defaults.pooling
+        before = self.prompt_text(options.get("prompt_name"), options.get("prompt"))
+        width = self.encoder.artifact.output(role).axes[-1]
+        keep = checked_width(options.get("truncate_dim"), width)
+
+        def finish(request: TextRequest, outputs: Outputs) -> Embedding:
+            vectors = [array if own else pooled(array, how) for (array,) in outputs]
+            vector = merged(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
+            return Embedding(normalized(vector) if unit else vector, request.fitted.dropped)
+
+        prompted = (before + text for text in checked(texts, check_text))
+        return self.results(prompted, [role], finish, reading)
+
+    def prompt_text(self, name: str | None, prompt: str | None) -> str:
+        """Return what to put before each text, as sentence-transformers decides it.
+
+        Args:
+            name: of one of the checkpoint's prompts; None: the default one.
+            prompt: the text itself, which takes precedence.
+        """
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt={prompt!r:.80} must be a str, which is put before each text")
+            if name is not None:
+                log.warning("prompt_name=%r is not used: prompt takes precedence over it", name)
+            return prompt
+        name = self.defaults.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.defaults.prompts:
+            known = ", ".join(map(repr, self.defaults.prompts)) or "none"
+            raise InputError(
+                f"prompt_name={name!r} is not one of this model's prompts: {known}; prompt= takes a text"
+            )
+        return self.defaults.prompts[name]
+
+    def features(self, texts: Iterable[str], options: FeatureOptions) -> Iterator[Features]:
+        reading = self.reading(options, FeatureOptions, "windows")
+        layers = options.get("layers", "last")
+        roles = self.layer_roles(layers)
+        cls, sep = (self.tokenizer.spelling(self.defaults.tokens[role]) for role in ("cls", "sep"))
+
+        def finish(request: TextRequest, outputs: Outputs) -> Features:
+            states = [combined(arrays, layers) for arrays in outputs]
+            encoding, pieces = request.first, request.fitted.pieces
+            places = best_window(pieces, len(encoding))
+            kept = [t for t, (piece, _) in enumerate(places) if piece >= 0]
+            spots = [(0, 0), *(places[t] for t in kept), (len(pieces) - 1, len(pieces[-1]) - 1)]
+            offsets = encoding.offsets
+            return Features(
+                tokens=(cls, *(self.tokenizer.spelling(encoding.ids[t]) for t in kept), sep),
+                offsets=((0, 0), *(offsets[t] for t in kept), (0, 0)),
+                vectors=np.stack([states[piece][position] for piece, position in spots]),
+                dropped=request.fitted.dropped,
+            )
+
+        return self.results(checked(texts, check_text), roles, finish, reading)
+
+    def layer_roles(self, layers: Layers) -> list[str]:
+        """The roles of the hidden states that a choice of features needs."""
+        check_choice("layers", layers, LAYERS)
+        needed = LAYERS[layers](self.need_states("features"))
+        if min(needed) < 0:
+            raise InputError(f"layers={layers!r} needs four layers, this model has {self.last_layer}")
+        roles = [f"hidden.{layer}" for layer in needed]
+        if missing := [layer for layer, role in zip(needed, roles, strict=True) if role not in self.roles]:
+            raise InputError(
+                f"layers={layers!r} needs the hidden states of layers {missing}, which this bundle does not"
+                " have; export it again with --outputs hidden_states"
+            )
+        return roles
+
+    def classify(self, texts: Iterable[Item], options: EncoderOptions) -> Iterator[Classification]:
+        reading = self.reading(options, EncoderOptions, "head")
+        self.need_head("classify", "sequence_classification")
+        labels, kind = self.defaults.labels, self.defaults.problem_type
+
+        def finish(request: TextRequest, outputs: Outputs) -> Classification:
+            logits = np.stack([array for (array,) in outputs])  # (windows, C)
+            dropped = request.fitted.dropped
+            if kind == "regression":
+                numbers = [float(number) for number in logits.mean(0)]
+                named = dict(zip(labels, numbers, strict=True)) if len(labels) > 1 else {}
+                return Classification(labels[0], numbers[0], named, dropped)
+            multi = kind == "multi_label_classification"
+            shares = (sigmoid if multi else softmax)(logits).mean(0)
+            best = int(shares.argmax())
+            probabilities = dict(zip(labels, map(float, shares), strict=True))
+            return Classification(labels[best], float(shares[best]), probabilities, dropped)
+
+        items = checked(texts, check_item, "classify(text, pair=other)")
+        return self.results(items, ["sequence_classification"], finish, reading)
+
+    def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[Ranked]:
+        reading = self.reading(options, EncoderOptions, "head")
+        self.need_head("rank", "sequence_classification")
+        if len(self.defaults.labels) != 1:
+            raise InputError(
+                f"rank needs a cross-encoder with one score, this one has the labels {self.defaults.labels}"
+            )
+        activation = sigmoid if self.defaults.score_activation == "sigmoid" else np.asarray
+
+        def finish(request: TextRequest, outputs: Outputs) -> Ranked:
+            score = float(activation(np.max(outputs)))
+            return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
+
+        items = checked(pairs, check_pair, "rank(query, [text])")
+        return self.results(items, ["sequence_classification"], finish, reading)
+
+    def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[NextSentence]:
+        reading = self.reading(options, EncoderOptions, "head")
+        self.need_head("next_sentence", "next_sentence")
+
+        def finish(request: TextRequest, outputs: Outputs) -> NextSentence:
+            share = float(np.mean([softmax(array)[0] for (array,) in outputs]))  # class 0 is "it follows"
+            return NextSentence(share > 0.5, share, request.fitted.dropped)
+
+        items = checked(pairs, check_pair, "next_sentence(text, other)")
+        return self.results(items, ["next_sentence"], finish, reading)
+
+    def fill_mask(self, texts: Iterable[str], options: FillMaskOptions) -> Iterator[FilledMask]:
+        reading = replace(self.reading(options, FillMaskOptions, "windows"), parse_special=True)
+        if not options.get("parse_special", True):
+            raise InputError("parse_special=False is no option of fill_mask: it always reads mask tokens")
+        top_k = options.get("top_k", 5)
+        self.need_head("fill_mask", "masked_lm")
+        if "mask" not in self.defaults.tokens:
+            raise InputError("fill_mask needs a mask token, and this bundle's tokenizer has none")
+        mask = self.defaults.tokens["mask"]
+        vocabulary = self.tokenizer.vocab_size
+        if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= vocabulary:
+            raise InputError(f"top_k={top_k!r} must be a whole number from 1 to {vocabulary}")
+
+        def places(request: TextRequest) -> list[tuple[int, int]]:
+            masked = [t for t, token in enumerate(request.first.ids) if token == mask]
+            if not masked:
+                spelled = self.tokenizer.spelling(mask)
+                raise InputError(f"the text {request.item[0]!r:.60} has no {spelled} to fill")
+            windows = best_window(request.fitted.pieces, len(request.first))
+            return [windows[t] for t in masked if windows[t][0] >= 0]
+
+        def rows(request: TextRequest) -> list[list[int]]:
+            found = places(request)
+            return [[at for p, at in found if p == piece] for piece in range(len(request.fitted.pieces))]
+
+        def finish(request: TextRequest, outputs: Outputs) -> FilledMask:
+            taken = [iter(array) for (array,) in outputs]
+            masks = tuple(self.best_words(next(taken[piece]), top_k) for piece, _ in places(request))
+            return FilledMask(masks, request.fitted.dropped)
+
+        return self.results(checked(texts, check_text), ["masked_lm"], finish, reading, rows)
+
+    def best_words(self, logits: Array, top_k: int) -> tuple[Fill, ...]:
+        """The likeliest words of one row of logits (V,)."""
+        shares = softmax(logits)
+        best = np.argsort(-shares[: self.tokenizer.vocab_size], kind="stable")[:top_k]
+        return tuple(Fill(self.tokenizer.spelling(int(t)), int(t), float(shares[t])) for t in best)
+
+    def tag(self, texts: Iterable[str], options: EncoderOptions) -> Iterator[Tags]:
+        reading = self.reading(options, EncoderOptions, "windows")
+        self.need_head("tag", "token_classification")
+        labels = self.defaults.labels
+
+        def finish(request: TextRequest, outputs: Outputs) -> Tags:
+            shares = np.full((len(request.first), len(labels)), np.nan, np.float32)
+            for t, (piece, position) in enumerate(best_window(request.fitted.pieces, len(shares))):
+                if piece >= 0:
+                    shares[t] = softmax(outputs[piece][0][position])
+            text, encoding = request.item[0], request.first
+            entities = entities_of(text, shares, encoding.offsets, encoding.words, labels)
+            return Tags(entities, request.fitted.dropped)
+
+        return self.results(checked(texts, check_text), ["token_classification"], finish, reading)
+
+    def answer(self, pairs: Iterable[Item], options: AnswerOptions) -> Iterator[Answers]:
+        reading = self.reading(options, AnswerOptions, "windows")
+        n_best, max_answer_tokens = options.get("n_best", 1), options.get("max_answer_tokens", 30)
+        self.need_head("answer", "question_answering")
+        for name, value in (("n_best", n_best), ("max_answer_tokens", max_answer_tokens)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name}={value!r} must be a whole number of at least 1")
+
+        def finish(request: TextRequest, outputs: Outputs) -> Answers:
+            context, encoding = request.body
+            return answers_of(
+                context,
+                encoding.offsets,
+                request.fitted.pieces,
+                outputs,
+                n_best=n_best,
+                max_tokens=max_answer_tokens,
+                dropped=request.fitted.dropped,
+            )
+
+        roles = ["question_answering.start", "question_answering.end"]
+        items = checked(pairs, check_pair, "answer(question, context)")
+        return self.results(items, roles, finish, reading)
+
+    def reading(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
+        """Check the names of a call's options, and the values of those that all tasks have.
+
+        Args:
+            options: the caller's.
+            known: the TypedDict of the task's options.
+            truncation: what the task does unless told otherwise.
+        """
+        check_options(options, option_names(known))
+        return Reading.of(options, truncation=truncation, max_batch=self.encoder.max_batch)
+
+    def need_states(self, task: str) -> int:
+        """The last layer's number; refuses a graph that gives only its head's logits."""
+        if self.last_layer is None:
+            raise InputError(
+                f"{task} needs hidden states, which this bundle's graph does not give; its heads are"
+                f" {', '.join(self.defaults.heads)}"
+            )
+        return self.last_layer
+
+    def need_head(self, task: str, head: str) -> None:
+        """Refuses a task that this bundle's graph has no head for."""
+        if head not in self.defaults.heads:
+            known = ", ".join(self.defaults.heads) or "none: it embeds texts (embed, features)"
+            raise InputError(f"{task} needs the head {head}; this bundle's heads are {known}")
+
+
+def checked_width(truncate_dim: int | None, width: object) -> int | None:
+    """Return how many of a vector's numbers to keep; None: all."""
+    if truncate_dim is None:
+        return None
+    most = width if isinstance(width, int) else sys.maxsize
+    if type(truncate_dim) is not int or not 1 <= truncate_dim <= most:
+        raise InputError(f"truncate_dim={truncate_dim!r} must be None or a whole number from 1 to {most}")
+    return truncate_dim

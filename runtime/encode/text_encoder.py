@@ -1,0 +1,363 @@
+"""Texts in, vectors, classes, words, tags and answers out: every task of an encoder.
+
+N texts, E width of a vector, F width of features
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backends.backend import Backend
+from ..bundle.bundle import Bundle
+from ..bundle.defaults import EncoderDefaults
+from ..bundle.manifest import Artifact
+from ..errors import InputError, ManifestError
+from ..memory_budget import MemoryBudget
+from ..model import Model
+from ..opening import LoadRequest, bytes_of, length_of, opening, tokenizer_files
+from ..options import RankOptions, check_options, option_names
+from ..text.long_text import SPECIAL_TOKENS
+from ..text.reading import Item, check_text, checked
+from ..text.tokenizer import Tokenizer
+from .encoder import Encoder, check_manifest, check_memory
+from .results import (
+    Answers,
+    Classification,
+    Embedding,
+    Features,
+    FilledMask,
+    NextSentence,
+    Ranked,
+    Result,
+    Tags,
+)
+from .task_streams import TaskStreams
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from ..options import AnswerOptions, EmbedOptions, EncoderOptions, FeatureOptions, FillMaskOptions
+
+R = TypeVar("R", bound=Result)
+# The tasks that need a head, and which.
+TASK_HEADS = {
+    "classify": "sequence_classification",
+    "rank": "sequence_classification",
+    "next_sentence": "next_sentence",
+    "fill_mask": "masked_lm",
+    "tag": "token_classification",
+    "answer": "question_answering",
+}
+TASKS = ("embed", "features", *TASK_HEADS)
+
+
+class TextEncoder(Model):
+    """An encoder of a bundle, ready to embed, classify and so on. Make one with `TextEncoder.load`.
+
+    Every task takes one text, and returns one result, or several texts (also an iterator), and returns
+    a list. `iterate` returns results one by one, and never holds all texts. A pair of texts is two
+    arguments, or a tuple in a list of them. All take the options of `EncoderOptions`: truncation, stride,
+    parse_special, batch_size and progress. Where a text is too long, results say how many of its tokens
+    were `dropped`.
+
+    Safe to use from several threads: their batches take turns. Close it, or use it as a context manager.
+    """
+
+    _TASK = "text-encoding"
+
+    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
+        self.encoder = encoder
+        self.tokenizer = tokenizer
+        self.defaults = defaults
+        self._tasks = TaskStreams(encoder, tokenizer, defaults)
+
+    @classmethod
+    def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
+        manifest = bundle.manifest
+        if manifest.encoder is None:
+            raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
+        artifact = engine.artifact(bundle, "encoder", request.precision)
+        check_manifest(manifest.artifact(artifact.id), manifest.encoder, manifest.config)
+        max_length = length_of(bundle, request.max_length, artifact)
+        defaults = replace(manifest.encoder, max_length=max_length)
+        weight_bytes = bytes_of(manifest, artifact)
+        check_memory(weight_bytes, manifest.config, max_length, request.memory_limit)
+        with opening(engine, bundle, artifact) as programs:
+            tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
+        budget = MemoryBudget(request.memory_limit, weight_bytes)
+        encoder = Encoder(programs[0], artifact, defaults.tokens["pad"], budget, manifest.config)
+        return cls(encoder, tokenizer, defaults)
+
+    @property
+    def artifact(self) -> Artifact:
+        """The graph that runs."""
+        return self.encoder.artifact
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of the graph's heads; none of an encoder that only embeds."""
+        return self.defaults.heads
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the logits."""
+        return self.defaults.labels
+
+    def embed(self, texts: str | Iterable[str], **options: Unpack[EmbedOptions]) -> npt.NDArray[np.float32]:
+        """Return one vector for each text.
+
+        Args:
+            texts: one text, or several.
+            **options: see `EmbedOptions`. Long texts lose their end unless truncation says otherwise, which
+                a line in the log tells of.
+
+        Returns:
+            (N, E) float32, or (E,) for one text; E is truncate_dim if that is given.
+
+        Raises:
+            InputError: an option or a text that cannot be used.
+            ContextLengthError: a text is too long and truncation=None.
+        """
+        if isinstance(texts, str):
+            (result,) = self._tasks.embed([texts], options)
+            return result.vector
+        vectors = [result.vector for result in self._tasks.embed(texts, options)]
+        if not vectors:
+            options["progress"] = False
+            return np.zeros((0, len(next(self._tasks.embed([""], options)).vector)), np.float32)
+        return np.stack(vectors)
+
+    @overload
+    def features(self, texts: str, **options: Unpack[FeatureOptions]) -> Features: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    def features(self, texts: Iterable[str], **options: Unpack[FeatureOptions]) -> list[Features]: ...
+    def features(
+        self, texts: str | Iterable[str], **options: Unpack[FeatureOptions]
+    ) -> Features | list[Features]:
+        """Return a vector for each token, for a model on top of a frozen encoder.
+
+        Args:
+            texts: one text, or several; long ones in windows unless told otherwise.
+            **options: see `FeatureOptions`; layers is "last" unless given.
+        """
+        return one_or_all(texts, lambda many: self._tasks.features(many, options))
+
+    @overload
+    def classify(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+        self, texts: str, pair: str | None = ..., **options: Unpack[EncoderOptions]
+    ) -> Classification: ...
+    @overload
+    def classify(self, texts: Iterable[Item], **options: Unpack[EncoderOptions]) -> list[Classification]: ...
+    def classify(
+        self, texts: str | Iterable[Item], pair: str | None = None, **options: Unpack[EncoderOptions]
+    ) -> Classification | list[Classification]:
+        """Return the class of each text, or of each pair. Windows' probabilities are averaged.
+
+        Args:
+            texts: one text, or several texts or pairs (text, other).
+            pair: the other text, where the model classifies pairs and `texts` is one text.
+            **options: see `EncoderOptions`.
+        """
+        items = texts if pair is None else pair_of(texts, pair, "classify(text, pair=other)")
+        return one_or_all(items, lambda many: self._tasks.classify(many, options))
+
+    def rank(self, query: str, texts: Iterable[str], **options: Unpack[RankOptions]) -> list[Ranked]:
+        """Score texts against a query with a cross-encoder; the best first.
+
+        Args:
+            query: what is looked for.
+            texts: where; of a long one's windows the best counts.
+            **options: see `RankOptions`.
+        """
+        check_options(options, option_names(RankOptions))
+        top_k = options.pop("top_k", None)
+        if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
+            raise InputError(f"top_k={top_k!r} must be None or a whole number of at least 1")
+        check_text(query)
+        pairs = ((query, text) for text in checked(texts, check_text))
+        ranked = list(self._tasks.rank(pairs, options))
+        return sorted(ranked, key=lambda result: -result.score)[:top_k]
+
+    @overload
+    def next_sentence(self, texts: str, pair: str, **options: Unpack[EncoderOptions]) -> NextSentence: ...
+    @overload
+    def next_sentence(
+        self, texts: Iterable[tuple[str, str]], **options: Unpack[EncoderOptions]
+    ) -> list[NextSentence]: ...
+    def next_sentence(
+        self,
+        texts: str | Iterable[tuple[str, str]],
+        pair: str | None = None,
+        **options: Unpack[EncoderOptions],
+    ) -> NextSentence | list[NextSentence]:
+        """Return whether the second text of a pair, or of each pair, follows the first.
+
+        Args:
+            texts: the first text, or pairs (text, other).
+            pair: the second text.
+            **options: see `EncoderOptions`.
+        """
+        items = pair_or_pairs(texts, pair, "next_sentence(text, other)")
+        return one_or_all(items, lambda many: self._tasks.next_sentence(many, options))
+
+    @overload
+    def fill_mask(self, texts: str, **options: Unpack[FillMaskOptions]) -> FilledMask: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    def fill_mask(self, texts: Iterable[str], **options: Unpack[FillMaskOptions]) -> list[FilledMask]: ...
+    def fill_mask(
+        self, texts: str | Iterable[str], **options: Unpack[FillMaskOptions]
+    ) -> FilledMask | list[FilledMask]:
+        """Return the `top_k` likeliest words for each mask token, [MASK] for BERT, in each text.
+
+        Args:
+            texts: one text, or several.
+            **options: see `FillMaskOptions`.
+        """
+        return one_or_all(texts, lambda many: self._tasks.fill_mask(many, options))
+
+    @overload
+    def tag(self, texts: str, **options: Unpack[EncoderOptions]) -> Tags: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    def tag(self, texts: Iterable[str], **options: Unpack[EncoderOptions]) -> list[Tags]: ...
+    def tag(self, texts: str | Iterable[str], **options: Unpack[EncoderOptions]) -> Tags | list[Tags]:
+        """Return the tagged stretches of each text, with their characters; long texts in windows.
+
+        Args:
+            texts: one text, or several.
+            **options: see `EncoderOptions`.
+        """
+        return one_or_all(texts, lambda many: self._tasks.tag(many, options))
+
+    @overload
+    def answer(self, question: str, context: str, **options: Unpack[AnswerOptions]) -> Answers: ...
+    @overload
+    def answer(
+        self, question: Iterable[tuple[str, str]], **options: Unpack[AnswerOptions]
+    ) -> list[Answers]: ...
+    def answer(
+        self,
+        question: str | Iterable[tuple[str, str]],
+        context: str | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Answers | list[Answers]:
+        """Return the stretches of a context that answer a question.
+
+        Args:
+            question: a question, or pairs (question, context).
+            context: the text that may hold the answer, of any length.
+            **options: see `AnswerOptions`.
+        """
+        items = pair_or_pairs(question, context, "answer(question, context)")
+        return one_or_all(items, lambda many: self._tasks.answer(many, options))
+
+    @overload
+    def iterate(
+        self, task: Literal["embed"], texts: Iterable[str], **options: Unpack[EmbedOptions]
+    ) -> Iterator[Embedding]: ...
+    @overload
+    def iterate(
+        self, task: Literal["features"], texts: Iterable[str], **options: Unpack[FeatureOptions]
+    ) -> Iterator[Features]: ...
+    @overload
+    def iterate(
+        self, task: Literal["classify"], texts: Iterable[Item], **options: Unpack[EncoderOptions]
+    ) -> Iterator[Classification]: ...
+    @overload
+    def iterate(
+        self, task: Literal["rank"], texts: Iterable[tuple[str, str]], **options: Unpack[EncoderOptions]
+    ) -> Iterator[Ranked]: ...
+    @overload
+    def iterate(
+        self,
+        task: Literal["next_sentence"],
+        texts: Iterable[tuple[str, str]],
+        **options: Unpack[EncoderOptions],
+    ) -> Iterator[NextSentence]: ...
+    @overload
+    def iterate(
+        self, task: Literal["fill_mask"], texts: Iterable[str], **options: Unpack[FillMaskOptions]
+    ) -> Iterator[FilledMask]: ...
+    @overload
+    def iterate(
+        self, task: Literal["tag"], texts: Iterable[str], **options: Unpack[EncoderOptions]
+    ) -> Iterator[Tags]: ...
+    @overload
+    def iterate(
+        self, task: Literal["answer"], texts: Iterable[tuple[str, str]], **options: Unpack[AnswerOptions]
+    ) -> Iterator[Answers]: ...
+    def iterate(self, task: str, texts: Iterable[Any], **options: Any) -> Iterator[Result]:
+        """Return a task's results one by one, in order, as the texts come.
+
+        Args:
+            task: "embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag" or
+                "answer"; of pairs for rank, next_sentence and answer.
+            texts: any iterable; at most 1,024 texts are read ahead. Each result is there as soon as its
+                batch, and those of the texts before it, are computed.
+            **options: those of the task.
+
+        Returns:
+            An iterator over `Embedding`, `Features`, `Classification`, `Ranked` (in the order of the
+            pairs), `NextSentence`, `FilledMask`, `Tags` or `Answers`.
+
+        Raises:
+            InputError: no such task or option; what is wrong with a text is raised when it is read.
+        """
+        if task not in TASKS:
+            raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
+        run: Callable[..., Iterator[Result]] = getattr(self._tasks, task)
+        return run(texts, options)
+
+    def check_task(self, task: str) -> None:
+        """Refuse a task that this bundle's model has no head for.
+
+        Raises:
+            InputError: names the heads there are.
+        """
+        if task in TASK_HEADS:
+            self._tasks.need_head(task, TASK_HEADS[task])
+
+    def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
+        """Return how many tokens the model reads of a text, [CLS] and [SEP] included."""
+        return len(self.tokenizer.encode(text, parse_special=parse_special)) + SPECIAL_TOKENS
+
+    def close(self) -> None:
+        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+        self.encoder.close()
+
+
+class Pair(tuple[str, str]):
+    """One pair that was given as two arguments, unlike a tuple that a caller gave."""
+
+
+def pair_of(first: Any, second: Any, call: str) -> Pair:
+    """Return the pair of two arguments.
+
+    Raises:
+        InputError: one of them is no text; says by `call` how a pair is given.
+    """
+    if not isinstance(first, str) or not isinstance(second, str):
+        raise InputError(
+            f"{call} takes two texts, a pair of two texts, not {type(first).__name__} and"
+            f" {type(second).__name__}; several pairs are a list of tuples"
+        )
+    return Pair((first, second))
+
+
+def pair_or_pairs(first: Any, second: Any, call: str) -> Any:
+    """Return the pair of two arguments, or the first one, which is to hold pairs."""
+    if second is None and isinstance(first, str):
+        raise InputError(f"a pair of two texts is needed: {call}, or a list of pairs [(text, other)]")
+    return first if second is None else pair_of(first, second, call)
+
+
+def one_or_all(texts: Any, run: Callable[[Any], Iterator[R]]) -> R | list[R]:
+    """Return one result for one text or `Pair`; a list of them for several."""
+    if isinstance(texts, str | Pair):
+        (result,) = run([texts])  # to its end: there stands what is said of dropped tokens
+        return result
+    return list(run(texts))

@@ -1,0 +1,188 @@
+"""One prompt while it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..backends.backend import Array
+from ..decoding.candidates import Chosen, choose_tokens
+from ..decoding.chunk import Chunk, FinishReason, TopLogprob, Usage
+from ..text.stream import StopStrings
+from ..text.tokenizer import Tokenizer
+from .request import GenerationRequest
+
+
+class Row:
+    """One prompt being answered.
+
+    Args:
+        tokenizer: what its tokens mean.
+        prompt: its tokens, at least one.
+        cut: tokens that the prompt lost.
+        room: the most new tokens that the context holds behind it.
+        request: the call's options.
+        eos: tokens that end the answer.
+        number: of the prompt, among those of the call.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        prompt: list[int],
+        cut: int,
+        room: int,
+        request: GenerationRequest,
+        eos: Sequence[int],
+        number: int = 0,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.prompt = prompt
+        self.number = number
+        self.cut = cut
+        self.reused = 0  # tokens of the prompt that were in a cache already
+        self.drafted = self.accepted = 0
+        self.history = list(prompt)  # and the answer, as it grows
+        self.request = request
+        self.eos = frozenset(() if request.ignore_eos else eos)
+        self.limit = request.max_new_tokens
+        self.room = room
+        self.stop = StopStrings(request.stop)
+        self.stream = tokenizer.stream()
+        self.vocab_size = tokenizer.vocab_size
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.top_logprobs: list[tuple[TopLogprob, ...]] = []
+        self.pieces: list[str] = []
+        self.finish_reason: FinishReason | None = None
+        self._reported_tokens = 0  # those that are in chunks already
+        self._reported_pieces = 0
+
+    @property
+    def most_left(self) -> int:
+        """New tokens that may still come."""
+        return min(self.limit, self.room) - len(self.token_ids)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are tokens that no chunk has yet."""
+        return self._reported_tokens < len(self.token_ids)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(prompt_tokens=len(self.prompt), completion_tokens=len(self.token_ids))
+
+    def take(self, chosen: Chosen, place: int) -> None:
+        """Take the token that was chosen at one place of a step."""
+        if chosen.logprobs is not None:
+            self.logprobs.append(float(chosen.logprobs[place]))
+        if chosen.likeliest is not None:
+            ids, logprobs = chosen.likeliest
+            pairs = zip(ids[place].tolist(), logprobs[place].tolist(), strict=True)
+            self.top_logprobs.append(tuple(self._top_logprob(token, logprob) for token, logprob in pairs))
+        self._add(int(chosen.tokens[place]))
+
+    def accept(self, drafts: Sequence[int], scores: Array, generator: np.random.Generator) -> int:
+        """Takes the tokens that the model chooses, up to the first that is no draft or ends the row.
+
+        Each is chosen after those before it, with the processors and draws it would have had one at a time.
+
+        Args:
+            drafts: k tokens that the model was given behind the row's last.
+            scores: (1 + k, ...) that follow that one and each of them.
+
+        Returns:
+            How many drafts were right.
+        """
+        right = 0
+        for place, draft in enumerate([*drafts, None]):
+            chosen = self.choose(scores[place : place + 1], generator)
+            self.take(chosen, 0)
+            right += self.history[-1] == draft
+            if self.history[-1] != draft or self.finish_reason is not None:
+                break
+        self.drafted += len(drafts)
+        self.accepted += right
+        return right
+
+    def choose(self, scores: Array, generator: np.random.Generator) -> Chosen:
+        """Return the token that follows, given the scores (1, ...) of one place."""
+        return choose_tokens(
+            scores,
+            [self.history],
+            self.request.sampling,
+            [generator],
+            logprobs=self.request.logprobs,
+            top_logprobs=self.request.top_logprobs,
+        )
+
+    def cancel(self) -> None:
+        """End the answer as it is, unless it has ended; what was held back of its text counts."""
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+            self.pieces.append(self._finish_text())
+
+    def new_chunk(self) -> Chunk:
+        """Return what came since the last chunk."""
+        tokens = slice(self._reported_tokens, len(self.token_ids))
+        text = "".join(self.pieces[self._reported_pieces :])
+        self._reported_tokens = len(self.token_ids)
+        self._reported_pieces = len(self.pieces)
+        return Chunk(
+            text=text,
+            token_ids=tuple(self.token_ids[tokens]),
+            logprobs=tuple(self.logprobs[tokens]),
+            top_logprobs=tuple(self.top_logprobs[tokens]),
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            index=self.number,
+        )
+
+    def _add(self, token: int) -> None:
+        """Take the next token; the last of `pieces` is the text that may be shown now."""
+        self.history.append(token)
+        self.token_ids.append(token)
+        # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
+        piece = self.stop.push(self.stream.push(token) if token < self.vocab_size else "")
+        if self.stop.found is not None:
+            self.finish_reason = "stop"
+        elif token in self.eos:
+            self.finish_reason = "eos"
+        elif len(self.token_ids) == self.limit:
+            self.finish_reason = "length"
+        elif len(self.token_ids) == self.room:
+            self.finish_reason = "context"
+        if self.finish_reason is not None:
+            piece += self._finish_text()
+            if self.stop.found is not None:  # the last bytes may complete one
+                self.finish_reason = "stop"
+        self.pieces.append(piece)
+
+    def _finish_text(self) -> str:
+        """Return the text that was held back, up to a stop string in it."""
+        text = ""
+        if self.stop.found is None:
+            text = self.stop.push(self.stream.finish())
+        return text + self.stop.finish()
+
+    def _top_logprob(self, token: int, logprob: float) -> TopLogprob:
+        text = ""
+        if token < self.vocab_size:
+            text = self.tokenizer.decode([token]) or self.tokenizer.spelling(token)
+        return TopLogprob(token_id=token, text=text, logprob=logprob)
+
+
+def report_row(row: Row, on_token: Callable[[Chunk], bool | None] | None) -> Chunk:
+    """Return what came since the last chunk, after a caller's callback has seen it.
+
+    Returning True from the callback ends the row; then the chunk that is returned is its last.
+    """
+    chunk = row.new_chunk()
+    if on_token is None or on_token(chunk) is not True or chunk.finish_reason is not None:
+        return chunk
+    row.cancel()
+    rest = row.new_chunk()
+    return replace(chunk, text=chunk.text + rest.text, finish_reason=rest.finish_reason)

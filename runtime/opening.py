@@ -1,0 +1,103 @@
+"""From a bundle to running graphs: what every kind of model shares when it is opened."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .backends.backend import Backend, Program
+from .bundle.bundle import Bundle
+from .bundle.json_reader import Reader
+from .bundle.manifest import Artifact, Manifest
+from .errors import InputError, ManifestError, MemoryLimitError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRequest:
+    """What a caller of `load` asks for; the fields are its arguments."""
+
+    backend: str = "auto"
+    precision: str | None = None
+    threads: int | None = None
+    max_length: int | None = None
+    memory_limit: int | None = None
+    verify: bool = False
+    device: int = 0
+
+    def check(self, manifest: Manifest) -> None:
+        """Refuse numbers out of range, before anything is opened."""
+        context = manifest.max_length
+        check_whole("threads", self.threads, 1, os.cpu_count() or 1, "this machine's cores")
+        least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
+        check_whole("max_length", self.max_length, least, context, "the model's context")
+        check_whole(
+            "memory_limit", self.memory_limit, 1, sys.maxsize, "bytes; more than there are is no limit"
+        )
+        check_whole("device", self.device, 0, 1023, "the GPU's number")
+
+
+@contextmanager
+def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[list[Program]]:
+    """Opens graphs in a thread of their own, beside what the caller does; the list is filled at the end."""
+    programs: list[Program] = []
+    with ThreadPoolExecutor(1, "planforge-open") as pool:
+        opened = [pool.submit(engine.open, bundle, artifact) for artifact in artifacts]
+        try:
+            yield programs
+            programs += [one.result() for one in opened]
+        except BaseException:
+            for one in opened:
+                if one.exception() is None:
+                    one.result().close()
+            raise
+
+
+def length_of(bundle: Bundle, asked: int | None, *artifacts: Artifact) -> int:
+    """The context in tokens: what was asked for, else all that the model and these graphs take.
+
+    Raises:
+        InputError: a plan takes less than was asked for.
+    """
+    most = min(bundle.manifest.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
+    if asked is not None and asked > most:
+        raise InputError(
+            f"max_length={asked} is more than the {most} that the plan was built for; leave it out, or build"
+            " the plan again with a larger --max length=N"
+        )
+    return asked or most
+
+
+def tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
+    """The tokenizers, of which a task needs `count`."""
+    names = Reader(manifest.tokenizer, "tokenizer").list_of("files", str)
+    if len(names) != count:
+        raise ManifestError(f"tokenizer.files has {len(names)} files, {manifest.task} needs {count}")
+    return names
+
+
+def bytes_of(manifest: Manifest, *artifacts: Artifact) -> int:
+    """The size of the weights, each file once."""
+    return sum(manifest.files[name].bytes for name in {name for a in artifacts for name in a.data})
+
+
+def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
+    """Refuses a limit that leaves nothing for a cache; a call adds up the rest when it knows it."""
+    if memory_limit is not None and weight_bytes >= memory_limit:
+        raise MemoryLimitError(
+            f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights and a"
+            f" cache; memory_limit is {memory_limit / 1e6:.3g} MB. A precision of fewer bits needs less",
+            needed=weight_bytes + 1,
+            limit=memory_limit,
+        )
+
+
+def check_whole(name: str, value: int | None, low: int, high: int, what: str) -> None:
+    """Refuses what is neither None nor a whole number in a range."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InputError(f"{name}={value!r} must be None or a whole number from {low} to {high} ({what})")

@@ -1,0 +1,58 @@
+"""What a signal that asks this process to end finds done, and what waits until it is."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+# Signals that ask a process to end: docker stop and CI send the first, a terminal that closes the second.
+# Windows has only the first.
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_committed = threading.Event()  # this process has changed a bundle
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal asked this process to end; like Ctrl-C it unwinds, so that everything is cleaned up.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def committing() -> Iterator[None]:
+    """Inside, which takes a moment, signals that would end this process wait; after it, a bundle has changed.
+
+    So whoever was interrupted is told the truth: that nothing was changed, or that it was.
+    """
+    waiting: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in handled:
+        signal.signal(number, lambda number, frame: waiting.append(number))
+    try:
+        yield
+        _committed.set()
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+        for number in waiting[:1]:
+            signal.raise_signal(number)
+
+
+def what_was_changed() -> str:
+    """Return what an interrupted command has changed, in words."""
+    return "the bundle was written already" if _committed.is_set() else "nothing was changed"
+
+
+def forget_changes() -> None:
+    """Count as changed what is committed from now on."""
+    _committed.clear()

@@ -1,0 +1,104 @@
+"""What translating a text came to.
+
+L layers, H heads, S source tokens, T target tokens
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..decoding.chunk import FinishReason
+from ..errors import InputError
+
+Array: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TranslationTimings:
+    """Where a batch's time went; its texts share one clock.
+
+    Attributes:
+        encode_ms: the sources.
+        decode_ms: all steps of the search.
+        tokens_per_s: new tokens of the whole batch over both.
+    """
+
+    encode_ms: float
+    decode_ms: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of several translations of a text; the fields are `Translation`'s."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    score: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What a text was translated to.
+
+    Attributes:
+        text: the best translation, without special tokens.
+        token_ids: its tokens, the end token included.
+        score: the sum of its tokens' log-probabilities / their number ** length_penalty.
+        finish_reason: "eos", "length" (max_new_tokens) or "cancelled" (by on_token).
+        candidates: the n best, this one first.
+        dropped: tokens of the text that truncation left out.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    score: float
+    finish_reason: FinishReason
+    candidates: tuple[Candidate, ...]
+    timings: TranslationTimings
+    dropped: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        """The fields of `planforge run --json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How much each target token looked at each source token.
+
+    Attributes:
+        source: the source's tokens as text, S of them.
+        target: the translation's tokens as text, T of them.
+        weights: (L, H, T, S) float32; what a target token looked at while it was chosen. They add up to 1.
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    weights: Array
+
+    def averaged(self, layer: int | None = None, head: int | None = None) -> Array:
+        """(T, S) of one layer and head, or the average over all.
+
+        Raises:
+            InputError: no such layer or head.
+        """
+        layers, heads = self.weights.shape[:2]
+        chosen = self.weights
+        if layer is not None:
+            chosen = chosen[[checked_index("layer", layer, layers)]]
+        if head is not None:
+            chosen = chosen[:, [checked_index("head", head, heads)]]
+        average: Array = chosen.mean((0, 1))
+        return average
+
+
+def checked_index(name: str, value: int, count: int) -> int:
+    if type(value) is not int or not 0 <= value < count:
+        raise InputError(f"{name}={value!r} must be a whole number from 0 to {count - 1}, or None for all")
+    return value

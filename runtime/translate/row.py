@@ -1,0 +1,65 @@
+"""One greedy translation as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..decoding.beam import BeamSearch
+from ..decoding.chunk import Chunk, FinishReason, Usage
+from ..text.tokenizer import Tokenizer
+
+
+class TranslationRow:
+    """Tells what each step of a greedy search added to one translation.
+
+    Args:
+        tokenizer: the target's.
+        source_tokens: how many tokens the encoder read.
+        row: of the search.
+        number: of the text among those of the call.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, source_tokens: int, *, row: int = 0, number: int = 0) -> None:
+        self.row = row
+        self.finish_reason: FinishReason | None = None
+        self._source_tokens = source_tokens
+        self._number = number
+        self._vocab_size = tokenizer.vocab_size
+        self._text = tokenizer.stream()
+        self._told = 0  # tokens that are in chunks already
+
+    def next_chunk(self, beams: BeamSearch) -> Chunk:
+        """Return what came since the last chunk."""
+        if beams.active[self.row]:
+            tokens = tuple(beams.histories[self.row][1:])
+        else:
+            (best,) = beams.hypotheses()[self.row]
+            tokens = best.token_ids
+            self.finish_reason = best.finish_reason
+        new = tuple(int(token) for token in tokens[self._told :])
+        self._told = len(tokens)
+        text = "".join(self._text.push(token) for token in new if token < self._vocab_size)
+        if self.finish_reason is not None:
+            text += self._text.finish()
+        return Chunk(
+            text=text,
+            token_ids=new,
+            logprobs=(),
+            top_logprobs=(),
+            finish_reason=self.finish_reason,
+            usage=Usage(prompt_tokens=self._source_tokens, completion_tokens=self._told),
+            index=self._number,
+        )
+
+    def report(self, beams: BeamSearch, on_token: Callable[[Chunk], bool | None] | None) -> Chunk:
+        """Return what came since the last chunk, after a caller's callback has seen it.
+
+        Returning True from the callback ends the translation; then the chunk that is returned is its last.
+        """
+        chunk = self.next_chunk(beams)
+        if on_token is None or on_token(chunk) is not True or chunk.finish_reason is not None:
+            return chunk
+        beams.cancel(self.row)
+        rest = self.next_chunk(beams)
+        return replace(chunk, text=chunk.text + rest.text, finish_reason=rest.finish_reason)

@@ -1,0 +1,114 @@
+"""Runs the encoder of an encoder-decoder; what the decoder reads of it stays in the engine's memory.
+
+B sources, S tokens of the longest, H heads, D head size
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from ..backends.backend import Buffer, Program
+from ..bundle.bundle import Bundle
+from ..bundle.manifest import Artifact, TensorSpec
+from ..decoding.cache import Context, PendingContext, cache_shape
+from ..decoding.decoder import pad
+from ..errors import ClosedError, ManifestError
+
+
+class SourceEncoder:
+    """An opened encoder graph whose outputs are the keys and values of the decoder's layers.
+
+    Args:
+        program: the graph on an engine.
+        artifact: what its inputs and outputs mean.
+        decoder: the graph that reads its outputs.
+
+    Raises:
+        ManifestError: the two graphs do not belong together.
+    """
+
+    def __init__(self, program: Program, artifact: Artifact, decoder: Artifact) -> None:
+        self.program = program
+        self.artifact = artifact
+        self.reads = cross_pairs(artifact, decoder)
+        self.mask = decoder.input("source_mask").name
+        self.max_batch = artifact.axis("batch").max
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def prepare(self, sources: Sequence[Sequence[int]]) -> PendingContext:
+        """Return what `encode` is to compute, and the memory that it takes."""
+        longest = max(len(source) for source in sources)
+        return PendingContext(self.context_bytes(len(sources), longest), partial(self.encode, sources))
+
+    def context_bytes(self, batch: int, tokens: int) -> int:
+        """Return what the decoder's keys and values of sources take, padded to so many tokens."""
+        return sum(
+            math.prod(cache_shape(output, batch, tokens)) * np.dtype(output.dtype).itemsize
+            for output, _ in self.reads
+        )
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> Context:
+        """Token ids of sources, padded to the longest -> what the decoder sees of them."""
+        ids, valid = pad(sources, self.artifact.padding_side)
+        mask = valid.astype(np.int64)
+        values = {"ids": ids, "mask": mask}
+        inputs = {spec.name: values[spec.role] for spec in self.artifact.inputs}
+        B, S = ids.shape
+        with self.lock:
+            if self.closed:
+                raise ClosedError("the model was closed; load() it again")
+            written: dict[str, Buffer] = {}
+            for output, _ in self.reads:
+                written[output.name] = self.program.allocate(output.name, cache_shape(output, B, S))
+            self.program.run(inputs, written)
+        return Context({self.mask: mask}, {read.name: written[output.name] for output, read in self.reads})
+
+    def close(self) -> None:
+        """Frees the engine; closing twice is fine."""
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                self.program.close()
+
+
+def cross_pairs(encoder: Artifact, decoder: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
+    """Each of the encoder's outputs with the decoder's input that reads it.
+
+    Raises:
+        ManifestError: one of them is missing on either side, or differs in type or size.
+    """
+    reads = {spec.role: spec for spec in decoder.inputs if spec.role.startswith("cross.")}
+    written = {spec.role: spec for spec in encoder.outputs}
+    if not reads or set(reads) != set(written):
+        odd = sorted(set(reads) ^ set(written))
+        raise ManifestError(
+            f"{encoder.id} and {decoder.id} do not belong together: {odd[:4]} are on one side only"
+        )
+    for role, spec in reads.items():
+        sizes = [[axis for axis in s.axis_names() if isinstance(axis, int)] for s in (spec, written[role])]
+        if sizes[0] != sizes[1] or spec.dtype != written[role].dtype:
+            raise ManifestError(
+                f"{encoder.id} and {decoder.id} do not belong together: {role} is {written[role].dtype}"
+                f" {written[role].axis_names()} on one side and {spec.dtype} {spec.axis_names()} on the other"
+            )
+    return [(written[role], spec) for role, spec in reads.items()]
+
+
+def check_same_export(bundle: Bundle, encoder: Artifact, decoder: Artifact) -> None:
+    """Refuse an encoder's and a decoder's graph that do not belong together.
+
+    Raises:
+        ManifestError: they were exported at different times, or a tensor that one hands to the other differs.
+    """
+    if encoder.data != decoder.data:
+        raise ManifestError(
+            f"{bundle.folder}: {encoder.id} and {decoder.id} come from different exports: their weights are"
+            f" {', '.join(encoder.data)} and {', '.join(decoder.data)}"
+        )
+    cross_pairs(encoder, decoder)

@@ -1,0 +1,405 @@
+"""Text in, text out, by an encoder-decoder: tokenize, encode, search, and look at what it looked at.
+
+B sources of a batch, L layers, H heads, S source tokens, T target tokens
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias, overload
+
+import numpy as np
+
+from ..backends.backend import Backend
+from ..bundle.bundle import Bundle
+from ..bundle.defaults import GenerationDefaults
+from ..bundle.manifest import Artifact
+from ..decoding.beam import BeamSearch, Hypothesis, Search, search_of
+from ..decoding.cache import cache_bytes
+from ..decoding.chunk import Cancellation, Chunk, TextStream
+from ..decoding.decoder import Decoder, DecoderRun
+from ..errors import ClosedError, InputError, ManifestError
+from ..memory_budget import MemoryBudget
+from ..model import Model
+from ..opening import LoadRequest, bytes_of, check_weights, length_of, opening
+from ..options import ProgressOption, TranslationOptions, check_batch_size, check_options, option_names
+from ..progress import Progress
+from ..text.batching import batches, in_reading_order
+from ..text.reading import check_text, checked, chunks, read_ahead
+from ..text.tokenizer import Tokenizer
+from .results import Alignment, Candidate, Translation, TranslationTimings
+from .row import TranslationRow
+from .source_encoder import SourceEncoder, check_same_export
+from .sources import Source, SourceReader
+from .tokenizers import translation_tokenizers
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+OnToken: TypeAlias = Callable[[Chunk], bool | None]
+NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token")
+
+
+class Translator(Model):
+    """An encoder-decoder of a bundle, ready to translate. Make one with `Translator.load`.
+
+    Safe to use from several threads: their steps take turns. Close it, or use it as a context manager.
+    """
+
+    _TASK = "translation"
+
+    def __init__(
+        self,
+        encoder: SourceEncoder,
+        decoder: Decoder,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        defaults: GenerationDefaults,
+        *,
+        max_length: int,
+    ) -> None:
+        assert defaults.decoder_start is not None and defaults.source_eos is not None  # load() sees to it
+        self.encoder = encoder
+        self.decoder = decoder
+        self.source_tokenizer, self.target_tokenizer = tokenizers
+        self.defaults = defaults
+        self.start = defaults.decoder_start
+        self.source_eos = defaults.source_eos
+        self.max_length = max_length
+
+    @classmethod
+    def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
+        manifest = bundle.manifest
+        defaults = manifest.generation
+        if defaults is None or None in (defaults.decoder_start, defaults.source_eos):
+            raise ManifestError(
+                f"{bundle.folder}: a translation's generation needs decoder_start and source_eos"
+            )
+        decoder = engine.artifact(bundle, "decoder", request.precision)
+        encoder = engine.artifact(bundle, "encoder", decoder.precision)
+        max_length = length_of(bundle, request.max_length, decoder, encoder)
+        check_same_export(bundle, encoder, decoder)
+        weight_bytes = bytes_of(manifest, encoder, decoder)
+        check_weights(weight_bytes, request.memory_limit)
+        with opening(engine, bundle, encoder, decoder) as programs:
+            tokenizers = translation_tokenizers(bundle)
+        return cls(
+            SourceEncoder(programs[0], encoder, decoder),
+            Decoder(programs[1], decoder, MemoryBudget(request.memory_limit, weight_bytes)),
+            tokenizers,
+            defaults,
+            max_length=max_length,
+        )
+
+    @property
+    def artifact(self) -> Artifact:
+        """The decoder's graph."""
+        return self.decoder.artifact
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The target languages of a model that has several, such as ">>fra<<": a text begins with one."""
+        return self.source_tokenizer.language_codes
+
+    @overload
+    def translate(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+        self,
+        texts: str,
+        *,
+        batch_size: int | None = ...,
+        progress: ProgressOption = ...,
+        **options: Unpack[TranslationOptions],
+    ) -> Translation: ...
+    @overload
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        batch_size: int | None = ...,
+        progress: ProgressOption = ...,
+        **options: Unpack[TranslationOptions],
+    ) -> list[Translation]: ...
+    def translate(
+        self,
+        texts: str | Iterable[str],
+        *,
+        batch_size: int | None = None,
+        progress: ProgressOption = False,
+        **options: Unpack[TranslationOptions],
+    ) -> Translation | list[Translation]:
+        """Translate one text, or each of several.
+
+        Args:
+            texts: one text, or several; those of similar length run together.
+            batch_size: the most texts that run together; as many as the bundle allows unless given.
+            progress: True counts finished texts on stderr; a callable gets their number.
+            **options: see `TranslationOptions`: what they mean in transformers, and as the checkpoint says
+                unless given.
+
+        Raises:
+            InputError: an option or a text that cannot be used; nothing has run yet of its thousand texts.
+            ContextLengthError: a text is longer than the model's source, and truncation=None.
+            MemoryLimitError: the cache does not fit `memory_limit`.
+
+        Example:
+            >>> model.translate("the 3rd of May, 1998").text
+            '1998-05-03'
+        """
+        many = [texts] if isinstance(texts, str) else texts
+        results = self.iterate(many, batch_size=batch_size, progress=progress, **options)
+        if isinstance(texts, str):
+            (result,) = results
+            return result
+        return list(results)
+
+    def iterate(
+        self,
+        texts: Iterable[str],
+        *,
+        batch_size: int | None = None,
+        progress: ProgressOption = False,
+        **options: Unpack[TranslationOptions],
+    ) -> Iterator[Translation]:
+        """Translate any number of texts: results come in order, and never all of them are held.
+
+        Each result is there as soon as its batch, and those of the texts before it, are computed. At most
+        1,024 texts are read ahead, or 8 batches of a `batch_size`, and none with batch_size=1. The arguments
+        are `translate`'s.
+        """
+        search = self._search(options)
+        on_token = on_token_of(options, search)
+        reader = self._reader(options)
+        # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
+        rows = check_batch_size(batch_size, self.encoder.max_batch)
+        most = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
+        chunked = chunks(checked(texts, check_text), read_ahead(batch_size))
+        return self._results(chunked, search, reader, most, Progress(progress), on_token)
+
+    def _results(
+        self,
+        chunked: Iterator[list[str]],
+        search: Search,
+        reader: SourceReader,
+        most: int,
+        progress: Progress,
+        on_token: OnToken | None,
+    ) -> Iterator[Translation]:
+        done = 0
+        with progress:
+            for chunk in chunked:
+                sources = [reader.read(text, done + i) for i, text in enumerate(chunk)]
+                lengths = [len(source.tokens) for source in sources]
+                fitting = self._most_that_fit(search, max(lengths), most)
+                finished: dict[int, Translation] = {}
+                given = 0
+                for group in in_reading_order(batches(lengths, fitting)):
+                    numbered = {done + i: sources[i] for i in group}
+                    found = self._batch(numbered, search, on_token)
+                    finished |= dict(zip(group, found, strict=True))
+                    progress(done + given + len(finished))
+                    while given in finished:
+                        yield finished.pop(given)
+                        given += 1
+                done += len(chunk)
+        reader.report()
+
+    def stream(self, text: str, **options: Unpack[TranslationOptions]) -> TextStream:
+        """Translate one text greedily, a chunk as soon as it is there; `translate`'s options, but for beams.
+
+        A chunk's text never ends inside a character; all of them joined are the text of
+        `translate(num_beams=1)`. Chunks have no log-probabilities. May be abandoned at any point.
+
+        Example:
+            >>> for chunk in model.stream("the 3rd of May, 1998"):
+            ...     print(chunk, end="", flush=True)
+        """
+        search = self._search(options, greedy=True)
+        if search.num_beams != 1:
+            raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
+        on_token = on_token_of(options, search)
+        reader = self._reader(options)
+        source = reader.read(check_text(text))
+        reader.report()
+        self._most_that_fit(search, len(source.tokens), 1)
+        return TextStream(lambda cancellation: self._chunks(source, search, on_token, cancellation))
+
+    def align(self, text: str, **options: Unpack[TranslationOptions]) -> Alignment:
+        """Return what each token of a text's translation looked at.
+
+        Args:
+            text: one text.
+            **options: see `TranslationOptions`.
+
+        Raises:
+            InputError: the bundle's graph does not give its attention, which needs an export with
+                `--outputs cross_attentions`.
+        """
+        outputs = [s.name for s in self.artifact.outputs if s.role.startswith("cross_attention.")]
+        if not outputs:
+            raise InputError(
+                "this bundle does not give its attention; export it again with --outputs cross_attentions"
+            )
+        check_options(options, option_names(TranslationOptions))
+        source = self._reader(options).read(check_text(text)).tokens
+        target = self.translate(text, **options).token_ids
+        run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
+        ids = np.asarray([[self.start, *target[:-1]]], np.int64)
+        results = run.results(ids, np.ones_like(ids, bool), [0], outputs)
+        return Alignment(
+            tuple(self.source_tokenizer.spellings(source)),
+            tuple(self.target_tokenizer.spellings(list(target))),
+            np.concatenate([results[name] for name in outputs]).astype(np.float32),
+        )
+
+    def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
+        """Return how many tokens the model reads of a text, those that begin and end it included."""
+        tokens = self.source_tokenizer.encode(text, parse_special=parse_special)
+        return len(self.defaults.prefix) + len(tokens) + 1
+
+    def close(self) -> None:
+        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+        self.encoder.close()
+        self.decoder.close()
+
+    def _reader(self, options: TranslationOptions) -> SourceReader:
+        """Return what reads this call's texts."""
+        return SourceReader(
+            self.source_tokenizer,
+            self.defaults,
+            limit=min(self.max_length, self.encoder.artifact.axis("tokens").max),
+            truncation=options.get("truncation"),
+            parse_special=options.get("parse_special", False),
+        )
+
+    def _search(self, options: TranslationOptions, *, greedy: bool = False) -> Search:
+        """Check the options, before anything runs.
+
+        Args:
+            options: the caller's.
+            greedy: search greedily unless the caller asks for beams, whatever the checkpoint says.
+        """
+        if self.decoder.closed:
+            raise ClosedError("the model was closed; load() it again")
+        known = option_names(TranslationOptions)
+        check_options(options, known if greedy else (*known, "batch_size", "progress"))
+        most = min(self.max_length, self.decoder.artifact.axis("tokens").max)
+        usual = self.defaults.max_new_tokens or most
+        given = {name: value for name, value in options.items() if name not in NOT_OF_THE_SEARCH}
+        if greedy and given.get("num_beams") is None:
+            given["num_beams"] = 1
+        search = search_of(replace(self.defaults, max_new_tokens=min(usual, most)), **given)
+        rows = self.decoder.artifact.axis("batch").max
+        if search.num_beams > rows:
+            raise InputError(
+                f"num_beams={search.num_beams} is more than the {rows} that this bundle allows; ask for"
+                " fewer, or export it again with a larger max_batch"
+            )
+        if search.max_new_tokens > most:
+            raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {most}")
+        return search
+
+    def _start(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
+        rows = len(sources) * search.num_beams
+        return self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
+
+    def _batch(
+        self, sources: Mapping[int, Source], search: Search, on_token: OnToken | None
+    ) -> list[Translation]:
+        """Translate texts, by their numbers in the call, that run together."""
+        rows = [
+            TranslationRow(self.target_tokenizer, len(source.tokens), row=row, number=number)
+            for row, (number, source) in enumerate(sources.items())
+        ]
+        beams = BeamSearch(len(sources), self.start, search)
+        start = time.perf_counter()
+        run = self._start([source.tokens for source in sources.values()], search)
+        encode = time.perf_counter() - start
+        decode = 0.0
+        while not beams.done:
+            start = time.perf_counter()
+            take_step(run, beams)
+            decode += time.perf_counter() - start
+            if on_token is not None:
+                for row in rows:
+                    if row.finish_reason is None:
+                        row.report(beams, on_token)
+        hypotheses = beams.hypotheses()
+        tokens = sum(len(best[0].token_ids) for best in hypotheses)
+        timings = TranslationTimings(encode * 1e3, decode * 1e3, tokens / (encode + decode))
+        found = []
+        for source, of_source in zip(sources.values(), hypotheses, strict=True):
+            candidates = tuple(self._candidate(hypothesis) for hypothesis in of_source)
+            best = candidates[0]
+            translation = Translation(
+                text=best.text,
+                token_ids=best.token_ids,
+                score=best.score,
+                finish_reason=best.finish_reason,
+                candidates=candidates,
+                timings=timings,
+                dropped=source.dropped,
+            )
+            found.append(translation)
+        return found
+
+    def _candidate(self, hypothesis: Hypothesis) -> Candidate:
+        text = self.target_tokenizer.decode_known(hypothesis.token_ids)
+        return Candidate(text, hypothesis.token_ids, hypothesis.score, hypothesis.finish_reason)
+
+    def _chunks(
+        self, source: Source, search: Search, on_token: OnToken | None, cancellation: Cancellation
+    ) -> Generator[Chunk, None, None]:
+        """Yield the chunks of a greedy translation; the last one has the finish reason."""
+        row = TranslationRow(self.target_tokenizer, len(source.tokens))
+        beams = BeamSearch(1, self.start, search)
+        run: DecoderRun | None = None
+        while row.finish_reason is None:
+            if cancellation.requested:
+                beams.cancel(0)
+                yield row.next_chunk(beams)
+                return
+            if run is None:
+                run = self._start([source.tokens], search)
+            take_step(run, beams)
+            yield row.report(beams, on_token)
+
+    def _most_that_fit(self, search: Search, source_tokens: int, most: int) -> int:
+        """How many sources of a length may run together.
+
+        Raises:
+            MemoryLimitError: not even one of them fits `memory_limit`.
+        """
+        rows = search.num_beams
+        source = self.encoder.context_bytes(1, source_tokens)
+        self.decoder.check_memory(rows, search.max_new_tokens, source)
+        available = self.decoder.budget.available()
+        if available is None:
+            return most
+        return min(most, available // (cache_bytes(self.artifact, rows, search.max_new_tokens) + source))
+
+
+def take_step(run: DecoderRun, beams: BeamSearch) -> None:
+    """Feed a search's tokens to a decoder, and the decoder's logits to the search."""
+    copies = beams.advance(run.decode(beams.tokens))
+    if not beams.done:
+        run.copy_rows(copies)
+
+
+def on_token_of(options: TranslationOptions, search: Search) -> OnToken | None:
+    """Return what a caller wants to be called with after each step.
+
+    Raises:
+        InputError: it cannot be called, or the search has beams.
+    """
+    on_token = options.get("on_token")
+    if on_token is None:
+        return None
+    if not callable(on_token):
+        raise InputError(f"on_token={on_token!r:.80} must be a function that takes a chunk, or None")
+    if search.num_beams > 1:
+        raise InputError(
+            f"on_token does not go with num_beams={search.num_beams}: of beams it is known at the end which"
+            " one is the translation; give num_beams=1, or leave it out"
+        )
+    return on_token
