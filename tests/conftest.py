@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import pytest
 from filelock import FileLock
 
+from .helpers.paths import ROOT
+
 Once: TypeAlias = AbstractContextManager[tuple[Path, bool]]
 
 # Set before any test module imports the libraries that read them.
@@ -138,7 +140,7 @@ def head_bundle(once: Callable[[str], Once]) -> Callable[[str], Path]:
     """The bundle of one of `HEADS` by its name: random, fp32 and fp16, verified. Don't change it."""
     from planforge.exporter import export
 
-    from .helpers_models import tiny_bert, write_wordpiece
+    from .helpers.models import tiny_bert, write_wordpiece
 
     @functools.cache
     def bundle(name: str) -> Path:
@@ -161,7 +163,7 @@ def marian_bundle(once: Callable[[str], Once]) -> Path:
     """
     from planforge.exporter import export
 
-    from .helpers_translation import write_varied_marian
+    from .helpers.translation import write_varied_marian
 
     with once("translators") as (folder, first):
         if first:
@@ -188,7 +190,6 @@ def own_bundle(demo_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo_bundle, tmp_path / "bundle"))
 
 
-ROOT = Path(__file__).resolve().parents[1]
 OPTIMUM_PYTHON = ROOT / "build/optimum-venv/bin/python"
 
 
@@ -200,7 +201,7 @@ def exported(once: Callable[[str], Once]) -> Path:
     with once("imported") as (folder, first):
         if first:
             folder.mkdir()
-            script = ROOT / "tests/imported_checkpoints.py"
+            script = ROOT / "tests/helpers/imported_checkpoints.py"
             done = subprocess.run([OPTIMUM_PYTHON, script, folder], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-2000:]
     return folder

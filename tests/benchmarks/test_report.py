@@ -1,0 +1,142 @@
+"""The benchmarks' results as tables, as a plot and in the README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import chosen, keep
+from benchmarks.case import Limit, Target
+from benchmarks.measure import judged
+from benchmarks.report import BEGIN, END, case_section, comparisons, summary, write_readme
+
+from ..helpers.paths import ROOT
+
+
+def entry(system: str, precision: str, per_s: float, **more: Any) -> dict[str, Any]:
+    did = {"precision": "fp32" if precision == "fp32" else "8-bit", "prefill_logit_rows": 1}
+    return {
+        **{"name": f"{system} {precision}", "system": system, "differences": {}, "differs": [], "did": did},
+        **{"versions": {system.lower(): "1.2"}, "per_s": per_s, "file_mb": 140.4, "peak_rss_mb": 1234},
+        **more,
+    }
+
+
+def case(entries: dict[str, Any], **more: Any) -> dict[str, Any]:
+    machine = {"busy": 0.02, "read_gb_per_s": 33.7, "gflop_per_s": 150.0}
+    return {
+        **{"title": "Model: tokens/s", "group": "decode", "metric": "per_s", "date": "2026-01-02"},
+        **{"machine": machine, "rounds": 5, "varies": {}, "entries": entries, "skipped": {}, "targets": []},
+        **more,
+    }
+
+
+def side_by_side() -> dict[str, Any]:
+    slow = entry("Peer", "fp32", 20.0, ttft_ms={"p50": 41.26, "p99": 50.0}, differs=["prefill_logit_rows"])
+    slow |= {"differences": {"prefill_logit_rows": "it has to"}}
+    slow["did"] = {**slow["did"], "prefill_logit_rows": 32}
+    targets = [{"of": "ours", "to": "peer", "metric": "per_s", "at_least": 1.9, "found": 3.06, "met": True}]
+    targets += [{"of": "ours", "metric": "peak_rss_mb", "at_most": 245, "found": 1234, "met": False}]
+    targets += [{"of": "ours", "to": "x", "metric": "per_s", "at_least": 1, "found": None, "met": None}]
+    entries = {"ours": entry("PlanForge", "fp32", 61.25), "peer": slow}
+    return case(entries, skipped={"x": "no environment has x"}, targets=targets)
+
+
+def test_a_case_shows_every_figure_difference_omission_and_target() -> None:
+    text = case_section(side_by_side())
+    assert "| PlanForge fp32 | 61.2 |  | 1,234 | 140 |" in text
+    assert "| Peer fp32 | 20.0 | 41.3 | 1,234 | 140 |" in text
+    assert "Peer fp32: prefill_logit_rows is 32 instead of 1: it has to" in text
+    assert "without x: no environment has x" in text
+    assert "ours over peer, per second: at least 1.9x, found 3.06: met" in text
+    assert "ours, MB of memory: at most 245, found 1234: **missed**" in text
+    assert "ours over x, per second: at least 1x: not measured" in text
+    assert "33.7 GB/s" in text and "2% busy" in text
+
+
+def test_the_summary_has_a_row_for_each_class_of_precision_and_the_best_of_variants() -> None:
+    entries = {
+        "a": entry("PlanForge", "fp32", 61.25),
+        "b": entry("PlanForge", "int8", 173.4),
+        "c": entry("Peer", "fp32", 20.0),
+        "d": entry("Peer", "fp32", 25.04, label="variant"),
+    }
+    entries["b"] |= {"cosine_mean": 0.99951, "cosine_min": 0.991}
+    lone = case({"a": entry("PlanForge", "int8", 5.0), "b": entry("PlanForge", "int4", 7.0)}, title="Alone")
+    text = summary({"one": case(entries), "two": lone})
+    assert "|  | PlanForge | Peer |" in text
+    assert "| fp32, Model: tokens/s | 61.2 | 25 |" in text
+    assert "| 8-bit, Model: tokens/s | 173 (cosine 0.9995, least 0.9910) |  |" in text
+    assert "- Alone: int8 **5**; int4 **7**" in text
+
+
+def test_of_times_the_best_variant_is_the_shortest() -> None:
+    fast, slow = ({"start_s": {"p50": value, "p99": 9.0}} for value in (0.4, 0.7))
+    entries = {"a": entry("PlanForge", "fp32", 1, **slow), "b": entry("Peer", "fp32", 1, **slow)}
+    entries["c"] = entry("Peer", "fp32", 1, **fast)
+    (row,) = comparisons({"one": case(entries, metric="start_s")})
+    assert row.values == {"PlanForge": 0.7, "Peer": 0.4}
+
+
+def test_results_go_into_the_readme_and_other_cases_keep_theirs(tmp_path: Path) -> None:
+    readme, out = tmp_path / "README.md", tmp_path / "results"
+    out.mkdir()
+    readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n", encoding="utf-8")
+    keep("later", side_by_side() | {"group": "translate", "title": "Second"}, out, readme)
+    keep("first", side_by_side(), out, readme)
+    text = readme.read_text(encoding="utf-8")
+    assert (
+        text.startswith(f"# Title\n\n{BEGIN}\n") and text.endswith(f"{END}\n\nafter\n") and "old" not in text
+    )
+    assert text.index("| Model: tokens/s | 61.2 | 20 |") < text.index("| Second | 61.2 | 20 |")
+    assert "(results/suite.png)" in text and (out / "suite.png").read_bytes().startswith(b"\x89PNG")
+    assert "## Second" in (out / "suite.md").read_text(encoding="utf-8")
+    keep("first", side_by_side() | {"title": "Again"}, out, readme)
+    assert "Model: tokens/s" not in readme.read_text(encoding="utf-8")
+
+
+def test_a_readme_without_the_place_for_results_is_refused(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Title\n{BEGIN}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="benchmarks: end"):
+        write_readme(readme, "text")
+    assert readme.read_text(encoding="utf-8") == f"# Title\n{BEGIN}\n"
+
+
+def test_this_readme_has_the_place() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count(BEGIN) == text.count(END) == 1 and text.index(BEGIN) < text.index(END)
+
+
+@pytest.mark.parametrize(
+    ("target", "found", "met"),
+    [
+        (Target("a", "b", "per_s", 2.0), 2.0, True),  # a rate: ours over theirs
+        (Target("b", "a", "per_s", 0.6), 0.5, False),
+        (Target("a", "b", "ttft_ms", 1.5), 1.6, True),  # a time: theirs over ours
+        (Target("a", "c", "per_s", 1.0), None, None),
+        (Target("a", "b", "start_s", 1.0), None, None),
+        (Limit("a", "ttft_ms", 50.0), 50.0, True),
+        (Limit("b", "ttft_ms", 50.0), 80.0, False),
+        (Limit("c", "ttft_ms", 50.0), None, None),
+    ],
+)
+def test_targets_are_judged_by_ratios_of_medians(
+    target: Target | Limit, found: float | None, met: bool | None
+) -> None:
+    entries = {
+        "a": {"per_s": 60.0, "ttft_ms": {"p50": 50.0, "p99": 1.0}},
+        "b": {"per_s": 30.0, "ttft_ms": {"p50": 80.0, "p99": 1.0}},
+    }
+    verdict = judged(target, entries)
+    assert (verdict["found"], verdict["met"]) == (found, met)
+
+
+def test_cases_are_chosen_by_group_or_name(tmp_path: Path) -> None:
+    names = [case.name for case in chosen(["start", "decode-4bit-b1"], tmp_path)]
+    assert names == ["start-fp32", "start-8bit", "decode-4bit-b1"]
+    for unknown in ("speed", "start-1bit"):
+        with pytest.raises(SystemExit, match=f"no case '{unknown}'; the groups are decode, prompt"):
+            chosen(["start", unknown], tmp_path)

@@ -1,0 +1,251 @@
+"""Which precisions an export can have, and how the size of their blocks is chosen."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from planforge.exporter import export
+from planforge.exporter.calibration.calibration.calibration import chosen_blocks
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import DEMOS, resolve_source
+from planforge.exporter.errors import ExportError
+from planforge.exporter.gate import CAPS, Gaps
+from planforge.exporter.graphs import planned
+from planforge.exporter.passes.quantize import QuantizeWeights
+from planforge.exporter.precisions import PRECISIONS, checked_precisions
+from planforge.exporter.reference.passages import TextMetrics
+from planforge.exporter.reference.rounding import Rounding
+from planforge.exporter.request import default_precisions
+from planforge.runtime.diagnostics.metrics import Metrics
+from planforge.runtime.errors import InputError
+
+from ...helpers.models import edit_json
+
+Array = npt.NDArray[np.float32]
+DEMO_NAMES = ("gpt2-demo", "bert-demo", "transformer-demo")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    """The demos, and "heads of 4": gpt2-demo with 64 heads."""
+    odd = Path(shutil.copytree(DEMOS / "gpt2-demo", tmp_path_factory.mktemp("odd") / "odd"))
+    edit_json(odd / "config.json", n_head=64)
+    found = {name: Checkpoint(resolve_source(name)) for name in DEMO_NAMES}
+    return {**found, "heads of 4": Checkpoint(resolve_source(odd))}
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "precisions", "ids"),
+    [
+        ("gpt2-demo", "cpu", "fp32", "decoder.ort.fp32"),
+        ("gpt2-demo", "cpu", "int8-kv8,fp32", "decoder.ort.int8-kv8 decoder.ort.fp32"),
+        ("gpt2-demo", "cpu,rtx", "fp16,int8", "decoder.inplace.fp16 decoder.ort.int8"),
+        (
+            *("gpt2-demo", "cpu,portable", "fp32,int4"),
+            "decoder.ort.fp32 decoder.portable.fp32 decoder.ort.int4",
+        ),
+        ("transformer-demo", "cpu", "int8", "encoder.ort.int8 decoder.ort.int8"),
+        ("heads of 4", "cpu", "fp32", "decoder.portable.fp32"),
+        ("heads of 4", "cpu,portable", "fp16", "decoder.portable.fp16"),
+    ],
+)
+def test_each_target_gets_its_graphs_in_what_they_can_be(
+    checkpoints: dict[str, Checkpoint], model: str, targets: str, precisions: str, ids: str
+) -> None:
+    artifacts = planned(checkpoints[model], targets.split(","), precisions.split(","))
+    assert [artifact.id for artifact in artifacts] == ids.split()
+    assert len({artifact.file for artifact in artifacts}) == len(artifacts)
+
+
+def test_precisions_of_the_same_weights_share_a_file_and_caches_are_typed(
+    checkpoints: dict[str, Checkpoint],
+) -> None:
+    names = list(PRECISIONS)
+    artifacts = planned(checkpoints["gpt2-demo"], ["cpu", "rtx"], names)
+    data = {(a.precision, a.dialect): a.data for a in artifacts}
+    for bits in ("fp32", "int8", "int4"):
+        assert data[bits, "ort"] == data[f"{bits}-kv8", "ort"]
+    assert data["fp32", "ort"] == data["fp32", "inplace"]
+    assert len(set(data.values())) == 4  # fp32, fp16, int8, int4
+    for artifact in artifacts:
+        cache = {s.dtype for s in (*artifact.inputs, *artifact.outputs) if "cache" in s.name or "." in s.name}
+        expected = "int8" if "kv8" in artifact.precision else "float16"
+        assert cache == {expected if artifact.precision not in ("fp32", "int8", "int4") else "float32"}
+        assert artifact.output("logits").dtype == "float32"
+
+
+HEADS = "head size is no multiple of 8.*GroupQueryAttention needs. Leave it out, or export fp32"
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "precisions", "words"),
+    [
+        ("gpt2-demo", "cpu", "fp16", "'fp16' runs in .*decoder.ort only.*add the target portable"),
+        ("gpt2-demo", "portable", "int8", "'int8' runs in .*decoder.portable only.*add the target cpu"),
+        ("gpt2-demo", "cpu,rtx", "int8,int4", "'rtx' gets the decoder.inplace .* not int8, int4"),
+        ("gpt2-demo", "cpu", "fp32,fp16", "'fp16' runs in .*portable.*decoder.ort only.*add the target port"),
+        ("gpt2-demo", "rtx", "fp16,fp32-kv8", "'fp32-kv8' .*decoder.inplace only.*add the target cpu"),
+        ("bert-demo", "cpu", "fp32-kv8", "'fp32-kv8' is for models that generate text; export 'fp32'"),
+        ("bert-demo", "cpu", "fp32,int8-kv8", "'int8-kv8' is for models that generate .* export 'int8'"),
+        ("transformer-demo", "cpu", "fp32-kv8", "'fp32-kv8' is for models that generate text"),
+        ("transformer-demo", "cpu,portable", "fp32,int4-kv8", "'int4-kv8' is .* export 'int4'"),
+        ("heads of 4", "cpu", "fp32,int8", f"'int8' .*decoder.portable only, because its {HEADS}"),
+        ("heads of 4", "cpu", "fp32,fp32-kv8", f"'fp32-kv8' .*, because its {HEADS}"),
+        ("heads of 4", "cpu", "int8", HEADS),
+    ],
+)
+def test_what_a_model_or_target_cannot_have_is_refused(
+    checkpoints: dict[str, Checkpoint], model: str, targets: str, precisions: str, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        planned(checkpoints[model], targets.split(","), precisions.split(","))
+
+
+@pytest.mark.parametrize("names", [[], ["fp64"], ["fp32", "int3"], ["INT8"], "int8"])
+def test_unknown_precisions_list_the_known(names: list[str]) -> None:
+    known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8"
+    with pytest.raises(InputError, match=f"must name one or more of {known}(; did you mean|$)"):
+        checked_precisions(names)
+
+
+def test_a_precision_counts_once_and_the_first_stays_first() -> None:
+    assert checked_precisions(["int4", "fp32", "int4", "fp32"]) == ["int4", "fp32"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "precisions"),
+    [
+        (["cpu"], ["fp32"]),
+        (["portable"], ["fp32", "fp16"]),
+        (["rtx"], ["fp32", "fp16"]),
+        (["cpu", "rtx"], ["fp32", "fp16"]),
+    ],
+)
+def test_unless_told_otherwise_a_target_gets_floats(targets: list[str], precisions: list[str]) -> None:
+    assert default_precisions(targets) == precisions
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": ["int8"], "target": ["portable"]}, "add the target cpu"),
+        ({"precision": ["int3"]}, "must name one or more of"),
+        ({"precision": ["fp16"], "target": ["cpu"]}, "add the target portable"),
+    ],
+)
+def test_an_export_refuses_at_once(tmp_path: Path, options: Any, words: str) -> None:
+    stages: list[str] = []
+    with pytest.raises(InputError, match=words):
+        export("gpt2-demo", tmp_path / "B", progress=stages.append, **options)
+    assert stages == [] and list(tmp_path.iterdir()) == []
+
+
+def weights(**widths: int) -> dict[str, Callable[[], Array]]:
+    """Functions that give a weight (40, width) each."""
+    random = np.random.default_rng(0)
+    arrays = {n: random.standard_normal((40, width)).astype(np.float32) for n, width in widths.items()}
+    return {name: lambda array=array: array for name, array in arrays.items()}  # type: ignore[misc]
+
+
+class Asked:
+    """A model whose loss is given: good, or bad by one measure, for each rounding that is tried."""
+
+    def __init__(self, *losses: dict[str, float]) -> None:
+        self.losses = list(losses)
+        self.roundings: list[Rounding] = []
+
+    def __call__(self, rounding: Rounding) -> Gaps:
+        self.roundings.append(rounding)
+        loss = self.losses.pop(0)
+        metrics = Metrics(loss.get("max_error", 0.0), 0.0, loss.get("mean_kl", 0.0), 1.0, 1.0, 0.0, True, 9)
+        text = {name: loss.get(name, 0.0) for name in TextMetrics.LIMITED}
+        return {"": metrics, "text": TextMetrics(**text, finite=True, rows=9)}
+
+
+def numbers_in(weight: Array, size: int) -> int:
+    """The most different numbers that a block has."""
+    return max(len(np.unique(block)) for block in weight.reshape(-1, size))
+
+
+GOOD: dict[str, float] = {}
+
+
+def losses(bits: int, kl: float, counted: float) -> dict[str, float]:
+    """A model's losses as shares of the design's caps."""
+    caps = {8: (0.005, 0.02, 0.01), 4: (0.1, 0.1, 0.08)}[bits]
+    return {
+        "text_kl": kl * caps[0],
+        "top1_changes": counted * caps[1],
+        "perplexity_change": counted * caps[2],
+    }
+
+
+# Shares of the caps: of the distributions' distance half is for activations; words are counted more coarsely.
+WELL, FAR, FLIPS, NAN = (0.49, 0.89), (0.51, 0.0), (0.0, 0.91), (math.nan, 0.0)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("tried", "size"),
+    [
+        ([WELL], 128),
+        ([FAR, WELL], 64),
+        ([NAN, NAN, WELL], 32),
+        ([FAR, NAN, FAR], 32),
+        ([FLIPS, WELL], 64),
+        ([FLIPS, FLIPS, FLIPS], 128),  # smaller ones are no better: the gate may say so
+        ([FAR, FLIPS, FLIPS], 64),
+    ],
+)
+def test_the_largest_block_well_inside_the_caps_is_taken(
+    bits: int, tried: list[tuple[float, float]], size: int
+) -> None:
+    given = weights(a=256, b=128)
+    asked = Asked(*(losses(bits, *shares) for shares in tried))
+    found = chosen_blocks(given, bits, {}, asked)
+    assert (found.size, len(asked.roundings)) == (size, len(tried))
+    assert {name: blocks.size for name, blocks in found.done.items()} == {"a": size, "b": size}
+    for rounding, own in zip(asked.roundings, (128, 64, 32), strict=False):
+        assert set(rounding.weights) == {"a", "b"} and not rounding.cache_scales
+        assert all(array.shape == given[name]().shape for name, array in rounding.weights.items())
+        if bits == 4:  # 16 whole numbers; two blocks have scales of their own
+            assert numbers_in(rounding.weights["a"], own) <= 16
+            assert own == 128 or numbers_in(rounding.weights["a"], 2 * own) > 16
+
+
+@pytest.mark.parametrize(
+    ("widths", "sizes"), [((256, 96), [32]), ((64, 192), [64, 32]), ((384, 128), [128, 64, 32])]
+)
+def test_only_blocks_that_divide_all_widths_are_tried(widths: tuple[int, int], sizes: list[int]) -> None:
+    asked = Asked(*[losses(4, *FAR)] * len(sizes))
+    found = chosen_blocks(weights(a=widths[0], b=widths[1]), 4, {}, asked)
+    assert (found.size, len(asked.roundings)) == (32, len(sizes))
+    assert chosen_blocks(weights(a=widths[0], b=widths[1]), 4, {}, Asked(GOOD)).size == sizes[0]
+
+
+def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
+    given = weights(**{"h.0.attn.c_attn.weight": 64, "h.0.mlp.c_fc.weight": 40})
+    with pytest.raises(ExportError) as caught:
+        chosen_blocks(given, 4, {}, Asked())
+    words = str(caught.value)
+    assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
+    assert "export fp32" in words
+    with pytest.raises(ValueError, match="multiple of the block of 32"):
+        QuantizeWeights(4, 32).blocks("odd", given["h.0.mlp.c_fc.weight"])
+
+
+def test_the_caps_are_those_of_the_design() -> None:
+    names = ("text_kl", "top1_changes", "perplexity_change")
+    for precision, caps in (("int8", (0.005, 0.02, 0.01)), ("int4", (0.1, 0.1, 0.08))):
+        for name in (precision, f"{precision}-kv8"):
+            assert tuple(CAPS[name][n] for n in names) == caps
+    assert CAPS["fp32-kv8"] == CAPS["int8"]
+    assert set(CAPS) == set(PRECISIONS)

@@ -1,0 +1,201 @@
+"""Encoders in int8: the graph against integers in numpy, the choices, and whole models against their fp32.
+
+B batch, T tokens, K inputs, N outputs
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planforge.exporter import export
+from planforge.exporter.checkpoints.source import DEMOS
+from planforge.exporter.passes.int8_encoder import QuantizeEncoder, linears_of
+from planforge.exporter.passes.int8_rows import RowProduct, RowRule, choose_product
+from planforge.exporter.passes.weights import AttachWeights
+from planforge.runtime import TextEncoder, Translator
+from planforge.runtime.bundle.bundle import Bundle
+
+from ...helpers.graphs import nodes, normal, parse_graph, run_graph
+
+Array = npt.NDArray[np.float32]
+
+K, N = 64, 24
+ABSOLUTE = RowRule(128, 1e-6, True)
+ONE_SIDED = RowRule(20, 0.5, False)
+SMOOTHING = np.exp(normal(K, seed=9) / 2)
+WHOLE = np.random.default_rng(3).integers(-127, 128, (K, N)).astype(np.int8)
+SCALE = (np.abs(normal(N, seed=4)) / 100 + 0.001).astype(np.float32)
+JOINED = """
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    qb = Add (q, bq)
+    kb = Add (bk, k)
+    y = Mul (qb, kb)
+"""
+
+
+def integers(x: Array, product: RowProduct) -> npt.NDArray[np.float64]:
+    """The product as the module's documentation has it, in integers: (..., N)."""
+    x64 = x.astype(np.float64)
+    if product.smoothing is not None:
+        x64 = x64 / product.smoothing
+    rule = product.rule
+    largest = (np.abs(x64) if rule.absolute else x64).max(-1, keepdims=True)
+    step = np.maximum(largest, rule.floor) / (127 if rule.absolute else 255 - rule.zero)
+    q = np.clip(np.rint(x64 / step) + rule.zero, 0, 255).astype(np.int64)
+    return np.asarray(step * ((q - rule.zero) @ product.weight.astype(np.int64)) * product.scale)
+
+
+def graph(body: str, **parameters: Array) -> ir.Model:
+    """A graph of x (B, T, K), with weights (rows, columns) that it multiplies by."""
+    given = "".join(
+        f", float[{', '.join(map(str, array.shape))}] {name}" for name, array in parameters.items()
+    )
+    model = parse_graph(
+        f'<ir_version: 10, opset_import: ["" : 21]> g (float[b, t, {K}] x{given}) => (float[b, t, {N}] y)'
+        f" {{ {body} }}"
+    )
+    AttachWeights({name: torch.from_numpy(array) for name, array in parameters.items()})(model)
+    return model
+
+
+@pytest.mark.parametrize("rule", [ABSOLUTE, ONE_SIDED, RowRule(0, 1e-6, False)])
+@pytest.mark.parametrize("smoothing", [None, SMOOTHING])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_is_that_of_integers(rule: RowRule, smoothing: Array | None, bias: bool) -> None:
+    b = normal(N, seed=6)
+    model = graph(
+        "p = MatMul (x, w)\n y = Add (p, b)" if bias else "y = MatMul (x, w)",
+        **{"w": normal(K, N, seed=5)} | ({"b": b} if bias else {}),
+    )
+    product = RowProduct(smoothing, rule, WHOLE, SCALE)
+    (linears,) = linears_of(model.graph)
+    QuantizeEncoder({linears.names: product})(model)
+    assert not nodes(model, "MatMul") and len(nodes(model, "MatMulIntegerToFloat")) == 1
+    x = normal(3, 5, K, seed=7) * np.exp(normal(3, 5, 1, seed=8))
+    x[0, 0] = 0  # a row of nothing has a step all the same
+    (got,) = run_graph(model, x=x)
+    want = integers(x, product) + (b if bias else 0)
+    # A number at the border of two integers may fall to either side, one step of one input apart.
+    rows = x / (1 if smoothing is None else smoothing)
+    step = np.maximum(np.abs(rows).max(-1, keepdims=True), rule.floor) / 100
+    assert np.abs(got - want).max() <= (step * 127 * SCALE).max()
+    assert np.median(np.abs(got - want)) <= 1e-5 * np.abs(want).max()
+
+
+def test_products_of_the_same_rows_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {"wq": normal(K, N, seed=1), "wk": normal(K, N, seed=2)}
+    biases = {"bq": normal(N, seed=3), "bk": normal(N, seed=4)}
+    model = graph(JOINED, **arrays, **biases)
+    x = normal(2, 7, K, seed=5)
+    (exact,) = run_graph(model, x=x)
+    (linears,) = linears_of(model.graph)
+    product = choose_product(normal(400, K, seed=6), linears.weight())
+    QuantizeEncoder({linears.names: product})(model)
+    assert len(nodes(model, "MatMulIntegerToFloat")) == len(nodes(model, "Split")) == 1
+    (got,) = run_graph(model, x=x)
+    both = integers(x, product)
+    want = (both[..., :N] + biases["bq"]) * (both[..., N:] + biases["bk"])
+    assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
+    assert 1e-4 < np.abs(got - exact).mean() / np.abs(exact).mean() < 0.05
+
+
+rows = st.integers(0, 2**32 - 1).flatmap(
+    lambda seed: st.tuples(st.just(seed), st.floats(0.001, 30), st.floats(-5, 5), st.integers(2, 40))
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows)
+def test_every_row_keeps_its_range_whatever_the_others_reach(
+    given: tuple[int, float, float, int],
+) -> None:
+    seed, spread, offset, count = given
+    x = (normal(count, 16, seed=seed) * spread + offset).astype(np.float32)
+    rule = RowRule.of(x)
+    assert 0 <= rule.zero <= 128
+    found = rule.rounded(x)
+    largest = np.abs(x).max(1) if rule.absolute else x.max(1)
+    step = np.maximum(largest, rule.floor) / (127 if rule.absolute else 255 - rule.zero)
+    # No value is clipped, so each is off by half a step at most.
+    reach = np.abs(x) if rule.absolute else np.maximum(x, 0)
+    inside = reach.max(1) <= np.maximum(largest, rule.floor) * (1 + 1e-6)
+    assert inside.all()
+    below = -x.min(1) <= rule.zero * step * (1 + 1e-5) + 1e-6
+    off = np.abs(found - x).max(1)
+    assert (off[below] <= step[below] * 0.501 + 1e-6).all()
+
+
+def test_a_column_of_outliers_is_smoothed_and_an_even_matrix_is_not() -> None:
+    x, weight = normal(1000, K, seed=1), normal(K, N, seed=2)
+    assert choose_product(x, weight).smoothing is None
+    outliers = x.copy()
+    outliers[:, 5] *= 60
+    weight[5] /= 60
+    chosen = choose_product(outliers, weight)
+    assert chosen.smoothing is not None
+    assert chosen.smoothing[5] == chosen.smoothing.max() > 5 * np.median(chosen.smoothing)
+    fresh = normal(500, K, seed=3)
+    fresh[:, 5] *= 60
+    exact = fresh @ weight
+    error = np.square(integers(fresh, chosen) - exact).sum() / np.square(exact).sum()
+    plain = RowProduct(None, RowRule.of(outliers), *rounded_columns(weight))
+    assert error < 0.5 * np.square(integers(fresh, plain) - exact).sum() / np.square(exact).sum()
+    assert chosen.error is not None and 0.2 * error < chosen.error < 5 * error
+
+
+def rounded_columns(weight: Array) -> tuple[npt.NDArray[np.int8], Array]:
+    scale = np.abs(weight).max(0) / 127
+    return np.rint(weight / scale).astype(np.int8), scale
+
+
+@pytest.fixture(scope="module")
+def minilm_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("int8") / "minilm"
+    return export("bert-demo", folder, precision=["int8"], target=["cpu"]).bundle
+
+
+def test_sentences_keep_their_vectors(minilm_int8: Path, minilm_bundle: Path) -> None:
+    """Of a book that calibrated nothing: the mean and the least cosine that the issue of int8 asks for."""
+    text = (DEMOS / "gpt2-demo" / "prompts.txt").read_text(encoding="utf-8")
+    found = [sentence.strip() for sentence in re.split(r"[.:;?]", text) if len(sentence.split()) > 3]
+    sentences = found[:: max(1, len(found) // 100)][:100]
+    assert len(sentences) > 60
+    with (
+        TextEncoder.load(minilm_int8, threads=1) as small,
+        TextEncoder.load(minilm_bundle, threads=1) as exact,
+    ):
+        cosines = (small.embed(sentences) * exact.embed(sentences)).sum(-1)
+        pairs = exact.embed(sentences) @ exact.embed(sentences).T
+        np.testing.assert_array_equal(small.embed(sentences[:9])[3], small.embed(sentences[3]))
+    assert np.median(pairs) < 0.5  # else every vector would be near every other
+    assert cosines.mean() >= 0.999 and cosines.min() >= 0.99
+
+
+def test_the_manifest_says_what_was_chosen_and_what_it_cost(minilm_int8: Path) -> None:
+    (artifact,) = Bundle.open(minilm_int8).manifest.artifacts
+    assert artifact.gate["passed"] and artifact.gate["measured"]["sentence_embedding.mean_cosine_gap"] < 0.001
+    chosen = artifact.quantization["rows"]
+    assert len(chosen) == 6 * 4  # query, key and value together; the three other linears of each layer
+    for product in chosen.values():
+        assert set(product) == {"zero", "floor", "absolute", "smoothed", "error"}
+        assert 0 < product["error"] < 0.01
+
+
+def test_a_translator_in_int8_keeps_its_answers(tmp_path: Path, dates_bundle: Path) -> None:
+    folder = export("transformer-demo", tmp_path / "dates", precision=["int8"], target=["cpu"]).bundle
+    assert all(artifact.gate["passed"] for artifact in Bundle.open(folder).manifest.artifacts)
+    texts = ["the 3rd of May, 1998", "12/25/2003", "July 4, 1976", "1 Jan 2000"]
+    with Translator.load(folder, threads=1) as small, Translator.load(dates_bundle, threads=1) as exact:
+        found = [answer.text for answer in small.translate(texts)]
+        assert found == [answer.text for answer in exact.translate(texts)]
+    assert len(set(found)) == len(texts)

@@ -1,0 +1,142 @@
+"""Weights in whole numbers, held against numpy.
+
+N rows of a weight, K columns, b columns of a block, M rows of activations
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planforge.exporter.passes.quantize import Blocks, quantize
+
+from ...helpers.blocks import RANGE, Array, by_block, unpacked
+from ...helpers.graphs import normal
+
+BITS = pytest.mark.parametrize("bits", [8, 4])
+fast = settings(deadline=None, max_examples=60)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> tuple[Array, int]:
+    """A weight whose blocks are alike, far apart in size, empty, or constant; and the size of a block."""
+    size = draw(st.sampled_from([128, 64, 32]))
+    rows, blocks = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    random = np.random.default_rng(draw(seeds))
+    values = random.standard_normal((rows, blocks, size)) ** draw(st.sampled_from([1, 3]))
+    values *= 10.0 ** random.integers(*draw(st.sampled_from([(0, 1), (-4, 5), (-38, 15)])), (rows, blocks, 1))
+    values[random.random((rows, blocks)) < draw(st.sampled_from([0, 0.5]))] = draw(st.sampled_from([0, -0.3]))
+    return values.reshape(rows, -1).astype(np.float32), size
+
+
+@fast
+@given(given=weights())
+def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
+    weight, size = given
+    found = quantize(weight, 8, size)
+    assert found.size == size and found.scale.shape == found.q.shape[:2] and found.scale.dtype == np.float32
+    assert found.q.min() >= RANGE[8][0] and found.q.max() <= RANGE[8][1]
+    # A quotient of up to 127 carries an error of 127 * 2^-23 steps itself.
+    off = np.abs(by_block(found.dequantized(), size) - by_block(weight, size))
+    assert (off <= np.abs(found.scale[..., None]) * (0.5 + 127 * 2.0**-22) + 1e-44).all()
+
+
+@fast
+@given(given=weights())
+def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Array, int]) -> None:
+    weight, size = given
+    found = quantize(weight, 4, size)
+    assert found.q.min() >= RANGE[4][0] and found.q.max() <= RANGE[4][1]
+    blocks = by_block(weight, size)
+    step = np.maximum(np.abs(blocks).max(-1, keepdims=True) / 7, 1e-45)
+    plain = np.square(np.rint(blocks / step) * step - blocks).sum(-1)
+    own = np.square(by_block(found.dequantized(), size) - blocks).sum(-1)
+    assert (own <= plain + 1e-6 * np.square(step[..., 0]) * size).all()
+
+
+def test_int4_gains_by_clipping_a_little() -> None:
+    blocks = np.random.default_rng(0).standard_normal((64, 4, 128))
+    step = np.abs(blocks).max(-1, keepdims=True) / 7
+    plain = np.square(np.rint(blocks / step) * step - blocks).sum()
+    found = quantize(blocks.reshape(64, -1).astype(np.float32), 4, 128).dequantized()
+    assert np.square(found.reshape(blocks.shape) - blocks).sum() < 0.95 * plain
+
+
+@BITS
+def test_zeros_stay_zeros_and_a_constant_stays_itself(bits: int) -> None:
+    weight = np.zeros((3, 128), np.float32)
+    weight[1] = -0.7
+    weight[2, :64] = 1e-30
+    found = quantize(weight, bits, 64).dequantized()
+    assert (found[0] == 0).all() and (found[2, 64:] == 0).all()
+    np.testing.assert_allclose(found, weight, rtol=1e-6)
+
+
+@BITS
+def test_one_huge_number_costs_its_own_block_only(bits: int) -> None:
+    weight = np.random.default_rng(1).standard_normal((2, 128)).astype(np.float32)
+    without = quantize(weight, bits, 32).dequantized()
+    weight[0, 40] = 1e6
+    found = quantize(weight, bits, 32).dequantized()
+    others = np.ones_like(weight, bool)
+    others[0, 32:64] = False
+    np.testing.assert_array_equal(found[others], without[others])
+    assert found[0, 40] == pytest.approx(1e6, rel=1e-6)  # clipping it would cost more than all the rest
+    assert (np.delete(found[0, 32:64], 8) == 0).all()
+
+
+@BITS
+@fast
+@given(given=weights())
+def test_packed_numbers_lie_as_the_operator_reads_them(bits: int, given: tuple[Array, int]) -> None:
+    weight, size = given
+    found = quantize(weight, bits, size)
+    packed = found.packed()
+    assert packed.dtype == np.uint8
+    assert packed.shape == (len(weight), weight.shape[1] // size, size * bits // 8)
+    np.testing.assert_array_equal(unpacked(packed, bits), found.q)
+
+
+def test_a_width_that_no_block_divides_is_named() -> None:
+    with pytest.raises(ValueError, match="width of 96 is not a multiple of the block of 64"):
+        quantize(np.zeros((4, 96), np.float32), 8, 64)
+
+
+def correlated(rows: int, width: int) -> Array:
+    """Rows (rows, width) whose columns are mixtures of a few, as activations are, of unlike size."""
+    mixed = normal(rows, 12, seed=5) @ normal(12, width, seed=6) + 0.3 * normal(rows, width, seed=7)
+    return np.asarray(mixed * np.exp(normal(width, seed=8)), np.float32)
+
+
+@BITS
+def test_with_rows_that_it_will_see_a_weights_products_stay_closer(bits: int) -> None:
+    weight, x, unseen = normal(48, 192, seed=1), correlated(500, 192), correlated(900, 192)[500:]
+    plain, better = quantize(weight, bits, 64), quantize(weight, bits, 64, x)
+    np.testing.assert_array_equal(better.scale, plain.scale)
+    assert better.q.min() >= RANGE[bits][0] and better.q.max() <= RANGE[bits][1]
+
+    def lost(found: Blocks, rows: Array) -> float:
+        return float(np.square(rows @ (found.dequantized() - weight).T).sum())
+
+    assert lost(better, x) < 0.5 * lost(plain, x)
+    assert lost(better, unseen) < 0.6 * lost(plain, unseen)
+
+
+@BITS
+def test_rows_without_correlation_change_nothing(bits: int) -> None:
+    """Where a column says nothing of the others, its error cannot be made good there."""
+    weight = normal(8, 128)
+    x = np.diag(np.exp(normal(128, seed=1))).astype(np.float32)
+    np.testing.assert_array_equal(quantize(weight, bits, 32, x).q, quantize(weight, bits, 32).q)
+
+
+@pytest.mark.parametrize("x", [np.zeros((5, 128), np.float32), correlated(3, 128), correlated(1, 128) * 1e4])
+def test_few_rows_and_columns_that_are_never_used_are_no_harm(x: Array) -> None:
+    weight = normal(8, 128)
+    x[:, 7] = 0
+    found = quantize(weight, 4, 32, x).dequantized()
+    assert np.isfinite(found).all()
+    assert np.abs(found - weight).max() < np.abs(weight).max()

@@ -1,0 +1,290 @@
+"""Graphs whose weights become whole numbers, run by ONNX Runtime and held against numpy.
+
+N rows of a weight, K columns, b columns of a block, M rows of activations
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+import torch
+
+from planforge.exporter.passes import tables
+from planforge.exporter.passes.quantize import QuantizeWeights, quantizable, stored_bits
+from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, SplitSharedTable
+from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
+
+from ...helpers.blocks import RANGE, Array, by_block, dequantized
+from ...helpers.graphs import nodes, normal, parse_graph, run_graph
+
+Weights: TypeAlias = dict[str, torch.Tensor]
+
+BITS = pytest.mark.parametrize("bits", [8, 4])
+SIZES = pytest.mark.parametrize("size", [128, 64, 32])
+
+# Ways in which a graph multiplies by a weight (48, 256) of a table: y = x @ weight.T + bias.
+TURN = "turned = Transpose <perm = [1, 0]> (weight)\n"
+FORMS = {
+    "MatMul by a weight stored transposed": f"{TURN} y = MatMul (x, turned)",
+    "MatMul by a Transpose": f"{TURN} y = MatMul (x, turned)\n z = Abs (weight)",
+    "MatMul and a sum": f"{TURN} product = MatMul (x, turned)\n y = Add (product, bias)",
+    "a sum with a MatMul": f"{TURN} product = MatMul (x, turned)\n y = Add (bias, product)",
+    "Gemm by rows": "y = Gemm <transB = 1> (x, weight)",
+    "Gemm by rows and bias": "y = Gemm <transB = 1> (x, weight, bias)",
+    "Gemm by columns and bias": f"{TURN} y = Gemm (x, turned, bias)",
+}
+K = 256
+
+
+def graph(body: str, parameters: Weights, *, x: str = "n, 256", y: str = "n, 48", more: str = "") -> ir.Model:
+    """A graph of x, and of ids (a, b) if it reads them, with weights attached as an export does it."""
+    given = "".join(f", float[{', '.join(map(str, t.shape))}] {name}" for name, t in parameters.items())
+    text = f"""
+<ir_version: 10, opset_import: ["" : 20]>
+g (float[{x}] x{", int64[a, b] ids" if "ids" in body else ""}{given}) => (float[{y}] y{more})
+{{
+    {body}
+}}
+"""
+    model = parse_graph(text)
+    AttachWeights(parameters)(model)
+    return model
+
+
+def parameters(rows: int = 48, width: int = K) -> Weights:
+    return {
+        "weight": torch.from_numpy(normal(rows, width, seed=1)),
+        "bias": torch.from_numpy(normal(rows, seed=2)),
+    }
+
+
+def constant(value: ir.Value | None) -> npt.NDArray[Any]:
+    assert value is not None and value.const_value is not None
+    return value.const_value.numpy()
+
+
+def weight_of(product: ir.Node) -> Array:
+    """(N, K) that a MatMulNBits multiplies by, after its documentation."""
+    bits = product.attributes.get_int("bits")
+    assert bits is not None
+    found = dequantized(constant(product.inputs[1]), constant(product.inputs[2]), bits)
+    assert found.shape == (product.attributes.get_int("N"), product.attributes.get_int("K"))
+    return found
+
+
+def assert_product(got: Array, x: Array, weight: Array, size: int, bias: Array | float = 0.0) -> None:
+    """y = x @ weight.T + bias, if "input A can be quantized with the same block_size to int8 internally"."""
+    exact = x.astype(np.float64) @ weight.T.astype(np.float64) + bias
+    step = np.abs(by_block(x, size)).max(-1) / 127  # (M, K / b)
+    blocks = by_block(weight, size)
+    sums = 1e-5 * (np.abs(x) @ np.abs(weight).T + np.abs(bias))  # of fp32 in some order
+    off = np.abs(got - exact)
+    assert (off <= step / 2 @ np.abs(blocks).sum(-1).T + sums).all()
+    # Rounding is off by step / sqrt(12) on average: half a step everywhere would hide a wrong scale.
+    expected = np.square(step) / 12 @ np.square(blocks).sum(-1).T
+    assert np.square(off).mean() <= 1.5 * expected.mean() + np.square(sums).mean()
+
+
+@SIZES
+@BITS
+@pytest.mark.parametrize("form", FORMS)
+def test_a_product_by_a_quantized_weight(form: str, bits: int, size: int) -> None:
+    given = parameters()
+    body, more = FORMS[form], ", float[48, 256] z" if "z = " in FORMS[form] else ""
+    if "bias" not in body:
+        del given["bias"]
+    model = graph(body, given, more=more)
+    QuantizeWeights(bits, size)(model)
+    (product,) = nodes(model, "MatMulNBits")
+    assert not any(nodes(model, operator) for operator in ("MatMul", "Gemm", "Add"))
+    attributes = {name: product.attributes.get_int(name) for name in ("bits", "block_size", "accuracy_level")}
+    assert attributes == {"bits": bits, "block_size": size, "accuracy_level": 4}
+    weight = weight_of(product)
+    step = np.abs(by_block(given["weight"].numpy(), size)).max(-1) / RANGE[bits][1]
+    off = np.abs(by_block(weight - given["weight"].numpy(), size)).max(-1)
+    assert (off <= step * (0.51 if bits == 8 else 2.5)).all()  # int4 may clip a quarter of 7 steps
+    x = normal(5, K, seed=3) * np.exp(normal(5, K, seed=4))
+    bias = given["bias"].numpy() if "bias" in given else 0.0
+    assert_product(run_graph(model, x=x)[0], x, weight, size, bias)
+
+
+def test_activations_may_have_more_axes() -> None:
+    model = graph(FORMS["MatMul by a weight stored transposed"], parameters(), x="p, q, 256", y="p, q, 48")
+    QuantizeWeights(8, 64)(model)
+    x = normal(2, 3, K)
+    got = run_graph(model, x=x)[0]
+    assert got.shape == (2, 3, 48)
+    weight = weight_of(nodes(model, "MatMulNBits")[0])
+    assert_product(got.reshape(6, 48), x.reshape(6, K), weight, 64)
+
+
+TIED = f"{TURN} embedded = Gather (weight, ids)\n y = MatMul (x, turned)"
+
+
+@BITS
+def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
+    given = {"weight": parameters()["weight"]}
+    model = graph(TIED, given, more=", float[a, b, 256] embedded")
+    QuantizeWeights(bits, 64)(model)
+    (product,), (lookup,) = nodes(model, "MatMulNBits"), nodes(model, "GatherBlockQuantized")
+    weight = weight_of(product)
+    table = dequantized(constant(lookup.inputs[0]), constant(lookup.inputs[2]), bits)
+    np.testing.assert_array_equal(table, weight)
+    x, ids = normal(2, K), np.array([[0, 47, 3], [3, 11, 0]])
+    y, embedded = run_graph(model, x=x, ids=ids)
+    np.testing.assert_array_equal(embedded, weight[ids])  # a row is read, not computed with
+    assert_product(y, x, weight, 64)
+    assert stored_bits(model.graph) == {"weight": bits}
+
+
+def test_a_lookup_alone_is_exact_too() -> None:
+    given = {"words": torch.from_numpy(normal(7, 64))}
+    model = graph("y = Gather (words, ids)", given, y="a, b, 64")
+    QuantizeWeights(8, 32)(model)
+    (lookup,) = nodes(model, "GatherBlockQuantized")
+    table = dequantized(constant(lookup.inputs[0]), constant(lookup.inputs[2]), 8)
+    np.testing.assert_allclose(table, given["words"], atol=np.abs(given["words"].numpy()).max() / 254 * 1.01)
+    np.testing.assert_array_equal(
+        run_graph(model, x=normal(1, 256), ids=np.array([[6, 0]]))[0], table[[[6, 0]]]
+    )
+
+
+@pytest.mark.parametrize(("rows", "rounded"), [(31, False), (32, True)])
+def test_a_narrow_head_stays_as_it_is(rows: int, rounded: bool) -> None:
+    given = parameters(rows)
+    model = graph(FORMS["Gemm by rows and bias"], given, y=f"n, {rows}")
+    QuantizeWeights(4, 32)(model)
+    assert bool(nodes(model, "MatMulNBits")) == rounded
+    if not rounded:
+        x = normal(3, K)
+        want = x @ given["weight"].numpy().T + given["bias"].numpy()
+        np.testing.assert_allclose(run_graph(model, x=x)[0], want, rtol=1e-5, atol=1e-5)
+
+
+ACROSS = "across = Transpose <perm = [1, 0]> (x)\n"
+OTHERS = {
+    "alpha": "y = Gemm <transB = 1, alpha = 0.5> (x, weight, bias)",
+    "beta": "y = Gemm <transB = 1, beta = 2.0> (x, weight, bias)",
+    "transA": f"{ACROSS} y = Gemm <transA = 1, transB = 1> (across, weight, bias)",
+    "two sums": "inner = Gemm <transB = 1> (x, weight, bias)\n y = Add (inner, bias)",
+    "the product is a result too": f"{TURN} z = MatMul (x, turned)\n y = Add (z, bias)",
+    "the product is read twice": f"{TURN} a = MatMul (x, turned)\n b = Add (a, bias)\n y = Mul (a, b)",
+    "the sum with another product": f"{TURN} a = MatMul (x, turned)\n b = Abs (a)\n y = Add (a, b)",
+}
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_sums_are_still_computed(form: str, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 40)
+    given, x = parameters(), normal(4, K)
+    model = graph(OTHERS[form], given, more=", float[n, 48] z" if " z = " in OTHERS[form] else "")
+    want = run_graph(model, x=x)
+    (SplitSharedTable() if split else QuantizeWeights(8, 32))(model)
+    for got, exact in zip(run_graph(model, x=x), want, strict=True):
+        # Both sides are rounded to 127 steps: a hundredth of the results' size.
+        np.testing.assert_allclose(got, exact, atol=1e-3 if split else 0.03 * np.abs(exact).max())
+
+
+def test_a_sum_with_a_single_number_is_still_computed() -> None:
+    given = {**parameters(), "bias": torch.tensor([0.5])}
+    model, x = graph(FORMS["MatMul and a sum"], given), normal(4, K)
+    want = run_graph(model, x=x)[0]
+    QuantizeWeights(8, 32)(model)
+    np.testing.assert_allclose(run_graph(model, x=x)[0], want, atol=0.5)
+
+
+def test_a_weight_of_two_graphs_is_rounded_once() -> None:
+    done: dict[str, Any] = {}
+    models = [graph(FORMS["Gemm by rows and bias"], parameters()) for _ in range(2)]
+    QuantizeWeights(8, 32, done)(models[0])
+    first = done["weight"]
+    QuantizeWeights(8, 32, done)(models[1])
+    assert list(done) == ["weight"] and done["weight"] is first
+
+
+def test_the_weight_of_a_width_that_no_block_divides_is_named() -> None:
+    model = graph(FORMS["Gemm by rows and bias"], parameters(width=96), x="n, 96")
+    assert [(name, read().shape) for name, read in quantizable(model.graph)] == [("weight", (48, 96))]
+    with pytest.raises(ValueError, match=r"weight: a width of 96 is not a multiple of the block of 64"):
+        QuantizeWeights(8, 64)(model)
+
+
+ROWS = SPLIT_FROM_ROWS + 5  # not a multiple of the number of parts
+
+
+def large(bias: bool) -> tuple[ir.Model, Weights]:
+    """A head of many rows, whose table is read for words too."""
+    given = parameters(ROWS, 32)
+    if bias:
+        body = "embedded = Gather (weight, ids)\n y = Gemm <transB = 1> (x, weight, bias)"
+    else:
+        body = TIED
+        del given["bias"]
+    return graph(body, given, x="n, 32", y=f"n, {ROWS}", more=", float[a, b, 32] embedded"), given
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_large_table_is_opened_in_parts_and_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None, bias: bool
+) -> None:
+    x, ids = normal(3, 32), np.array([[ROWS - 1, 0]])
+    results = {}
+    for parts in (1, PARTS):
+        monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 10**9 if parts == 1 else SPLIT_FROM_ROWS)
+        model, given = large(bias)
+        (SplitSharedTable() if bits is None else QuantizeWeights(bits, 32))(model)
+        products = nodes(model, "MatMulNBits" if bits else "Gemm")
+        if bits or bias or parts > 1:
+            assert len(products) == parts
+        (tmp_path / str(parts)).mkdir()
+        save_with_shared_weights({"m.onnx": model}, tmp_path / str(parts), "m.data")
+        results[parts] = run_graph(tmp_path / str(parts) / "m.onnx", x=x, ids=ids)
+        # int8: a byte a number and a float a block of 32; the bias are floats
+        table = ROWS * 32 * 4 if bits is None else ROWS * 32 * bits // 8 + ROWS * 4
+        size = (tmp_path / str(parts) / "m.data").stat().st_size
+        assert table + ROWS * 4 * bias <= size < table + ROWS * 4 * bias + 3 * 65536  # aligned to pages
+    for one, split in zip(results[1], results[PARTS], strict=True):
+        np.testing.assert_allclose(split, one, rtol=1e-5, atol=1e-4)
+    weight, own = given["weight"].numpy(), given["bias"].numpy() if bias else 0.0
+    # Against the weights themselves: int4 is off by about 0.1 a number, of which there are 32 in a row.
+    tolerance = {None: 1e-4, 8: 0.5, 4: 4.0}[bits]
+    np.testing.assert_allclose(results[PARTS][0], x @ weight.T + own, atol=tolerance)
+
+
+def test_parts_cover_the_rows_in_the_weights_file(tmp_path: Path) -> None:
+    model, _ = large(False)
+    QuantizeWeights(4, 32)(model)
+    save_with_shared_weights({"m.onnx": model}, tmp_path, "m.data")
+    saved = ir.load(tmp_path / "m.onnx")
+    for index, source in ((1, 0), (2, 2)):  # the numbers and their scales
+        whole = nodes(saved, "GatherBlockQuantized")[0].inputs[source]
+        assert whole is not None and isinstance(whole.const_value, ir.ExternalTensor)
+        places = []
+        for product in nodes(saved, "MatMulNBits"):
+            value = product.inputs[index]
+            assert value is not None and isinstance(value.const_value, ir.ExternalTensor)
+            places.append((value.const_value.offset or 0, value.const_value.length or 0))
+        ends = [first + length for first, length in places]
+        assert [first for first, _ in places] == [whole.const_value.offset, *ends[:-1]]
+        assert sum(length for _, length in places) == whole.const_value.length
+
+
+def test_two_graphs_keep_a_shared_table_once(tmp_path: Path) -> None:
+    done: dict[str, Any] = {}
+    head, _ = large(False)
+    words = graph("y = Gather (weight, ids)", {"weight": parameters(ROWS, 32)["weight"]}, y="a, b, 32")
+    for model in (head, words):
+        QuantizeWeights(8, 32, done)(model)
+    save_with_shared_weights({"head.onnx": head, "words.onnx": words}, tmp_path, "m.data")
+    table = ROWS * 32 + ROWS * 4
+    assert table <= (tmp_path / "m.data").stat().st_size < table + 2 * 65536
+    ids = np.array([[5, ROWS - 1]])
+    embedded = run_graph(tmp_path / "head.onnx", x=normal(1, 32), ids=ids)[1]
+    np.testing.assert_array_equal(run_graph(tmp_path / "words.onnx", x=normal(1, 256), ids=ids)[0], embedded)

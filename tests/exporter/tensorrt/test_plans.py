@@ -1,0 +1,54 @@
+"""`build` adds plans to a bundle: which stay, which are replaced, and that it is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planforge.exporter import build
+from planforge.exporter.bundle.writer import file_entries
+from planforge.exporter.errors import BuildError
+from planforge.exporter.tensorrt.build import Options
+from planforge.exporter.tensorrt.plans import with_plans
+from planforge.runtime.bundle.bundle import Bundle
+
+from ...helpers.plans import of_tensorrt, with_manifest
+
+
+def test_build_keeps_plans_for_other_lengths_and_gpus(own_bundle: Path) -> None:
+    said: list[str] = []
+    (exported,) = Bundle.open(own_bundle).manifest.plans
+    small = build(own_bundle, target="rtx", limits={"batch": 2}, progress=said.append)
+    few = build(own_bundle, target="rtx", sms=["sm89"], progress=said.append)
+    assert small.replaced == few.replaced == ()
+    assert not any("replaced" in line for line in said)
+    before = Bundle.open(own_bundle)
+    assert before.manifest.plans == (exported, *small.plans, *few.plans)
+    before.verify_files()
+
+    again = build(
+        own_bundle, target="rtx", limits={"batch": 2}, options=Options(strip=True), progress=said.append
+    )
+    assert again.replaced == small.plans
+    assert said[-1] == f"replaced {small.plans[0].file}, which was for the same graph, GPUs and lengths"
+    after = Bundle.open(own_bundle)
+    assert after.manifest.plans == (exported, *few.plans, *again.plans)
+    after.verify_files()
+    assert not (own_bundle / small.plans[0].file).exists()
+
+
+def test_plans_of_another_library_stay(own_bundle: Path) -> None:
+    (rtx,) = Bundle.open(own_bundle).manifest.plans
+    (standard,) = Bundle.open(with_manifest(own_bundle, of_tensorrt)).manifest.plans
+    manifest, replaced = with_plans(Bundle.open(own_bundle).manifest, [rtx], file_entries(own_bundle))
+    assert manifest.plans == (standard, rtx)
+    assert replaced == ()
+
+
+def test_a_build_that_fails_leaves_all_plans(own_bundle: Path) -> None:
+    before = (own_bundle / "manifest.json").read_bytes()
+    with pytest.raises(BuildError, match="--max batch=99 is outside of what the graph allows"):
+        build(own_bundle, target="rtx", limits={"batch": 99})
+    assert (own_bundle / "manifest.json").read_bytes() == before
+    Bundle.open(own_bundle).verify_files()

@@ -1,0 +1,235 @@
+"""Every class that a published folder may name, exported and held against transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+import transformers
+
+from planforge.exporter import export
+from planforge.exporter.checkpoints.source import demo_folder
+from planforge.exporter.errors import CheckpointError
+from planforge.exporter.tensorrt import plans
+from planforge.exporter.tracing import onnx_export
+from planforge.exporter.tracing.recipes import Choices
+from planforge.models.checkpoint import describe
+from planforge.runtime import TextGenerator, Translator
+from planforge.runtime.bundle.bundle import Bundle
+
+from ..conftest import OPTIMUM_PYTHON
+from ..helpers.graphs import run_graph
+from ..helpers.marian import marian_witness, write_marian_tokenizer
+from ..helpers.models import TINY, random_gpt2, random_marian, tiny_bert, write_wordpiece
+
+ENCODERS = [
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertLMHeadModel",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+    "DistilBertModel",
+    "DistilBertForMaskedLM",
+    "DistilBertForSequenceClassification",
+    "DistilBertForTokenClassification",
+    "DistilBertForQuestionAnswering",
+]
+# One of each kind is exported by default and verified, one as a user exports it; the others in fp32 alone.
+VERIFIED = ("BertForMaskedLM", "GPT2LMHeadModel", "MarianMTModel")
+AS_A_USER = "DistilBertForMaskedLM"
+GRAPHS = {"encoder.ort.fp32": 1e-4, "encoder.portable.fp32": 1e-4, "encoder.portable.fp16": 5e-2}
+PROMPT = "In the beginning God created the heaven"
+SENTENCES = ["Hello world", "it is not the plan"]
+
+
+@pytest.fixture
+def trace_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace in this process and build no plan: the same graphs, in a third of the time."""
+
+    def trace_recipes(
+        checkpoint: Path, choices: Choices, paths: Mapping[str, Path], beside: Callable[[], Any]
+    ) -> tuple[dict[str, ir.Model], Any]:
+        sizes = [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs)]
+        for recipe, path in paths.items():
+            onnx_export.main([str(checkpoint), recipe, *sizes, str(path)])
+        graphs = {recipe: ir.load(path) for recipe, path in paths.items()}
+        for path in paths.values():
+            path.unlink()
+        return graphs, beside()
+
+    monkeypatch.setattr(onnx_export, "trace_recipes", trace_recipes)
+    monkeypatch.setattr(plans, "is_installed", lambda engine: False)
+
+
+def exported_class(name: str, checkpoint: Path, bundle: Path, **otherwise: Any) -> Path:
+    """Export a class's checkpoint, as `VERIFIED` says; where that is in fp32 alone, with more options."""
+    if name in VERIFIED:
+        return export(checkpoint, bundle).bundle
+    return export(checkpoint, bundle, precision=["fp32"], verify=False, **otherwise).bundle
+
+
+def tiny_encoder(folder: Path, name: str) -> Any:
+    """Write a checkpoint of one layer with its tokenizer, and return transformers' model of it."""
+    layers = "n_layers" if name.startswith("DistilBert") else "num_hidden_layers"
+    write_wordpiece(folder)
+    return tiny_bert(folder, name, **{layers: 1})
+
+
+def test_an_export_by_default_gives_verified_graphs_and_a_plan(tmp_path: Path) -> None:
+    """With nothing replaced: tracers of their own, and the TensorRT-RTX that is installed."""
+    tiny_encoder(tmp_path / "checkpoint", AS_A_USER)
+    result = export(tmp_path / "checkpoint", tmp_path / "bundle")
+    assert result.report is not None and result.report.with_pytorch and result.report.passed
+    bundle = Bundle.open(tmp_path / "bundle")
+    bundle.verify_files()
+    assert [artifact.id for artifact in bundle.manifest.artifacts] == list(GRAPHS)
+    assert all(artifact.passed for artifact in bundle.manifest.artifacts)
+    built = [(plan.engine, plan.built_from) for plan in bundle.manifest.plans]
+    is_there = importlib.util.find_spec("tensorrt_rtx") is not None
+    assert built == ([("tensorrt-rtx", "encoder.portable.fp16")] if is_there else [])
+
+
+@pytest.mark.usefixtures("trace_here")
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_class_of_encoder_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
+    reference: Any = tiny_encoder(tmp_path / "checkpoint", name)
+    checkpoint = tmp_path / "checkpoint"
+    bundle = exported_class(name, checkpoint, tmp_path / "bundle", target=["cpu", "portable"])
+    manifest = Bundle.open(bundle).manifest
+    wanted_graphs = [graph for graph in GRAPHS if name in VERIFIED or graph.endswith("fp32")]
+    assert [artifact.id for artifact in manifest.artifacts] == wanted_graphs
+    ids = np.array([[2, 20, 33, 40, 57, 3], [2, 71, 8, 3, 0, 0]])
+    mask = (ids != 0).astype(np.int64)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if name.startswith("Bert"):
+        inputs["token_type_ids"] = np.array([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]])
+    with torch.inference_mode():
+        given = {key: torch.from_numpy(array) for key, array in inputs.items()}
+        found = reference(**given, output_hidden_states=True)
+    wanted = {key: value.numpy() for key, value in found.items() if isinstance(value, torch.Tensor)}
+    wanted["last_hidden_state"] = found.hidden_states[-1].numpy()
+    rows = np.flatnonzero(mask)
+    for artifact in manifest.artifacts:
+        computed = run_graph(bundle / artifact.file, **inputs, logit_rows=rows)
+        assert len(computed) == len(artifact.outputs)
+        for spec, array in zip(artifact.outputs, computed, strict=True):
+            expected = wanted[spec.name]
+            if spec.role == "masked_lm":
+                expected = expected.reshape(-1, expected.shape[-1])[rows]
+            elif spec.axis_names()[:2] == ("batch", "tokens"):
+                array, expected = array[mask == 1], expected[mask == 1]
+            assert array.shape == expected.shape
+            np.testing.assert_allclose(array, expected, atol=GRAPHS[artifact.id] * np.abs(expected).max())
+
+
+@pytest.mark.usefixtures("trace_here")
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GPT2Model"])
+def test_every_class_of_decoder_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
+    shutil.copytree(demo_folder("gpt2-demo"), tmp_path / "checkpoint")
+    whole = random_gpt2(**TINY | {"vocab_size": 2048, "n_layer": 1})
+    saved = whole if name == "GPT2LMHeadModel" else whole.transformer
+    saved.save_pretrained(tmp_path / "checkpoint")
+    bundle = exported_class(name, tmp_path / "checkpoint", tmp_path / "bundle")
+    with TextGenerator.load(bundle) as model:
+        ids = model.tokenizer.encode(PROMPT)
+        answer = model.generate(PROMPT, max_new_tokens=8)
+    with torch.inference_mode():
+        logits = whole(torch.tensor([[*ids, *answer.token_ids]])).logits[0, len(ids) - 1 :]
+    logprobs = logits.log_softmax(-1)
+    tokens = list(answer.token_ids)
+    assert logprobs.argmax(-1)[: len(tokens)].tolist() == tokens
+    chosen = logprobs[range(len(tokens)), tokens].numpy()
+    np.testing.assert_allclose(np.array(answer.logprobs)[: len(tokens)], chosen, atol=1e-3)
+
+
+@pytest.mark.usefixtures("trace_here")
+@pytest.mark.parametrize("name", ["MarianMTModel", "MarianModel"])
+def test_every_class_of_translator_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    count = write_marian_tokenizer(folder)
+    whole: Any = random_marian(vocab_size=count, encoder_layers=1, decoder_layers=1)
+    (whole if name == "MarianMTModel" else whole.model).save_pretrained(folder)
+    whole.generation_config.save_pretrained(folder)
+    reference: Any = transformers.MarianMTModel.from_pretrained(folder).eval()
+    bundle = exported_class(name, folder, tmp_path / "bundle")
+    tokenizer: Any = marian_witness(folder)
+    with Translator.load(bundle) as model:
+        for text in SENTENCES:
+            ids = tokenizer(text, return_tensors="pt").input_ids
+            with torch.inference_mode():
+                (wanted,) = reference.generate(ids, num_beams=1, max_new_tokens=8, do_sample=False).tolist()
+            found = model.translate(text, num_beams=1, max_new_tokens=8)
+            assert list(found.token_ids) == wanted[1 : 1 + len(found.token_ids)] and found.token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "part"),
+    [
+        ("BertForMultipleChoice", "bert", "BertModel"),
+        ("DistilBertForMultipleChoice", "distilbert", "DistilBertModel"),
+        ("GPT2DoubleHeadsModel", "gpt2", "GPT2LMHeadModel"),
+        ("GPT2ForSequenceClassification", "gpt2", "GPT2LMHeadModel"),
+        ("GPT2ForTokenClassification", "gpt2", "GPT2LMHeadModel"),
+        ("GPT2ForQuestionAnswering", "gpt2", "GPT2LMHeadModel"),
+    ],
+)
+def test_other_classes_are_refused_by_name_with_the_part_that_can_be_exported(
+    name: str, model_type: str, part: str, tmp_path: Path
+) -> None:
+    """And transformers does make that part of such a folder, as the message says."""
+    config: Any = getattr(transformers, f"{name.partition('For')[0].partition('Double')[0]}Config")
+    sizes: dict[str, Any] = {"bert": {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 2}}
+    small = sizes.get(
+        model_type, {"n_layers": 1, "dim": 24, "n_heads": 2, "n_layer": 1, "n_embd": 24, "n_head": 2}
+    )
+    getattr(transformers, name)(config(vocab_size=96, **small)).save_pretrained(tmp_path / "whole")
+    message = f"{name} is not exported; without its head it is a {part}, which is: python -c .*{part} as M"
+    with pytest.raises(CheckpointError, match=message):
+        export(tmp_path / "whole", tmp_path / "bundle")
+    getattr(transformers, part).from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "part")
+    description = describe(tmp_path / "part")
+    assert description.config_json["architectures"] == [part]
+
+
+def test_what_is_half_a_model_or_a_decoder_in_disguise_is_refused(tmp_path: Path) -> None:
+    config = transformers.MarianConfig(vocab_size=60, pad_token_id=59, d_model=32, decoder_layers=1)
+    transformers.MarianForCausalLM(config).save_pretrained(tmp_path / "half")
+    with pytest.raises(CheckpointError, match="MarianForCausalLM is a part of a model"):
+        export(tmp_path / "half", tmp_path / "bundle")
+    tiny_bert(tmp_path / "decoder", "BertLMHeadModel", is_decoder=True)
+    with pytest.raises(CheckpointError, match="is_decoder=True; only False is supported"):
+        export(tmp_path / "decoder", tmp_path / "bundle")
+
+
+@pytest.mark.usefixtures("trace_here")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("LlamaForCausalLM", "llama"), ("RobertaForMaskedLM", "roberta"), ("T5ForConditionalGeneration", "t5")],
+)
+def test_classes_that_optimum_exports_are_taken_from_transformers_5(
+    name: str, kind: str, exported: Path, tmp_path: Path
+) -> None:
+    """Verification compares every graph with transformers' model, so that passing it is the proof."""
+    source = exported / kind
+    checkpoint = Path(shutil.copytree(source, tmp_path / "checkpoint"))
+    torch.manual_seed(0)
+    model: Any = getattr(transformers, name)(transformers.AutoConfig.from_pretrained(source))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.12)
+    model.eval().save_pretrained(checkpoint)
+    result = export(checkpoint, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
+    assert result.report is not None and result.report.with_pytorch and result.report.passed
+    assert {artifact.precision for artifact in result.manifest.artifacts} == {"fp32", "fp16"}

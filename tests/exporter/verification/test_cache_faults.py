@@ -1,0 +1,123 @@
+"""Faults planted in a graph that keeps keys and values in int8: each is caught, and its node named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from planforge.exporter import export, verify
+from planforge.exporter.verification.structure import READING
+
+from ...conftest import Once
+from ...helpers.faults import Fault, Plant, change_weight, constant, late_positions, node_of, transposed
+from ...helpers.graphs import replace_graph
+from .test_mutations import Ground
+
+ARTIFACT = "decoder.ort.fp32-kv8"
+ATTENTION = "GroupQueryAttention"
+
+
+@pytest.fixture(scope="session")
+def cache_bundle(once: Callable[[str], Once]) -> Path:
+    """gpt2-demo with keys and values in int8, for contexts of 128 tokens. Don't change it."""
+    with once("gpt2-kv8") as (folder, first):
+        if first:
+            precision = ["fp32", "fp32-kv8"]
+            export("gpt2-demo", folder, precision=precision, target=["cpu"], max_length=128, verify=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ground(cache_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground(cache_bundle, tmp_path_factory.mktemp("damaged") / "kv8")
+
+
+def rescaled(cache: str, factor: float) -> Plant:
+    """Steps of a cache some times as large: too coarse, or where smaller clipped."""
+
+    def plant(model: ir.Model) -> None:
+        change_weight(model.graph.initializers[f"{cache}.scale"], lambda scale: factor * scale)
+
+    return plant
+
+
+def late_slot(module: str) -> Plant:
+    """A layer's attention that begins a slot too late, where there is one."""
+
+    def plant(model: ir.Model) -> None:
+        node, int32 = node_of(model, module, ATTENTION), ir.TensorType(ir.DataType.INT32)
+        one = constant(model, "one", np.array([1], np.int32))
+        late = ir.node("Add", [node.inputs[5], one])
+        slots = ir.node("Shape", [node.inputs[3]], {"start": 2, "end": 3})
+        narrow = ir.node("Cast", slots.outputs, {"to": ir.DataType.INT32})
+        last = ir.node("Sub", [narrow.outputs[0], one])
+        there = ir.node("Min", [late.outputs[0], last.outputs[0]])
+        nodes = [late, slots, narrow, last, there]
+        for each in nodes:
+            each.outputs[0].type = ir.TensorType(ir.DataType.INT64) if each is slots else int32
+        model.graph.insert_before(node, nodes)
+        node.replace_input_with(5, there.outputs[0])
+
+    return plant
+
+
+def swapped_scales(module: str) -> Plant:
+    """The scales of keys for values, and the other way round."""
+
+    def plant(model: ir.Model) -> None:
+        node = node_of(model, module, ATTENTION)
+        keys, values = node.inputs[12:14]
+        node.replace_input_with(12, values)
+        node.replace_input_with(13, keys)
+
+    return plant
+
+
+FAULTS = [
+    Fault("a scale of keys halved", rescaled("cache.2.key", 0.4), "h.2.attn", (ATTENTION,)),
+    Fault("a scale of values times 20", rescaled("cache.1.value", 20.0), "h.1.attn", (ATTENTION,)),
+    Fault("scales of keys and values swapped", swapped_scales("h.0.attn"), "h.0.attn", (ATTENTION,)),
+    Fault("a cache slot late", late_slot("h.2.attn"), "h.2.attn", (ATTENTION,)),
+    Fault("a transposed weight", transposed("h.1.attn.c_proj"), "h.1.attn.c_proj", ("MatMul",)),
+    Fault("a position off by one", late_positions("wpe"), "wpe", ("Gather",)),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_a_fault_of_a_graph_with_its_cache_in_int8_is_named(ground: Ground, fault: Fault) -> None:
+    with ground.damaged(ARTIFACT, fault) as bundle:
+        failed, culprit = ground.examined(bundle, bundle.manifest.artifact(ARTIFACT))
+    assert failed
+    assert culprit is not None
+    assert (culprit.module, culprit.op_type) in {(fault.module, op_type) for op_type in fault.op_types}
+
+
+def test_a_sound_graph_passes_and_accuses_nobody(ground: Ground) -> None:
+    failed, culprit = ground.examined(ground.bundle, ground.bundle.manifest.artifact(ARTIFACT))
+    assert failed == []
+    assert culprit is None
+
+
+def test_modules_are_held_to_what_rounding_the_cache_does(ground: Ground) -> None:
+    """Without rounding, attention would be held to fp32's band, and accused whatever the fault."""
+    modules = ground.sound_witnesses(ARTIFACT).modules
+    graph = ground.bundle.manifest.artifact(ARTIFACT)
+    allowed = {name: band.allowed for (step, name), band in modules.items() if step == 0}
+    assert graph.precision == "fp32-kv8"
+    assert min(allowed.values()) == 1e-4  # before the first attention nothing is rounded
+    assert max(allowed.values()) > 1e-2
+
+
+def test_verify_reads_the_scales_of_a_cache(cache_bundle: Path, tmp_path: Path) -> None:
+    """A step twice as large loses a bit, which the limits, taken with the same steps, would allow."""
+    damaged = Path(shutil.copytree(cache_bundle, tmp_path / "damaged"))
+    replace_graph(damaged, ARTIFACT, rescaled("cache.2.key", 2.0))
+    report = verify(damaged, source="gpt2-demo", only=[ARTIFACT])
+    (failure,) = [f for c in report.comparisons if c.backend == READING for f in c.failures]
+    assert "of h.2.attn has 'cache.2.key.scale', 2 times off what real text needs" in failure
+    assert not [culprit for culprit in report.culprits if culprit.layer != 2]

@@ -1,0 +1,233 @@
+"""What stays in fp32 in an fp16 graph: chosen by ranges on real text, so that nothing overflows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from planforge.exporter import export
+from planforge.exporter.checkpoints.source import DEMOS
+from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
+from planforge.exporter.passes.fp16 import ConvertToFp16
+from planforge.exporter.passes.fp16_ranges import (
+    FP16_MAX,
+    HEADROOM,
+    SMALLEST_SPREAD,
+    SUMS,
+    Choice,
+    choose,
+    fp32_share,
+    recorded,
+)
+from planforge.models import load_model
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.text.tokenizer import Tokenizer
+
+from ...helpers.graphs import normal, parse_graph
+
+SCALE = 20_000.0  # the residual stream of gpt2-demo reaches about 11
+SHARE = 0.15
+
+
+def overflowing_gpt2(folder: Path, scale: float) -> Path:
+    """gpt2-demo with all that is added to its residual stream `scale` times as large.
+
+    Each LayerNorm takes the scale out again, so it is the same function, but for epsilon; its head is untied.
+    """
+    shutil.copytree(DEMOS / "gpt2-demo", folder)
+    weights = load_file(folder / "model.safetensors")
+    head = next(tensor for name, tensor in weights.items() if name.endswith("wte.weight")).clone()
+    for name, tensor in weights.items():
+        if name.endswith(("wte.weight", "wpe.weight")) or "c_proj" in name:
+            weights[name] = tensor.float() * scale
+    save_file({**weights, "lm_head.weight": head}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    return folder
+
+
+@dataclass(frozen=True)
+class Exported:
+    checkpoint: Path
+    bundle: Bundle
+    graphs: dict[str, ir.Model]
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    folder = tmp_path_factory.mktemp("overflow")
+    checkpoint = overflowing_gpt2(folder / "checkpoint", SCALE)
+    result = export(
+        checkpoint, folder / "bundle", precision=["fp32", "fp16"], target=["portable", "rtx"], max_length=96
+    )
+    bundle = Bundle.open(result.bundle)
+    return Exported(
+        checkpoint, bundle, {a.id: ir.load(bundle.path(a.file)) for a in bundle.manifest.artifacts}
+    )
+
+
+def test_the_model_is_the_same_function_and_its_residual_stream_overflows(overflowing: Exported) -> None:
+    ids = torch.tensor([[5, 300, 17, 64, 9, 120]])
+    models = [load_model(folder).eval() for folder in (overflowing.checkpoint, DEMOS / "gpt2-demo")]
+    with torch.no_grad():
+        scaled, plain = (model(ids)[0] for model in models)
+        reached: list[float] = []
+        last = models[0].get_submodule("h.3")
+        last.register_forward_hook(lambda _, __, out: reached.append(float(out.abs().max())))
+        models[0](ids)
+    # What epsilon is to a variance that is a 400-millionth: the logits' spread is about 2.
+    torch.testing.assert_close(scaled, plain, rtol=0, atol=0.01)
+    assert reached[0] > FP16_MAX
+
+
+def feeds_of(graph: ir.Model, tokens: list[int]) -> dict[str, np.ndarray]:
+    """A prefill of one row through the portable graph."""
+    count = len(tokens)
+    feeds = {
+        "input_ids": np.array([tokens]),
+        "attention_mask": np.ones((1, count), np.int64),
+        "position_ids": np.arange(count)[None],
+        "logit_rows": np.arange(count),
+    }
+    for value in graph.graph.inputs:
+        if str(value.name).startswith("past"):
+            assert value.shape is not None and value.dtype is not None
+            _, heads, _, size = value.shape
+            assert isinstance(heads, int) and isinstance(size, int)
+            feeds[str(value.name)] = np.zeros((1, heads, 0, size), value.dtype.numpy())
+    return feeds
+
+
+def test_plain_fp16_is_not_finite_and_the_safe_graph_is(overflowing: Exported) -> None:
+    tokens = [5, 300, 17, 64, 9, 120]
+    full = overflowing.graphs["decoder.portable.fp32"]
+    plain = full.clone()
+    ConvertToFp16(["logits"])(plain)
+    with pytest.raises(NotFiniteError, match="inf"):
+        NodeExecutor(plain).run(feeds_of(plain, tokens))
+    safe = overflowing.graphs["decoder.portable.fp16"]
+    got = NodeExecutor(safe).run(feeds_of(safe, tokens))["logits"]
+    with torch.no_grad():
+        want = load_model(overflowing.checkpoint).eval()(torch.tensor([tokens]))[0][0].numpy()
+    assert np.abs(got - want).max() < 0.05 * want.std()
+
+
+@pytest.mark.parametrize("dialect", ["portable", "inplace"])
+def test_the_safe_graph_is_inside_the_gate_with_little_in_fp32(overflowing: Exported, dialect: str) -> None:
+    artifact = overflowing.bundle.manifest.artifact(f"decoder.{dialect}.fp16")
+    assert artifact.passed
+    graph = overflowing.graphs[artifact.id].graph
+    assert fp32_share(graph) < SHARE
+    choices = recorded(graph)
+    by_name = {str(node.name): node for node in graph}
+    assert all(
+        node.op_type in ("LayerNormalization", "Softmax")
+        for name, node in by_name.items()
+        if choices.get(name) in (Choice("sums squares"), Choice("sums exponentials"))
+    )
+    if dialect == "portable":
+        assert_few(overflowing.graphs["decoder.portable.fp32"], choices)
+    residual = [
+        name
+        for name, choice in choices.items()
+        if by_name[name].op_type == "Add" and choice.reason.startswith("reaches")
+    ]
+    assert residual
+    assert any(choice.shift for choice in choices.values())
+
+
+def assert_few(full: ir.Model, choices: Mapping[str, Choice]) -> None:
+    """Nothing but sums stays in fp32 that neither makes nor reads what fp16 cannot hold."""
+    largest: dict[str, float] = {}
+
+    def observe(node: ir.Node, name: str, array: np.ndarray) -> None:
+        largest[name] = float(np.abs(array).max(initial=0))
+
+    tokens = Tokenizer.from_file(DEMOS / "gpt2-demo" / "tokenizer.json").encode("And it came to pass " * 8)
+    NodeExecutor(full, observe).run(feeds_of(full, tokens))
+    kept = {
+        name
+        for name, choice in choices.items()
+        if choice.shift is None and choice.reason not in SUMS.values()
+    }
+    nodes = [node for node in full.graph if node.name in kept]
+    assert len(nodes) == len(kept) > 0
+    for node in nodes:
+        near = [str(v.name) for v in (*node.inputs, *node.outputs) if v is not None]
+        assert max(largest.get(name, 0.0) for name in near) > FP16_MAX / HEADROOM / 2, node.name
+
+
+def test_a_healthy_model_keeps_only_sums_in_fp32(demo_bundle: Path) -> None:
+    bundle = Bundle.open(demo_bundle)
+    for artifact in bundle.manifest.artifacts:
+        graph = ir.load(bundle.path(artifact.file)).graph
+        kinds = {node.op_type for node in graph if str(node.name) in recorded(graph)}
+        assert kinds <= {"LayerNormalization", "Softmax"}
+        assert bool(kinds) == (artifact.precision == "fp16")
+        if artifact.precision == "fp16":
+            assert fp32_share(graph) == 0
+
+
+PRODUCT = """
+<ir_version: 10, opset_import: ["" : 20]>
+product (float[n, 4] x) => (float[n, 4] y)
+<float[4, 4] w = {1000, 0, 0, 0, 0, 1000, 0, 0, 0, 0, 1000, 0, 0, 0, 0, 1000}>
+{
+    p = MatMul (x, w)
+    h = Mul (p, p)
+    y = Sqrt (h)
+}
+"""
+
+
+def test_a_product_is_scaled_by_a_power_of_two_and_what_reads_it_stays_in_fp32() -> None:
+    model = parse_graph(PRODUCT)
+    x = normal(5, 4) * 60
+    want = np.abs(x.astype(np.float16).astype(np.float64) * 1000)
+    choices = choose(
+        model.graph, {"p": float(want.max()), "h": float((want**2).max()), "y": float(want.max())}
+    )
+    assert choices["node_0"].shift is not None
+    assert {name for name, choice in choices.items() if choice.shift is None} == {"node_1", "node_2"}
+    ConvertToFp16(["y"], choices)(model)
+    got = NodeExecutor(model).run({"x": x.astype(np.float16)})["y"]
+    np.testing.assert_allclose(got, want, rtol=2**-10)
+    assert recorded(model.graph)["node_0"] == choices["node_0"]
+    assert fp32_share(model.graph) == 0
+
+
+@given(reached=st.floats(1.0, 1e30))
+@settings(deadline=None)
+def test_what_is_scaled_fits_and_no_more(reached: float) -> None:
+    model = parse_graph(PRODUCT)
+    choice = choose(model.graph, {"p": reached}).get("node_0")
+    if choice is None:
+        assert reached * HEADROOM <= FP16_MAX
+        return
+    spread = 500.0  # of the weights: 4 of 16 are 1000
+    if choice.shift is None:
+        assert spread * FP16_MAX / (reached * HEADROOM) < SMALLEST_SPREAD
+        return
+    assert spread * 2.0**-choice.shift >= SMALLEST_SPREAD
+    scaled = reached * 2.0**-choice.shift
+    assert scaled * HEADROOM <= FP16_MAX < 2 * scaled * HEADROOM
+    assert Choice.from_text(choice.to_text()) == choice
+
+
+def test_weights_beyond_fp16_stay_in_fp32() -> None:
+    model = parse_graph(PRODUCT.replace("{1000,", "{100000,"))
+    choices = choose(model.graph, {})
+    assert choices == {"node_0": Choice("reads w, which fp16 cannot hold")}
+    ConvertToFp16(["y"], choices)(model)
+    assert fp32_share(model.graph) == 1

@@ -1,0 +1,383 @@
+"""Proof that the checks can fail: faults planted in exported graphs, and in what feeds them.
+
+Each must be caught by a comparison, and the search must name the node. What caught what is written to
+build/planted-faults.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from planforge.exporter.calibration.calibration.calibration import recorded
+from planforge.exporter.calibration.calibration.prompts import read_prompts
+from planforge.exporter.comparison.examiners import examiner_of
+from planforge.exporter.graphs import in_fp32, recipe_of
+from planforge.exporter.verification.bisect import (
+    PYTORCH,
+    Culprit,
+    Witnesses,
+    find_culprit,
+    module_bands,
+    node_bands,
+)
+from planforge.exporter.verification.structure import READING, compare_structure
+from planforge.exporter.verification.verify import checked_cache_scales, checked_tensors, recorded_source
+from planforge.models import load_model
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Artifact
+from planforge.runtime.decoding import cache
+from planforge.runtime.diagnostics.metrics import Comparison
+
+from ...helpers.faults import (
+    Fault,
+    epsilon,
+    future_after_a_past,
+    late_positions,
+    low_mask,
+    no_mask,
+    perturbed,
+    scale_attribute,
+    scale_factor,
+    swapped,
+    transposed,
+)
+from ...helpers.graphs import replace_graph
+from ...helpers.paths import ROOT
+
+TABLE = ROOT / "build" / "planted-faults.md"
+PRODUCT = ("MatMul",)
+NORM = ("LayerNormalization",)
+
+
+class Ground:
+    """A healthy bundle, what PyTorch says of it, and what its nodes are held against."""
+
+    def __init__(self, folder: Path, copy: Path) -> None:
+        self.bundle = Bundle.open(folder)
+        self.copy = Path(shutil.copytree(folder, copy))
+        source = recorded_source(self.bundle)
+        assert source is not None
+        self.model = load_model(source.folder)
+        self.examiner = examiner_of(self.bundle.manifest)
+        self.expected = self.examiner.expect(self.model, self.bundle, read_prompts(None, source.folder))
+        self.calibration = recorded(self.bundle, self.model)
+        self.tensors = checked_tensors(self.bundle, self.model)
+        self.scales = checked_cache_scales(self.bundle, self.model, self.expected)
+        self.limits = functools.cache(self._limits)
+        self.sound_witnesses = functools.cache(
+            lambda name: self.witnesses(self.bundle.manifest.artifact(name))
+        )
+
+    def _limits(self, precision: str) -> dict[str, float]:
+        rounding = self.calibration.rounding(precision)
+        gaps = (
+            {} if rounding is None else self.examiner.gaps(self.model, self.bundle, self.expected, rounding)
+        )
+        return self.examiner.limits(self.bundle, self.expected, precision, gaps)
+
+    def witnesses(self, artifact: Artifact) -> Witnesses:
+        """What a graph's nodes are held against, run as the runtime runs them now."""
+        trial = self.examiner.trial(self.bundle, artifact, self.expected)
+        full_id = f"{recipe_of(artifact)}.fp32"
+        own, full = (
+            ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
+            for name in (artifact.id, full_id)
+        )
+        rounding = self.calibration.rounding(artifact.precision)
+        return Witnesses(
+            node_bands(trial, artifact, full, in_fp32(artifact), own),
+            module_bands(trial, own, self.model, rounding),
+        )
+
+    @contextmanager
+    def damaged(self, artifact_id: str, fault: Fault) -> Iterator[Bundle]:
+        """The copy with a fault in one graph, for a while."""
+        files = [self.copy / "manifest.json", self.copy / self.bundle.manifest.artifact(artifact_id).file]
+        sound = [path.read_bytes() for path in files]
+        try:
+            replace_graph(self.copy, artifact_id, fault.plant)
+            yield Bundle.open(self.copy)
+        finally:
+            for path, content in zip(files, sound, strict=True):
+                path.write_bytes(content)
+
+    def examined(
+        self, bundle: Bundle, artifact: Artifact, witnesses: Witnesses | None = None
+    ) -> tuple[list[Comparison], Culprit | None]:
+        """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
+        comparisons = [
+            compare_structure(bundle, artifact, self.tensors, self.scales),
+            *self.examiner.compare(
+                bundle, artifact, self.expected, self.limits(artifact.precision), lambda _: None
+            ),
+        ]
+        trial = self.examiner.trial(bundle, artifact, self.expected)
+        graph = ir.load(bundle.path(artifact.file))
+        culprit = find_culprit(graph, artifact, trial, witnesses or self.sound_witnesses(artifact.id))
+        return [comparison for comparison in comparisons if not comparison.passed], culprit
+
+
+@pytest.fixture(scope="session")
+def ground(
+    demo_bundle: Path,
+    head_bundle: Callable[[str], Path],
+    marian_bundle: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Ground]:
+    copies = tmp_path_factory.mktemp("damaged")
+    folders = {
+        "GPT-2": lambda: demo_bundle,
+        "BERT": lambda: head_bundle("classifier"),
+        "translation": lambda: marian_bundle,
+    }
+    return functools.cache(lambda family: Ground(folders[family](), copies / family))
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[tuple[str, str, str, str]]]:
+    """Rows of graph, fault, what caught it, node named; written when the module is through."""
+    rows: list[tuple[str, str, str, str]] = []
+    yield rows
+    head = ("graph", "fault", "caught by", "node named")
+    lines = [" | ".join(row) for row in (head, ("---",) * len(head), *sorted(rows))]
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text("\n".join(f"| {line} |" for line in lines) + "\n", encoding="utf-8")
+
+
+def decoder_faults(artifact: str) -> list[Fault]:
+    layer = [f"h.2.{name}" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
+    half = artifact.endswith("fp16")
+    faults = [
+        Fault("a transposed weight", transposed("h.1.attn.c_proj"), "h.1.attn.c_proj", PRODUCT),
+        Fault("a layer's weights 1 % off", perturbed(*layer), "h.2.attn.c_attn", PRODUCT),
+        Fault("one weight 1 % off", perturbed("h.2.mlp.c_fc"), "h.2.mlp.c_fc", PRODUCT, hidden=half),
+        Fault("epsilon 1e-2", epsilon("h.3.ln_2", 1e-2), "h.3.ln_2", NORM, hidden=half),
+        Fault("epsilon 1e-6", epsilon("h.1.ln_1", 1e-6), "h.1.ln_1", NORM, hidden=True),
+        Fault("a position off by one", late_positions("wpe"), "wpe", ("Gather",)),
+    ]
+    if ".ort." not in artifact:
+        faults.append(Fault("no mask", no_mask(), "", ("Where",)))
+    if "portable" in artifact:
+        faults += [
+            Fault("swapped K and V", swapped("h.2.attn", "Concat", index=1), "h.2.attn", ("Concat",)),
+            Fault("scores 10 % larger", scale_factor("h.1.attn"), "h.1.attn", ("Mul",)),
+        ]
+    if "inplace" in artifact:
+        swap = swapped("h.2.attn", "TensorScatter", index=1)
+        faults += [
+            Fault("swapped K and V", swap, "h.2.attn", ("TensorScatter",)),
+            Fault("scores 10 % larger", scale_attribute("h.1.attn", "Attention"), "h.1.attn", ("Attention",)),
+        ]
+    if ".ort." in artifact:
+        scores = scale_attribute("h.1.attn", "GroupQueryAttention")
+        faults.append(Fault("scores 10 % larger", scores, "h.1.attn", ("GroupQueryAttention",)))
+    if "portable.fp16" in artifact:
+        faults.append(Fault("fp16 overflow: -648 on a mask of -65504", low_mask, "", ("Where",)))
+    return faults
+
+
+def encoder_faults(artifact: str) -> list[Fault]:
+    output, inner = "layers.1.attention.output", "layers.0.intermediate"
+    half = artifact.endswith("fp16")
+    return [
+        Fault("a transposed weight", transposed(output), output, PRODUCT),
+        Fault("a layer's weights 1 % off", perturbed(inner, "layers.0.output"), inner, PRODUCT, hidden=half),
+        Fault(
+            "epsilon 1e-2", epsilon("layers.0.output_norm", 1e-2), "layers.0.output_norm", NORM, hidden=half
+        ),
+        Fault("no mask", no_mask(), "", ("Where",)),
+        Fault(
+            "a position off by one",
+            late_positions("embeddings.positions"),
+            "embeddings.positions",
+            ("Gather",),
+        ),
+        Fault("scores 10 % larger", scale_factor("layers.1.attention"), "layers.1.attention", ("Mul",)),
+    ]
+
+
+def translator_faults(artifact: str) -> list[Fault]:
+    side, half = artifact.partition(".")[0], artifact.endswith("fp16")
+    words = {"encoder": "source", "decoder": "target"}[side]
+    output = f"{side}.layers.1.attention.output"
+    norm = f"{side}.layers.0.attention_residual.norm"
+    inner = f"{side}.layers.1.feed_forward.inner"
+    faults = [
+        Fault("a transposed weight", transposed(output), output, PRODUCT),
+        Fault("a layer's weights 1 % off", perturbed(output, inner), output, PRODUCT, hidden=half),
+        Fault("epsilon 1e-2", epsilon(norm, 1e-2), norm, NORM, hidden=half),
+        Fault("no mask of padding", no_mask(), "", ("Where",)),
+        Fault(
+            "a position off by one",
+            late_positions(f"{words}.positions"),
+            f"{words}.positions",
+            ("Gather", "GatherND"),
+        ),
+    ]
+    if side == "decoder":
+        faults.append(Fault("the future is seen", no_mask(1), "", ("Where",)))
+    if "decoder.inplace" in artifact:
+        swap = swapped("decoder.layers.1.attention", "TensorScatter", index=1)
+        faults.append(Fault("swapped K and V", swap, "decoder.layers.1.attention", ("TensorScatter",)))
+    return faults
+
+
+GRAPHS = {
+    "GPT-2": (
+        decoder_faults,
+        [f"decoder.{d}.{p}" for d in ("portable", "inplace") for p in ("fp32", "fp16")]
+        + ["decoder.ort.fp32"],
+    ),
+    "BERT": (encoder_faults, ["encoder.portable.fp32", "encoder.portable.fp16"]),
+    "translation": (
+        translator_faults,
+        ["encoder.portable.fp32", "encoder.portable.fp16", "decoder.inplace.fp32", "decoder.inplace.fp16"],
+    ),
+}
+PLANTED = [
+    pytest.param(family, artifact, fault, id=f"{family} {artifact}: {fault.name}")
+    for family, (faults_of, artifacts) in GRAPHS.items()
+    for artifact in artifacts
+    for fault in faults_of(artifact)
+]
+
+
+def row_of(
+    family: str, artifact: str, fault: str, failed: list[Comparison], culprit: Culprit | None
+) -> tuple[str, str, str, str]:
+    first = max(failed, key=lambda comparison: comparison.backend == "ort-cpu")
+    named = "none" if culprit is None else f"{culprit.op_type} of {culprit.module or 'no module'}"
+    if culprit is None and first.backend == READING:
+        named = "the one that was read"
+    return f"{family} {artifact}", fault, f"{first.case}: {first.failures[0]}".replace("|", "/"), named
+
+
+@pytest.mark.parametrize(("family", "artifact", "fault"), PLANTED)
+def test_a_planted_fault_is_caught_and_its_node_named(
+    ground: Callable[[str], Ground],
+    table: list[tuple[str, str, str, str]],
+    family: str,
+    artifact: str,
+    fault: Fault,
+) -> None:
+    own = ground(family)
+    with own.damaged(artifact, fault) as bundle:
+        failed, culprit = own.examined(bundle, bundle.manifest.artifact(artifact))
+    assert failed
+    table.append(row_of(family, artifact, fault.name, failed, culprit))
+    if fault.hidden:
+        reading = next(c for c in failed if c.backend == READING)
+        assert fault.module in reading.failures[0]
+        return
+    assert culprit is not None
+    assert (culprit.module, culprit.op_type) in {(fault.module, op_type) for op_type in fault.op_types}
+
+
+@pytest.mark.parametrize("family", list(GRAPHS))
+def test_healthy_graphs_have_no_node_at_fault(ground: Callable[[str], Ground], family: str) -> None:
+    own = ground(family)
+    for artifact in GRAPHS[family][1]:
+        failed, culprit = own.examined(own.bundle, own.bundle.manifest.artifact(artifact))
+        assert failed == []
+        assert culprit is None
+
+
+def stale_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last row's newest key and value are written over the ones before."""
+    honest = cache.SlotCache.step
+
+    def step(self: Any, *args: Any) -> Any:
+        results = honest(self, *args)
+        self.lengths[-1] -= 1
+        return results
+
+    monkeypatch.setattr(cache.SlotCache, "step", step)
+
+
+def stale_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step does not see what the last one wrote."""
+    honest = cache.GrowingCache.step
+
+    def step(self: Any, *args: Any) -> Any:
+        results = honest(self, *args)
+        self.past, self.present = self.present, self.past
+        return results
+
+    monkeypatch.setattr(cache.GrowingCache, "step", step)
+
+
+@pytest.mark.parametrize(
+    ("artifact", "name", "break_cache"),
+    [
+        ("decoder.inplace.fp32", "a stale cache row", stale_row),
+        ("decoder.ort.fp32", "a stale cache row", stale_row),
+        ("decoder.portable.fp32", "a stale cache", stale_buffers),
+    ],
+)
+def test_a_stale_cache_is_caught(
+    ground: Callable[[str], Ground],
+    table: list[tuple[str, str, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    artifact: str,
+    name: str,
+    break_cache: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    own, graph = ground("GPT-2"), ground("GPT-2").bundle.manifest.artifact(artifact)
+    break_cache(monkeypatch)
+    failed, culprit = own.examined(own.bundle, graph, own.witnesses(graph))
+    assert failed
+    assert culprit is not None
+    # The graph is sound, and so the same as the witness: PyTorch alone, which has no cache, contradicts.
+    assert culprit.witness == PYTORCH
+    assert culprit.step == "decode"  # nothing is stale in a prefill
+    table.append(row_of("GPT-2", artifact, f"in the decoder: {name}", failed, culprit))
+
+
+def test_beams_whose_cache_rows_are_not_copied_are_caught(
+    ground: Callable[[str], Ground],
+    table: list[tuple[str, str, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = ground("translation")
+    monkeypatch.setattr(cache.SlotCache, "copy_rows", lambda self, copies: None)
+    artifact = own.bundle.manifest.artifact("decoder.inplace.fp32")
+    failed, culprit = own.examined(own.bundle, artifact)
+    assert {comparison.case.split(",")[0] for comparison in failed} == {"4 beams"}
+    assert culprit is None  # the graph is sound
+    table.append(row_of("translation", artifact.id, "in the decoder: beams keep their rows", failed, culprit))
+
+
+def test_a_fault_of_steps_of_several_tokens_is_caught(
+    ground: Callable[[str], Ground], table: list[tuple[str, str, str, str]]
+) -> None:
+    own, artifact = ground("GPT-2"), "decoder.portable.fp32"
+    fault = Fault("the future is seen after a past", future_after_a_past, "", ())
+    with own.damaged(artifact, fault) as bundle:
+        failed, culprit = own.examined(bundle, bundle.manifest.artifact(artifact))
+    assert {comparison.case.split(",")[0] for comparison in failed} >= {"parts of 7 tokens"}
+    assert culprit is None  # it is searched with steps of a single token, which has no future
+    table.append(row_of("GPT-2", artifact, fault.name, failed, culprit))
+
+
+def test_padding_on_the_wrong_side_is_caught(
+    ground: Callable[[str], Ground], table: list[tuple[str, str, str, str]]
+) -> None:
+    own = ground("GPT-2")
+    artifact = own.bundle.manifest.artifact("decoder.inplace.fp32")
+    assert artifact.padding_side == "right"
+    wrong = dataclasses.replace(artifact, padding_side="left")
+    failed, culprit = own.examined(own.bundle, wrong, own.witnesses(wrong))
+    assert failed
+    assert culprit is not None
+    assert culprit.witness == PYTORCH
+    assert culprit.step == "prefill"
+    table.append(row_of("GPT-2", artifact.id, "in the decoder: padding on the left", failed, culprit))

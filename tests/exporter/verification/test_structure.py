@@ -1,0 +1,95 @@
+"""What reading a graph finds: epsilons, scales and weights that are not the model's, however small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from planforge.exporter import export
+from planforge.exporter.passes import tables
+from planforge.exporter.passes.fp16 import ConvertToFp16
+from planforge.exporter.passes.fp16_ranges import Choice
+from planforge.exporter.passes.weights import Stored
+from planforge.exporter.verification.structure import compare_structure
+from planforge.exporter.verification.verify import checked_tensors, recorded_source
+from planforge.models import load_model
+from planforge.runtime.bundle.bundle import Bundle
+
+from ...helpers.faults import change_weight, node_of, perturbed, scale_factor, weight_of
+from ...helpers.graphs import replace_graph
+
+
+def faults_read(bundle: Path, artifact: str) -> tuple[str, ...]:
+    opened = Bundle.open(bundle)
+    source = recorded_source(opened)
+    assert source is not None
+    tensors = checked_tensors(opened, load_model(source.folder))
+    return compare_structure(opened, opened.manifest.artifact(artifact), tensors).failures
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("h.0.c_fc.weight", Stored("h.0.c_fc.weight")),
+        ("wte.weight.transposed", Stored("wte.weight", transposed=True)),
+        ("wte.weight.transposed_fp16", Stored("wte.weight", transposed=True)),
+        ("a.weight.transposed.times2^-13_fp16", Stored("a.weight", transposed=True, shift=13)),
+        ("a.weight.times2^-1", Stored("a.weight", shift=1)),
+        ("wte.weight.rows.6283", Stored("wte.weight", first=6283)),
+    ],
+)
+def test_a_name_says_how_a_parameter_is_stored(name: str, stored: Stored) -> None:
+    assert Stored.by_name(name) == stored
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_scale_that_is_a_constant_is_read(own_bundle: Path, precision: str) -> None:
+    artifact = f"decoder.portable.{precision}"
+    assert faults_read(own_bundle, artifact) == ()
+    replace_graph(own_bundle, artifact, scale_factor("h.2.attn", 1.002))
+    (fault,) = faults_read(own_bundle, artifact)
+    assert "(Mul) of h.2.attn has scale 0.125" in fault
+    assert "heads of 64 need 0.125" in fault
+
+
+def test_weights_of_scaled_products_are_read(own_bundle: Path) -> None:
+    def scaled(model: ir.Model) -> None:
+        full = ir.load(own_bundle / Bundle.open(own_bundle).manifest.artifact("decoder.portable.fp32").file)
+        product = node_of(full, "h.1.mlp.c_proj", "MatMul", "Gemm")
+        ConvertToFp16(["logits"], {str(product.name): Choice("it overflows", 3)})(full)
+        model.graph = full.graph
+
+    replace_graph(own_bundle, "decoder.portable.fp16", scaled)
+    assert faults_read(own_bundle, "decoder.portable.fp16") == ()
+    replace_graph(own_bundle, "decoder.portable.fp16", perturbed("h.1.mlp.c_proj"))
+    (fault,) = faults_read(own_bundle, "decoder.portable.fp16")
+    assert "times2^-3" in fault
+    assert "of h.1.mlp.c_proj is not the checkpoint's" in fault
+
+
+def test_parts_of_a_large_table_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 1000)
+    bundle = export("gpt2-demo", tmp_path / "bundle", target=["cpu"], max_length=64, verify=False).bundle
+    assert faults_read(bundle, "decoder.ort.fp32") == ()
+    parts: list[str] = []
+
+    def change(model: ir.Model) -> None:
+        parts.extend(name for name in model.graph.initializers if ".rows." in name)
+        change_weight(model.graph.initializers[parts[-1]], lambda weight: weight * 1.01)
+
+    replace_graph(bundle, "decoder.ort.fp32", change)
+    assert len(parts) == tables.PARTS
+    (fault,) = faults_read(bundle, "decoder.ort.fp32")
+    assert f"{parts[-1]!r} of node" in fault
+
+
+def test_a_matrix_that_the_checkpoint_does_not_have_is_told(own_bundle: Path) -> None:
+    def rename(model: ir.Model) -> None:
+        weight_of(model, "h.1.mlp.c_fc").name = "mine"
+
+    replace_graph(own_bundle, "decoder.portable.fp32", rename)
+    (fault,) = faults_read(own_bundle, "decoder.portable.fp32")
+    assert "'mine'" in fault
+    assert "of h.1.mlp.c_fc is no tensor of the checkpoint" in fault

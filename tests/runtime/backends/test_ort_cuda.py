@@ -1,0 +1,136 @@
+"""ONNX Runtime's CUDA provider on an emulated GPU: the CPU's results, with the cache in device memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planforge.exporter import export
+from planforge.runtime import TextEncoder, TextGenerator, Translator, load
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError
+
+from ...helpers.emulated_ort_cuda import emulated_ort_cuda
+
+PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cuda") / "bundle"
+    export("gpt2-demo", folder, target=["cuda"])
+    return folder
+
+
+def answers(bundle: Path, backend: str, precision: str) -> list[tuple[int, ...]]:
+    with TextGenerator.load(bundle, backend=backend, precision=precision) as model:
+        found = model.generate(PROMPTS, max_new_tokens=20)
+        found += model.generate(PROMPTS, max_new_tokens=20, seed=5, temperature=1.2)
+        found += [model.generate(PROMPTS[0] * 60, max_new_tokens=8)]
+        found += model.generate(PROMPTS, max_new_tokens=20, speculative="prompt-lookup")
+    return [one.token_ids for one in found]
+
+
+def test_the_bundle_has_both_precisions_in_one_dialect(bundle: Path) -> None:
+    artifacts = Bundle.open(bundle).manifest.artifacts
+    assert [a.id for a in artifacts] == ["decoder.ort.fp32", "decoder.ort.fp16"]
+    assert all(a.passed for a in artifacts)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_generation_is_that_of_the_cpu(
+    precision: str, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meant = answers(bundle, "ort-cpu", precision)
+    assert len({token for tokens in meant for token in tokens}) > 40
+    with emulated_ort_cuda() as cuda:
+        assert answers(bundle, "ort-cuda", precision) == meant
+        assert cuda.used == 0 and not cuda.queues
+    assert capsys.readouterr().out == ""
+
+
+def test_embeddings_and_labels(head_bundle: Callable[[str], Path]) -> None:
+    folder = head_bundle("classifier")
+    texts = ["a bird can fly", "the baker sells bread and the plane can not fly", "bread"] * 3
+    with TextEncoder.load(folder, backend="ort-cpu", precision="fp16") as model:
+        meant, labels = model.embed(texts), model.classify(texts)
+    with emulated_ort_cuda(), TextEncoder.load(folder, backend="ort-cuda", precision="fp16") as model:
+        np.testing.assert_allclose(model.embed(texts), meant, atol=1e-6)
+        assert [one.label for one in model.classify(texts)] == [one.label for one in labels]
+
+
+def test_translation_with_beams(marian_bundle: Path) -> None:
+    from ...helpers.translation import SENTENCES
+
+    def translations(backend: str) -> list[Any]:
+        with Translator.load(marian_bundle, backend=backend, precision="fp32") as model:
+            found = model.translate(SENTENCES[:5], max_new_tokens=10)
+            found += model.translate(SENTENCES[:5], max_new_tokens=10, num_beams=3)
+            return [one.token_ids for one in found]
+
+    meant = translations("ort-cpu")
+    with emulated_ort_cuda() as cuda:
+        assert translations("ort-cuda") == meant
+        assert "cudaMemcpy2DAsync" in cuda.calls
+
+
+def test_auto_prefers_it_to_the_cpu_and_takes_fp16_only_if_verified(
+    bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "planforge")
+
+    def line(folder: Path) -> str:
+        caplog.clear()
+        with TextGenerator.load(folder) as model:
+            assert model.generate(PROMPTS[0], max_new_tokens=1)
+        return next(r.getMessage() for r in caplog.records if " runs on " in r.getMessage())
+
+    with emulated_ort_cuda():
+        assert "runs on ort-cuda, Emulated GPU, fp16; tensorrt-rtx was skipped" in line(bundle)
+        copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+        value = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
+        value["artifacts"][1]["gate"] = {}
+        (copy / "manifest.json").write_text(json.dumps(value), encoding="utf-8")
+        assert "runs on ort-cuda, Emulated GPU, fp32" in line(copy)
+    with emulated_ort_cuda(available=False):
+        assert "runs on ort-cpu" in line(bundle) and "ort-cuda was skipped, as the ONNX Runtime here" in line(
+            bundle
+        )
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        ({"available": False}, "has no CUDAExecutionProvider: pip uninstall onnxruntime, then pip install"),
+        ({"starts": False}, "could not start CUDAExecutionProvider, as a rule because cuDNN"),
+        ({"driver": 0}, "no NVIDIA driver was found"),
+        ({"driver": 12040}, "the NVIDIA driver is too old"),
+    ],
+)
+def test_what_is_missing_is_said(machine: dict[str, Any], message: str, bundle: Path) -> None:
+    with emulated_ort_cuda(**machine), pytest.raises(BackendUnavailableError, match=message):
+        load(bundle, backend="ort-cuda")
+
+
+def test_precisions_that_are_not_for_it(whole_bundle: Path, demo_bundle: Path) -> None:
+    with emulated_ort_cuda():
+        with pytest.raises(BackendUnavailableError, match=r"no graphs in fp16 or fp32 .* --target cuda"):
+            load(whole_bundle, backend="ort-cuda")
+        with pytest.raises(BackendUnavailableError, match="no graphs in int8"):
+            load(demo_bundle, backend="ort-cuda", precision="int8")
+        with pytest.raises(InputError, match="device=3 does not exist"):
+            load(demo_bundle, backend="ort-cuda", device=3)
+
+
+def test_a_full_gpu_says_what_fits(bundle: Path) -> None:
+    with emulated_ort_cuda(memory=1_500_000), TextGenerator.load(bundle, backend="ort-cuda") as model:
+        with pytest.raises(MemoryLimitError, match="a cache for 8 rows"):
+            model.generate([PROMPTS[0] * 20] * 8, max_new_tokens=100)
+        assert model.generate(PROMPTS[0], max_new_tokens=2)

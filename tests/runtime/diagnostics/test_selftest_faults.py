@@ -1,0 +1,175 @@
+"""What computes another model does not pass, though every hash is right.
+
+Plans run on an emulated GPU, on which ONNX Runtime executes their graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.decoding.beam import Hypothesis
+from planforge.runtime.decoding.decoder import DecoderRun
+from planforge.runtime.diagnostics import selftest
+from planforge.runtime.diagnostics.golden.decoders import Sample
+from planforge.runtime.diagnostics.golden.divergence import follow
+from planforge.runtime.diagnostics.golden.translation_engine import Engine
+
+from ...helpers import emulated_gpu as helpers_emulated_gpu
+from ...helpers.emulated_gpu import emulated_gpu
+from ...helpers.selftest import ENCODING, TRANSLATING, bundle_named, change_weight, copied, failed
+
+Results = dict[str, npt.NDArray[Any]]
+
+
+# Of tiny random models fp16's own rounding hides what is smaller.
+@pytest.mark.parametrize(("precision", "factor"), [("fp32", 1.01), ("fp16", 1.1)])
+@pytest.mark.parametrize(
+    ("name", "graph", "ending"),
+    [
+        ("gpt2", "decoder", "h.1.mlp.c_fc.weight.transposed"),
+        ("classifier", "encoder", "layers.1.intermediate.weight.transposed"),
+        ("marian", "encoder", "encoder.layers.0.attention.value.weight.transposed"),
+        ("marian", "decoder", "decoder.layers.1.feed_forward.inner.weight.transposed"),
+    ],
+)
+def test_a_changed_weight_whose_hash_is_mended_fails(
+    name: str,
+    graph: str,
+    ending: str,
+    precision: str,
+    factor: float,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    bundle = copied(bundle_named(name, request), tmp_path)
+    dialect, suffix = ("ort", "") if precision == "fp32" else ("portable", "_fp16")
+    change_weight(bundle, f"{graph}.{dialect}.{precision}", ending + suffix, factor)
+    result = selftest(bundle, "ort-cpu", precision)
+    assert not result.passed
+    assert any("at most" in why for why in failed(result).values())
+
+
+def scaled(results: Results) -> None:
+    results["logits"] = results["logits"] * np.float32(1.02)
+
+
+def not_a_number(results: Results) -> None:
+    results["logits"] = np.where(np.arange(results["logits"].shape[-1]) == 7, np.nan, results["logits"])
+
+
+def of_the_next_row(results: Results) -> None:
+    results["logits"] = np.roll(results["logits"], 1, axis=0)
+
+
+def keys_and_values_swapped(results: Results) -> None:
+    for name in [name for name in results if name.endswith(".key")]:
+        value = name.removesuffix("key") + "value"
+        results[name], results[value] = results[value], results[name]
+
+
+def run_with(fault: Callable[[Results], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has every engine of the emulated GPU compute something else."""
+
+    class Faulty(OrtProgram):
+        def run(self, *arguments: Any) -> Results:
+            results = super().run(*arguments)
+            if "logits" in results or fault is keys_and_values_swapped:
+                fault(results)
+            return results
+
+    monkeypatch.setattr(helpers_emulated_gpu, "OrtProgram", Faulty)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "unseen"),
+    [
+        ("gpt2", scaled, ()),
+        ("gpt2", not_a_number, ()),
+        # A prefill alone has nothing cached, and of one row there is no next.
+        ("gpt2", keys_and_values_swapped, ("prompts of 128, 129 tokens",)),
+        (
+            "gpt2",
+            of_the_next_row,
+            ("prefill and decode, batch 1", "prompts of 128, 129 tokens", "full context"),
+        ),
+        # The encoder has no logits; and fp16's limit of a beam's score is wide for a random model.
+        ("marian", scaled, (*ENCODING, *TRANSLATING[-1:])),
+        ("marian", keys_and_values_swapped, TRANSLATING[-1:]),
+    ],
+)
+def test_an_engine_that_computes_something_else_fails(
+    name: str,
+    fault: Callable[[Results], None],
+    unseen: Sequence[str],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bundle = bundle_named(name, request)
+    run_with(fault, monkeypatch)
+    with emulated_gpu(bundle):
+        result = selftest(bundle)
+    assert result.backend == "tensorrt-rtx" and not result.passed
+    assert {c.case for c in result.comparisons} - failed(result).keys() == set(unseen)
+    if fault is not_a_number:
+        assert all("NaN or infinity in the results" in why for why in failed(result).values())
+        json.dumps(result.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_beams_whose_cache_rows_stay_where_they_are_fail(
+    precision: str, dates_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though PyTorch cannot be asked what such targets score."""
+    monkeypatch.setattr(DecoderRun, "copy_rows", lambda self, copies: None)
+    found = failed(selftest(dates_bundle, "ort-cpu", precision))
+    assert list(found) == ["4 beams, batch 4, padded"]
+    assert "score_error is" in found["4 beams, batch 4, padded"]
+
+
+def test_targets_that_nobody_found_are_scored_step_by_step(
+    marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nonsense = Hypothesis((3, 4, 5, 0), 0.0, "eos")
+    monkeypatch.setattr(Engine, "search", lambda self, samples, search: [[nonsense]] * len(samples))
+    found = failed(selftest(marian_bundle, "ort-cpu"))
+    assert list(found) == [TRANSLATING[-1]]
+    assert "score_error is" in found[TRANSLATING[-1]]
+    assert "the best target is [3, 4, 5, 0], PyTorch's is " in found[TRANSLATING[-1]]
+
+
+V = 4
+
+
+class Scripted:
+    """A decoder that has chosen token 3, and goes on as it likes."""
+
+    def decode(self, tokens: list[int]) -> npt.NDArray[np.float32]:
+        assert tokens == [3]
+        return np.zeros((1, V), np.float32)
+
+
+@given(margin=st.floats(0, 1))
+def test_another_token_fails_where_pytorch_was_surer_than_rounding(margin: float) -> None:
+    """At fp32's limit 1e-4, two logits may change places at twice that; so under 1e-4 a flip is reported."""
+    known = np.array([[0.5, 0.1, 0.2, 0.3]], np.float32)
+    sample = Sample((1,), (2, 0), (margin, 1.0), (1,), known)
+    followed = follow(
+        cast(DecoderRun, Scripted()),
+        np.array([[0.0, 0.1, 0.2, 0.9]], np.float32),
+        [sample],
+        {"max_error": 1e-4},
+    )
+    (divergence,) = followed.divergences
+    assert (divergence.want, divergence.got, divergence.margin) == (2, 3, margin)
+    assert followed.common_prefix == 0
+    assert bool(followed.failures) == (margin > 2e-4)

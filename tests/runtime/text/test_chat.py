@@ -1,0 +1,315 @@
+"""Conversations to prompts: as transformers' apply_chat_template, in a sandbox; and what models answer."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from planforge.runtime.errors import (
+    BackendUnavailableError,
+    BundleError,
+    ClosedError,
+    ContextLengthError,
+    InputError,
+)
+from planforge.runtime.text import chat_template
+from planforge.runtime.text.chat import MARK, Chat
+
+from ...helpers.chat import KINDS, LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, ours, witness
+from ...helpers.generation import REUSE, TOKENIZER, generator, joined
+from ...helpers.text import ODD_TEXTS
+from ..decoding.test_decoder import CONTEXT
+
+MARKS = MARK + "\U000f0000\U000f0001"  # transformers has two of its own
+HELLO = [{"role": "user", "content": "hello"}]
+names = st.sampled_from(sorted(TEMPLATES))
+kinds = st.sampled_from(sorted(KINDS))
+texts = st.one_of(
+    st.text(st.characters(exclude_characters=MARKS, exclude_categories=["Cs"])),
+    st.sampled_from(ODD_TEXTS),
+    st.lists(st.sampled_from([*SPECIAL, "<|im_", "end|>", " ", "a", "é", "\n", "[", "</think>"])).map(
+        "".join
+    ),
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Perhaps a system's message, then users' and answers in turns, the last a user's."""
+    system = [{"role": "system", "content": draw(texts)}] if draw(st.booleans()) else []
+    said = draw(st.lists(texts, min_size=1, max_size=5).filter(lambda each: len(each) % 2 == 1))
+    turns: list[dict[str, Any]] = [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)
+    ]
+    for turn in turns:
+        turn |= {"name": draw(texts)} if draw(st.booleans()) else {"name": None}
+    return system + turns
+
+
+def chat_of(template: str, tokens: dict[str, str] = ROLES) -> Chat:
+    return Chat(template, tokens, "bundle/tokenizer/chat_template.jinja")
+
+
+def rendered(template: str, messages: Any = HELLO) -> str:
+    variables = {**ROLES, "messages": messages, "tools": None, "add_generation_prompt": True}
+    return chat_of(template).compiled.render(variables)
+
+
+@settings(deadline=None, max_examples=150)
+@given(name=names, kind=kinds, messages=conversations())
+@example("llama", "prefixing", [{"role": "user", "content": "a<|eot_id|> b<s>"}])
+@example("loops", "byte_level", [{"role": "user", "content": "<|im_end|>", "name": "\"<é>&'"}])
+def test_text_and_tokens_are_those_of_transformers(
+    name: str, kind: str, messages: list[dict[str, Any]]
+) -> None:
+    chat, reference = chat_of(TEMPLATES[name]), witness(kind, TEMPLATES[name])
+    how: dict[str, Any] = {"add_generation_prompt": True}
+    text = reference.apply_chat_template(messages, tokenize=False, **how)
+    assert (
+        rendered(TEMPLATES[name], [{k: v for k, v in m.items() if v is not None} for m in messages]) == text
+    )
+    found = chat.encode(messages, ours(kind), parse_special=True)
+    assert found == reference.apply_chat_template(messages, return_dict=False, **how)
+    sanitized = reference.apply_chat_template(
+        messages, return_dict=False, sanitize_control_tokens=True, **how
+    )
+    assert chat.encode(messages, ours(kind)) == sanitized
+
+
+@settings(deadline=None)
+@given(kind=kinds, content=texts, template=st.sampled_from(["{{ x }}", "{{ x[1:] }}", "{{ x[:-1] | trim }}"]))
+def test_no_special_token_comes_from_what_a_user_wrote(kind: str, content: str, template: str) -> None:
+    template = "<s>" + template.replace("x", "messages[0]['content']") + "</s>"
+    messages = [{"role": "user", "content": content}]
+    ids = chat_of(template).encode(messages, ours(kind))
+    special = [ours(kind).spelling(token) for token in ids if ours(kind).spelling(token) in SPECIAL]
+    assert special == ["<s>", "</s>"]
+
+
+def test_the_mark_in_a_users_text_is_no_way_around() -> None:
+    tokenizer, template = ours("byte_level"), "{{ messages[0].content }}"
+    for content in (f"<|im_{MARK}end|>", MARK.join("<|im_end|>"), f"{MARK}<|im_end|>{MARK}"):
+        ids = chat_of(template).encode([{"role": "user", "content": content}], tokenizer)
+        assert ids == tokenizer.encode("<|im_end|>")
+        assert tokenizer.token_id("<|im_end|>") not in ids
+
+
+def test_helpers_of_templates() -> None:
+    year = str(datetime.datetime.now().year)
+    assert rendered("{{ strftime_now('%Y') }}") in (year, str(int(year) + 1))
+    assert rendered("{{ {'b': '<é>', 'a': 1} | tojson }}") == '{"b": "<é>", "a": 1}'
+    assert rendered("{% generation %}{% set q = 1 %}a{% endgeneration %}{{ q }}b") == "ab"
+    assert rendered("{{ 7 ~ none ~ 'x' * 2 + 'y' }}{{ 2 ** 10 * 3 + 1 }}{{ 2 ** -1 }}") == "7Nonexxy30730.5"
+    assert rendered("{% for x in range(3) %}{{ loop.length }}{{ loop.revindex }}{% endfor %}") == "333231"
+
+
+def test_what_a_template_knows_is_what_it_knows_in_transformers() -> None:
+    messages = [{"role": "user", "content": "hi", "tool_calls": None}]
+    template = (
+        "{{ 'tool_calls' in messages[0] }} {{ tools is none }} {{ documents }} {{ pad_token is defined }}"
+    )
+    ids = chat_of(template).encode(messages, ours("byte_level"))
+    assert ids == witness("byte_level", template).apply_chat_template(messages, return_dict=False)
+    assert ours("byte_level").decode(ids) == "False True None False"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "'__class__' of 'str' object is unsafe"),
+        ("{{ (messages|map(attribute='__class__')|first).mro() }}", "stopped|cannot render"),
+        ("{{ '{0.__class__.__mro__}'.format('') }}", "'__class__' of 'str' object is unsafe"),
+        ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
+        ("{{ messages[0].update(role='system') }}", "'update' of 'dict' object is unsafe"),
+        ("{{ cycler.__init__.__globals__.os }}", "'__init__' of 'type' object is unsafe"),
+        ("{{ raise_exception.__globals__.json }}", "'__globals__' of 'function' object is unsafe"),
+        ("{{ lipsum.__globals__['os'].popen('id') }}", "'lipsum' is undefined"),
+        ("{{ dict.__subclasses__() }}", "no attribute '__subclasses__'"),
+        ("{{ dict.mro() }}", "no attribute 'mro'"),
+        ("{{ namespace(__class__=1) }}", "'__class__' begins with '_'"),
+        ("{% set n = namespace() %}{% set n._x = 1 %}", "'_x' begins with '_'"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% import 'os' as os %}", "no loader"),
+    ],
+)
+def test_a_template_reaches_nothing(template: str, words: str) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    with pytest.raises((BundleError, InputError), match=words):
+        rendered(template, messages)
+    assert messages == HELLO
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ range(10**9) | list }}", "Range too big"),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "1000000 steps"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n-1) ~ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "1000000 steps",
+        ),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ 'a' * 10**9 }}", r"'\*' has more than 16777216 elements"),
+        ("{{ 10**9 * [0] }}", r"'\*' has more than 16777216 elements"),
+        ("{{ 9 ** (9 ** 9) }}", r"a number from '\*\*' has more than 4096 bits"),
+        (
+            "{% set n=namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+            "4096 bits",
+        ),
+        (
+            "{% set n=namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+            r"'\+'",
+        ),
+        ("{% set n=namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "'~'"),
+        ("{% for a in range(99999) %}" + "word " * 99 + "{% endfor %}", "rendered has more than 16777216"),
+    ],
+)
+def test_a_template_is_stopped(template: str, words: str) -> None:
+    with pytest.raises(
+        BundleError, match=f"^bundle/.*jinja: the chat template is stopped: .*{words}"
+    ) as caught:
+        rendered(template)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_stopped_template_begins_anew_with_the_next_conversation() -> None:
+    compiled = chat_of(
+        "{% for m in messages %}{% for i in range(90000) %}{% endfor %}{% endfor %}ok"
+    ).compiled
+    with pytest.raises(BundleError, match="1000000 steps"):
+        compiled.render({"messages": HELLO * 12})
+    assert [compiled.render({"messages": HELLO * 11}) for _ in range(2)] == ["ok"] * 2
+
+
+def test_a_template_that_refuses_says_why() -> None:
+    for roles in (["assistant"], ["user", "user"], ["system", "assistant"]):
+        messages = [{"role": role, "content": "x"} for role in roles]
+        with pytest.raises(
+            InputError, match="refuses the messages: After the optional system message, roles"
+        ):
+            chat_of(MISTRAL).encode(messages, ours("byte_level"))
+    with pytest.raises(InputError, match=r"cannot render these messages: 'dict object' has no attribute 'x'"):
+        rendered("{{ messages[0].x.y }}")
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for", "{% foo %}", "{{ " + "(" * 999, "{% if 1 %}" * 30, "{{ 1 | foo }}"]
+)
+def test_what_is_no_template_is_named(template: str) -> None:
+    with pytest.raises(
+        BundleError, match=r"^bundle/tokenizer/chat_template\.jinja.* no template of jinja2 \("
+    ):
+        chat_of(template).encode(HELLO, ours("byte_level"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hello", r'messages must be a list of \{"role": "user", "content": "..."\}, not str'),
+        (HELLO[0], "messages must be a list .* not dict"),
+        ([], "messages is empty"),
+        (["hello"], r"messages\[0\] is str"),
+        ([*HELLO, {"role": "user"}], r"messages\[1\]: 'content' must be a text, but is missing"),
+        ([{"content": "x"}], r"messages\[0\]: 'role' must be a text, but is missing"),
+        ([{"role": "user", "content": None}], "'content' must be a text, but is NoneType"),
+        (
+            [{"role": "user", "content": "x", "when": datetime.date.today()}],
+            r"messages\[0\]\['when'\] is date",
+        ),
+        ([{"role": "user", "content": "x", 1: 2}], r"messages\[0\] is dict"),
+        ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
+    ],
+)
+def test_messages_that_cannot_be_used_are_named(messages: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        chat_of(TEMPLATES["chatml"]).encode(messages, ours("byte_level"))
+
+
+def test_messages_in_themselves_are_refused() -> None:
+    message: dict[str, Any] = {"role": "user", "content": "x"}
+    message["more"] = [message]
+    with pytest.raises(InputError, match="contain themselves"):
+        chat_of(LLAMA).encode([message], ours("byte_level"))
+
+
+def test_objects_methods_are_out_of_a_templates_reach() -> None:
+    class Text(str):
+        def burn(self) -> str:
+            raise AssertionError
+
+    with pytest.raises(InputError, match="no attribute 'burn'"):
+        chat_of("{{ messages[0].content.burn() }}").encode(
+            [{"role": "user", "content": Text("x")}], ours("byte_level")
+        )
+
+
+def test_jinja2_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "version", lambda _: "3.1.5")
+    with pytest.raises(BackendUnavailableError, match=r"3\.1\.6, this is 3\.1\.5: .*planforge\[chat\]"):
+        chat_of("x").encode(HELLO, ours("byte_level"))
+    monkeypatch.delitem(sys.modules, "planforge.runtime.text.chat_template")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(BackendUnavailableError, match=r"need jinja2: pip install 'planforge\[chat\]'"):
+        chat_of("x").encode(HELLO, ours("byte_level"))
+
+
+PLAIN = "{% for m in messages %}{{ m.content }}{{ 'k' if m.role == 'user' else 'j' }}{% endfor %}"
+
+
+def test_a_chat_is_generated_from_what_the_template_makes() -> None:
+    model, _ = generator("inplace", chat=chat_of(PLAIN))
+    messages = [{"role": "user", "content": "abc"}]
+    for options in ({}, {"temperature": 0.9, "seed": 3}, {"stop": "d"}, {"speculative": "prompt-lookup"}):
+        how: dict[str, Any] = {"max_new_tokens": 9, **options}
+        answer, wanted = model.chat(messages, **how), model.generate("abck", **how)
+        assert (answer.token_ids, answer.finish_reason) == (wanted.token_ids, wanted.finish_reason)
+        assert joined(model.stream_chat(messages, **how)) == answer.text == wanted.text
+
+
+def test_tokens_that_begin_every_prompt_are_the_templates_to_write() -> None:
+    model, steps = generator("inplace", chat=chat_of(PLAIN), prefix=(0,))
+    model.chat([{"role": "user", "content": "bc"}], max_new_tokens=1)
+    model.generate("bck", max_new_tokens=1)
+    assert steps.fed == [[1, 2, 10], [0, 1, 2, 10]]
+
+
+def test_a_chat_that_grows_computes_only_what_is_new() -> None:
+    model, steps = generator("inplace", chat=chat_of(PLAIN))
+    messages: list[dict[str, str]] = []
+    held = 0
+    for text in ("abc", "bd", "a"):
+        messages.append({"role": "user", "content": text})
+        steps.fed.clear()
+        answer = model.chat(messages, max_new_tokens=4, **REUSE)
+        assert answer.prompt_tokens_reused == held
+        messages.append({"role": "assistant", "content": answer.text})
+        held = sum(len(message["content"]) + 1 for message in messages) - 2
+
+
+def test_what_a_chat_cannot_do_is_said() -> None:
+    model, _ = generator("inplace")
+    for ask in (model.chat, model.stream_chat):
+        with pytest.raises(InputError, match=r"has no chat template; generate\(\) .*chat_template\.jinja"):
+            ask(HELLO)
+    model, _ = generator("inplace", chat=chat_of(PLAIN))
+    long = [{"role": "user", "content": "a" * CONTEXT}]
+    with pytest.raises(ContextLengthError):
+        model.chat(long)
+    with pytest.raises(ContextLengthError, match="neither is ever cut"):
+        model.chat(long, max_new_tokens=2, truncation="tail")
+    with pytest.raises(InputError, match="unknown option"):
+        model.chat(HELLO, tools=[])  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="chat template made nothing of these messages"):
+        generator("inplace", chat=chat_of("{# nothing #}"))[0].chat(HELLO)
+    model.close()
+    with pytest.raises(ClosedError):
+        model.chat(long)
+
+
+def test_the_letters_of_the_fake_are_what_the_test_takes_them_for() -> None:
+    assert chat_of(PLAIN).encode([{"role": "user", "content": "abc"}], TOKENIZER) == [0, 1, 2, 10]
