@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from .helpers.modules import modules_after
+
 HEAVY = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript"}
 COMMAND_ONLY = {"typer", "rich"}
-
-
-def modules_after(code: str, whole: bool = False) -> set[str]:
-    """The modules that a new process has loaded after `code`: top-level ones, or their whole names."""
-    report = "import json, sys; print('\\n' + json.dumps(list(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
-    )
-    names = json.loads(done.stdout.splitlines()[-1])
-    return {name if whole else name.split(".")[0] for name in names}
 
 
 def modules_of_command(*arguments: str | Path) -> set[str]:

@@ -20,7 +20,7 @@ from planforge.runtime.memory_budget import MemoryBudget
 from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
-from ..runtime.decoding.test_decoder import CONTEXT, Given, Returned, V, artifact, inplace, portable
+from .decoder_graph import CONTEXT, Given, Returned, V, artifact, inplace, portable
 
 LOOKUP: dict[str, Any] = {"speculative": "prompt-lookup"}
 REUSE: dict[str, Any] = {"reuse_prompt": True}

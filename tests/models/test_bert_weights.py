@@ -15,8 +15,8 @@ from torch import Tensor
 from planforge.models import Bert
 from planforge.models.checkpoint import load_model
 
+from ..helpers.bert import FAR, LIMIT, OUTPUTS, assert_outputs, batch, distance, each_architecture, expected
 from ..helpers.models import edit_json, edit_weights, random_bert, tiny_bert
-from .test_bert import FAR, LIMIT, OUTPUTS, assert_outputs, batch, distance, each_architecture, expected
 
 DECODER = "cls.predictions.decoder.weight"
 

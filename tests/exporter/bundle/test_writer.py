@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.bundle.writer import check_output, file_entries, install, staging_folder
+from planforge.exporter.bundle.writer import check_output, install, staging_folder
 from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.defaults import GenerationDefaults
-from planforge.runtime.bundle.manifest import FileEntry, Manifest
+from planforge.runtime.bundle.manifest import FileEntry
+
+from ...helpers.staging import stage, whole
 
 MANIFEST = {"family": "gpt2", "task": "text-generation", "export_id": "", "files": {}, "artifacts": []}
 
@@ -49,34 +50,6 @@ for owner, name in [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink
 manifest = Manifest.from_json((staging / "manifest.staged").read_text())
 bundle_writer.install(staging, manifest, output)
 """
-
-
-def stage(folder: Path, export_id: str) -> Manifest:
-    """A small bundle's files, named after its export."""
-    for name in (
-        f"onnx/a-{export_id}.onnx",
-        f"onnx/w-{export_id}.data",
-        f"tokenizer/t-{export_id}.json",
-    ):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(f"{export_id} {name}".encode() * 100)
-    return Manifest(
-        family="gpt2",
-        task="text-generation",
-        export_id=export_id,
-        config={},
-        generation=GenerationDefaults(),
-        tokenizer={"files": [f"tokenizer/t-{export_id}.json"]},
-        files=file_entries(folder),
-        artifacts=(),
-    )
-
-
-def whole(output: Path) -> str:
-    """The export_id of a bundle all of whose files are right."""
-    bundle = Bundle.open(output)
-    bundle.verify_files()
-    return bundle.manifest.export_id
 
 
 def install_killed(tmp_path: Path, output: Path, fatal: int, how: str = "killed") -> int:

@@ -25,9 +25,9 @@ from ...conftest import Once
 from ...helpers.chat import CHATML, KINDS, LLAMA, MISTRAL, ROLES, witness
 from ...helpers.cli import error_line, planforge
 from ...helpers.models import edit_json, greedy
+from ...helpers.modules import modules_after
 from ...helpers.paths import ROOT
 from ...helpers.selftest import mend
-from ...test_imports import modules_after
 
 # In a style that gpt2-demo, which knows the King James Bible alone, goes on with.
 BIBLE = (

@@ -14,7 +14,7 @@ from planforge.exporter.linting import TARGETS, lint
 from planforge.exporter.linting.rules import RULES
 
 from ...helpers.lint import Case, model_of, write_case
-from .test_cases import HALF_QKV, MS, OUT, QKV, X, Y
+from ...helpers.lint_cases import HALF_QKV, MS, OUT, QKV, X, Y
 
 BAD = [
     Case("opset-27", "opset", f"({X}) => ({Y}) {{ y = Relu(x) }}", 27),

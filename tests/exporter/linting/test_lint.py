@@ -27,7 +27,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError, InputError
 
 from ...helpers.lint import Case, model_of, write_case
-from .test_cases import X, Y
+from ...helpers.lint_cases import X, Y
 
 RELU = f"({X}) => ({Y}) {{ y = Relu(x) }}"
 

@@ -19,7 +19,7 @@ from planforge.exporter.tensorrt.profiles import profiles_for
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.lint import Case, ask, model_of, verdicts_of, write_case
-from .test_cases import BAD, BODY, CACHE, HALF_QKV, MS, OUT, QKV, SLOTS, THEN, WEIGHTS, X, Y
+from ...helpers.lint_cases import BAD, BODY, CACHE, HALF_QKV, MS, OUT, QKV, SLOTS, THEN, WEIGHTS, X, Y
 
 Network = dict[str, Any]
 needs_rtx = pytest.mark.skipif(

@@ -29,7 +29,7 @@ from planforge.exporter.errors import OutputError
 from planforge.exporter.tensorrt import plans
 from planforge.runtime.bundle.bundle import Bundle
 
-from ..bundle.test_writer import stage, whole
+from ...helpers.staging import stage, whole
 
 STAGES = """
 import pathlib, sys, time

@@ -16,7 +16,7 @@ from planforge.exporter.verification.structure import READING
 from ...conftest import Once
 from ...helpers.faults import Fault, Plant, change_weight, constant, late_positions, node_of, transposed
 from ...helpers.graphs import replace_graph
-from .test_mutations import Ground
+from ...helpers.ground import Ground
 
 ARTIFACT = "decoder.ort.fp32-kv8"
 ATTENTION = "GroupQueryAttention"

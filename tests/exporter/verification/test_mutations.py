@@ -8,32 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 
-from planforge.exporter.calibration.calibration.calibration import recorded
-from planforge.exporter.calibration.calibration.prompts import read_prompts
-from planforge.exporter.comparison.examiners import examiner_of
-from planforge.exporter.graphs import in_fp32, recipe_of
 from planforge.exporter.verification.bisect import (
     PYTORCH,
     Culprit,
-    Witnesses,
-    find_culprit,
-    module_bands,
-    node_bands,
 )
-from planforge.exporter.verification.structure import READING, compare_structure
-from planforge.exporter.verification.verify import checked_cache_scales, checked_tensors, recorded_source
-from planforge.models import load_model
-from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.manifest import Artifact
+from planforge.exporter.verification.structure import READING
 from planforge.runtime.decoding import cache
 from planforge.runtime.diagnostics.metrics import Comparison
 
@@ -50,80 +35,12 @@ from ...helpers.faults import (
     swapped,
     transposed,
 )
-from ...helpers.graphs import replace_graph
+from ...helpers.ground import Ground
 from ...helpers.paths import ROOT
 
 TABLE = ROOT / "build" / "planted-faults.md"
 PRODUCT = ("MatMul",)
 NORM = ("LayerNormalization",)
-
-
-class Ground:
-    """A healthy bundle, what PyTorch says of it, and what its nodes are held against."""
-
-    def __init__(self, folder: Path, copy: Path) -> None:
-        self.bundle = Bundle.open(folder)
-        self.copy = Path(shutil.copytree(folder, copy))
-        source = recorded_source(self.bundle)
-        assert source is not None
-        self.model = load_model(source.folder)
-        self.examiner = examiner_of(self.bundle.manifest)
-        self.expected = self.examiner.expect(self.model, self.bundle, read_prompts(None, source.folder))
-        self.calibration = recorded(self.bundle, self.model)
-        self.tensors = checked_tensors(self.bundle, self.model)
-        self.scales = checked_cache_scales(self.bundle, self.model, self.expected)
-        self.limits = functools.cache(self._limits)
-        self.sound_witnesses = functools.cache(
-            lambda name: self.witnesses(self.bundle.manifest.artifact(name))
-        )
-
-    def _limits(self, precision: str) -> dict[str, float]:
-        rounding = self.calibration.rounding(precision)
-        gaps = (
-            {} if rounding is None else self.examiner.gaps(self.model, self.bundle, self.expected, rounding)
-        )
-        return self.examiner.limits(self.bundle, self.expected, precision, gaps)
-
-    def witnesses(self, artifact: Artifact) -> Witnesses:
-        """What a graph's nodes are held against, run as the runtime runs them now."""
-        trial = self.examiner.trial(self.bundle, artifact, self.expected)
-        full_id = f"{recipe_of(artifact)}.fp32"
-        own, full = (
-            ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
-            for name in (artifact.id, full_id)
-        )
-        rounding = self.calibration.rounding(artifact.precision)
-        return Witnesses(
-            node_bands(trial, artifact, full, in_fp32(artifact), own),
-            module_bands(trial, own, self.model, rounding),
-        )
-
-    @contextmanager
-    def damaged(self, artifact_id: str, fault: Fault) -> Iterator[Bundle]:
-        """The copy with a fault in one graph, for a while."""
-        files = [self.copy / "manifest.json", self.copy / self.bundle.manifest.artifact(artifact_id).file]
-        sound = [path.read_bytes() for path in files]
-        try:
-            replace_graph(self.copy, artifact_id, fault.plant)
-            yield Bundle.open(self.copy)
-        finally:
-            for path, content in zip(files, sound, strict=True):
-                path.write_bytes(content)
-
-    def examined(
-        self, bundle: Bundle, artifact: Artifact, witnesses: Witnesses | None = None
-    ) -> tuple[list[Comparison], Culprit | None]:
-        """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
-        comparisons = [
-            compare_structure(bundle, artifact, self.tensors, self.scales),
-            *self.examiner.compare(
-                bundle, artifact, self.expected, self.limits(artifact.precision), lambda _: None
-            ),
-        ]
-        trial = self.examiner.trial(bundle, artifact, self.expected)
-        graph = ir.load(bundle.path(artifact.file))
-        culprit = find_culprit(graph, artifact, trial, witnesses or self.sound_witnesses(artifact.id))
-        return [comparison for comparison in comparisons if not comparison.passed], culprit
 
 
 @pytest.fixture(scope="session")

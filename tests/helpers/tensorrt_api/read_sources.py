@@ -3,7 +3,7 @@
 The folders are those of github.com/NVIDIA/TensorRT at the release's branch: `include`, `python`, and for
 NvOnnxParser.h `parsers/onnx`, a submodule; since 10.14 that header lies in `include` too.
 
-    python tests/helpers/tensorrt_api/read_sources.py 10.16 TensorRT/python TensorRT/include [TensorRT/parsers/onnx]
+    python read_sources.py 10.16 TensorRT/python TensorRT/include [TensorRT/parsers/onnx]
 
 A method or enumerator that the Python bindings take the address of, and no header declares, is printed.
 """

@@ -17,11 +17,11 @@ from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
 from ...conftest import Once
+from ...helpers.decoder_graph import Given, Returned, artifact
 from ...helpers.generation import DIALECTS, generator
 from ...helpers.models import tiny_gpt2
 from ...helpers.paths import DEMOS
 from ...helpers.plans import only
-from .test_decoder import Given, Returned, artifact
 
 DEMO = DEMOS / "gpt2-demo"
 GRAPHS = ["decoder.ort.fp32", "decoder.portable.fp32"]

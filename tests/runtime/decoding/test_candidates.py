@@ -21,21 +21,16 @@ from planforge.exporter.tensorrt.build import Options
 from planforge.exporter.tensorrt.candidates import add_candidates
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from planforge.runtime.decoding.cache import LOGITS
 from planforge.runtime.decoding.candidates import choose_tokens, results_for, scores_of
 from planforge.runtime.decoding.sampling import Sampling, choose, row_generators, token_logprobs
 from planforge.runtime.errors import BackendError, InputError, ManifestError
 
+from ...helpers.candidates import artifact_of
 from ...helpers.emulated_gpu import emulated_gpu
 
 V, K = 30, 6
 PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
-
-
-def artifact_of(vocabulary: int) -> Artifact:
-    logits = TensorSpec("logits", "logits", "float32", (Axis("rows", 1, 1, 9), vocabulary))
-    return Artifact("decoder", "inplace", "fp16", 18, "decoder.onnx", (), "right", (), (logits,))
 
 
 def picking_graph() -> ReferenceEvaluator:

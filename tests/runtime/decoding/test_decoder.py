@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from hypothesis import given, settings
@@ -18,87 +17,25 @@ from onnx import TensorProto, helper
 from planforge.runtime import errors
 from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer, FakeProgram
 from planforge.runtime.backends.ort_backend import OrtCpuBackend, OrtProgram
-from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from planforge.runtime.decoding.cache import GrowingCache, SlotCache, cache_bytes, new_cache
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 
-Numbers: TypeAlias = npt.NDArray[Any]
-Given: TypeAlias = Mapping[str, Any]
-Returned: TypeAlias = dict[str, Any]
-
-V, H, D, CONTEXT = 11, 2, 4, 64
-DIALECTS = ("portable", "inplace")
-random = np.random.default_rng(0)
-WTE, WPE = (random.standard_normal((n, H * D)).astype(np.float32) for n in (V, CONTEXT))
-WQ, WK, WV, HEAD = (
-    (random.standard_normal((H * D, n)) / np.sqrt(H * D)).astype(np.float32) for n in (8, 8, 8, V)
+from ...helpers.decoder_graph import (
+    CONTEXT,
+    D,
+    Given,
+    H,
+    Numbers,
+    Returned,
+    artifact,
+    assert_close,
+    expected,
+    inplace,
+    portable,
+    tokens,
 )
 
-
-def heads(x: Numbers) -> Numbers:
-    """(B, T, H * D) as (B, H, T, D)."""
-    split: Numbers = x.reshape(*x.shape[:2], H, D).swapaxes(1, 2)
-    return split
-
-
-def attention(q: Numbers, k: Numbers, v: Numbers, visible: npt.NDArray[np.bool_]) -> Numbers:
-    scores = np.where(visible, q @ k.swapaxes(-1, -2), -1e4)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    out = weights / weights.sum(-1, keepdims=True) @ v  # (B, H, T, D)
-    joined: Numbers = out.swapaxes(1, 2).reshape(len(q), q.shape[2], H * D)
-    return joined
-
-
-def expected(tokens: Sequence[int]) -> Numbers:
-    """Logits (T, V) of one row in one pass, without cache, padding or batch: the reference."""
-    x = (WTE[list(tokens)] + WPE[: len(tokens)])[None]
-    causal = np.tri(len(tokens), dtype=bool)
-    logits: Numbers = attention(heads(x @ WQ), heads(x @ WK), heads(x @ WV), causal)[0] @ HEAD
-    return logits
-
-
-def portable(given: Given) -> Returned:
-    """The same model as a graph of the portable dialect."""
-    ids, mask, positions = (given[n] for n in ("input_ids", "attention_mask", "position_ids"))
-    T, S = ids.shape[1], mask.shape[1]
-    x = WTE[ids] + WPE[positions]
-    assert given["past_key_values.0.key"].shape == (len(ids), H, S - T, D)
-    k = np.concatenate([given["past_key_values.0.key"], heads(x @ WK)], axis=2)
-    v = np.concatenate([given["past_key_values.0.value"], heads(x @ WV)], axis=2)
-    visible = np.tri(S, dtype=bool)[S - T :] & (mask == 1)[:, None, None, :]
-    out = attention(heads(x @ WQ), k, v, visible).reshape(-1, H * D)
-    return {"logits": out[given["logit_rows"]] @ HEAD, "present.0.key": k, "present.0.value": v}
-
-
-def inplace(given: Given) -> Returned:
-    """The same model as a graph of the inplace dialect."""
-    ids, lengths = given["input_ids"], given["past_lengths"]
-    assert lengths.dtype == np.int32
-    positions = lengths[:, None] + np.arange(ids.shape[1])  # (B, T)
-    x = WTE[ids] + WPE[positions]
-    k, v = (given[f"cache.0.{kind}"].copy() for kind in ("key", "value"))
-    for b, where in enumerate(positions):
-        k[b, :, where], v[b, :, where] = ((x @ w)[b].reshape(-1, H, D) for w in (WK, WV))
-    visible = np.arange(k.shape[2]) <= positions[:, None, :, None]  # (B, 1, T, S)
-    out = attention(heads(x @ WQ), k, v, visible).reshape(-1, H * D)
-    return {"logits": out[given["logit_rows"]] @ HEAD, "present.0.key": k, "present.0.value": v}
-
-
-def artifact(dialect: str, dtype: str = "float32") -> Artifact:
-    grows = dialect == "portable"
-    batch, past = Axis("batch", 1, 1, 8), Axis("past" if grows else "slots", 0, 1, CONTEXT)
-    total = Axis("total", 1, 1, CONTEXT) if grows else past
-    name = "past_key_values.0." if grows else "cache.0."
-
-    def specs(name: str, role: str, axis: Axis) -> tuple[TensorSpec, ...]:
-        axes = (batch, H, axis, D)
-        return tuple(TensorSpec(name + x, role + x, dtype, axes) for x in ("key", "value"))
-
-    side = "left" if grows else "right"
-    own = ("input_ids", "attention_mask", "position_ids") if grows else ("input_ids", "past_lengths")
-    read = tuple(TensorSpec(n, n, "int64", (batch, total)) for n in (*own, "logit_rows"))
-    ins, outs = specs(name, "past.0.", past), specs("present.0.", "present.0.", total)
-    return Artifact("decoder", dialect, "fp32", 20, "x.onnx", (), side, (*read, *ins), outs)
+DIALECTS = ("portable", "inplace")
 
 
 def decoder(dialect: str) -> Decoder:
@@ -109,11 +46,6 @@ def start(dialect: str, batch: int, capacity: int = CONTEXT) -> DecoderRun:
     return decoder(dialect).start(batch, capacity)
 
 
-def assert_close(got: Any, want: Numbers) -> None:
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
-
-
-tokens = st.integers(0, V - 1)
 prompts = st.lists(st.lists(tokens, min_size=1, max_size=12), min_size=1, max_size=4)
 dialects = st.sampled_from(DIALECTS)
 fast = settings(deadline=None, max_examples=60)

@@ -23,8 +23,8 @@ from planforge.runtime.decoding.candidates import results_for
 from planforge.runtime.decoding.sampling import Sampling, choose, process, row_generators
 from planforge.runtime.errors import InputError
 
+from ...helpers.candidates import artifact_of
 from ...helpers.generation import LOOKUP, REUSE, generator
-from .test_candidates import artifact_of
 
 Float32 = npt.NDArray[np.float32]
 fast = settings(deadline=None, max_examples=150)

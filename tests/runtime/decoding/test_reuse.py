@@ -14,8 +14,8 @@ from planforge.runtime import Generation
 from planforge.runtime.decoding.cache import cache_bytes
 from planforge.runtime.errors import BackendError, ClosedError, MemoryLimitError
 
+from ...helpers.decoder_graph import CONTEXT, artifact
 from ...helpers.generation import DIALECTS, LOOKUP, REUSE, assert_same, dialects, generator, prompts, thorough
-from .test_decoder import CONTEXT, artifact
 
 
 @thorough

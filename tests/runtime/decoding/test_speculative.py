@@ -23,6 +23,7 @@ from planforge.runtime.decoding.speculative import MOST_DRAFTS, SIZES, PromptLoo
 from planforge.runtime.errors import InputError
 
 from ...helpers.cli import planforge
+from ...helpers.decoder_graph import CONTEXT, Given, Returned, V, artifact, assert_close, expected, portable
 from ...helpers.generation import (
     DIALECTS,
     LOOKUP,
@@ -38,7 +39,6 @@ from ...helpers.generation import (
     start,
     thorough,
 )
-from .test_decoder import CONTEXT, Given, Returned, V, artifact, assert_close, expected, portable
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from planforge.runtime import Chunk, Generation, TextGenerator, Usage, load
 from planforge.runtime.decoding import candidates
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError
 
+from ...helpers.decoder_graph import CONTEXT
 from ...helpers.generation import DIALECTS, LOOKUP, REUSE, TOKENIZER, generator, joined
-from ..decoding.test_decoder import CONTEXT
 
 WAYS: list[dict[str, Any]] = [{}, LOOKUP, REUSE]
 STRING = "abcdefghijkabcdefghijk"  # what the counting model goes on with

@@ -18,24 +18,15 @@ from planforge.runtime.errors import (
     InputError,
 )
 from planforge.runtime.text import chat_template
-from planforge.runtime.text.chat import MARK, Chat
+from planforge.runtime.text.chat import MARK
 
-from ...helpers.chat import KINDS, LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, ours, witness
+from ...helpers.chat import LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, ours, witness
+from ...helpers.chat_templates import PLAIN, chat_of, kinds, texts
+from ...helpers.decoder_graph import CONTEXT
 from ...helpers.generation import REUSE, TOKENIZER, generator, joined
-from ...helpers.text import ODD_TEXTS
-from ..decoding.test_decoder import CONTEXT
 
-MARKS = MARK + "\U000f0000\U000f0001"  # transformers has two of its own
 HELLO = [{"role": "user", "content": "hello"}]
 names = st.sampled_from(sorted(TEMPLATES))
-kinds = st.sampled_from(sorted(KINDS))
-texts = st.one_of(
-    st.text(st.characters(exclude_characters=MARKS, exclude_categories=["Cs"])),
-    st.sampled_from(ODD_TEXTS),
-    st.lists(st.sampled_from([*SPECIAL, "<|im_", "end|>", " ", "a", "é", "\n", "[", "</think>"])).map(
-        "".join
-    ),
-)
 
 
 @st.composite
@@ -49,10 +40,6 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     for turn in turns:
         turn |= {"name": draw(texts)} if draw(st.booleans()) else {"name": None}
     return system + turns
-
-
-def chat_of(template: str, tokens: dict[str, str] = ROLES) -> Chat:
-    return Chat(template, tokens, "bundle/tokenizer/chat_template.jinja")
 
 
 def rendered(template: str, messages: Any = HELLO) -> str:
@@ -256,9 +243,6 @@ def test_jinja2_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(BackendUnavailableError, match=r"need jinja2: pip install 'planforge\[chat\]'"):
         chat_of("x").encode(HELLO, ours("byte_level"))
-
-
-PLAIN = "{% for m in messages %}{{ m.content }}{{ 'k' if m.role == 'user' else 'j' }}{% endfor %}"
 
 
 def test_a_chat_is_generated_from_what_the_template_makes() -> None:

@@ -15,9 +15,9 @@ from planforge.runtime.errors import ContextLengthError, InputError
 from planforge.runtime.text.chat_turns import cut_chat, turns_of
 
 from ...helpers.chat import READ_PARTS, TEMPLATES, ours, witness
+from ...helpers.chat_templates import PLAIN, chat_of, kinds, texts
+from ...helpers.decoder_graph import CONTEXT
 from ...helpers.generation import TOKENIZER, generator
-from ..decoding.test_decoder import CONTEXT
-from .test_chat import PLAIN, chat_of, kinds, texts
 
 
 @st.composite
