@@ -1,6 +1,6 @@
 """PlanForge beside its peers: python -m benchmarks [--cases decode,encode] [--rounds 5].
 
-Writes results/suite.json, suite.md and suite.png, and the section of the README. Cases that are not chosen
+Writes results/suite.json, suite.md and suite.png, and the tables of README.md and docs/benchmark.md. Cases that are not chosen
 keep the results that they have. A case that was measured beside other work is measured again, and left out
 where the machine stays busy.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from .idle import BusyMachineError, measure_when_idle
 from .machine import BUSY
 from .measure import measure
 from .process import ROOT
-from .report import write_readme, write_report
+from .report import best_rows, write_report, write_section
 from .smoke import shrink
 from .workshop import Workshop
 
@@ -33,7 +34,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", default=",".join(GROUPS), help="groups, or single cases by their names")
     parser.add_argument("--rounds", type=int, default=5, help="how often each system does the work")
     parser.add_argument("--work", type=Path, help="for converted models, instead of build/benchmarks")
-    parser.add_argument("--out", type=Path, help="for results, instead of benchmarks/results and the README")
+    parser.add_argument("--out", type=Path, help="for results, instead of benchmarks/results and the pages")
     parser.add_argument(
         "--python",
         type=Path,
@@ -59,7 +60,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     workshop = Workshop(work, pythons, arguments.keep, tiny=arguments.smoke)
     out: Path = arguments.out or (work / "results" if arguments.smoke else RESULTS)
     out.mkdir(parents=True, exist_ok=True)
-    readme = None if arguments.out or arguments.smoke else ROOT / "README.md"
+    root = None if arguments.out or arguments.smoke else ROOT
     failures = []
     for case in cases:
         print(f"{case.name}: {case.title}", file=sys.stderr, flush=True)
@@ -72,14 +73,14 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
             continue
         except BusyMachineError as error:
             failures.append(f"{case.name} is left out: {error}")
-            leave_out(case, str(error), out, readme)
+            leave_out(case, str(error), out, root)
             continue
         for name, reason in result["skipped"].items():
             print(f"  without {name}: {reason}", file=sys.stderr)
             ours = case.entries[name].system == "planforge"
             if reason.startswith("failed") and (ours or arguments.smoke):
                 failures.append(f"{case.name}: {name} {reason}")
-        keep(case.name, result, out, readme)
+        keep(case.name, result, out, root)
     sys.exit("\n".join(failures) or 0)
 
 
@@ -113,20 +114,20 @@ def chosen(names: list[str], work: Path) -> list[Case]:
     return list(wanted.values())
 
 
-def keep(name: str, result: dict[str, Any], out: Path, readme: Path | None) -> None:
+def keep(name: str, result: dict[str, Any], out: Path, root: Path | None) -> None:
     """Put a case's result in the place of its last one, and write the report of all."""
     kept, left_out = kept_results(out)
     kept[name] = result
     left_out.pop(name, None)
-    write_results(kept, left_out, out, readme)
+    write_results(kept, left_out, out, root)
 
 
-def leave_out(case: Case, reason: str, out: Path, readme: Path | None) -> None:
+def leave_out(case: Case, reason: str, out: Path, root: Path | None) -> None:
     """Remove a case's last result, which is older than what was to be measured, and say why it is missing."""
     kept, left_out = kept_results(out)
     kept.pop(case.name, None)
     left_out[case.name] = f"{case.title}: {reason}"
-    write_results(kept, left_out, out, readme)
+    write_results(kept, left_out, out, root)
 
 
 def kept_results(out: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -142,7 +143,7 @@ def kept_results(out: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return kept, suite.get("left_out", {})
 
 
-def write_results(kept: dict[str, Any], left_out: dict[str, str], out: Path, readme: Path | None) -> None:
+def write_results(kept: dict[str, Any], left_out: dict[str, str], out: Path, root: Path | None) -> None:
     """Write suite.json and the report of it, in the order of the groups."""
     groups = list(GROUPS)
     results = dict(sorted(kept.items(), key=lambda item: groups.index(item[1]["group"])))
@@ -150,9 +151,10 @@ def write_results(kept: dict[str, Any], left_out: dict[str, str], out: Path, rea
     suite = {"environment": about, "cases": results, "left_out": left_out}
     (out / "suite.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
     text = write_report(results, about, out, left_out)
-    if readme is not None:
-        image = (out / "suite.png").relative_to(readme.parent).as_posix()
-        write_readme(readme, f"{text}![The same as bars]({image})\n")
+    if root is not None:
+        shutil.copy(out / "suite.png", root / "docs" / "pictures" / "benchmark.png")
+        write_section(root / "docs" / "benchmark.md", f"{text}![The same as bars](pictures/benchmark.png)\n")
+        write_section(root / "README.md", best_rows(results))
 
 
 if __name__ == "__main__":

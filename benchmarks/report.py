@@ -1,4 +1,4 @@
-"""The results as Markdown, as a plot, and in the README."""
+"""The results as Markdown, as a plot, in docs/benchmark.md and, the best rows, in the README."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .measure import TIMES, value_of
 
 Result = Mapping[str, Any]
 
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+BEGIN = "<!-- benchmarks: begin -->"
+END = "<!-- benchmarks: end -->"
+# The cases that the README shows; docs/benchmark.md shows all.
+BEST = ("decode-fp32-b1", "decode-8bit-b1", "decode-fp32-b8", "prompt-fp32", "encode-bert-mixed", "translate-b8")
 UNITS = {
     "per_s": "per second",
     "ttft_ms": "ms to first token",
@@ -209,17 +212,22 @@ def plot(results: Mapping[str, Result], path: Path) -> None:
     pyplot.close(figure)
 
 
-def write_readme(readme: Path, text: str) -> None:
-    """Puts a text between the two marker comments.
+def best_rows(results: Mapping[str, Result]) -> str:
+    """Return the table of the cases in `BEST`."""
+    return summary({name: results[name] for name in BEST if name in results})
+
+
+def write_section(page: Path, text: str) -> None:
+    """Put a text between the two marker comments of a page.
 
     Raises:
         ValueError: the markers are not there.
     """
-    before, begin, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"{readme} must have the lines {BEGIN} and {END}, between which the results go")
-    readme.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+        raise ValueError(f"{page} must have the lines {BEGIN} and {END}, between which the results go")
+    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
 
 
 def write_report(
@@ -237,7 +245,7 @@ def write_report(
         left_out: why there is no result, by the case's name.
 
     Returns:
-        What the README shows.
+        What docs/benchmark.md shows.
     """
     versions = {
         f"{name} {version}"

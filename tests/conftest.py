@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import onnx_ir
 import pytest
 from filelock import FileLock
 
@@ -88,6 +90,45 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[
             (base / f"{name}.done").touch()
 
     return shared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def each_graph_is_traced_once(once: Callable[[str], Once]) -> Generator[None, None, None]:
+    """Tracing reads a checkpoint's files but its weights, so a graph of the same files is taken from before.
+
+    A test that replaces `start_trace` traces all the same.
+    """
+    from planforge.exporter.tracing import onnx_export
+
+    start, trace = onnx_export.start_trace, onnx_export.trace_in_child
+
+    def traced(checkpoint: Path, recipe: str, choices: Any, out: Path) -> Any:
+        if onnx_export.start_trace is not start:
+            return trace(checkpoint, recipe, choices, out)
+        with once(f"traced-{digest_of(checkpoint, recipe, repr(choices))}") as (folder, first):
+            if first:
+                graph = trace(checkpoint, recipe, choices, out)
+                folder.mkdir()
+                shutil.copy(out, folder / "graph.onnx")
+                return graph
+        shutil.copy(folder / "graph.onnx", out)
+        return onnx_ir.load(out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_export, "trace_in_child", traced)
+        yield
+
+
+def digest_of(checkpoint: Path, *words: str) -> str:
+    """A hash of words and of all files of a checkpoint, but of its weights only of their names and shapes."""
+    digest = hashlib.sha256("|".join(words).encode())
+    for path in sorted(checkpoint.rglob("*")):
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                digest.update(file.read(int.from_bytes(file.read(8), "little")))
+        elif path.suffix in (".json", ".txt"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @pytest.fixture(scope="session")

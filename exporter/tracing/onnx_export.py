@@ -51,12 +51,12 @@ def trace_recipes(
     """
     children = ChildGroup()
 
-    def traced(recipe: str) -> ir.Model:
-        return finish_trace(start_trace(checkpoint, recipe, choices, paths[recipe]), paths[recipe])
-
     with ThreadPoolExecutor(len(paths)) as pool:
         try:
-            waiting = {recipe: pool.submit(children.run, traced, recipe) for recipe in paths}
+            waiting = {
+                recipe: pool.submit(children.run, trace_in_child, checkpoint, recipe, choices, path)
+                for recipe, path in paths.items()
+            }
             result = beside()
             for done in as_completed(waiting.values()):
                 done.result()  # the first that fails ends the others
@@ -66,6 +66,11 @@ def trace_recipes(
     for path in paths.values():
         path.unlink(missing_ok=True)
     return {recipe: done.result() for recipe, done in waiting.items()}, result
+
+
+def trace_in_child(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> ir.Model:
+    """Return one recipe's graph, traced in a child process that writes it to `out`; see `finish_trace`."""
+    return finish_trace(start_trace(checkpoint, recipe, choices, out), out)
 
 
 def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:

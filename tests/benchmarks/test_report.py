@@ -10,7 +10,7 @@ import pytest
 from benchmarks.__main__ import chosen, keep
 from benchmarks.case import Limit, Target
 from benchmarks.measure import judged
-from benchmarks.report import BEGIN, END, case_section, comparisons, summary, write_readme
+from benchmarks.report import BEGIN, BEST, END, case_section, comparisons, summary, write_section
 
 from ..helpers.paths import ROOT
 
@@ -80,33 +80,38 @@ def test_of_times_the_best_variant_is_the_shortest() -> None:
     assert row.values == {"PlanForge": 0.7, "Peer": 0.4}
 
 
-def test_results_go_into_the_readme_and_other_cases_keep_theirs(tmp_path: Path) -> None:
-    readme, out = tmp_path / "README.md", tmp_path / "results"
+def test_results_go_into_the_pages_and_other_cases_keep_theirs(tmp_path: Path) -> None:
+    page, readme, out = tmp_path / "docs/benchmark.md", tmp_path / "README.md", tmp_path / "results"
     out.mkdir()
-    readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n", encoding="utf-8")
-    keep("later", side_by_side() | {"group": "translate", "title": "Second"}, out, readme)
-    keep("first", side_by_side(), out, readme)
-    text = readme.read_text(encoding="utf-8")
+    (page.parent / "pictures").mkdir(parents=True)
+    for file in (page, readme):
+        file.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n", encoding="utf-8")
+    keep("later", side_by_side() | {"group": "translate", "title": "Second"}, out, tmp_path)
+    keep(BEST[0], side_by_side(), out, tmp_path)
+    text = page.read_text(encoding="utf-8")
     assert (
         text.startswith(f"# Title\n\n{BEGIN}\n") and text.endswith(f"{END}\n\nafter\n") and "old" not in text
     )
     assert text.index("| Model: tokens/s | 61.2 | 20 |") < text.index("| Second | 61.2 | 20 |")
-    assert "(results/suite.png)" in text and (out / "suite.png").read_bytes().startswith(b"\x89PNG")
+    assert "(pictures/benchmark.png)" in text and (out / "suite.png").read_bytes().startswith(b"\x89PNG")
     assert "## Second" in (out / "suite.md").read_text(encoding="utf-8")
-    keep("first", side_by_side() | {"title": "Again"}, out, readme)
-    assert "Model: tokens/s" not in readme.read_text(encoding="utf-8")
+    best = readme.read_text(encoding="utf-8")
+    assert "| Model: tokens/s | 61.2 | 20 |" in best and "Second" not in best
+    keep(BEST[0], side_by_side() | {"title": "Again"}, out, tmp_path)
+    assert "Model: tokens/s" not in page.read_text(encoding="utf-8") + readme.read_text(encoding="utf-8")
 
 
-def test_a_readme_without_the_place_for_results_is_refused(tmp_path: Path) -> None:
+def test_a_page_without_the_place_for_results_is_refused(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n{BEGIN}\n", encoding="utf-8")
     with pytest.raises(ValueError, match="benchmarks: end"):
-        write_readme(readme, "text")
+        write_section(readme, "text")
     assert readme.read_text(encoding="utf-8") == f"# Title\n{BEGIN}\n"
 
 
-def test_this_readme_has_the_place() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmark.md"])
+def test_the_pages_have_the_place(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     assert text.count(BEGIN) == text.count(END) == 1 and text.index(BEGIN) < text.index(END)
 
 

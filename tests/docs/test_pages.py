@@ -1,0 +1,140 @@
+"""Every Python example of the README and of docs/ runs as it stands there, and its commands are real."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import Source
+from planforge.exporter.import_folder import import_folder
+
+from ..helpers.cli import planforge
+from ..helpers.paths import DEMOS, ROOT
+
+PAGES = {str(page.relative_to(ROOT)): page for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
+TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
+EXAMPLES = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in TEXTS.items()}
+WITH_EXAMPLES = [name for name, examples in EXAMPLES.items() if examples]
+# The pages' names of bundles, and the tiny ones that stand for them.
+BUNDLES = {
+    "sentiment": "classifier",
+    "cross-encoder": "ranker",
+    "bert": "pretrained",
+    "tagger": "tagger",
+    "reader": "reader",
+}
+# What an example prints somewhere.
+PRINTED = {
+    "embed(": r"0\.\d+\n\(384,\) 0",
+    "layers=": r"zurich 0 6 \(1536,\)",
+    "classify(": r"LABEL_\d 0\.\d+ \{'LABEL_0'",
+    "rank(": r"[01] 0\.\d+ (Wings|Bread)",
+    "next_sentence(": r"^0\.\d+",
+    "fill_mask(": r"(\S+ 0\.\d+\n){3}",
+    "tag(": r"LABEL_\d .* \d+ \d+ 0\.\d+\n",
+    "answer(": r"\d+ \d+ 0\.\d+\n.*Answer\(|None",
+    "truncation=": r"\(384,\)\n1746",
+    "translate(": r"1998-05-03\n(1998-05-03 \S+\n){3}\[\('2007-09-03', .*\n2012-12-21\n\[?'1'",
+    "export(": r"^True \['decoder.ort.fp32', 'decoder.ort.int8'\]",
+    "verify(": r"^True$",
+    "num_beams=": r"^-\d+\.\d+ \[",
+    "reuse_prompt=": r"(?s)^0 .*\n[1-9]\d* \d+ \d+ ",
+    ".stream(": r"(length|stop|eos) \d+",
+}
+TASKS = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
+METHODS = ("generate", "stream", "chat", "translate", "iterate", "align")
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    demo_bundle: Path,
+    minilm_bundle: Path,
+    head_bundle: Callable[[str], Path],
+    dates_bundle: Path,
+    exported: Path,
+) -> Path:
+    """A folder as the pages have it: build/minilm, build/transformer-demo, build/t5, one for each head."""
+    folder = tmp_path_factory.mktemp("pages")
+    shutil.copy(ROOT / "README.md", folder)
+    build = folder / "build"
+    build.mkdir()
+    (build / "gpt2-checkpoint").symlink_to(DEMOS / "gpt2-demo")
+    (build / "gpt2-demo").symlink_to(demo_bundle)
+    (build / "bert-demo").symlink_to(minilm_bundle)
+    (build / "minilm").symlink_to(minilm_bundle)
+    (build / "transformer-demo").symlink_to(dates_bundle)
+    for name in ("t5", "llama"):
+        import_folder(exported / f"{name}.onnx", build / name, precision="fp32", target="cpu", verify=False)
+    for name, tiny in BUNDLES.items():
+        (build / name).symlink_to(head_bundle(tiny))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> Iterator[dict[str, str]]:
+    """What each example prints; later ones of a page use what earlier ones loaded."""
+    outputs = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for page in WITH_EXAMPLES:
+            names: dict[str, Any] = {}
+            for example in EXAMPLES[page]:
+                with redirect_stdout(StringIO()) as out:
+                    exec(compile(example, page, "exec"), names)
+                outputs[example] = out.getvalue()
+            for value in names.values():
+                if callable(getattr(value, "close", None)):
+                    value.close()
+    yield outputs
+
+
+@pytest.mark.parametrize("call", PRINTED)
+def test_an_example_prints_what_it_says(printed: dict[str, str], call: str) -> None:
+    outputs = [output for example, output in printed.items() if call in example]
+    assert outputs, f"no example has {call}"
+    assert any(re.search(PRINTED[call], output) for output in outputs), outputs
+
+
+def test_every_task_has_an_example() -> None:
+    examples = [example for page in WITH_EXAMPLES for example in EXAMPLES[page]]
+    for task in (*TASKS, *METHODS):
+        assert any(f".{task}(" in example for example in examples), task
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_are_real(page: str) -> None:
+    for name in sorted(set(re.findall(r"^    planforge ([a-z][a-z-]*)", TEXTS[page], re.MULTILINE))):
+        done = planforge(name, "--help")
+        assert done.returncode == 0, name
+        lines = re.findall(rf"^    planforge {name} [^#\n]*", TEXTS[page], re.MULTILINE)
+        for option in sorted({option for line in lines for option in re.findall(r"--[a-z][a-z0-9-]*", line)}):
+            assert option in done.stdout, f"{name} {option}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_to_files(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", TEXTS[page]):
+        if not target.startswith(("http:", "https:")):
+            assert (PAGES[page].parent / target).exists(), target
+
+
+def test_the_readme_is_read_in_five_minutes() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 200
+
+
+def test_the_transformer_of_ones_own_can_be_exported(printed: dict[str, str], folder: Path) -> None:
+    assert printed
+    checkpoint = Checkpoint(Source("folder", "own", folder / "build" / "own"))
+    defaults = checkpoint.generation
+    assert defaults is not None
+    assert (defaults.decoder_start, defaults.source_eos, defaults.max_new_tokens) == (0, 1, 31)
+    assert checkpoint.tokenizers[0].encode("good morning") == [3, 4]
