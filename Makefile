@@ -91,6 +91,15 @@ build/gpu-venv/.ready: pyproject.toml setup.py constraints.txt
 	$$pip "$$1" "$$2" && { $$pip "$$3" || echo "$$3 could not be installed: make gpu goes without it"; }
 	@touch $@
 
+.PHONY: docs
+docs: build/docs-venv/.ready .venv/.ready-dev ## the documentation's pages, in build/docs
+	build/docs-venv/bin/mkdocs build --quiet --strict
+
+build/docs-venv/.ready: pyproject.toml
+	@$(PYTHON) -m venv --clear build/docs-venv
+	@build/docs-venv/bin/pip install -q --disable-pip-version-check 'mkdocs-material>=9.6' 'mkdocstrings[python]>=0.29'
+	@touch $@
+
 coverage: .venv/.ready-dev ## the whole suite, with a report of the lines that it misses
 	$(BIN)/pytest --cov
 
@@ -128,6 +137,9 @@ wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build the wheel and try it in
 	git ls-files --cached --others --exclude-standard $(PACKAGES) | LC_ALL=C sort | diff - build/wheel/packed
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/*.whl)[cpu]"
+	cd build/wheel && venv/bin/python -c "from planforge.runtime import load; print(load('../../$(BUNDLE)').generate('In the', max_new_tokens=4).text)"
+	cd build/wheel && ! venv/bin/planforge --version 2> needs && grep -q "planforge\[cli\]" needs
+	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/*.whl)[cpu,cli]"
 	cd build/wheel && venv/bin/planforge --version
 	cd build/wheel && venv/bin/planforge run ../../$(BUNDLE) "In the beginning" --max-new-tokens 8
 

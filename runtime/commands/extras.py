@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-VERIFY = {"jinja2", "onnx_ir", "onnxruntime"}
+CLI = {"rich", "typer"}
+VERIFY = {*CLI, "jinja2", "onnx_ir", "onnxruntime"}
 EXPORT = {*VERIFY, "huggingface_hub", "onnx", "onnxscript", "safetensors", "torch"}
 # What each extra brings, as pyproject.toml has it; the first that has a module is named where the command's
 # own has it not.
 EXTRAS = {
+    "cli": CLI,
     "cpu": {"onnxruntime"},
     "chat": {"jinja2"},
     "verify": VERIFY,
     "plot": {"matplotlib"},
-    "fit": {"matplotlib", "onnx", "onnx_ir", "onnxruntime", "sklearn"},
+    "fit": {*CLI, "matplotlib", "onnx", "onnx_ir", "onnxruntime", "sklearn"},
     "export": EXPORT,
     "import": {*EXPORT, "transformers"},
     "tensorrt": {"cuda", "onnx", "tensorrt"},

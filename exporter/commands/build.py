@@ -1,0 +1,87 @@
+"""`planforge build`: more plans for a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...runtime.commands.console import names, running, show
+from ...runtime.commands.run_options import BundleArgument, JsonOption
+from ...runtime.errors import InputError
+from .export import SM_HELP
+
+
+def build(
+    bundle: BundleArgument,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="rtx, jetpack6.0, jetpack6.2, jetpack7.2, tensorrt11, tensorrt (the installed version), ...",
+            show_default="rtx",
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Instead of a target: tensorrt-rtx or tensorrt.", show_default=False),
+    ] = None,
+    sm: Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")] = None,
+    maximum: Annotated[
+        list[str] | None,
+        typer.Option("--max", help="batch=N,length=N: below the graph's.", show_default=False),
+    ] = None,
+    workspace: Annotated[
+        int | None, typer.Option(help="MiB for TensorRT to work in.", min=1, show_default="all there is")
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(help="A file that makes the next build faster; not for rtx.", show_default=False),
+    ] = None,
+    strip: Annotated[
+        bool, typer.Option("--strip", help="Leave the weights out; they come from the bundle's at load.")
+    ] = False,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            help="Pick the K likeliest tokens on the GPU: for greedy and up to this --top-k at less copying.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    compatible: Annotated[
+        bool,
+        typer.Option("--compatible", help="For later GPUs and versions too; not for rtx, nor on Jetson."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a TensorRT plan from a bundle's graph and add it. Needs no torch, and for rtx no GPU."""
+    with running() as progress:
+        from ..tensorrt.build import Options
+        from ..tensorrt.plans import build as build_plan
+        from .inspection import summarize_bundle
+
+        result = build_plan(
+            bundle,
+            target=target,
+            engine=engine,
+            sms=names(sm) if sm else None,
+            limits=dict(axis_limit(text) for texts in maximum or [] for text in names(texts)),
+            options=Options(
+                workspace=None if workspace is None else workspace * 2**20,
+                timing_cache=None if timing_cache is None else str(timing_cache.resolve()),
+                strip=strip,
+                compatible=compatible,
+                candidates=top_k or 0,
+            ),
+            progress=progress,
+        )
+    show(summarize_bundle(result.bundle), as_json)
+
+
+def axis_limit(text: str) -> tuple[str, int]:
+    """Return the axis and the number of a text such as batch=4."""
+    name, _, number = text.partition("=")
+    if not number.isdecimal():
+        raise InputError(f"--max {text!r} must be batch=N or length=N")
+    return name, int(number)

@@ -1,0 +1,48 @@
+"""`planforge fit-head`: a classifier on an encoder's features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...runtime.commands.console import print_json, print_tables, running
+from ...runtime.commands.run_options import BundleArgument, JsonOption
+
+
+def fit_head(
+    bundle: BundleArgument,
+    table: Annotated[Path, typer.Argument(help="Rows of text TAB label.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new bundle.", show_default=False)],
+    features: Annotated[
+        str,
+        typer.Option(
+            help="embedding, or averaged over the tokens: embeddings, second_to_last, last, sum_last_four,"
+            " concat_last_four, sum_all."
+        ),
+    ] = "embedding",
+    test_share: Annotated[float, typer.Option(help="Of the texts, held out to measure with.")] = 0.25,
+    seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bundle at OUTPUT.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a classifier on an encoder's features, and put it into the graph. Needs no torch."""
+    with running() as progress:
+        from ..fitting.fitting import fit_head as fit
+        from .inspection import fit_tables
+
+        result = fit(
+            bundle,
+            table,
+            output,
+            features=features,
+            test_share=test_share,
+            seed=seed,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_tables(fit_tables(result))

@@ -1,0 +1,23 @@
+"""`planforge inspect`: what a bundle, an .onnx file or a .plan holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...runtime.commands.console import running, show
+from ...runtime.commands.run_options import JsonOption
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A bundle, an .onnx file or a .plan.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a bundle, an .onnx file or a .plan holds."""
+    with running():
+        from .inspection import inspect as inspect_path
+
+        result = inspect_path(path)
+    show(result, as_json)

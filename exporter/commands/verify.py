@@ -1,0 +1,121 @@
+"""`planforge verify`: does every graph still compute the model?"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...runtime.commands.console import print_json, print_tables, running
+from ...runtime.commands.run_options import BundleArgument, JsonOption
+from ...runtime.errors import InputError, PlanForgeError
+
+if TYPE_CHECKING:
+    from ..verification.report import VerificationReport
+
+
+def verify(
+    bundle: BundleArgument,
+    source: Annotated[
+        str | None, typer.Option(help="The checkpoint.", show_default="the recorded one")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="The engine to check.")] = "ort-cpu",
+    prompts: Annotated[
+        Path | None, typer.Option(help="A prompt a line.", show_default="built-in texts")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page for a browser.", show_default=False)
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML, for CI.", show_default=False)] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option("--limit", help="METRIC=VALUE, below the usual limit.", show_default=False),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A graph's id, such as decoder.ort.int8.", show_default="all")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Of an .onnx file: another one to compare it with.", show_default=False),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="Of an .onnx file: a .npz with an array per input.", show_default="made up"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare every graph with PyTorch, or golden data where it is absent; exit 1 if one differs.
+
+    BUNDLE may also be an .onnx file of any model: ONNX Runtime is compared with the same graph node by node.
+    """
+    with running() as progress:
+        from ..reports.tables import verification_table
+        from ..verification.report import VerificationReport
+        from ..verification.verify import verify as verify_bundle
+
+        wanted = dict(metric_limit(text) for text in limits or [])
+        check_files(report, junit)
+        try:
+            result = verify_bundle(
+                bundle,
+                source=source,
+                backend=backend,
+                prompts=prompts,
+                limits=wanted,
+                only=only or (),
+                against=against,
+                inputs=inputs,
+                progress=progress,
+            )
+        except PlanForgeError as error:  # CI must not find the files of an earlier run
+            write_files(VerificationReport.of_error(bundle, error), bundle, report, junit)
+            raise
+        write_files(result, bundle, report, junit)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_tables(verification_table(result))
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def metric_limit(text: str) -> tuple[str, float]:
+    """Return the metric and the number of a text such as max_error=0.001."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not name or not 0 <= number < math.inf:
+        raise InputError(f"--limit {text!r} must be METRIC=VALUE, as in max_error=0.001")
+    return name, number
+
+
+def check_files(report: Path | None, junit: Path | None) -> None:
+    """What would fail after the verification fails before it."""
+    from ..reports.output import check_writable
+
+    if report is not None:
+        from ..reports import html as html_report  # noqa: F401  (needs jinja2)
+
+        check_writable(report)
+    if junit is not None:
+        check_writable(junit)
+    if report is not None and junit is not None and report.resolve() == junit.resolve():
+        raise InputError(f"--report and --junit are both {report}; give each its own file")
+
+
+def write_files(result: VerificationReport, bundle: Path, report: Path | None, junit: Path | None) -> None:
+    """Writes the page and the XML, where they are wanted."""
+    from ..reports.output import write_whole
+
+    if report is not None:
+        from ..reports.html import Subject, html_report
+
+        write_whole(report, html_report(result, Subject.of(bundle, result)))
+    if junit is not None:
+        from ..reports.junit import junit_xml
+
+        write_whole(junit, junit_xml(result, bundle.resolve().name))
