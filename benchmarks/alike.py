@@ -65,7 +65,9 @@ def shown(one: Any, other: Any) -> tuple[str, str]:
     path = ""
     while is_sequence(one) and is_sequence(other) and len(one) == len(other):
         place = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-        path, one, other = f"{path}[{place}]", one[place], other[place]
+        path = f"{path}[{place}]"
+        one = one[place]
+        other = other[place]
     long = is_sequence(one) and is_sequence(other)
     first, second = (f"{len(value)} long" if long else repr(value) for value in (one, other))
     where = f" at {path}" if path else ""

@@ -13,10 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SOURCE_EOS, UNKNOWN, PAD = 0, 1, 58100  # of the Marian shape, as Helsinki-NLP's checkpoints have them
+SOURCE_EOS = 0  # of the Marian shape, as Helsinki-NLP's checkpoints have them
+UNKNOWN = 1
+PAD = 58100
 MARIAN_VOCABULARY = 58101
-T5_PAD, T5_EOS, T5_UNKNOWN, T5_VOCABULARY = 0, 1, 2, 32128  # as T5's checkpoints have them
-LLAMA_END, LLAMA_VOCABULARY = 0, 32000
+T5_PAD = 0  # as T5's checkpoints have them
+T5_EOS = 1
+T5_UNKNOWN = 2
+T5_VOCABULARY = 32128
+LLAMA_END = 0
+LLAMA_VOCABULARY = 32000
 
 
 def gpt2(folder: Path, sure: bool = False, **shape: Any) -> Path:

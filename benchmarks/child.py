@@ -47,7 +47,8 @@ def say(answers: TextIO, message: Mapping[str, Any]) -> None:
 
 
 def prepare(system: System, order: Mapping[str, Any]) -> None:
-    checkpoint, out = Path(order["checkpoint"]), Path(order["out"])
+    checkpoint = Path(order["checkpoint"])
+    out = Path(order["out"])
     system.prepare(checkpoint, order["kind"], order["precision"], out, order["settings"])
 
 
@@ -66,7 +67,8 @@ def serve(system: System, order: Mapping[str, Any], answers: TextIO) -> None:
 def open_session(system: System, order: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
     """Return a session that has done its first work, and what is known of all its work."""
     opener = getattr(system, order["kind"])
-    precision, threads = order["precision"], order["threads"]
+    precision = order["precision"]
+    threads = order["threads"]
     session: Session = opener(Path(order["model"]), precision, threads, order["settings"])
     session.run(order["first"], lambda: None)
     known = {

@@ -56,7 +56,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     work: Path = parser.parse_args().work
     work.mkdir(parents=True, exist_ok=True)
-    bundle, table = work / "minilm-hidden", write_table(work)
+    bundle = work / "minilm-hidden"
+    table = write_table(work)
     export("bert-demo", bundle, precision=["fp32"], target=["cpu"], outputs=["hidden_states"], force=True)
     result = {
         features: with_planforge(bundle, table, work / f"fitted-{features}", features)

@@ -28,7 +28,8 @@ print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 def export_cost(work: Path) -> dict[str, Any]:
     """`planforge export` of GPT-2 124M: fp32 and fp16 ONNX, a plan for six architectures, verified."""
-    checkpoint, bundle = gpt2(work / "gpt2-124m" / "checkpoint"), work / "bundle"
+    checkpoint = gpt2(work / "gpt2-124m" / "checkpoint")
+    bundle = work / "bundle"
     planforge = Path(sys.executable).with_name("planforge")
     cost = measured([planforge, "export", checkpoint, "-o", bundle, "--force", "--json"])
     sizes = {path.name.split("-")[0]: path.stat().st_size for path in bundle.rglob("*") if path.is_file()}
@@ -37,7 +38,8 @@ def export_cost(work: Path) -> dict[str, Any]:
 
 def checking_cost(work: Path) -> dict[str, Any]:
     """`planforge verify` of GPT-2 124M in fp32, fp16 and int8, and `planforge lint` of its 500 MB in fp32."""
-    checkpoint, bundle = gpt2(work / "gpt2-124m-sure", sure=True), work / "checked"
+    checkpoint = gpt2(work / "gpt2-124m-sure", sure=True)
+    bundle = work / "checked"
     planforge = Path(sys.executable).with_name("planforge")
     choices = ["--target", "cpu,portable", "--precision", "fp32,fp16,int8", "--force", "--no-verify"]
     subprocess.run([str(planforge), "export", str(checkpoint), "-o", str(bundle), *choices], check=True)
@@ -50,7 +52,8 @@ def checking_cost(work: Path) -> dict[str, Any]:
 
 def plan_cost(work: Path) -> dict[str, Any]:
     """`planforge build` of GPT-2 124M for six architectures, without a GPU: a whole plan, a stripped one."""
-    checkpoint, bundle = gpt2(work / "gpt2-124m" / "checkpoint"), work / "planned"
+    checkpoint = gpt2(work / "gpt2-124m" / "checkpoint")
+    bundle = work / "planned"
     planforge = Path(sys.executable).with_name("planforge")
     choices = ["--target", "rtx", "--precision", "fp16", "--sm", "sm86", "--force", "--no-verify"]
     subprocess.run([str(planforge), "export", str(checkpoint), "-o", str(bundle), *choices], check=True)

@@ -23,7 +23,8 @@ def measured_machine(threads: int) -> dict[str, float]:
     busy = busy_share(1.0)
     block = np.ones(READ_BYTES // 8, np.int64)
     matrix = np.ones((3072, 3072), np.float32)
-    read, best_product = 0.0, float("inf")
+    read = 0.0
+    best_product = float("inf")
     for _ in range(5):
         read = max(read, read_bandwidth(block, threads))
         start = time.perf_counter()

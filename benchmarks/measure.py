@@ -103,7 +103,8 @@ def prepared_runs(case: Case, workshop: Workshop) -> tuple[dict[str, Run], dict[
 
 def opened(run: Run, case: Case, workshop: Workshop) -> Process:
     """Starts the process of an entry, which does the beginning of its work."""
-    entry, prepared = run.entry, run.prepared
+    entry = run.entry
+    prepared = run.prepared
     works = [other.work for other in case.entries.values() if other.process == entry.process]
     most = {
         "batch": max(len(work.texts) for work in works),
@@ -187,7 +188,8 @@ def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
         name: {**case.varies, **system_named(run.entry.system).differences} for name, run in runs.items()
     }
     for name, run in runs.items():
-        wanted, counts = run.entry.work.new_tokens, run.warm["did"].get("new_tokens", [])
+        wanted = run.entry.work.new_tokens
+        counts = run.warm["did"].get("new_tokens", [])
         if short := [count for count in counts if count != wanted]:
             raise UnlikeWorkError(
                 f"refused to compare unlike work: {name} made {short[0]} new tokens in a row instead of"
@@ -204,7 +206,9 @@ def later(name: str, run: Run) -> dict[str, Any]:
 
 def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
     """Medians, percentiles and bytes of one entry."""
-    work, prepared, system = run.entry.work, run.prepared, system_named(run.entry.system)
+    work = run.entry.work
+    prepared = run.prepared
+    system = system_named(run.entry.system)
     seconds = [answer["seconds"] for answer in run.answers]
     stamps = [answer["stamps"] for answer in run.answers]
     found: dict[str, Any] = {
@@ -238,9 +242,11 @@ def cache_bytes(run: Run) -> int:
     size = {"fp32": 4, "fp16": 2, "int8": 1}[run.warm["did"].get("cache", "fp32")]
     slots = sum(len(prompt) + work.new_tokens // 2 for prompt in work.prompts)
     if config["model_type"] == "llama":  # a head of keys and values for each of queries
-        layers, width = config["num_hidden_layers"], config["hidden_size"]
+        layers = config["num_hidden_layers"]
+        width = config["hidden_size"]
     else:
-        layers, width = config["n_layer"], config["n_embd"]
+        layers = config["n_layer"]
+        width = config["n_embd"]
     return 2 * int(layers) * int(width) * size * slots
 
 

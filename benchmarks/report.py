@@ -16,7 +16,14 @@ Result = Mapping[str, Any]
 BEGIN = "<!-- benchmarks: begin -->"
 END = "<!-- benchmarks: end -->"
 # The cases that the README shows; docs/benchmark.md shows all.
-BEST = ("decode-fp32-b1", "decode-8bit-b1", "decode-fp32-b8", "prompt-fp32", "encode-bert-mixed", "translate-b8")
+BEST = (
+    "decode-fp32-b1",
+    "decode-8bit-b1",
+    "decode-fp32-b8",
+    "prompt-fp32",
+    "encode-bert-mixed",
+    "translate-b8",
+)
 UNITS = {
     "per_s": "per second",
     "ttft_ms": "ms to first token",
@@ -95,9 +102,11 @@ def targets(result: Result) -> Iterator[str]:
     for target in result["targets"]:
         verdict = {True: "met", False: "**missed**", None: "not measured"}[target["met"]]
         found = "" if target["found"] is None else f", found {target['found']:g}"
-        who, what = target["of"], UNITS[target["metric"]]
+        who = target["of"]
+        what = UNITS[target["metric"]]
         if "to" in target:
-            who, wanted = f"{who} over {target['to']}", f"at least {target['at_least']:g}x"
+            who = f"{who} over {target['to']}"
+            wanted = f"at least {target['at_least']:g}x"
         else:
             wanted = " and ".join(
                 f"{words} {target[key]:g}"

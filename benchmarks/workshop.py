@@ -114,7 +114,8 @@ class Workshop:
             how = f"-{digest(dict(entry.prepare))[:8]}" if entry.prepare else ""
             how += f"-of-{entry.graphs}" if entry.graphs else ""
             folder = self.work / entry.checkpoint / f"{system.name}-{entry.precision}{how}"
-            settings, stamp = dict(entry.prepare), {"weights": weights, **versions}
+            settings = dict(entry.prepare)
+            stamp = {"weights": weights, **versions}
             if entry.graphs:
                 of = replace(entry, system=entry.graphs, precision="fp32", graphs="", prepare={})
                 given = self.prepared(of)

@@ -71,7 +71,8 @@ def import_folder(
         PlanForgeError: CheckpointError, ExportError, OutputError, BuildError or VerificationError; nothing is
             left at `output` that was not there before.
     """
-    output, at = Path(output), Path(folder)
+    output = Path(output)
+    at = Path(folder)
     targets, precisions = checked_choices(target, precision, sms, max_batch, verify)
     check_output(output, force)
     if not at.is_dir():

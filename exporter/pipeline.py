@@ -68,7 +68,9 @@ def write_bundle(
     Args:
         make_graphs: the graphs by their recipe's id, and the model in PyTorch, or None if nothing needs it.
     """
-    targets, precision, verify = request.targets, request.precisions, request.verify
+    targets = request.targets
+    precision = request.precisions
+    verify = request.verify
     artifacts = planned(checkpoint, targets, precision)
     if verify:
         check_engine(artifacts)
@@ -77,7 +79,8 @@ def write_bundle(
         graphs, reference = make_graphs(checkpoint, artifacts, staging, progress)
         attach_weights(checkpoint, graphs, reference)
         manifest = first_manifest(checkpoint, artifacts, staging, output)
-        expected, calibration = None, Calibration()
+        expected = None
+        calibration = Calibration()
         if request.asks_the_model:
             progress("asking PyTorch")
             bundle = Bundle(staging, manifest)

@@ -70,7 +70,8 @@ class GrowingCache:
 
     def step_bias(self, new: Tensor) -> Tensor:
         """The mask (B, 1, T, S) of padding, of later tokens and the caller's own, for `new` (B, T, ...)."""
-        T, P = new.shape[1], self.past[0][0].shape[2]
+        T = new.shape[1]
+        P = self.past[0][0].shape[2]
         column = torch.arange(P + T, device=new.device)
         causal = column[None, :] <= column[P:, None]  # (T, S)
         visible = causal & self.attention_mask.bool()[:, None, None, :]  # (B, 1, T, S)

@@ -161,7 +161,8 @@ class Bert(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         if config.pooler is not None:
             self.pooler = Pooler(config)
-        E, sizes = config.hidden_size, {"next_sentence": 2, "question_answering": 2}
+        E = config.hidden_size
+        sizes = {"next_sentence": 2, "question_answering": 2}
         self.heads = nn.ModuleDict(
             {
                 head: MaskedLMHead(config)

@@ -250,7 +250,8 @@ def check_class(folder: Path, family: Family, named: str) -> None:
 
 def read_weights(description: Description) -> dict[str, Tensor]:
     """Every weight under our names, as float32."""
-    family, weights = description.family, dict[str, Tensor]()
+    family = description.family
+    weights = dict[str, Tensor]()
     rename = family.rename(description.config_json)
     for path, published, tensor in published_weights(description.folder):
         name = rename(published.removeprefix(family.prefix))

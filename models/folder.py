@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_JSON_BYTES = 16 * 2**20
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:

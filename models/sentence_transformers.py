@@ -58,7 +58,8 @@ def read_modules(folder: Path) -> SentenceModules | None:
             f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, in an order that is not supported;"
             " that is Transformer, Pooling, then Dense as often as you like, then perhaps Normalize"
         )
-    transformer, pooling = modules[0][1], modules[1][1]
+    transformer = modules[0][1]
+    pooling = modules[1][1]
     dense_folders = tuple(path for kind, path in modules if kind == "Dense")
     if kinds[-1] == "Normalize":
         check_sentence_only(modules[-1][1], read_json(modules[-1][1] / "config.json", missing={}))
@@ -107,9 +108,11 @@ def transformer_settings(folder: Path) -> dict[str, Any]:
 
 def max_seq_length(folder: Path, settings: Mapping[str, Any]) -> int | None:
     """Where texts are cut: since version 6 the tokenizer's config says it alone."""
-    path, name = folder / "sentence_bert_config.json", "max_seq_length"
+    path = folder / "sentence_bert_config.json"
+    name = "max_seq_length"
     if settings.get(name) is None:
-        path, name = folder / "tokenizer_config.json", "model_max_length"
+        path = folder / "tokenizer_config.json"
+        name = "model_max_length"
         settings = read_json(path, missing={})
     length = settings.get(name)
     if isinstance(length, float):  # 1e30, of a tokenizer that knows no limit
@@ -128,7 +131,8 @@ def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
             f"{path} sets truncate_dim={settings['truncate_dim']!r}, which is not supported; set it to null,"
             " and cut the vectors where you use them"
         )
-    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    prompts = settings.get("prompts") or {}
+    default = settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ValueError(f"{path}: prompts must be texts by name, not {prompts!r:.80}")
     if default is not None and (not isinstance(default, str) or default not in prompts):

@@ -93,7 +93,8 @@ class SinusoidalPositions(nn.Module):
 
     def fill(self) -> None:
         """Computes the table, which no checkpoint needs to carry."""
-        E, length = self.config.d_model, self.config.max_positions
+        E = self.config.d_model
+        length = self.config.max_positions
         wavelengths = 10000.0 ** (torch.arange(0, E, 2, dtype=torch.float64) / E)  # over 2 pi
         angles = torch.arange(length, dtype=torch.float64)[:, None] / wavelengths  # (length, E / 2)
         pair = angles.sin(), angles.cos()

@@ -100,7 +100,8 @@ def each_graph_is_traced_once(once: Callable[[str], Once]) -> Generator[None, No
     """
     from planforge.exporter.tracing import onnx_export
 
-    start, trace = onnx_export.start_trace, onnx_export.trace_in_child
+    start = onnx_export.start_trace
+    trace = onnx_export.trace_in_child
 
     def traced(checkpoint: Path, recipe: str, choices: Any, out: Path) -> Any:
         if onnx_export.start_trace is not start:

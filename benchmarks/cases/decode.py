@@ -42,7 +42,8 @@ def ahead(metric: str, **ratios: float) -> tuple[Target, ...]:
 
 
 def cases(work: Path) -> list[Case]:
-    one, eight = generation(1, 32, 64), generation(8, 32, 64)
+    one = generation(1, 32, 64)
+    eight = generation(8, 32, 64)
     limited: dict[str, Any] = {"settings": {"torch_threads": 1}, "label": "torch on 1 thread"}
     single = {
         **entries(FP32, one),

@@ -21,7 +21,8 @@ FAITHFUL = (
 
 def bert(name: str, title: str, lengths: tuple[int, ...], **options: Any) -> Case:
     """BERT base; ONNX Runtime runs optimum's graph, and its dynamic quantization of that."""
-    work, limit = Work("embed", bert_texts(lengths)), {"max_length": 512}
+    work = Work("embed", bert_texts(lengths))
+    limit = {"max_length": 512}
     entries = {
         "planforge": Entry("planforge", "fp32", "bert-base", work, settings=limit),
         "planforge int8": Entry("planforge", "int8", "bert-base", work, settings=limit),
@@ -34,7 +35,8 @@ def bert(name: str, title: str, lengths: tuple[int, ...], **options: Any) -> Cas
 
 def minilm(work: Path) -> Case:
     """Verified when exported: an encoder's int8 is chosen by what real text says."""
-    texts, limit = Work("embed", sentences(SENTENCES, work)), {"max_length": 256}
+    texts = Work("embed", sentences(SENTENCES, work))
+    limit = {"max_length": 256}
     ours: Mapping[str, Any] = {"source": "bert-demo", "verify": True}
     entries = {
         "planforge": Entry("planforge", "fp32", "bert-demo", texts, prepare=ours, settings=limit),

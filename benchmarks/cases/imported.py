@@ -7,7 +7,8 @@ from pathlib import Path
 from ..case import Case, Entry, Target, Work
 from ..texts import llama_prompts, t5_sources
 
-TOKENS, NEW = 32, 64
+TOKENS = 32
+NEW = 64
 
 
 def imported(name: str, title: str, checkpoint: str, work: Work) -> Case:
@@ -37,8 +38,10 @@ def in_int8(name: str, title: str, checkpoint: str, work: Work) -> Case:
 
 
 def cases(work: Path) -> list[Case]:
-    prompt, source = llama_prompts(TOKENS), t5_sources(TOKENS)
-    generation, translation = Work("generate", *prompt, NEW), Work("translate", *source, NEW)
+    prompt = llama_prompts(TOKENS)
+    source = t5_sources(TOKENS)
+    generation = Work("generate", *prompt, NEW)
+    translation = Work("translate", *source, NEW)
     return [
         imported(
             *("imported-llama", "Llama 110M, fp32, imported, batch 1: new tokens/s", "llama-110m"),

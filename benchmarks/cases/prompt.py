@@ -7,8 +7,11 @@ from pathlib import Path
 from ..case import Case, Entry, Target
 from .decode import BITS_8, CHECKPOINT, FP32, ahead, entries, generation
 
-PROMPT, NEW = 900, 8
-NEAR, FAR, STEPS = 50, 900, 64
+PROMPT = 900
+NEW = 8
+NEAR = 50
+FAR = 900
+STEPS = 64
 
 
 def cases(work: Path) -> list[Case]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from ..case import Case, Entry, Target, Work
 from ..texts import marian_sources
 
-SOURCE, NEW = 24, 32
+SOURCE = 24
+NEW = 32
 INT8_DIFFERS = {"precision": "int8 is compared with fp32"}
 
 

@@ -28,7 +28,9 @@ from .report import report
 from .targets import verdicts
 
 HOW = "on a machine with an NVIDIA GPU and its driver, `make gpu` installs what this needs and runs it"
-QUICK_CASES, QUICK_ROUNDS, QUICK_NEW = ("gpt2-124m-b1", "bert-base-b1"), 2, 16
+QUICK_CASES = ("gpt2-124m-b1", "bert-base-b1")
+QUICK_ROUNDS = 2
+QUICK_NEW = 16
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -50,12 +52,14 @@ def main(given: Sequence[str] | None = None) -> None:
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"there is no case {unknown[0]!r}; there are {', '.join(known)}")
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi counts them
-    gpu, bounds = gpu_here(), bounds_here()
+    gpu = gpu_here()
+    bounds = bounds_here()
     out = arguments.out or (arguments.work / "quick" if arguments.quick else RESULTS)
     rounds = QUICK_ROUNDS if arguments.quick else arguments.rounds
     arguments.work.mkdir(parents=True, exist_ok=True)
     workshop = Workshop(arguments.work)
-    about, failures = environment(gpu), []
+    about = environment(gpu)
+    failures = []
     for name in names:
         print(f"{name}: {known[name].title}", file=sys.stderr, flush=True)
         result = measure(known[name], workshop, rounds, bounds, gpu.memory / 1e9)

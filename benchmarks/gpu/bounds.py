@@ -13,7 +13,9 @@ from typing import Any
 
 from .nvidia import CLOCKS, queried
 
-TRIES, REPEATS, MOST = 5, 10, 5000
+TRIES = 5
+REPEATS = 10
+MOST = 5000
 LARGEST = 2**32  # bytes of a block: more than any cache holds
 SIDE = 8192  # of the matrices
 

@@ -9,13 +9,22 @@ from typing import Any
 from ..case import Case, Entry, Work
 from ..texts import gpt2_prompts, marian_sources
 
-PROMPT, NEW, SOURCE, ENCODED = 128, 64, 24, 128  # tokens
-CLS, SEP, WORDS = 101, 102, range(1996, 29612)  # of BERT's uncased vocabulary
+PROMPT = 128  # tokens
+NEW = 64
+SOURCE = 24
+ENCODED = 128
+CLS = 101  # of BERT's uncased vocabulary
+SEP = 102
+WORDS = range(1996, 29612)
 BATCHES = {"gpt2-124m": 64, "gpt2-xl": 1, "bert-base": 32, "marian": 1}  # the largest of each export
 NEEDED_GB = {"gpt2-xl": 32}  # on the device, of all that is loaded together; the others fit any GPU
 
-EAGER, COMPILED, COPIES = "PyTorch eager", "torch.compile", "ORT-CUDA with copies"
-ORT_CUDA, RTX, TENSORRT = "PlanForge ort-cuda", "PlanForge tensorrt-rtx", "PlanForge tensorrt"
+EAGER = "PyTorch eager"
+COMPILED = "torch.compile"
+COPIES = "ORT-CUDA with copies"
+ORT_CUDA = "PlanForge ort-cuda"
+RTX = "PlanForge tensorrt-rtx"
+TENSORRT = "PlanForge tensorrt"
 PLANS = (RTX, TENSORRT)
 CANDIDATES = 64  # tokens that another plan of each library picks by itself
 SYSTEMS = "benchmarks.gpu.systems"

@@ -119,7 +119,8 @@ def take_turns(case: Case, workshop: Workshop, rounds: int) -> Turns:
 
 def figures(run: Run, bounds: Bounds) -> dict[str, Any]:
     """Medians, percentiles and shares of the machine's bounds of one entry."""
-    work, checkpoint = run.entry.work, run.prepared.checkpoint
+    work = run.entry.work
+    checkpoint = run.prepared.checkpoint
     seconds = [answer["seconds"] for answer in run.answers]
     stamps = [answer["stamps"] for answer in run.answers]
     found: dict[str, Any] = {"ms": percentiles([1e3 * value for value in seconds])}

@@ -34,8 +34,13 @@ class Target:
     for_h200: bool = False
 
 
-ONE, EIGHT, MANY, XL = "gpt2-124m-b1", "gpt2-124m-b8", "gpt2-124m-b64", "gpt2-xl-b1"
-TEXT, TEXTS, SENTENCE = "bert-base-b1", "bert-base-b32", "marian-b1"
+ONE = "gpt2-124m-b1"
+EIGHT = "gpt2-124m-b8"
+MANY = "gpt2-124m-b64"
+XL = "gpt2-xl-b1"
+TEXT = "bert-base-b1"
+TEXTS = "bert-base-b32"
+SENTENCE = "marian-b1"
 POINTS = {ONE: "inter_token_ms", EIGHT: "inter_token_ms", MANY: "inter_token_ms", XL: "inter_token_ms"}
 POINTS |= {SENTENCE: "inter_token_ms", TEXT: "ms", TEXTS: "ms"}
 TARGETS = (

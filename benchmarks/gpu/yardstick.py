@@ -21,7 +21,8 @@ def step_bytes(checkpoint: Path, work: Work) -> int | None:
     A tied embedding counts once, as the output layer reads all of it, and of the keys and values of a
     translation's source their own size, not the weights that made them.
     """
-    config, shapes = read_config(checkpoint), tensor_shapes(checkpoint)
+    config = read_config(checkpoint)
+    shapes = tensor_shapes(checkpoint)
     if config["model_type"] == "gpt2":
         read = shapes
         width = config["n_layer"] * config["n_embd"]
@@ -37,7 +38,8 @@ def step_bytes(checkpoint: Path, work: Work) -> int | None:
 
 def encoder_flops(checkpoint: Path, work: Work) -> int | None:
     """Operations of BERT's matrix products, a multiplication and an addition each; None of decoders."""
-    config, shapes = read_config(checkpoint), tensor_shapes(checkpoint)
+    config = read_config(checkpoint)
+    shapes = tensor_shapes(checkpoint)
     if config["model_type"] != "bert":
         return None
     weights = sum(math.prod(s) for name, s in shapes.items() if "encoder.layer." in name and len(s) == 2)

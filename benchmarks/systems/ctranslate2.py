@@ -44,7 +44,8 @@ class Generator:
     """Greedy; the least length is the most, so that the end token can't be chosen."""
 
     def __init__(self, generator: Any, vocabulary: list[str]) -> None:
-        self.generator, self.vocabulary = generator, vocabulary
+        self.generator = generator
+        self.vocabulary = vocabulary
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         def called(step: Any) -> bool:

@@ -103,7 +103,8 @@ class Generator:
     def __init__(self, path: Path, precision: str, threads: int, batch: int, tokens: int) -> None:
         from llama_cpp import llama_cpp as api  # type: ignore[import-not-found]
 
-        self.api, self.fp32 = api, precision == "fp32"
+        self.api = api
+        self.fp32 = precision == "fp32"
         self.silent = api.llama_log_callback(lambda *_: None)
         api.llama_log_set(self.silent, None)
         api.llama_backend_init()
@@ -138,7 +139,9 @@ class Generator:
 
     def step(self, rows: Sequence[Sequence[int]], past: Sequence[int]) -> list[int]:
         """The next token of each row behind `past` tokens and these."""
-        batch, api, last = self.batch, self.api, []
+        batch = self.batch
+        api = self.api
+        last = []
         count = 0
         for number, (row, start) in enumerate(zip(rows, past, strict=True)):
             for offset, token in enumerate(row):

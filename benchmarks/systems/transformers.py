@@ -116,7 +116,8 @@ class Translator:
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         import torch
 
-        ids, new = torch.tensor(work["prompts"]), work["new_tokens"]
+        ids = torch.tensor(work["prompts"])
+        new = work["new_tokens"]
         found = self.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
@@ -143,13 +144,16 @@ class Embedder:
     BATCH = 32
 
     def __init__(self, states: Callable[[Mapping[str, Any]], Any], tokenizer: Any, max_length: int) -> None:
-        self.states, self.tokenizer, self.max_length = states, tokenizer, max_length
+        self.states = states
+        self.tokenizer = tokenizer
+        self.max_length = max_length
         self.tokens = 0
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         texts = work["texts"]
         self.tokens = 0
-        rows, vectors = [], []
+        rows = []
+        vectors = []
         for chosen in self.batches(texts):
             inputs = self.tokenizer(
                 [texts[i] for i in chosen],

@@ -41,7 +41,8 @@ HEADROOM = 1.25
 CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many give nearly the same
 # Shares of the caps that weights alone may take; the rest is for what activations lose. Counted words are
 # coarse: where no block keeps them, the gate will say so, and the largest that is close otherwise will do.
-SHARE, COUNTED_SHARE = 0.5, 0.9
+SHARE = 0.5
+COUNTED_SHARE = 0.9
 FAR, COUNTS_APART, CLOSE = range(3)
 
 
@@ -256,7 +257,9 @@ def chosen_blocks(
         tried = Rounding(weights={name: blocks.dequantized() for name, blocks in found.done.items()})
         now = closeness(gaps(tried), caps)
         if now > best or best == FAR:  # where none is close, the last
-            chosen, nearest, best = choice, found, now
+            chosen = choice
+            nearest = found
+            best = now
         if best == CLOSE:
             break
     return rounded(*chosen, rows) if rows else nearest
@@ -279,7 +282,8 @@ def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
     """
     from ..reference.decoder import reference_of
 
-    reference, context = reference_of(model), len(expected.context)
+    reference = reference_of(model)
+    context = len(expected.context)
     largest: dict[str, Array] = {}
     text = [token for tokens in expected.texts for token in tokens]
     for start in range(0, len(text), context):
@@ -378,7 +382,8 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
         if artifact.precision == "fp16":
             fp32_nodes[recipe_of(artifact)] = recorded_choices(graph)
         if "bits" in artifact.quantization:
-            bits, size = int(artifact.quantization["bits"]), int(artifact.quantization["block_size"])
+            bits = int(artifact.quantization["bits"])
+            size = int(artifact.quantization["block_size"])
             done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
             for name, own in stored_bits(graph).items():
                 if name not in done and name in tensors:  # an import's may be none of the model's

@@ -69,7 +69,8 @@ class Checkpoint:
             self.description = describe(source.folder)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        self.folder, self.config_json = self.description.folder, self.description.config_json
+        self.folder = self.description.folder
+        self.config_json = self.description.config_json
         self.config: Any = self.description.config
         self.family = self.description.family.name
         family = FAMILIES[self.family]
@@ -96,7 +97,8 @@ class Checkpoint:
 
     def read_tokenizers(self) -> None:
         """Opens the tokenizers, and checks that they know the model's vocabulary and any text."""
-        folder, config = self.folder, self.config
+        folder = self.folder
+        config = self.config
         if self.task == "translation":
             self.tokenizer_kind, both = translation_tokenizers(folder)
             sides = ("source", "target")
@@ -179,7 +181,8 @@ class Checkpoint:
 
     def read_encoder(self) -> EncoderDefaults | None:
         """What an encoder's results mean; None of a decoder."""
-        config, modules = self.config, self.modules
+        config = self.config
+        modules = self.modules
         if self.task != "text-encoding":
             return None
         tokens = special_tokens(self.folder, self.tokenizers[0])

@@ -101,7 +101,8 @@ def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableTyp
     """Return a row for each precision, at most 80 columns wide; what applies to none of them is left out."""
     from ...runtime.commands.tables import table
 
-    where, first = result.environment, result.cases[0]
+    where = result.environment
+    first = result.cases[0]
     generated = f" and {first.new_tokens} new ones" if first.new_tokens else ""
     title = (
         f"{where['cpu']}, {where['threads']} threads ({where['threads_reason']}),"

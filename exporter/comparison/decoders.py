@@ -95,7 +95,8 @@ def rounded_cases(
     bundle: Bundle, artifact: Artifact, expected: Expectation, limits: Mapping[str, float]
 ) -> dict[str, Case]:
     """What is compared through `NodeExecutor`: what an engine that computes in fp16 would do."""
-    graph, sample = load_graph(bundle.path(artifact.file)), expected.samples[0]
+    graph = load_graph(bundle.path(artifact.file))
+    sample = expected.samples[0]
 
     def every_position(decoder: Decoder) -> Logits:
         ids = np.array([[*sample.prompt, *sample.continuation[:-1]]])
@@ -135,7 +136,8 @@ def trial(
             [*sample.prompt, *sample.continuation][: most + 1]
             for sample, most in zip((longest_first[0], longest_first[-1]), TRIAL_TOKENS, strict=True)
         ]
-    prompts, last = [text[:-1] for text in texts], [text[-1] for text in texts]
+    prompts = [text[:-1] for text in texts]
+    last = [text[-1] for text in texts]
     prefill = positions_of(pad(prompts, artifact.padding_side)[1])
     decode = np.array([[len(prompt)] for prompt in prompts])
 

@@ -41,7 +41,8 @@ def with_head(
     """
     head = LinearHead.of(new)
     assert head is not None and old.manifest.encoder is not None
-    artifact, spec = old.manifest.artifacts[0], new.manifest.artifacts[0].output(HEAD)
+    artifact = old.manifest.artifacts[0]
+    spec = new.manifest.artifacts[0].output(HEAD)
     encoder = Encoder(OrtCpuBackend().open(old, artifact), artifact, old.manifest.encoder.tokens["pad"])
     roles = [s.role for s in artifact.outputs if s.role.startswith("hidden.")]
     layers = sorted(roles, key=lambda role: int(role.removeprefix("hidden.")))
@@ -90,7 +91,8 @@ def compare(
     if artifact.precision == "fp16":
         engine = rounded_engine(artifact.precision)
         program = ExecutedProgram(load_graph(bundle.path(artifact.file)), artifact)
-        encoder, full = Encoder(program, artifact, encoder.pad), expected.samples[-1]
+        encoder = Encoder(program, artifact, encoder.pad)
+        full = expected.samples[-1]
         batch = trial_samples(expected)
         for case, samples in {padded(batch): batch, f"{len(full)} tokens": [full]}.items():
             progress(f"verifying {artifact.id}: {case}, {engine}")

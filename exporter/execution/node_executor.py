@@ -43,7 +43,9 @@ class NotFiniteError(ValueError):
     """
 
     def __init__(self, node: ir.Node, result: str, array: Array, read: float) -> None:
-        self.node, self.result, self.array = node, result, array
+        self.node = node
+        self.result = result
+        self.array = array
         super().__init__(
             f"node {node.name or result!r}, result {result!r} ({node.op_type}, {array.dtype}) gives"
             f" {float(np.abs(array).max())}; what it read reaches {read:g}"

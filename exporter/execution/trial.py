@@ -98,7 +98,8 @@ class Trial:
         """A module's results at the tokens of a step, one below the other; None if a text has none."""
         rows = []
         for positions, found in zip(self.steps[step].positions, results, strict=True):
-            array, wanted = found.get(path), positions[positions != PADDING]
+            array = found.get(path)
+            wanted = positions[positions != PADDING]
             if array is None or array.ndim < 2 or len(array) <= wanted.max(initial=0):
                 return None
             rows.append(array[wanted])

@@ -107,7 +107,8 @@ def fit_head(
         raise InputError(f"test_share={test_share!r} must be a number between 0 and 1")
     if type(seed) is not int or not 0 <= seed < 2**32:
         raise InputError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
-    opened, output = Bundle.open(bundle), Path(output)
+    opened = Bundle.open(bundle)
+    output = Path(output)
     check_bundle(opened.manifest, opened.folder)
     if output.resolve() == opened.folder.resolve():
         raise InputError(f"the new bundle cannot be written over {opened.folder}, which it is made from")
@@ -192,7 +193,8 @@ def fit(matrix: Array, rows: Table, test_share: float, seed: int) -> Fitted:
     search = GridSearchCV(LogisticRegression(max_iter=2000), {"C": STRENGTHS}, cv=folds)
     search.fit(matrix[train], y[train])
     model = search.best_estimator_
-    weight, bias = model.coef_.astype(np.float32), model.intercept_.astype(np.float32)
+    weight = model.coef_.astype(np.float32)
+    bias = model.intercept_.astype(np.float32)
     if len(labels) == 2:  # scikit-learn keeps one row: the second class against the first
         weight = np.concatenate([np.zeros_like(weight), weight])
         bias = np.concatenate([np.zeros_like(bias), bias])
@@ -327,7 +329,8 @@ def agree(staging: Path, rows: Table, fitted: Fitted) -> None:
         got = [result.label for result in encoder.classify(texts, truncation="head")]
     wrong = [i for i, (a, b) in enumerate(zip(got, fitted.predicted, strict=True)) if a != fitted.labels[b]]
     if wrong:
-        first, margin = texts[wrong[0]], max(fitted.margins[wrong])
+        first = texts[wrong[0]]
+        margin = max(fitted.margins[wrong])
         told = (
             f"{len(wrong)} of {len(got)} held-out texts have another class in the graph than scikit-learn's"
         )

@@ -35,10 +35,14 @@ def read_table(path: Path) -> Table:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the table {path} cannot be read: {error}") from error
     rows = [(n, line.rstrip("\r").split("\t")) for n, line in enumerate(lines, 1) if line.strip()]
-    columns, text_at, label_at = 2, 0, 1
+    columns = 2
+    text_at = 0
+    label_at = 1
     if rows and set(HEADER) <= set(rows[0][1]):
         names = rows.pop(0)[1]
-        columns, text_at, label_at = len(names), names.index("text"), names.index("label")
+        columns = len(names)
+        text_at = names.index("text")
+        label_at = names.index("label")
     for number, cells in rows:
         if len(cells) != columns:
             raise DataError(

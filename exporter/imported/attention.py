@@ -52,7 +52,8 @@ def self_attention(graph: ir.Graph, inputs: Mapping[str, ir.Value], layer: int, 
         ExportError: it is not of the form that is known; says where it ends.
     """
     outputs = {str(value.name): value for value in graph.outputs}
-    present, new = [], []
+    present = []
+    new = []
     for kind in ("key", "value"):
         value = outputs[f"present.{layer}.{kind}"]
         concat = producer_of(value)
@@ -103,7 +104,8 @@ def between(
 
 def below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
     """The nearest nodes of an operator among those that read a value, however far on."""
-    waiting, seen = [value], set()
+    waiting = [value]
+    seen = set()
     while waiting:
         for node, _ in waiting.pop(0).uses():
             if id(node) in seen or node.op_type == "Shape":
@@ -117,7 +119,8 @@ def below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
 
 def product_behind(softmax: ir.Node) -> tuple[ir.Node | None, float, list[ir.Value]]:
     """The MatMul whose scores a Softmax sees, the scale between both, and what is added on the way."""
-    value, scale = softmax.inputs[0], 1.0
+    value = softmax.inputs[0]
+    scale = 1.0
     biases: list[ir.Value] = []
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "MatMul":
@@ -171,7 +174,8 @@ def unscaled(value: ir.Value, size: int) -> tuple[ir.Value, float]:
         factor = factor_of(node, size)
         if factor is None or node.inputs[0] is None:
             break
-        value, scale = node.inputs[0], scale * factor
+        value = node.inputs[0]
+        scale = scale * factor
     return value, scale
 
 

@@ -43,7 +43,8 @@ def choose_branch(model: ir.Model, name: str, branch: str) -> None:
 
 def inline(node: ir.Node, branch: str) -> None:
     """Moves a branch's nodes and constants to where its If stands."""
-    outer, inner = node.graph, node.attributes[branch].as_graph()
+    outer = node.graph
+    inner = node.attributes[branch].as_graph()
     assert isinstance(outer, ir.Graph)
     results = list(inner.outputs)
     inner.outputs.clear()
@@ -60,5 +61,6 @@ def inline(node: ir.Node, branch: str) -> None:
         is_output = old.is_graph_output()
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         if is_output:
-            old.name, new.name = None, name
+            old.name = None
+            new.name = name
     outer.remove(node, safe=True)

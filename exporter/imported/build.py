@@ -22,7 +22,9 @@ class Builder:
     """Adds nodes before one of a graph; results are called after `name`."""
 
     def __init__(self, graph: ir.Graph, before: ir.Node, name: str) -> None:
-        self.graph, self.before, self.name = graph, before, name
+        self.graph = graph
+        self.before = before
+        self.name = name
         self.count = 0
 
     def __call__(
@@ -59,7 +61,8 @@ def type_of(node: ir.Node) -> ir.TypeProtocol | None:
 def stand_in(value: ir.Value, past: int) -> Array:
     """Something for an input of a decoder: one row, one token, two source tokens, `past` cached ones."""
     assert value.shape is not None
-    name, whole = str(value.name), value.dtype == ir.DataType.INT64
+    name = str(value.name)
+    whole = value.dtype == ir.DataType.INT64
     free = past if name.startswith("past") else 2 if name.startswith(("cross", "encoder")) else 1
     shape = [1, *(axis if isinstance(axis, int) else free for axis in list(value.shape)[1:])]
     return np.ones(shape, np.int64) if whole else np.zeros(shape, np.float32)

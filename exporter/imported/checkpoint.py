@@ -31,7 +31,8 @@ def check_source(source: Source, found: Folder) -> None:
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     for name in ("model_type", "vocab_size"):
-        ours, theirs = config.get(name), found.config.get(name)
+        ours = config.get(name)
+        theirs = found.config.get(name)
         if ours is not None and theirs is not None and ours != theirs:
             raise CheckpointError(
                 f"{source.folder} has {name} {ours!r}, and {found.path} is of one with {theirs!r}; give that"

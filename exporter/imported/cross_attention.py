@@ -53,8 +53,10 @@ def projections(first: ir.Model) -> list[Projection]:
         if match is None:
             continue
         assert value.shape is not None
-        heads, size = value.shape[1], value.shape[3]
-        node, bias = producer_of(value), None
+        heads = value.shape[1]
+        size = value.shape[3]
+        node = producer_of(value)
+        bias = None
         while node.op_type in ("Transpose", "Reshape", "Add", "Cast"):
             constants = [v for v in node.inputs if v is not None and v.const_value is not None]
             given = [v for v in node.inputs if v is not None and v.const_value is None]
@@ -126,7 +128,9 @@ def write_source(graph: ir.Graph, attention: Attention, mask: ir.Value, ids: ir.
         ids: (B * K, T).
     """
     op = Builder(graph, attention.product, f"{attention.keys.name}/attention")
-    q, k, v = attention.queries, attention.keys, attention.values
+    q = attention.queries
+    k = attention.keys
+    v = attention.values
     sources = op("Shape", k, start=0, end=1)
     together = op("Concat", sources, op.constant([-1, heads.cached, heads.size]), axis=0)
     by_token = op("Transpose", q, perm=[0, 2, 1, 3])  # (B * K, T, H, D)

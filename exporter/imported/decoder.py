@@ -105,7 +105,8 @@ class ImportedDecoder(ImportedCheckpoint):
         choose_rows(self.graph)
         made = {}
         for name in sorted(wanted):
-            recipe, graph = self.recipes[name], self.graph.clone()
+            recipe = self.recipes[name]
+            graph = self.graph.clone()
             if recipe.dialect == "ort":
                 share_buffers(graph, self.heads, self.config.query_heads)
             with_signature(graph, recipe.inputs, recipe.outputs)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
 SPANS = dict(zip(ENDS, ("question_answering.start", "question_answering.end"), strict=True))
 PADDING_POSITIONS = (0, 1)  # of padding, where a model does not read it from config.json
-WIDTHS, FEED_FORWARD = ("hidden_size", "dim"), ("intermediate_size", "hidden_dim", "ffn_dim")
+WIDTHS = ("hidden_size", "dim")
+FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class ImportedEncoder(ImportedCheckpoint):
                 raise CheckpointError(f"{found.path / 'config.json'} says none of {', '.join(names)}")
             return value
 
-        vocabulary, graph = whole(("vocab_size",)), self.graph.graph
+        vocabulary = whole(("vocab_size",))
+        graph = self.graph.graph
         self.roles = {str(v.name): self.role_of(v, vocabulary) for v in graph.outputs}
         if not any(self.roles.values()):
             raise ExportError(f"{found.model} gives none of {', '.join((*STATE_NAMES, 'logits', *ENDS))}")
@@ -111,7 +113,8 @@ class ImportedEncoder(ImportedCheckpoint):
 
     def role_of(self, value: ir.Value, vocabulary: int) -> str:
         """What an output means, by its name and shape; "" of what is left out."""
-        name, shape = str(value.name), list(value.shape or ())
+        name = str(value.name)
+        shape = list(value.shape or ())
         last = shape[-1] if shape and isinstance(shape[-1], int) else None
         if name in STATE_NAMES and len(shape) == 3:
             return "hidden"

@@ -24,7 +24,8 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 # What optimum calls the graphs of one model. A merged decoder has the others in the branches of an If.
 ALONE = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 LEAST_OPSET = 18  # in which reductions take their axes as an input; older graphs are brought to it
-ENCODER, DECODERS = "encoder_model.onnx", ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+ENCODER = "encoder_model.onnx"
+DECODERS = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 FIRST_DECODER = "decoder_model.onnx"  # of a first step: it projects what the decoder reads of the source
 
 

@@ -21,7 +21,8 @@ from ..tracing.graph_check import axis_name
 from .branches import decide_branches
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
-LOWEST, MOST_OF_A_MASK = -1e30, 2**20  # of a mask's numbers; how many it may have
+LOWEST = -1e30  # of a mask's numbers; how many it may have
+MOST_OF_A_MASK = 2**20
 BETWEEN_HEAD_AND_LOGITS = ("Add", "Cast", "Div", "Mul", "Tanh")  # a bias, a type, soft caps
 
 
@@ -156,7 +157,8 @@ def depends_on_shapes(value: ir.Value | None) -> bool:
 
 def nodes_behind(value: ir.Value) -> Iterator[ir.Node]:
     """What a value is computed by, up to nodes that read a shape alone."""
-    waiting, seen = [value], set()
+    waiting = [value]
+    seen = set()
     while waiting:
         node = waiting.pop().producer()
         if node is None or id(node) in seen:

@@ -22,7 +22,9 @@ def growing_mask(op: Builder, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, 
         ids: (B, T).
         mask: (B, S), 1 where a token counts.
     """
-    zero, one, axis = op.constant(0), op.constant(1), op.constant([0])
+    zero = op.constant(0)
+    one = op.constant(1)
+    axis = op.constant([0])
     total = op("Squeeze", op("Shape", mask, start=1, end=2), axis)
     tokens = op("Squeeze", op("Shape", ids, start=1, end=2), axis)
     columns = op("Range", zero, total, one)

@@ -16,8 +16,13 @@ import onnx_ir as ir
 from ..passes.weights import EXTERNAL_FROM_BYTES
 
 # Numbers of fields in onnx.proto, and protobuf's types on the wire.
-GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+GRAPH = 7
+INITIALIZER = 5
+RAW_DATA = 9
+VARINT = 0
+FIXED64 = 1
+BYTES = 2
+FIXED32 = 5
 
 
 def load_mapped(path: Path) -> ir.Model:

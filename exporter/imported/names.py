@@ -65,7 +65,9 @@ def tie_tables(model: ir.Model) -> None:
                 continue
             transpose = ir.node("Transpose", [table], {"perm": [1, 0]}, name=f"{value.name}/tied")
             (result,) = transpose.outputs
-            result.name, result.type, result.shape = f"{value.name}/tied", value.type, value.shape
+            result.name = f"{value.name}/tied"
+            result.type = value.type
+            result.shape = value.shape
             graph.insert_before(graph[0], transpose)
             ir.convenience.replace_all_uses_with(value, result)
             del graph.initializers[str(value.name)]

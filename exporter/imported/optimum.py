@@ -145,7 +145,8 @@ def task_of(checkpoint: Path) -> str:
             f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run; take"
             " auto_map out where transformers knows the model by itself"
         )
-    name, named = architecture_of(config), config.get("architectures")
+    name = architecture_of(config)
+    named = config.get("architectures")
     if other := next((kind for setting, kind in OTHERS.items() if setting in config), None):
         raise CheckpointError(f"{checkpoint} is a model of {other} ({name or 'unnamed'}), not of text")
     task = next((task for end, task in TASKS.items() if name.endswith(end)), None)

@@ -58,7 +58,8 @@ def drop_transposes_there_and_back(graph: ir.Graph) -> None:
 
 def settle(graph: ir.Graph, node: ir.Node) -> None:
     """Makes a Reshape's target a constant, if that is known; drops one that changes nothing."""
-    value, result = node.inputs[0], node.outputs[0]
+    value = node.inputs[0]
+    result = node.outputs[0]
     if value is None or value.shape is None or result.shape is None or node.attributes.get_int("allowzero"):
         return
     target = target_of(list(value.shape), list(result.shape))

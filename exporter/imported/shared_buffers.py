@@ -120,7 +120,8 @@ def write_shared(
     moved = op("Transpose", spread, perm=[0, 2, 1, 3])
     ir.convenience.replace_all_uses_with(attention.product.outputs[0], moved)
     for old, new in zip(attention.present, node.outputs[1:], strict=True):
-        name, new.type = old.name, old.type
+        name = old.name
+        new.type = old.type
         old.name = f"{name}/grown"
         new.name = name
         graph.outputs[list(graph.outputs).index(old)] = new

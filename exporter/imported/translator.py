@@ -92,7 +92,8 @@ class ImportedTranslator(ImportedCheckpoint):
 
     def read_config(self, found: Folder) -> TranslatorConfig:
         logits = next(value for value in self.graph.graph.outputs if value.name == "logits")
-        vocabulary, heads = vocabulary_of(logits), self.heads
+        vocabulary = vocabulary_of(logits)
+        heads = self.heads
         return TranslatorConfig(
             *(heads.layers, heads.cached, heads.size, vocabulary, vocabulary), self.context_of(found)
         )
@@ -104,7 +105,8 @@ class ImportedTranslator(ImportedCheckpoint):
         return found.whole(LENGTHS) or length
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
-        config, choices = self.config, self.choices
+        config = self.config
+        choices = self.choices
         decoders = [transformer.portable(config, choices)]
         if shared and self.heads.size % HEAD_SIZES == 0:
             decoders.append(transformer.ort(config, choices))
@@ -152,7 +154,9 @@ def rewritten(decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], s
     model = decoder.clone()
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
-    ids, first, found = inputs["input_ids"], graph[0], attentions(graph, heads)
+    ids = inputs["input_ids"]
+    first = graph[0]
+    found = attentions(graph, heads)
     over_source = [source_attention(inputs, layer, heads.size) for layer in range(heads.layers)]
     if shared:
         rows = rows_of(graph, ids)
@@ -161,7 +165,8 @@ def rewritten(decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], s
     op = Builder(graph, first, "masks")
     if shared:
         slots = op("Range", op.constant(0), op("Cast", rows.total, to=ir.DataType.INT64), op.constant(1))
-        mask, behind = None, op("Sub", op("Unsqueeze", rows.positions, op.constant([2])), slots)
+        mask = None
+        behind = op("Sub", op("Unsqueeze", rows.positions, op.constant([2])), slots)
     else:
         own = inputs.get("attention_mask") or add_input(graph, "attention_mask", ["batch", "total"])
         mask, behind = growing_mask(op, ids, own)

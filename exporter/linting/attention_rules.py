@@ -74,7 +74,8 @@ def attention_types(model: LintModel, target: Target) -> Iterator[Hit]:
 def cache_form(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "TensorScatter"):
         cache = input_at(node, 0)
-        dims, dtype = dims_of(cache), type_of(cache)
+        dims = dims_of(cache)
+        dtype = type_of(cache)
         axis = attribute(node, "axis", -2)
         if dims is not None and len(dims) != 4:
             yield Hit(f"the cache has {len(dims)} axes, not batch, heads, length and head size", node)
@@ -97,7 +98,8 @@ def cache_length(model: LintModel, target: Target) -> Iterator[Hit]:
 
 def cache_binding(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "TensorScatter"):
-        cache, updated = input_at(node, 0), output_at(node, 0)
+        cache = input_at(node, 0)
+        updated = output_at(node, 0)
         if cache is not None and not cache.is_graph_input():
             yield Hit("its cache is computed; it must be an input of the graph", node)
         if updated is not None and not updated.is_graph_output():

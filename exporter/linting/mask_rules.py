@@ -44,9 +44,11 @@ class Step:
 def masks(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type in ("Softmax", "LogSoftmax") and is_standard(node):
-            start, added = input_at(node, 0), False
+            start = input_at(node, 0)
+            added = False
         elif node.op_type == "Attention" and is_standard(node):
-            start, added = input_at(node, 3), is_half(input_at(node, 0))
+            start = input_at(node, 3)
+            added = is_half(input_at(node, 0))
         else:
             continue
         if start is not None:
@@ -72,7 +74,8 @@ def judged(node: ir.Node, start: ir.Value, added: bool, target: Target) -> Itera
 
 def constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]:
     """The lowest number that each constant brings into a softmax's input."""
-    waiting, seen = [Step(start, is_half(start), added, 0)], set()
+    waiting = [Step(start, is_half(start), added, 0)]
+    seen = set()
     while waiting:
         step = waiting.pop()
         if id(step.value) in seen:

@@ -196,7 +196,8 @@ def numbers(value: ir.Value | None) -> Numbers | None:
     """The numbers of a constant that is no weight, as they are written."""
     if value is None:
         return None
-    node, tensor = value.producer(), value.const_value
+    node = value.producer()
+    tensor = value.const_value
     if node is not None and node.op_type == "Constant":
         return constant_numbers(node)
     if node is not None and node.op_type == "ConstantOfShape":
@@ -226,7 +227,8 @@ def constant_numbers(node: ir.Node) -> Numbers | None:
 
 def is_constant(value: ir.Value | None) -> bool:
     """Whether a value depends on no input: a weight, or computed of weights and of known shapes."""
-    waiting, seen = [value], set()
+    waiting = [value]
+    seen = set()
     while waiting:
         value = waiting.pop()
         if value is None or value.is_initializer() or id(value) in seen:

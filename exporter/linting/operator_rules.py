@@ -159,7 +159,8 @@ def constant_inputs(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes if target.plans else ():
         for index in range(1, len(node.inputs)):
             place = (node.op_type, index)
-            name, source = tables.CONSTANT_INPUTS.get(place), ""
+            name = tables.CONSTANT_INPUTS.get(place)
+            source = ""
             if place in tables.CONSTANT_INPUTS_UNTIL:
                 until = tables.CONSTANT_INPUTS_UNTIL[place]
                 name, source = (until[0], until[2]) if target.older_than(*until[1]) else (None, "")

@@ -119,8 +119,10 @@ def zero_points(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or not is_standard(node):
             continue
-        data, zero = type_of(input_at(node, 0)), input_at(node, 2)
-        shifts, scale = numbers(zero), numbers(input_at(node, 1))
+        data = type_of(input_at(node, 0))
+        zero = input_at(node, 2)
+        shifts = numbers(zero)
+        scale = numbers(input_at(node, 1))
         if shifts is not None and np.any(np.asarray(shifts, np.float32)):
             yield Hit("its zero point is not 0: the parser takes symmetric quantization only", node)
         if scale is not None and not np.all(np.asarray(scale, np.float32) > 0):

@@ -61,7 +61,8 @@ def twice(model: LintModel, target: Target) -> Iterator[Hit]:
             read = reader(model, value, files)
             if read is None or value.const_value is None:
                 continue
-            name, size = str(value.name), value.const_value.nbytes / 1e6
+            name = str(value.name)
+            size = value.const_value.nbytes / 1e6
             keys = sampled(value.const_value, read)
             first = next((found[key] for key in keys if key in found), None)
             if first is not None:
@@ -76,7 +77,8 @@ def large_weights(model: LintModel) -> list[ir.Value]:
 
 def reader(model: LintModel, value: ir.Value, files: ExitStack) -> Read | None:
     """Reads bytes of a weight, wherever it lies; None if it cannot be read."""
-    tensor, data = value.const_value, model.inside.get(str(value.name))
+    tensor = value.const_value
+    data = model.inside.get(str(value.name))
     if data is not None:
         return lambda offset, length: data[offset : offset + length]
     if not isinstance(tensor, ir.ExternalTensor):
@@ -101,10 +103,12 @@ def sampled(tensor: ir.TensorProtocol, read: Read) -> list[tuple[object, ...]]:
 
     Nothing if its numbers are all alike, or smaller than a byte.
     """
-    width, shape = int(tensor.dtype.itemsize), tuple(tensor.shape.numpy())
+    width = int(tensor.dtype.itemsize)
+    shape = tuple(tensor.shape.numpy())
     if width < 1 or not shape:
         return []
-    rows, columns = math.prod(shape[:-1]), shape[-1]
+    rows = math.prod(shape[:-1])
+    columns = shape[-1]
     places = np.random.default_rng(0).random((SAMPLES, 2))
     wide = rows <= columns or len(shape) != 2
     low, high = (rows, columns) if wide else (columns, rows)

@@ -28,7 +28,8 @@ def compensated(weight: Array, scale: Array, low: int, top: int, x: Array) -> np
         low, top: the smallest and the largest whole number.
         x: rows that the weight will see.
     """
-    K, shared = len(weight), len(weight) // len(scale)
+    K = len(weight)
+    shared = len(weight) // len(scale)
     hessian = (x.T @ x).astype(np.float64)
     hessian[np.diag_indices(K)] += DAMPING * np.trace(hessian) / K + 1e-12
     order = np.argsort(-np.diag(hessian), kind="stable")

@@ -14,7 +14,8 @@ import onnx_ir as ir
 from .fp16_ranges import FP16_MAX, KEPT, Choice, choose, magnitude
 from .weights import HALVED, SCALED, initializer, lazy
 
-FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
+FLOAT = ir.DataType.FLOAT
+HALF = ir.DataType.FLOAT16
 
 
 class ConvertToFp16(ir.passes.InPlacePass):
@@ -89,9 +90,11 @@ class ConvertToFp16(ir.passes.InPlacePass):
 
 def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     """Multiplies by weights of 2**-shift, and the result by 2**shift; returns the node of the latter."""
-    weight, result = product.inputs[1], product.outputs[0]
+    weight = product.inputs[1]
+    result = product.outputs[0]
     assert weight is not None and weight.const_value is not None and result.name is not None
-    constant, name = weight.const_value, f"{weight.name}{SCALED}{shift}"  # graphs may share it, and differ
+    constant = weight.const_value  # graphs may share it, and differ
+    name = f"{weight.name}{SCALED}{shift}"
     factor = ir.tensor(np.float32(2.0**shift), name=f"{result.name}.factor")
     scaled = lazy(
         lambda: np.ldexp(constant.numpy(), -shift),
@@ -102,10 +105,12 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
         "Mul", [result, initializer(graph, f"{result.name}.factor", factor)], name=f"{product.name}_times"
     )
     full = multiply.outputs[0]
-    full.type, full.shape = ir.TensorType(FLOAT), result.shape
+    full.type = ir.TensorType(FLOAT)
+    full.shape = result.shape
     ir.convenience.replace_all_uses_with(result, full, replace_graph_outputs=True)
     multiply.replace_input_with(0, result)
-    full.name, result.name = result.name, f"{result.name}.scaled"
+    full.name = result.name
+    result.name = f"{result.name}.scaled"
     graph.insert_after(product, multiply)
     multiply.metadata_props.update(
         {name: text for name, text in product.metadata_props.items() if name != KEPT}
@@ -155,7 +160,8 @@ def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
 
 def cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     """Casts a graph output at the very end; the new value takes over the output's name."""
-    name, value.name = value.name, f"{value.name}_{suffix(HALF if dtype == FLOAT else FLOAT)}"
+    name = value.name
+    value.name = f"{value.name}_{suffix(HALF if dtype == FLOAT else FLOAT)}"
     cast = cast_node(value, dtype)
     cast.outputs[0].name = name
     graph.append(cast)

@@ -39,7 +39,8 @@ def drop_reshapes_there_and_back(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type != "Reshape":
             continue
-        inner, there = node.outputs[0], node.inputs[0]
+        inner = node.outputs[0]
+        there = node.inputs[0]
         middle = None if there is None else there.producer()
         if middle is None or middle.op_type != "Reshape":
             continue

@@ -55,7 +55,8 @@ class AddLinearHead(ir.passes.InPlacePass):
             features = states[0]
         else:
             features = self.averaged(self.combined(states), by_name[self.mask])
-        weight, bias = self.constant("weight", self.weight), self.constant("bias", self.bias)
+        weight = self.constant("weight", self.weight)
+        bias = self.constant("bias", self.bias)
         logits = self.add("Gemm", [features, weight, bias], {"transB": 1})
         logits.name = self.output
         logits.shape = ir.Shape([states[0].shape[0] if states[0].shape else None, len(self.bias)])

@@ -17,7 +17,9 @@ from .int8_rows import RowProduct, RowRule
 from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of
 
 # What the constants of a product are called, behind its first parameter's name.
-COLUMNS, SCALE, UNSMOOTHING = ".int8.columns", ".scale", ".unsmoothing"
+COLUMNS = ".int8.columns"
+SCALE = ".scale"
+UNSMOOTHING = ".unsmoothing"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class QuantizeEncoder(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=bool(found))
 
     def replace(self, linears: Linears, product: RowProduct) -> None:
-        name, x = linears.names[0], linears.read
+        name = linears.names[0]
+        x = linears.read
         K, N = product.weight.shape
         if product.smoothing is not None:
             x = self.add("Mul", [x, self.constant(name + UNSMOOTHING, 1 / product.smoothing)])
@@ -112,7 +115,8 @@ class QuantizeEncoder(ir.passes.InPlacePass):
 
     def connect(self, linears: Linears, y: ir.Value) -> None:
         """Gives y (B, T, N) to the readers of the old products; several biases become one."""
-        biases, old = linears.biases(), [node.outputs[0] for node in linears.matmuls]
+        biases = linears.biases()
+        old = [node.outputs[0] for node in linears.matmuls]
         if len(old) == 1:
             parts: Sequence[ir.Value] = [y]
         else:
@@ -127,10 +131,12 @@ class QuantizeEncoder(ir.passes.InPlacePass):
             )
             parts = split.outputs
         for before, after in zip(old, parts, strict=True):
-            after.type, after.shape = before.type, before.shape
+            after.type = before.type
+            after.shape = before.shape
             name = before.name
             ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
-            before.name, after.name = None, name
+            before.name = None
+            after.name = name
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         return initializer(self.graph, name, ir.tensor(array, name=name))

@@ -51,7 +51,8 @@ class RowRule:
     @staticmethod
     def of(x: Array) -> RowRule:
         """For rows like x (M, K)."""
-        low, largest = -min(float(x.min()), 0.0), x.max(axis=1)
+        low = -min(float(x.min()), 0.0)
+        largest = x.max(axis=1)
         if low >= ONE_SIDED * float(largest.max()):
             return RowRule(128, TINY, True)
         zero = round(255 * low / (float(np.median(largest)) + low))
@@ -110,7 +111,8 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
 
     Smoothings are fitted on every other row and judged on the rest.
     """
-    fit, held = x[::2], x[1::2]
+    fit = x[::2]
+    held = x[1::2]
     exact = held @ weight
     best: tuple[float, Array | None] | None = None
     for alpha in (None, *ALPHAS):

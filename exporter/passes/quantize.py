@@ -70,9 +70,12 @@ def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> 
     if K % size:
         raise ValueError(f"a width of {K} is not a multiple of the block of {size}")
     blocks = np.ascontiguousarray(weight, np.float32).reshape(N, K // size, size)
-    low, top, largest = 1 - (1 << (bits - 1)), (1 << (bits - 1)) - 1, extreme(blocks)
+    low = 1 - (1 << (bits - 1))
+    top = (1 << (bits - 1)) - 1
+    largest = extreme(blocks)
     if bits == 4:  # one of 16 steps more: the extreme itself becomes -8
-        low, largest = low - 1, -largest * (top / (top + 1))
+        low = low - 1
+        largest = -largest * (top / (top + 1))
     best: tuple[Array, npt.NDArray[np.int8], Array] | None = None
     for clip in CLIPS[bits]:
         scale = largest * np.float32(clip / top)
@@ -184,7 +187,8 @@ class QuantizeWeights(ir.passes.InPlacePass):
         if (add := bias_of(node)) is not None:  # the product adds it too
             weight = replace(weight, bias=vector_of(add))
             ir.convenience.replace_all_uses_with(add.outputs[0], node.outputs[0], replace_graph_outputs=True)
-            node.outputs[0].name, add.outputs[0].name = add.outputs[0].name, None
+            node.outputs[0].name = add.outputs[0].name
+            add.outputs[0].name = None
             graph.remove(add, safe=True)
         attributes = {"K": K, "bits": blocks.bits, "block_size": blocks.size, "accuracy_level": ACCURACY_INT8}
 

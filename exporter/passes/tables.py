@@ -69,7 +69,9 @@ def replace_by_parts(graph: ir.Graph, node: ir.Node, parts: Sequence[ir.Node]) -
         last = ir.node("Concat", [part.outputs[0] for part in parts], {"axis": -1}, name=f"{node.name}.all")
         graph.insert_before(node, last)
     new = last.outputs[0]
-    new.type, new.shape = old.type, old.shape
+    new.type = old.type
+    new.shape = old.shape
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    new.name, old.name = old.name, None
+    new.name = old.name
+    old.name = None
     graph.remove(node, safe=True)

@@ -129,13 +129,15 @@ def constant_weight(node: ir.Node) -> Weight | None:
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     if any(name in node.attributes and node.attributes[name].value != plain[name] for name in plain):
         return None
-    by_rows, bias = False, None
+    by_rows = False
+    bias = None
     if node.op_type == "Gemm":
         by_rows = node.attributes.get_int("transB", 0) == 1
         bias = node.inputs[2] if len(node.inputs) > 2 else None
     producer = value.producer()
     if producer is not None and is_matrix_transpose(producer) and producer.inputs[0] is not None:
-        value, by_rows = producer.inputs[0], not by_rows
+        value = producer.inputs[0]
+        by_rows = not by_rows
     constant = value.const_value
     if constant is None or len(constant.shape) != 2:
         return None

@@ -71,7 +71,9 @@ class Reference:
     def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         """The likeliest continuation of each prompt, token by token through the cache."""
         padded, valid = pad(prompts, "left")
-        ids, mask, past = torch.from_numpy(padded), torch.from_numpy(valid).long(), None
+        ids = torch.from_numpy(padded)
+        mask = torch.from_numpy(valid).long()
+        past = None
         tokens = []
         for _ in range(steps):
             logits, past = self.model(ids, past, mask)
@@ -87,7 +89,9 @@ class Reference:
         A case has some of the samples, or the context: the mean KL is that of the worst of them.
         """
         rounded = type(self)(self.model, rounding)
-        samples, passages, last = expected.samples, expected.passages, expected.context_logits
+        samples = expected.samples
+        passages = expected.passages
+        last = expected.context_logits
         with rounding.applied(self.model):
             got = []
             for s in samples:
@@ -106,7 +110,8 @@ class HubReference(Reference):
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
-        ids, wanted = torch.tensor([list(tokens)]), torch.arange(len(tokens))[rows]
+        ids = torch.tensor([list(tokens)])
+        wanted = torch.arange(len(tokens))[rows]
         if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
             kept = self.model(ids, use_cache=False, logits_to_keep=wanted).logits[0]
         else:  # those of a whole context may take gigabytes
@@ -120,9 +125,12 @@ class HubReference(Reference):
 
     def continuation(self, prompt: Sequence[int], steps: int) -> list[int]:
         """One prompt's, through the model's own cache."""
-        ids, past, tokens = torch.tensor([list(prompt)]), None, []
+        ids = torch.tensor([list(prompt)])
+        past = None
+        tokens = []
         for _ in range(steps):
             out = self.model(ids, past_key_values=past, use_cache=True)
-            past, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)  # (1, 1)
+            past = out.past_key_values  # (1, 1)
+            ids = out.logits[:, -1].argmax(-1, keepdim=True)
             tokens.append(int(ids))
         return tokens

@@ -133,7 +133,8 @@ def run_model(model: Bert, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor
 
         return run_encoder(model, piece)
     with torch.no_grad():
-        ids, segments = torch.tensor([piece.ids]), torch.tensor([piece.segments])
+        ids = torch.tensor([piece.ids])
+        segments = torch.tensor([piece.segments])
         mask = torch.ones_like(ids)
         states = model.hidden_states(
             ids, segments if model.config.type_vocab_size else None, PaddedAttention(mask)

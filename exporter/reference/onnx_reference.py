@@ -34,7 +34,8 @@ class OnnxGraphs:
     witness = "the graphs that optimum wrote"
 
     def __init__(self, found: Folder) -> None:
-        first, self.layers = found.first or found.model, found.whole(LAYERS) or 0
+        first = found.first or found.model
+        self.layers = found.whole(LAYERS) or 0
         self.model = plain_session(first)
         self.encoder = None if found.encoder is None else plain_session(found.encoder)
 

@@ -80,7 +80,8 @@ def with_linears(model: nn.Module) -> None:
         for name, child in list(module.named_children()):
             if isinstance(child, Conv1D):
                 linear = Linear(*child.weight.shape)
-                linear.weight, linear.bias = Parameter(child.weight.T.contiguous()), child.bias
+                linear.weight = Parameter(child.weight.T.contiguous())
+                linear.bias = child.bias
                 setattr(module, name, linear)
 
 

@@ -135,11 +135,13 @@ class UncachedReference(Reference, ABC):
         return logits[0], np.zeros((0, 0, len(target), 0), np.float32)
 
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
-        beams, states = BeamSearch(1, self.start, search), self.states(source)
+        beams = BeamSearch(1, self.start, search)
+        states = self.states(source)
         rows: list[list[int]] = [[] for _ in range(search.num_beams)]
         while not beams.done:
             rows = [[*row, int(token)] for row, token in zip(rows, beams.tokens, strict=True)]
-            copies, before = beams.advance(self.step(states, rows)[:, -1]), list(rows)
+            copies = beams.advance(self.step(states, rows)[:, -1])
+            before = list(rows)
             for origin, row in copies:
                 rows[row] = before[origin]
         return beams.hypotheses()[0]
@@ -156,7 +158,8 @@ class HubReference(UncachedReference):
 
     @torch.no_grad()
     def step(self, states: Tensor, targets: Sequence[Sequence[int]]) -> Logits:
-        fed, shared = torch.tensor(targets), (states.expand(len(targets), -1, -1),)
+        fed = torch.tensor(targets)
+        shared = (states.expand(len(targets), -1, -1),)
         out = self.model(encoder_outputs=shared, decoder_input_ids=fed, use_cache=False)
         logits: Logits = out.logits.numpy()
         return logits

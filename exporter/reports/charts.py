@@ -13,11 +13,13 @@ from ..verification.fp32_nodes import Fp32Node
 from .tables import figure
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-LEAST, MOST = 1e-12, 1e6  # errors beyond these are drawn on the edge
+LEAST = 1e-12  # errors beyond these are drawn on the edge
+MOST = 1e6
 LABEL_HEIGHT = 14
 Scale: TypeAlias = Callable[[float], float]
 
-LOWEST, HIGHEST = -24, 40  # powers of two; what is beyond them is counted with the last
+LOWEST = -24  # powers of two; what is beyond them is counted with the last
+HIGHEST = 40
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,8 @@ def histogram(nodes: Sequence[Fp32Node]) -> Histogram:
         )
         counts.setdefault(min(max(power, LOWEST), HIGHEST), []).append(magnitude)
     box = Box(8, 24, 412, 132)
-    low, high = min([-2, *counts]), max([17, *counts])
+    low = min([-2, *counts])
+    high = max([17, *counts])
     step = (box.right - box.left) / (high + 1 - low)
     most = max(map(len, counts.values()), default=1)
 

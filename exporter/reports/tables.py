@@ -153,7 +153,9 @@ def cell_of(comparison: Comparison, column: Column, output: str | None = None) -
     if not names:
         return Cell()
     name = max(names, key=lambda name: badness(comparison, name))
-    value, limit, metric = comparison.metrics[name], comparison.limits.get(name), name.rpartition(".")[2]
+    value = comparison.metrics[name]
+    limit = comparison.limits.get(name)
+    metric = name.rpartition(".")[2]
     if metric == "common_prefix":
         return Cell(f"{value} of {comparison.metrics.get(f'{name}_of', '?')}")
     if metric in COUNTS:
@@ -170,7 +172,8 @@ def state_of(share: float) -> str:
 
 def badness(comparison: Comparison, name: str) -> tuple[bool, float, float]:
     """What is worst is largest: what is not finite, then what is nearest to its limit."""
-    value, limit = comparison.metrics[name], comparison.limits.get(name)
+    value = comparison.metrics[name]
+    limit = comparison.limits.get(name)
     if value is None:
         return True, 0.0, 0.0
     size = -float(value) if name.rpartition(".")[2] in MORE_IS_BETTER else float(value)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 SMALLEST_TAKEN = 2**16  # bytes of a weight that a stripped plan leaves out
-OLDEST, FIRST_TYPED = (8, 5), (9, 0)  # versions of TensorRT
+OLDEST = (8, 5)  # versions of TensorRT
+FIRST_TYPED = (9, 0)
 
 # Inputs that the parser passes over in silence, as if the graph did not have them.
 IGNORED_INPUTS = {("Attention", 6): "nonpad_kv_seqlen"}
@@ -165,7 +166,9 @@ def engine_module(engine: str) -> Any:
 
 def present(wanted: Sequence[str]) -> tuple[list[str], str]:
     """The first GPU's compute capability, and the first CUDA of its driver's major version."""
-    major, minor, driver = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    major = ctypes.c_int()
+    minor = ctypes.c_int()
+    driver = ctypes.c_int()
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         failed = (

@@ -23,7 +23,8 @@ class Rewriter:
     """Collects what takes the place of one node."""
 
     def __init__(self, node: NodeProto, types: dict[str, int]) -> None:
-        self.node, self.types = node, types
+        self.node = node
+        self.types = types
         self.made: list[NodeProto] = []
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:

@@ -72,7 +72,9 @@ def profiles_for(
     axes = limited(artifact, max_batch, max_length)
     if not any(spec.role.startswith("past") for spec in artifact.inputs):  # an encoder: one way to call it
         return (completed("encode", axes, artifact),)
-    batch, tokens, past = axes["batch"], axes["tokens"], axes.get("past")
+    batch = axes["batch"]
+    tokens = axes["tokens"]
+    past = axes.get("past")
     # Longer parts run one after the other. Twice the usual prompt fills a GPU, and keeps tokens x
     # total in attention below what prefill needs, and rows x vocabulary of the logits in bounds.
     part = min(2 * tokens[1], tokens[2])

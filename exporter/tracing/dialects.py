@@ -29,7 +29,8 @@ class SlotCache:
 
     def positions(self, input_ids: Tensor) -> Tensor:
         """Position ids (B, T), and the mask of this step, without which nothing is attended to."""
-        T, S = input_ids.shape[1], self.slots[0][0].shape[2]
+        T = input_ids.shape[1]
+        S = self.slots[0][0].shape[2]
         positions = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
         visible = torch.arange(S) <= positions[:, :, None]  # (B, T, S)
         self.bias = torch.where(visible, 0.0, MASKED)[:, None]  # (B, 1, T, S)
@@ -204,7 +205,8 @@ class PortableTargetDecoder(TargetDecoder):
         encoder_attention_mask: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
-        cross, past = rest[: self.cross_count], rest[self.cross_count :]
+        cross = rest[: self.cross_count]
+        past = rest[self.cross_count :]
         source = SourceAttention(pairs(cross), encoder_attention_mask)
         cache = GrowingCache(pairs(past), attention_mask, position_ids)
         return self.outputs(input_ids, cache, source, logit_rows)
@@ -222,7 +224,8 @@ class InplaceTargetDecoder(TargetDecoder):
         encoder_attention_mask: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
-        cross, slots = rest[: self.cross_count], rest[self.cross_count :]
+        cross = rest[: self.cross_count]
+        slots = rest[self.cross_count :]
         # TensorRT's parser takes no Attention that gives its weights too.
         attention = SourceAttention if self.weights else self.source_type
         source = attention(pairs(cross), encoder_attention_mask)
@@ -263,7 +266,8 @@ class PortableEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """The recipe's outputs in order; `rest` is token_type_ids and logit_rows, if the model has them."""
-        config, others = self.model.config, list(rest)
+        config = self.model.config
+        others = list(rest)
         segments = others.pop(0) if config.type_vocab_size else None
         rows = others.pop(0) if "masked_lm" in config.heads else None
         states = self.model.hidden_states(input_ids, segments, PaddedAttention(attention_mask))

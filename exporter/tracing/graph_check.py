@@ -51,7 +51,8 @@ def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence
 
 
 def compare(side: str, values: Sequence[ir.Value], specs: Sequence[TensorSpec]) -> list[str]:
-    names, meant = [value.name for value in values], [spec.name for spec in specs]
+    names = [value.name for value in values]
+    meant = [spec.name for spec in specs]
     if names != meant:
         return [f"{side}s are {names}, meant are {meant}"]
     problems = []

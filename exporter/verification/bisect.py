@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 PYTORCH = "PyTorch"
 # One node's largest error varies more than the logits', which are held to three times the gap. The same
 # graph, converted again, is nearer than PyTorch, which rounds in other places.
-NODE_FACTOR, MODULE_FACTOR = 5.0, 10.0
+NODE_FACTOR = 5.0
+MODULE_FACTOR = 10.0
 CACHE_STEPS = 4  # that a key or value in whole numbers may be off: rounding moves some to the next
 
 
@@ -189,7 +190,8 @@ def distance(got: Array, want: Array) -> float:
     if not (finite := np.isfinite(exact)).all():  # a mask's -inf has to be one
         if not np.array_equal(got[~finite], exact[~finite]):
             return math.inf
-        got, exact = got[finite], exact[finite]
+        got = got[finite]
+        exact = exact[finite]
         if not exact.size:
             return 0.0
     return float(np.abs(got - exact).max()) / max(spread_of(exact), 1e-6)
@@ -259,7 +261,8 @@ def module_bands(
     bands = {}
     for step in range(len(trial.steps)):
         for name, path in results.items():
-            want, near = trial.placed(step, exact, path), trial.placed(step, rounded, path)
+            want = trial.placed(step, exact, path)
+            near = trial.placed(step, rounded, path)
             if want is not None and near is not None:
                 allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * distance(near, want))
                 bands[step, name] = Band(want, allowed, PYTORCH)

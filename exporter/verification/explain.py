@@ -84,7 +84,8 @@ def explain(
             return dataclasses.replace(report, unexplained={artifact.id: why for artifact in failed})
 
     def culprit_of(artifact: Artifact) -> Culprit | None:
-        graph, artifact = load_graph(bundle.path(artifact.file)), as_traced(artifact, full_manifest)
+        graph = load_graph(bundle.path(artifact.file))
+        artifact = as_traced(artifact, full_manifest)
         trial = examiner.trial(bundle, artifact, expected)
         if model is not None and calibration is not None and healthy:
             witnesses = witnesses_of(artifact, trial, healthy[recipe_of(artifact)], model, calibration)

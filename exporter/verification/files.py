@@ -111,7 +111,8 @@ def verify_file(
     Raises:
         VerificationError: a file cannot be read or run, or the inputs do not fit.
     """
-    file, other = OnnxFile.load(path), None if against is None else OnnxFile.load(against)
+    file = OnnxFile.load(path)
+    other = None if against is None else OnnxFile.load(against)
     feeds = read_inputs(inputs, file) if inputs is not None else made_up(file)
     check_feeds(file, feeds)
     if other is not None:
@@ -137,9 +138,12 @@ def verify_file(
         return VerificationReport(False, tuple(itself), witness=f"itself {NODE_BY_NODE}")
     progress(f"verifying {other.path.name}")
     precision = next((n for n in TYPES if n in (file.artifact.precision, other.artifact.precision)), "fp32")
-    want, case = executed(other, feeds), f"{NODE_BY_NODE}, against {other.path.name}"
+    want = executed(other, feeds)
+    case = f"{NODE_BY_NODE}, against {other.path.name}"
     if not alone or isinstance(want, BackendError):
-        nodes, want, case = engine, on_engine(other, feeds), f"against {other.path.name}"
+        nodes = engine
+        want = on_engine(other, feeds)
+        case = f"against {other.path.name}"
         if isinstance(want, BackendError):
             raise VerificationError(f"{other.path} cannot be compared with: {want}")
     lost = rounding_gap(other, feeds) if precision == "fp16" and isinstance(want, dict) else None
@@ -332,7 +336,8 @@ def made_up(file: OnnxFile) -> dict[str, Array]:
     feeds = {}
     for value in inputs_of(file.model.graph):
         shape = [length(dim) for dim in value.shape or ()]
-        name, dtype = str(value.name), np.dtype(dtype_of(value, file.path))
+        name = str(value.name)
+        dtype = np.dtype(dtype_of(value, file.path))
         if dtype.kind == "f":
             feeds[name] = random.standard_normal(shape).astype(dtype)
         elif dtype.kind == "b" or "mask" in name:

@@ -48,10 +48,13 @@ def fp32_nodes(
     def see(node: ir.Node, name: str, array: Array) -> None:
         if KEPT not in node.metadata_props or array.dtype.kind != "f" or not array.size:
             return
-        old, key = found.get(str(node.name)), str(node.name)
-        low, high = float(array.min()), float(array.max())
+        old = found.get(str(node.name))
+        key = str(node.name)
+        low = float(array.min())
+        high = float(array.max())
         if old is not None:
-            low, high = min(low, old.low), max(high, old.high)
+            low = min(low, old.low)
+            high = max(high, old.high)
         choice = Choice.from_text(node.metadata_props[KEPT])
         reason = choice.reason if choice.shift is None else f"{choice.reason}, so scaled by 2^-{choice.shift}"
         found[key] = Fp32Node(key, node.op_type, module_of(node), reason, low, high)

@@ -116,7 +116,8 @@ def keep_checks(
     limits: Mapping[str, Mapping[str, float]],
 ) -> Manifest:
     """Writes golden data and parity.json below `folder`; returns the manifest with each graph's gate."""
-    checks, name = folder / "checks", manifest.export_id[:8]
+    checks = folder / "checks"
+    name = manifest.export_id[:8]
     checks.mkdir(exist_ok=True)
     write_golden(folder / f"{PREFIX}{name}.npz", golden, limits)
     parity = json.dumps(report.to_json(), indent=1, allow_nan=False)

@@ -28,7 +28,8 @@ NORMS = ("LayerNormalization", "RMSNormalization")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
 # Relative: attributes are written in single precision, constants may be in half.
-SINGLE, HALF = 1e-6, 2.0**-11
+SINGLE = 1e-6
+HALF = 2.0**-11
 SCALES_APART = 1.75  # of a cache, from those that real text gives here: other text reaches a little more
 
 
@@ -85,7 +86,8 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
     }
     compared = 0
     for value in model.graph.initializers.values():
-        constant, uses = value.const_value, list(value.uses())
+        constant = value.const_value
+        uses = list(value.uses())
         meant = tensors.get(Stored.by_name(str(value.name)).parameter)
         if constant is None or meant is None or constant.dtype not in FLOATS or not uses:
             continue
@@ -109,7 +111,8 @@ def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float
     for key, attribute in node.attributes.items():
         twin = other.attributes.get(key)
         if twin is not None and attribute.type == twin.type == ir.AttributeType.FLOAT:
-            one, two = attribute.as_float(), twin.as_float()
+            one = attribute.as_float()
+            two = twin.as_float()
             if not math.isclose(one, two, rel_tol=SINGLE):
                 yield key, one, two
 
@@ -127,7 +130,8 @@ def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
 def wrong_scales(graph: ir.Graph) -> Iterator[str]:
     """Attention whose scores are not scaled by 1 / sqrt(head size)."""
     for node in graph:
-        size, scale = head_size(node), attention_scale(node)
+        size = head_size(node)
+        scale = attention_scale(node)
         if size is None or scale is None:
             continue
         meant = size**-0.5
@@ -178,13 +182,12 @@ def attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
 def checked_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str | None]:
     """What is wrong with each weight that is kept as floats, or None."""
     for value in graph.initializers.values():
-        constant, uses = value.const_value, list(value.uses())
+        constant = value.const_value
+        uses = list(value.uses())
         if constant is None or constant.dtype not in FLOATS or not uses:
             continue
-        stored, told_weight = (
-            Stored.by_name(str(value.name)),
-            f"weight {value.name!r} of {told(uses[0].node)}",
-        )
+        stored = Stored.by_name(str(value.name))
+        told_weight = f"weight {value.name!r} of {told(uses[0].node)}"
         if stored.parameter in tensors:
             fault = difference(read(constant), stored.of(tensors[stored.parameter], constant.shape.numpy()))
             yield f"{told_weight} {fault}" if fault else None
@@ -208,7 +211,8 @@ def difference(got: Array, meant: Array, whose: str = "the checkpoint's") -> str
     coarser = min(got.dtype, meant.dtype, key=lambda dtype: dtype.itemsize)
     if np.array_equal(got.astype(coarser), meant.astype(coarser)):
         return ""
-    off, largest = np.abs(got.astype(np.float64) - meant).max(), np.abs(meant).max()
+    off = np.abs(got.astype(np.float64) - meant).max()
+    largest = np.abs(meant).max()
     return f"is not {whose}: off by up to {off:.3g} of {largest:.3g}"
 
 

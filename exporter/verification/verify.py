@@ -338,7 +338,8 @@ def compare_all(
             comparisons.append(Comparison.failed(artifact.id, "ort-cpu", RUNNING, error))
             continue
         if artifact.precision == "fp16":
-            graph, trial = load_graph(bundle.path(artifact.file)), examiner.trial(bundle, artifact, expected)
+            graph = load_graph(bundle.path(artifact.file))
+            trial = examiner.trial(bundle, artifact, expected)
             kept[artifact.id], broken = fp32_nodes(graph, artifact, trial)
             comparisons.append(finite_comparison(artifact, trial, broken))
         give_back_memory()

@@ -20,7 +20,9 @@ PROMPTS = (
     "<|endoftext|>",
     "And the king",
 )
-NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 40
+NEW_TOKENS = 200
+TEMPERATURE = 0.8
+TOP_K = 40
 LOOP = 20  # tokens that come twice
 
 

@@ -203,7 +203,9 @@ def train(model: GPT2LMHeadModel, stream: list[int], args: argparse.Namespace, s
     optimizers = new_optimizers(model, args.learning_rate)
     model.train()
     generator = torch.Generator().manual_seed(seed)
-    start, step, smooth = time.monotonic(), 0, math.log(VOCAB_SIZE)
+    start = time.monotonic()
+    step = 0
+    smooth = math.log(VOCAB_SIZE)
     while True:
         elapsed = time.monotonic() - start
         done = step / args.steps if args.steps else elapsed / (60.0 * args.minutes)
@@ -269,7 +271,8 @@ def model_bits(model: GPT2LMHeadModel, stream: list[int]) -> float:
     """
     data = torch.tensor(stream)
     predicted = len(data) - 1
-    nats, scored = 0.0, 0
+    nats = 0.0
+    scored = 0
     while scored < predicted:
         end = min(predicted, max(CONTEXT, scored + EVAL_STRIDE))
         begin = max(0, end - CONTEXT)

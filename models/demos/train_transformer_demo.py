@@ -118,7 +118,8 @@ class DateModel:
         ids, mask = padded([encoding.ids for encoding in self.source.encode_batch(texts)])
         memory = self.model.encode(ids, PaddedAttention(mask))
         source = SourceAttention(self.model.decoder.keys_values(memory), mask)  # type: ignore[operator]
-        tokens, past = torch.full((len(texts), 1), PAD_ID), None
+        tokens = torch.full((len(texts), 1), PAD_ID)
+        past = None
         rows = [tokens]
         while len(rows) < MAX_LENGTH and not torch.cat(rows, 1).eq(END_ID).any(1).all():
             logits, past = self.model.step(rows[-1], source, past)
@@ -130,7 +131,8 @@ class DateModel:
 
 def new_model() -> DateModel:
     """With random weights."""
-    source, target = source_tokenizer(), target_tokenizer()
+    source = source_tokenizer()
+    target = target_tokenizer()
     config = TransformerConfig(
         source_vocab_size=source.get_vocab_size(),
         target_vocab_size=target.get_vocab_size(),
@@ -191,7 +193,8 @@ def train(dated: DateModel, steps: int, seed: int) -> dict[str, Any]:
     """Train with teacher forcing; returns the facts for training.json."""
     model = dated.model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=1e-9)
-    started, smooth = time.monotonic(), math.log(len(TARGET_LETTERS))
+    started = time.monotonic()
+    smooth = math.log(len(TARGET_LETTERS))
     for step, (ids, mask, labels) in enumerate(islice(batches(dated, seed), steps), start=1):
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * schedule(step / steps)
         start = torch.full((len(labels), 1), PAD_ID)

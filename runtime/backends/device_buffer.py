@@ -43,7 +43,8 @@ class DeviceBuffer:
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
         _, heads, slots, head_size = self.shape
-        device, one = self.memory.device, head_size * self.dtype.itemsize
+        device = self.memory.device
+        one = head_size * self.dtype.itemsize
         if not length:
             return
         with device.turn():
@@ -54,7 +55,8 @@ class DeviceBuffer:
             )
 
     def numpy(self) -> Array:
-        device, array = self.memory.device, np.empty(self.shape, self.dtype)
+        device = self.memory.device
+        array = np.empty(self.shape, self.dtype)
         with device.turn():
             kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
             device.call("cudaMemcpyAsync", array.ctypes.data, self.address, self.nbytes, kind, device.stream)
@@ -112,14 +114,16 @@ class Staging:
 
     def upload(self, shape: Shape) -> None:
         """Starts the copy of the pinned array to the device."""
-        device, to = self.device, self.on_device(shape)
+        device = self.device
+        to = self.on_device(shape)
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
         host = self.on_host(shape).ctypes.data
         device.call("cudaMemcpyAsync", to.address, host, to.nbytes, kind, device.stream)
 
     def download(self, shape: Shape) -> None:
         """Starts the copy from the device to the pinned array."""
-        device, source = self.device, self.on_device(shape)
+        device = self.device
+        source = self.on_device(shape)
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         host = self.on_host(shape).ctypes.data
         device.call("cudaMemcpyAsync", host, source.address, source.nbytes, kind, device.stream)

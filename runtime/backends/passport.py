@@ -139,7 +139,8 @@ def reads(installed: str, built: str) -> bool:
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/engine-compatibility.html
     """
     before = {11: 10, 10: 8}
-    here, then = version_of(installed), version_of(built)
+    here = version_of(installed)
+    then = version_of(built)
     return then <= here and then[0] in (here[0], before.get(here[0]))
 
 

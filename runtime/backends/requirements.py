@@ -13,7 +13,8 @@ from ..errors import BackendUnavailableError
 log = logging.getLogger("planforge")
 
 # The first versions whose CPU provider ran such graphs, of all from 1.20 to 1.31.
-WHOLE_NUMBERS, WHOLE_NUMBER_CACHE = (1, 23), (1, 27)
+WHOLE_NUMBERS = (1, 23)
+WHOLE_NUMBER_CACHE = (1, 27)
 CPUINFO = Path("/proc/cpuinfo")
 VNNI = {"avx512_vnni", "avx_vnni"}
 # Exact kernels instead of fast ones, on a processor with VNNI too, where int8 would take twice as long.

@@ -77,7 +77,11 @@ class TensorRtProgram:
         way_out: Callable[[str, int, int], str],
         weights: Mapping[str, DeviceBuffer],
     ) -> None:
-        self.trt, self.engine, self.device, self.name, self.way_out = trt, engine, device, name, way_out
+        self.trt = trt
+        self.engine = engine
+        self.device = device
+        self.name = name
+        self.way_out = way_out
         self.cache = cache
         self.closed = False
         device.programs += 1

@@ -140,7 +140,8 @@ class Plan:
             if isinstance(axis, int):
                 return axis
             ranges = [Axis(axis.name, *lengths.list_of(axis.name, int)) for lengths in profiles]
-            low, high = min(r.min for r in ranges), max(r.max for r in ranges)
+            low = min(r.min for r in ranges)
+            high = max(r.max for r in ranges)
             return high if axis.name == SLOTS else Axis(axis.name, low, max(low, min(axis.opt, high)), high)
 
         inputs = tuple(replace(s, axes=tuple(map(axis_of, s.axes))) for s in artifact.inputs)

@@ -28,7 +28,8 @@ def diagnosis_tables(found: Diagnosis) -> list[RenderableType]:
 
 def machine_rows(facts: Facts) -> list[tuple[str, str]]:
     """Processor, memory, and the board of a Jetson."""
-    cpu, memory = facts.processor, facts.memory
+    cpu = facts.processor
+    memory = facts.memory
     cores = f"{cpu.physical_cores} physical of {cpu.logical_cores} logical cores"
     limit = "" if cpu.cgroup_limit is None else f", cgroup limit {cpu.cgroup_limit:g}"
     features = ", ".join(f"{name} {'yes' if has else 'no'}" for name, has in cpu.features.items())

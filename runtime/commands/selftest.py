@@ -54,9 +54,11 @@ def selftest_table(name: str, result: SelftestResult) -> RenderableType:
 
 
 def row_of(comparison: Comparison) -> list[str]:
-    metrics, limits = comparison.metrics, comparison.limits
+    metrics = comparison.metrics
+    limits = comparison.limits
     name = max(limits, key=lambda each: share_of(metrics[each], limits[each]))
-    value, tokens = metrics[name], metrics.get("common_prefix")
+    value = metrics[name]
+    tokens = metrics.get("common_prefix")
     return [
         comparison.artifact,
         comparison.case,

@@ -273,7 +273,8 @@ class BeamSearch:
         return [finished[: self.search.n_best] for finished in self._finished]
 
     def _advance_source(self, source: int, first: int, logits: Logits) -> list[tuple[int, int]]:
-        n, finished = self.search.num_beams, self._finished[source]
+        n = self.search.num_beams
+        finished = self._finished[source]
         prompt_length = self._prompt_lengths[source]
         length = (
             len(self.histories[first]) - prompt_length + 1
@@ -324,7 +325,8 @@ class BeamSearch:
         staying = {extension.row for extension in running}
         dead = [row for row in range(first, first + self.search.num_beams) if row not in staying]
         self._sums[dead] = -np.inf
-        copies, placed = [], []
+        copies = []
+        placed = []
         for rank, extension in enumerate(running):
             row = extension.row
             if row in staying:
@@ -345,7 +347,8 @@ class BeamSearch:
 
     def _candidates(self, source: int, first: int, logits: Logits) -> list[Extension]:
         """The best continuations of a source, best first, and enough of them that num_beams go on."""
-        n, V = self.search.num_beams, logits.shape[1]
+        n = self.search.num_beams
+        V = logits.shape[1]
         rows = slice(first, first + n)
         room = self._buffer(V)
         scores = room[:n, :V]
@@ -358,7 +361,8 @@ class BeamSearch:
             penalty = self.search.repetition_penalty
             log_sums = penalize(scores, room[n, :V], self.histories[rows], penalty, as_logprobs=n > 1)
             highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)
-        constraints, limit = self.search.constraints, self._limits[source]
+        constraints = self.search.constraints
+        limit = self._limits[source]
         prompt_length = self._prompt_lengths[source]
         if constraints.renormalize:
             constrain(scores, self.histories[rows], constraints, limit, prompt_length)

@@ -149,7 +149,8 @@ class GrowingCache:
         B, T = ids.shape
         self.check_room(T)
         moved = self.moved_together(T) if self.forgotten else {}
-        past, total = self.columns, self.columns + T
+        past = self.columns
+        total = self.columns + T
         self.mask[:, past:total] = valid
         mask = self.mask[:, :total]
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
@@ -195,7 +196,8 @@ class GrowingCache:
         shapes = {name: cache_shape(spec, len(self.mask), self.columns) for name, _, spec in self.names}
         past = {name: self.past[name].view(shape).numpy()[:, :, seen] for name, shape in shapes.items()}
         self.mask[:, : len(seen)] = self.mask[:, seen]
-        self.columns, self.forgotten = len(seen), 0
+        self.columns = len(seen)
+        self.forgotten = 0
         return past
 
 
@@ -333,7 +335,8 @@ def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int
     Raises:
         MemoryLimitError: says what is needed, what is free, and what would fit.
     """
-    needed, free = cache_bytes(artifact, batch, capacity), program.free_memory()
+    needed = cache_bytes(artifact, batch, capacity)
+    free = program.free_memory()
     if free is None or needed <= free:
         return
     rows = free // cache_bytes(artifact, 1, capacity)

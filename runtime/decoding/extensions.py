@@ -54,7 +54,9 @@ def best_candidates(
     rows, columns = np.nonzero((peaks >= border) & (peaks > -np.inf))
     totals = add_terms(blocks[rows, :, columns], terms[rows, None])  # (blocks that count, BLOCKS_OF)
     which, lines = np.nonzero((totals >= border) & (totals > -np.inf))
-    found, rows, tokens = totals[which, lines], rows[which], lines * width + columns[which]
+    found = totals[which, lines]
+    rows = rows[which]
+    tokens = lines * width + columns[which]
     order = np.lexsort((tokens, ranks[rows], -found))[:count]
     return [Extension(found[i], int(rows[i]), int(tokens[i])) for i in order]
 

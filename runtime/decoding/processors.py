@@ -98,7 +98,8 @@ def keep_top_p(row: Float32, top_p: float) -> None:
     cumulative = np.cumsum(weights / weights.sum(), dtype=np.float64).astype(np.float32)
     removed = int(np.searchsorted(cumulative, np.float32(1 - top_p), side="right"))
     removed = min(removed, len(ascending) - 1)  # the likeliest always stays
-    border, kept = ascending[removed], len(ascending) - removed
+    border = ascending[removed]
+    kept = len(ascending) - removed
     ties = candidates[row[candidates] == border]
     above = int(np.count_nonzero(row > border))
     row[row < border] = -np.inf

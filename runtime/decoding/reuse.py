@@ -35,7 +35,8 @@ class PromptReuse:
         try:
             held, run = self._kept.pop()
         except IndexError:
-            held, run = (), start()
+            held = ()
+            run = start()
         known = common_length(held, history[:-1])
         run.truncate(known)
         try:

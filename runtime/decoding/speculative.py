@@ -8,7 +8,8 @@ SIZES = (16, 8, 5, 3, 2)  # of the n-grams that are looked up, the longest first
 MOST_DRAFTS = 16
 # A draft costs time, which a wrong one loses. So a match must have 2 tokens, and 3 after a draft of which
 # nothing was right: text that repeats nothing has matches of 2 all the time.
-LEAST_MATCH, LEAST_AFTER_FAILURE = 2, 3
+LEAST_MATCH = 2
+LEAST_AFTER_FAILURE = 3
 
 
 class PromptLookup:
@@ -66,7 +67,8 @@ class PromptLookup:
 
     def _match(self, start: int) -> int:
         """How many tokens before `start` are those at the end, up to `MOST_DRAFTS`."""
-        history, length = self.history, 0
+        history = self.history
+        length = 0
         while length < min(MOST_DRAFTS, start) and history[start - 1 - length] == history[-1 - length]:
             length += 1
         return length

@@ -28,7 +28,9 @@ from ..errors import InputError, PlanForgeError
 from ..opening import check_whole
 from .bench_work import Work
 
-ROUNDS, MOST_ROUNDS, SECONDS = 5, 50, 3.0  # as many rounds as fill the seconds, at least and at most
+ROUNDS = 5  # as many rounds as fill the seconds, at least and at most
+MOST_ROUNDS = 50
+SECONDS = 3.0
 READ_BYTES = 256 * 2**20  # more than the processor's caches hold
 EXACTNESS = ("fp32", "fp16", "fp32-kv8", "int8", "int8-kv8", "int4", "int4-kv8")  # the most exact first
 LEAST_GAIN = 1.02  # of speed; less is not worth a less exact precision
@@ -80,7 +82,8 @@ class Case:
     @property
     def spread(self) -> float:
         """Half of the range from p25 to p75 as a share of the median: 0.01 where rounds vary by 1 %."""
-        low, high = self.tokens_per_s_range["p25"], self.tokens_per_s_range["p75"]
+        low = self.tokens_per_s_range["p25"]
+        high = self.tokens_per_s_range["p75"]
         return (high - low) / 2 / self.tokens_per_s
 
 
@@ -251,7 +254,8 @@ def bench(
 
 def case_of(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
     """The figures of one process's rounds; `read` is the memory's bandwidth in bytes/s."""
-    facts, rounds = process.facts, process.rounds
+    facts = process.facts
+    rounds = process.rounds
     seconds = [one["seconds"] for one in rounds]
     gaps = [gap for one in rounds for gap in one["inter_token_ms"]]
     first = [one["ttft_ms"] for one in rounds if one["ttft_ms"] is not None]

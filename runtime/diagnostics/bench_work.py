@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from ..generate.text_generator import TextGenerator
     from ..translate.translator import Translator
 
-DECODER_PROMPT, ENCODER_PROMPT, NEW_TOKENS = 32, 128, 64
+DECODER_PROMPT = 32
+ENCODER_PROMPT = 128
+NEW_TOKENS = 64
 # Jane Austen, Pride and Prejudice.
 TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune, must be
 in want of a wife. However little known the feelings or views of such a man may be on his first entering a
@@ -109,7 +111,8 @@ class Generating:
     """Greedy generation that no end token ends."""
 
     def __init__(self, model: TextGenerator, work: Work) -> None:
-        self.model, self.batch = model, work.batch
+        self.model = model
+        self.batch = work.batch
         self.prompt, self.new_tokens = decoding_lengths(work, model.max_length, together=True)
         check_batch(work.batch, model.max_batch)
         self.artifacts: tuple[Artifact, ...] = (model.artifact,)
@@ -159,7 +162,8 @@ class Embedding:
     def __init__(self, model: TextEncoder, work: Work) -> None:
         if work.new_tokens is not None:
             raise InputError("an encoder generates nothing: new_tokens is no setting of this bundle")
-        self.model, self.batch = model, work.batch
+        self.model = model
+        self.batch = work.batch
         longest = model.defaults.max_length
         self.prompt = checked_length("prompt_tokens", work.prompt_tokens, ENCODER_PROMPT, longest)
         self.new_tokens = 0
@@ -189,7 +193,8 @@ def passage(count: Callable[[str], int], tokens: int, start: int) -> str:
     start = start * 7 % len(WORDS)
     words = islice(cycle([*WORDS[start:], *WORDS[:start]]), tokens)  # each is a token at least
     text = " ".join(words)
-    low, high = 1, len(text)
+    low = 1
+    high = len(text)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if count(text[:middle]) <= tokens else (low, middle - 1)

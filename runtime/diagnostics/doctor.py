@@ -16,7 +16,8 @@ from .machine import Graphics, Memory, Processor, graphics, memory, processor
 from .packages import DISTRIBUTIONS, OnnxRuntime, Package, installed, major_of, onnxruntime
 
 OLDEST_CUDA = 12  # that cuda-bindings and the engines are made for
-FIRST_TURING_ONLY, TURING = 11, 75  # TensorRT from 11 on wants this architecture or a newer one
+FIRST_TURING_ONLY = 11  # TensorRT from 11 on wants this architecture or a newer one
+TURING = 75
 NO_GPU = "no NVIDIA GPU or driver was found"
 NEW_DRIVER = "install NVIDIA's driver 580 or newer, which has CUDA 13, and restart"
 # ONNX Runtime's packages with CUDA, and all they load of it: from 1.27 on they are made for CUDA 13.
@@ -85,7 +86,8 @@ def diagnose(root: Path = ROOT) -> Diagnosis:
 
 def examine(root: Path = ROOT) -> Facts:
     """What this machine has. A fact that can't be found is None."""
-    board, card = jetson(root), graphics(root)
+    board = jetson(root)
+    card = graphics(root)
     return Facts(
         planforge=importlib.metadata.version("planforge"),
         python=platform.python_version(),
@@ -129,7 +131,8 @@ def no_cuda(facts: Facts) -> Obstacle | None:
 
 def not_for_rtx(facts: Facts) -> Obstacle | None:
     """TensorRT-RTX is for some GPUs in x86-64 machines."""
-    architecture, sms = facts.processor.architecture, LIBRARIES["tensorrt-rtx"].sms
+    architecture = facts.processor.architecture
+    sms = LIBRARIES["tensorrt-rtx"].sms
     present = [gpu.sm or "a GPU of unknown architecture" for gpu in facts.graphics.gpus]
     if architecture.lower() in ("x86_64", "amd64") and set(sms) & set(present):
         return None
@@ -150,7 +153,8 @@ def lacks(library: str) -> Check:
     """The check of a TensorRT's module and of CUDA's."""
 
     def check(facts: Facts) -> Obstacle | None:
-        engine, bindings = facts.package(LIBRARIES[library].module), facts.package("cuda.bindings")
+        engine = facts.package(LIBRARIES[library].module)
+        bindings = facts.package("cuda.bindings")
         driver = cuda_of(facts)
         for package in (engine, bindings):
             if driver and package.cuda and package.cuda > driver:
@@ -180,16 +184,20 @@ def instead_of(package: Package, library: str, facts: Facts) -> str:
 
 def to_install(library: str, absent: Sequence[str], facts: Facts) -> str:
     """The commands that install a TensorRT, CUDA's bindings, or both."""
-    driver, steps, packages = cuda_of(facts), [], []
+    driver = cuda_of(facts)
+    steps = []
+    packages = []
     if library in absent and facts.jetson:
         steps = ["sudo apt install nvidia-jetpack", "/usr/bin/python3 -m venv --system-site-packages .venv"]
-        packages, absent = ["planforge"], ["cuda-bindings"]  # in that .venv, which sees JetPack's TensorRT
+        packages = ["planforge"]  # in that .venv, which sees JetPack's TensorRT
+        absent = ["cuda-bindings"]
     elif library in absent and driver == 12 and library == "tensorrt":
         packages = ["tensorrt-cu12"]  # `tensorrt` is for CUDA 13
     elif library in absent:
         packages = [f"'planforge[{library}]'"]
         if driver == 12:
-            steps, driver = [NEW_DRIVER], 13
+            steps = [NEW_DRIVER]
+            driver = 13
     if "cuda-bindings" in absent:
         packages.append(f"'cuda-bindings=={driver}.*'" if driver else "cuda-bindings")
     where = "in it " if "planforge" in packages else ""
@@ -198,7 +206,8 @@ def to_install(library: str, absent: Sequence[str], facts: Facts) -> str:
 
 def no_onnxruntime(facts: Facts) -> Obstacle | None:
     """Where not even the CPU's engine runs."""
-    package, error = facts.package("onnxruntime"), facts.onnxruntime.error
+    package = facts.package("onnxruntime")
+    error = facts.onnxruntime.error
     if not package.versions:
         return "onnxruntime is not installed", "pip install 'planforge[cpu]'"
     if error:
@@ -209,7 +218,9 @@ def no_onnxruntime(facts: Facts) -> Obstacle | None:
 
 def no_cuda_provider(facts: Facts) -> Obstacle | None:
     """Where ONNX Runtime runs on the CPU alone."""
-    package, runtime, driver = facts.package("onnxruntime"), facts.onnxruntime, cuda_of(facts)
+    package = facts.package("onnxruntime")
+    runtime = facts.onnxruntime
+    driver = cuda_of(facts)
     wheel = f"pip install {CUDA_12_WHEEL if driver == 12 else CUDA_13_WHEEL}"
     if facts.jetson and facts.jetson.jetpack:
         wheel = (
@@ -230,7 +241,8 @@ def no_cuda_provider(facts: Facts) -> Obstacle | None:
 
 def no_bindings(facts: Facts) -> Obstacle | None:
     """Where CUDA's bindings, which keep the cache on the GPU, are missing or too new."""
-    bindings, driver = facts.package("cuda.bindings"), cuda_of(facts)
+    bindings = facts.package("cuda.bindings")
+    driver = cuda_of(facts)
     remedy = to_install("", ["cuda-bindings"], facts)
     if not bindings.versions:
         return "cuda-bindings is not installed", remedy

@@ -19,7 +19,8 @@ ARM_FEATURES = ("asimd", "fphp", "asimddp", "i8mm")
 
 COMMAND_SECONDS = 10
 COLUMNS = "index,name,compute_cap,memory.total,driver_version"
-NVIDIA, DISPLAY = "0x10de", "0x03"  # a PCI device's vendor, and what its class begins with
+NVIDIA = "0x10de"  # a PCI device's vendor, and what its class begins with
+DISPLAY = "0x03"
 
 
 @dataclass(frozen=True)

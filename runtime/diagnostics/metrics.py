@@ -161,10 +161,12 @@ def measure(got: Logits, want: Logits) -> Metrics:
     finite = bool(np.isfinite(got).all() and np.isfinite(want).all())
     if not finite:
         return Metrics(math.nan, math.nan, math.nan, 0.0, 0.0, math.inf, False, len(want))
-    best, chosen = want.argmax(-1), got.argmax(-1)
+    best = want.argmax(-1)
+    chosen = got.argmax(-1)
     rows = np.arange(len(want))
     margins = want[rows, best] - want[rows, chosen]
-    errors, scale = np.abs(got - want), scale_of(want)
+    errors = np.abs(got - want)
+    scale = scale_of(want)
     return Metrics(
         max_error=float(errors.max()) / scale,
         mean_error=float(errors.mean()) / scale,
@@ -195,7 +197,8 @@ def measure_vectors(
     """
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
         return VectorMetrics(math.nan, math.nan, math.nan, False, len(want))
-    a, b = got.astype(np.float64), want.astype(np.float64)
+    a = got.astype(np.float64)
+    b = want.astype(np.float64)
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
     cosines[~a.any(-1) & ~b.any(-1)] = 1.0  # both are zero

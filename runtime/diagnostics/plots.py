@@ -86,7 +86,8 @@ def draw_bench(result: BenchResult, path: Path) -> None:
         axes.set_xticks([])
         axes.tick_params(length=0, labelleft=place == 1)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
-    first, where = cases[0], result.environment
+    first = cases[0]
+    where = result.environment
     generated = f" + {first.new_tokens} new" if first.new_tokens else ""
     figure.suptitle(
         f"{where['cpu']}, {where['threads']} threads: {first.prompt}{generated} tokens, batch {first.batch}",

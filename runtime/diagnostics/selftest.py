@@ -166,7 +166,8 @@ def of_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[S
     """A decoder: prompts through its cache, greedy text, a full context."""
     from .golden import decoders
 
-    golden, artifact = decoders.from_arrays(arrays), model.decoder.artifact
+    golden = decoders.from_arrays(arrays)
+    artifact = model.decoder.artifact
     cases = decoders.cases(model.decoder, golden, limits[artifact.precision], model.tokenizer)
     return [Subject(artifact, cases, decoders.skipped(artifact, golden))]
 
@@ -175,7 +176,8 @@ def of_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subje
     """An encoder: every output, alone and in a padded batch."""
     from .golden import encoders
 
-    golden, artifact = encoders.from_arrays(arrays), model.encoder.artifact
+    golden = encoders.from_arrays(arrays)
+    artifact = model.encoder.artifact
     cases = encoders.cases(model.encoder, golden, limits[artifact.precision])
     return [Subject(artifact, cases, encoders.skipped(artifact, golden))]
 
@@ -193,7 +195,8 @@ def of_translator(model: Translator, arrays: Arrays, limits: Limits) -> list[Sub
     tokenizers = model.source_tokenizer, model.target_tokenizer
     engine = Engine(model.encoder, model.decoder, start, tokenizers)
     golden = translations.from_arrays(arrays)
-    encoder, decoder = engine.encoder.artifact, engine.decoder.artifact
+    encoder = engine.encoder.artifact
+    decoder = engine.decoder.artifact
     skipped = translators.skipped(engine, golden)
 
     def subject(artifact: Artifact, cases: Mapping[str, Case]) -> Subject:

@@ -47,7 +47,8 @@ def answers_of(
         if not len(body):
             continue
         places = np.r_[0, position : position + len(body)]
-        starts, ends = softmax(start[places]), softmax(end[places])
+        starts = softmax(start[places])
+        ends = softmax(end[places])
         no_answer = min(no_answer, float(starts[0] * ends[0]))
         scores = np.triu(np.outer(starts[1:], ends[1:]))
         scores = np.tril(scores, max_tokens - 1)

@@ -116,7 +116,8 @@ class Encoder:
         """Return the outputs of sequences that run together, padded to the longest."""
         T = max(len(piece) for piece in pieces)
         ids = np.full((len(pieces), T), self.pad, np.int64)
-        mask, segments = np.zeros_like(ids), np.zeros_like(ids)
+        mask = np.zeros_like(ids)
+        segments = np.zeros_like(ids)
         for b, piece in enumerate(pieces):
             ids[b, : len(piece)] = piece.ids
             mask[b, : len(piece)] = 1
@@ -137,7 +138,8 @@ class Encoder:
         for b, piece in enumerate(pieces):
             row: list[Array] = []
             for spec in specs:
-                array, axes = outputs[spec.name], spec.axis_names()
+                array = outputs[spec.name]
+                axes = spec.axis_names()
                 if axes[0] == "rows":
                     assert rows is not None
                     row.append(array[ends[b] - len(rows[b]) : ends[b]])

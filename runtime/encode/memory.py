@@ -75,12 +75,17 @@ def sections(
     """
     begin = 0
     while begin < len(lengths):
-        end, longest, logits, needed = begin, 0, 0, 0
+        end = begin
+        longest = 0
+        logits = 0
+        needed = 0
         while end < len(lengths):
-            longest, logits = max(longest, lengths[end]), logits + rows[end]
+            longest = max(longest, lengths[end])
+            logits = logits + rows[end]
             more = section_bytes(config, specs, end + 1 - begin, longest, logits)
             if end > begin and more > available:
                 break
-            end, needed = end + 1, more
+            end = end + 1
+            needed = more
         yield range(begin, end), needed
         begin = end

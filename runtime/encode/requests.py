@@ -70,7 +70,9 @@ class RequestRunner:
         Results come in the order of the items, each as soon as it and those before it are computed.
         Progress is reported after each batch.
         """
-        done, shortened, dropped = 0, 0, 0
+        done = 0
+        shortened = 0
+        dropped = 0
         with reading.progress as progress:
             for chunk in chunks(items, reading.read_ahead):
                 requests = self.requests(chunk, reading, done)
@@ -109,7 +111,8 @@ class RequestRunner:
             results: dict[int, R] = {}
             for index, arrays in batch.items():
                 place = owners[index]
-                request, computed = requests[place], outputs[place]
+                request = requests[place]
+                computed = outputs[place]
                 computed[index] = arrays
                 if len(computed) == len(request.fitted.pieces):
                     results[place] = finish(request, [computed[i] for i in sorted(computed)])

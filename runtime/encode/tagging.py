@@ -36,7 +36,8 @@ def entities_of(
     """
     entities: list[Entity] = []
     scores: list[float] = []  # of the words of the last entity
-    kind, previous_word = OUTSIDE, None
+    kind = OUTSIDE
+    previous_word = None
     for t, word in enumerate(words):
         start, end = offsets[t]
         if word == previous_word and word is not None:
@@ -56,7 +57,8 @@ def entities_of(
             scores.append(score)
             entities[-1] = stretched(entities[-1], text, end, scores)
         else:
-            kind, scores = name, [score]
+            kind = name
+            scores = [score]
             entities.append(Entity(name, score, text[start:end], start, end))
     return tuple(entities)
 

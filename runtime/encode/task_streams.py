@@ -62,7 +62,8 @@ class TaskStreams(RequestRunner):
 
     def embed(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[Embedding]:
         reading = self.reading(options, EmbedOptions, "head")
-        pooling, normalize = options.get("pooling"), options.get("normalize")
+        pooling = options.get("pooling")
+        normalize = options.get("normalize")
         if pooling is not None:
             check_choice("pooling", pooling, POOLINGS)
         last = self.need_states("embed")
@@ -116,7 +117,8 @@ class TaskStreams(RequestRunner):
 
         def finish(request: TextRequest, outputs: Outputs) -> Features:
             states = [combined(arrays, layers) for arrays in outputs]
-            encoding, pieces = request.first, request.fitted.pieces
+            encoding = request.first
+            pieces = request.fitted.pieces
             places = best_window(pieces, len(encoding))
             kept = [t for t, (piece, _) in enumerate(places) if piece >= 0]
             spots = [(0, 0), *(places[t] for t in kept), (len(pieces) - 1, len(pieces[-1]) - 1)]
@@ -147,7 +149,8 @@ class TaskStreams(RequestRunner):
     def classify(self, texts: Iterable[Item], options: EncoderOptions) -> Iterator[Classification]:
         reading = self.reading(options, EncoderOptions, "head")
         self.need_head("classify", "sequence_classification")
-        labels, kind = self.defaults.labels, self.defaults.problem_type
+        labels = self.defaults.labels
+        kind = self.defaults.problem_type
 
         def finish(request: TextRequest, outputs: Outputs) -> Classification:
             logits = np.stack([array for (array,) in outputs])  # (windows, C)
@@ -240,7 +243,8 @@ class TaskStreams(RequestRunner):
             for t, (piece, position) in enumerate(best_window(request.fitted.pieces, len(shares))):
                 if piece >= 0:
                     shares[t] = softmax(outputs[piece][0][position])
-            text, encoding = request.item[0], request.first
+            text = request.item[0]
+            encoding = request.first
             entities = entities_of(text, shares, encoding.offsets, encoding.words, labels)
             return Tags(entities, request.fitted.dropped)
 
@@ -248,7 +252,8 @@ class TaskStreams(RequestRunner):
 
     def answer(self, pairs: Iterable[Item], options: AnswerOptions) -> Iterator[Answers]:
         reading = self.reading(options, AnswerOptions, "windows")
-        n_best, max_answer_tokens = options.get("n_best", 1), options.get("max_answer_tokens", 30)
+        n_best = options.get("n_best", 1)
+        max_answer_tokens = options.get("max_answer_tokens", 30)
         self.need_head("answer", "question_answering")
         for name, value in (("n_best", n_best), ("max_answer_tokens", max_answer_tokens)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -80,7 +80,8 @@ class Generation:
 def generation(row: Row, seconds: Sequence[float]) -> Generation:
     """The answer of a row that has a finish reason, after steps of so many seconds."""
     assert row.finish_reason is not None
-    prefill, decode = seconds[0], sum(seconds[1:])
+    prefill = seconds[0]
+    decode = sum(seconds[1:])
     return Generation(
         text="".join(row.pieces),
         token_ids=tuple(row.token_ids),

@@ -24,7 +24,8 @@ def batches(
         Indices into `lengths`, a list per batch, each index once; shorter sequences first.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    cost, begin = [0], [0]  # of the best grouping of the first n, and where its last batch begins
+    cost = [0]  # of the best grouping of the first n, and where its last batch begins
+    begin = [0]
     for n in range(1, len(order) + 1):
         longest = lengths[order[n - 1]]
         rows = max(1, min(max_batch, n, budget // max(1, longest)))

@@ -33,7 +33,8 @@ CALL_STEPS = 10
 MAX_LENGTH = 2**24  # characters of what is rendered, elements of what operators make
 MAX_BITS = 4096  # of whole numbers that operators make
 # Filters that no template can name: what is between these loops and operators and their operands.
-COUNTED, JOINED = "counted steps", "joined texts"
+COUNTED = "counted steps"
+JOINED = "joined texts"
 
 
 class ChatTemplate:
@@ -76,7 +77,8 @@ class ChatTemplate:
             BundleError: the template tries what it may not, or more than the limits allow.
             InputError: it refuses these messages, or cannot be rendered with them.
         """
-        pieces, length = [], 0
+        pieces = []
+        length = 0
         try:
             with self._lock:
                 self._environment.steps = 0

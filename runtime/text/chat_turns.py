@@ -47,7 +47,8 @@ def cut_chat(
         dropped = {index for turn in turns[:count] for index in turn}
         return encode([message for index, message in enumerate(messages) if index not in dropped])
 
-    fewest, most = 1, len(turns) - 1
+    fewest = 1
+    most = len(turns) - 1
     while fewest < most:  # a conversation that lost more turns is shorter
         middle = (fewest + most) // 2
         if len(encode_without(middle)) <= limit:

@@ -6,7 +6,8 @@ from ..errors import ManifestError
 from .piece_tokenizer import PieceTokenizer
 from .tokenizer import Tokenizer
 
-PLAIN, PIECES = "plain", "pieces"  # a tokenizer.json as it is; SentencePiece with another's numbering
+PLAIN = "plain"  # a tokenizer.json as it is; SentencePiece with another's numbering
+PIECES = "pieces"
 KINDS = (PLAIN, PIECES)
 
 

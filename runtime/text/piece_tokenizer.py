@@ -258,7 +258,8 @@ class Charsmap:
             unit = units[node]
             node ^= _step(unit)
             if unit >> 8 & 1 and node < len(units):
-                length, offset = index + 1 - start, units[node] & 0x7FFFFFFF
+                length = index + 1 - start
+                offset = units[node] & 0x7FFFFFFF
         return length, offset
 
 
@@ -280,7 +281,8 @@ class Lattice:
 
     def pieces(self, text: str) -> list[str]:
         """The pieces of a text; unknown characters in a row are one piece."""
-        scores, size = self._scores, len(text)
+        scores = self._scores
+        size = len(text)
         best = array("f", [-math.inf]) * (size + 1)  # of single precision, as ties depend on it
         best[0] = 0
         starts = [0] * (size + 1)
@@ -298,7 +300,8 @@ class Lattice:
         return self._cut(text, starts)
 
     def _cut(self, text: str, starts: Sequence[int]) -> list[str]:
-        cuts, joins = [len(text)], False
+        cuts = [len(text)]
+        joins = False
         end = len(text)
         while end:
             start = starts[end]
@@ -307,7 +310,8 @@ class Lattice:
                 cuts[-1] = start
             else:
                 cuts.append(start)
-            end, joins = start, unknown
+            end = start
+            joins = unknown
         cuts.reverse()
         return [text[start:end] for start, end in itertools.pairwise(cuts)]
 

@@ -87,7 +87,8 @@ def chunks(items: Iterable[ItemT], most: int) -> Iterator[list[ItemT]]:
         characters += len(item) if isinstance(item, str) else sum(map(len, item))
         if len(chunk) == most or characters >= READ_AHEAD_CHARACTERS:
             yield chunk
-            chunk, characters = [], 0
+            chunk = []
+            characters = 0
     if chunk:
         yield chunk
 

@@ -66,7 +66,8 @@ class TextStream:
         if text.endswith(REPLACEMENT) and not final:
             return ""
         before = self._tokenizer.decode(self._shown)
-        self._shown, self._held = self._held, []
+        self._shown = self._held
+        self._held = []
         return text[len(before) :]
 
 
@@ -116,7 +117,8 @@ class StopStrings:
         matches = [(at + len(string), at) for string, at in starts.items() if at >= 0]
         if matches:
             end, start = min(matches)
-            self._found, self._held = text[start:end], ""
+            self._found = text[start:end]
+            self._held = ""
             return text[:start]
         shown = len(text) - max((_overlap(text, string) for string in self._strings), default=0)
         self._held = text[shown:]
@@ -124,7 +126,8 @@ class StopStrings:
 
     def finish(self) -> str:
         """Give what was held back: the text ended before it became a stop string."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 

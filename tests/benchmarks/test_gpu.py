@@ -34,7 +34,8 @@ from ..helpers.models import edit_json
 from ..helpers.translation import SENTENCES
 
 SYSTEMS = "benchmarks.gpu.systems"
-CPU, CPU_PROVIDER = {"device": "cpu"}, {"provider": "CPUExecutionProvider"}
+CPU = {"device": "cpu"}
+CPU_PROVIDER = {"provider": "CPUExecutionProvider"}
 COMPILED = {**CPU, "compiled": True, "backend": "eager"}  # traced as for a GPU, and not turned into kernels
 NEW = 12
 KNOWN: Mapping[str, Any] = {"weights_sha256": "same", "precision": "fp16", "threads": 1}
@@ -205,7 +206,8 @@ def test_the_first_token_and_the_later_ones_have_their_own_times(
 def test_the_whole_way_in_processes_of_their_own(
     demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, text = demo("gpt2-demo"), "And it came to pass"
+    folder = demo("gpt2-demo")
+    text = "And it came to pass"
     ids = Tokenizer.from_file(next(demo_bundle.glob("tokenizer/*.json"))).encode(text)
     work = Work("generate", (text,), (tuple(ids),), NEW)
     settings = {"pytorch": CPU, "copies": CPU_PROVIDER, "planforge": {"backend": "ort-cpu"}}

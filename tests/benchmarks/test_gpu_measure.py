@@ -30,7 +30,8 @@ from ..helpers.models import SOURCES, tiny_marian
 
 
 def test_the_judge_allows_flips_and_no_wrong_token() -> None:
-    folder, prompt = demo("gpt2-demo"), [5, 17, 80, 3]
+    folder = demo("gpt2-demo")
+    prompt = [5, 17, 80, 3]
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     greedy: list[int] = []
     with torch.inference_mode():
@@ -53,7 +54,8 @@ def test_the_judge_allows_flips_and_no_wrong_token() -> None:
 
 def test_the_judge_knows_what_a_translator_may_not_choose(tmp_path: Path) -> None:
     model: Any = tiny_marian(tmp_path / "marian", forced_eos_token_id=None)
-    source, end = SOURCES[0], model.config.eos_token_id
+    source = SOURCES[0]
+    end = model.config.eos_token_id
     found = model.generate(torch.tensor([source]), num_beams=1, min_new_tokens=8, max_new_tokens=8)
     tokens = found[0, 1:].tolist()
     answers = {"right": [tokens], "ended": [[*tokens[:3], end, *tokens[4:]]]}
@@ -107,7 +109,8 @@ def test_what_a_step_of_marian_reads(tmp_path: Path) -> None:
         sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 20}
     with torch.device("meta"):
         model = transformers.MarianMTModel(transformers.MarianConfig(**sizes, pad_token_id=29))
-    square, norm = 8 * 8 + 8, 2 * 8
+    square = 8 * 8 + 8
+    norm = 2 * 8
     layer = (
         4 * square + 2 * square + 3 * norm + (8 * 20 + 20) + (20 * 8 + 8)
     )  # of the source query and output

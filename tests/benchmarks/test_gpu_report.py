@@ -77,7 +77,8 @@ def found(case: str, entry: str, against: tuple[str, str] | None, cases: dict[st
 
 
 def test_targets_are_met_or_missed_by_ratios_and_limits() -> None:
-    one, run = "gpt2-124m-b1", made_up()
+    one = "gpt2-124m-b1"
+    run = made_up()
     eager, copies = (found(one, ORT_CUDA, (one, entry), run) for entry in (EAGER, COPIES))
     assert (eager["found"], eager["met"]) == (4.5, True)
     assert (copies["found"], copies["met"]) == (1.4, False)
@@ -91,7 +92,8 @@ def test_targets_are_met_or_missed_by_ratios_and_limits() -> None:
 
 
 def test_what_cannot_be_judged_says_why() -> None:
-    one, run = "gpt2-124m-b1", made_up()
+    one = "gpt2-124m-b1"
+    run = made_up()
     assert found(one, RTX, (one, ORT_CUDA), run)["why"] == f"{RTX}: {ABSENT}"
     assert found("gpt2-xl-b1", ORT_CUDA, None, run)["why"] == (
         "gpt2-xl-b1: all together needs 32 GB on the device, it has 8.0"
@@ -288,7 +290,8 @@ def test_results_are_kept_case_by_case_on_one_machine(
 
 
 def test_the_command_fails_where_planforge_does(run_command: Callable[..., Any]) -> None:
-    run, name = made_up(), "gpt2-124m-b1"
+    run = made_up()
+    name = "gpt2-124m-b1"
     run[name]["skipped"][ORT_CUDA] = "failed: BackendError: it broke"
     assert run_command(run, "--cases", name) == f"{name}: {ORT_CUDA} failed: BackendError: it broke"
     run[name] = case({TENSORRT: decoding(1.0, 1.0, alike=False)}, skipped={EAGER: "failed: out of memory"})

@@ -144,7 +144,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], st
 
 
 def test_a_case_left_out_is_said_and_has_no_result(tmp_path: Path, run: Callable[[float], str]) -> None:
-    suite, report = tmp_path / "out" / "suite.json", tmp_path / "out" / "suite.md"
+    suite = tmp_path / "out" / "suite.json"
+    report = tmp_path / "out" / "suite.md"
     assert run(0.0) == "0"
     assert list(json.loads(suite.read_text(encoding="utf-8"))["cases"]) == ["decode-x"]
     assert run(1.0).startswith("decode-x is left out: the machine was busy with other things")

@@ -144,7 +144,8 @@ def test_systems_are_measured_side_by_side(folder: Path) -> None:
 
 def test_each_runs_in_one_process_of_its_own_and_is_warmed_up_once(folder: Path) -> None:
     measure(case(one=entry("one"), two=entry("two")), OneCheckpoint(folder), 2)
-    one, two = order_of(folder, "one"), order_of(folder, "two")
+    one = order_of(folder, "one")
+    two = order_of(folder, "two")
     assert len(one) == len(two) == 3 and len({*one}) == len({*two}) == 1 and not {*one} & {*two}
 
 

@@ -81,7 +81,9 @@ def test_of_times_the_best_variant_is_the_shortest() -> None:
 
 
 def test_results_go_into_the_pages_and_other_cases_keep_theirs(tmp_path: Path) -> None:
-    page, readme, out = tmp_path / "docs/benchmark.md", tmp_path / "README.md", tmp_path / "results"
+    page = tmp_path / "docs/benchmark.md"
+    readme = tmp_path / "README.md"
+    out = tmp_path / "results"
     out.mkdir()
     (page.parent / "pictures").mkdir(parents=True)
     for file in (page, readme):

@@ -54,7 +54,8 @@ def test_generators_do_the_same_work_and_find_the_same_tokens(demo_bundle: Path)
 
 def test_embedders_do_the_same_work_and_find_the_same_vectors(minilm_bundle: Path) -> None:
     work = Work("embed", ("A cat sat on the mat.", "Rain.", "A dog lay on the rug, and slept. " * 80))
-    folder, settings = demo("bert-demo"), {"max_length": 256}
+    folder = demo("bert-demo")
+    settings = {"max_length": 256}
     sessions: dict[str, Any] = {
         "planforge": system_named("planforge").embed(minilm_bundle, "fp32", 1, {}),
         "transformers": system_named("transformers").embed(folder, "fp32", 1, settings),

@@ -33,7 +33,8 @@ def lines_of(known: Facts) -> list[str]:
 
 
 def test_this_machine_runs_ort_cpu_and_is_told_why_not_the_rest() -> None:
-    done, as_json = planforge("doctor"), planforge("doctor", "--json")
+    done = planforge("doctor")
+    as_json = planforge("doctor", "--json")
     assert (done.returncode, as_json.returncode) == (0, 0), done.stderr + as_json.stderr
     found: dict[str, Any] = json.loads(as_json.stdout)
     assert list(found) == ["facts", "rungs", "advice", "summary"]

@@ -131,7 +131,8 @@ def test_texts_that_are_empty_odd_or_huge(minilm_bundle: Path, tmp_path: Path) -
 
 def test_fit_head_prints_accuracy_and_a_confusion_matrix(minilm_bundle: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.tsv"
-    good, bad = ["great", "lovely", "superb", "wonderful"], ["awful", "bad", "boring", "dreadful"]
+    good = ["great", "lovely", "superb", "wonderful"]
+    bad = ["awful", "bad", "boring", "dreadful"]
     rows = [
         f"a {w} {n}\t{label}\n"
         for label, ws in (("good", good), ("bad", bad))

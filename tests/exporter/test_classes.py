@@ -127,7 +127,8 @@ def test_every_class_of_encoder_gives_what_transformers_gives(name: str, tmp_pat
             if spec.role == "masked_lm":
                 expected = expected.reshape(-1, expected.shape[-1])[rows]
             elif spec.axis_names()[:2] == ("batch", "tokens"):
-                array, expected = array[mask == 1], expected[mask == 1]
+                array = array[mask == 1]
+                expected = expected[mask == 1]
             assert array.shape == expected.shape
             np.testing.assert_allclose(array, expected, atol=GRAPHS[artifact.id] * np.abs(expected).max())
 

@@ -20,7 +20,10 @@ Given: TypeAlias = Mapping[str, Any]
 Returned: TypeAlias = dict[str, Any]
 
 
-V, H, D, CONTEXT = 11, 2, 4, 64
+V = 11
+H = 2
+D = 4
+CONTEXT = 64
 
 
 random = np.random.default_rng(0)
@@ -59,7 +62,8 @@ def expected(tokens: Sequence[int]) -> Numbers:
 def portable(given: Given) -> Returned:
     """The same model as a graph of the portable dialect."""
     ids, mask, positions = (given[n] for n in ("input_ids", "attention_mask", "position_ids"))
-    T, S = ids.shape[1], mask.shape[1]
+    T = ids.shape[1]
+    S = mask.shape[1]
     x = WTE[ids] + WPE[positions]
     assert given["past_key_values.0.key"].shape == (len(ids), H, S - T, D)
     k = np.concatenate([given["past_key_values.0.key"], heads(x @ WK)], axis=2)
@@ -71,7 +75,8 @@ def portable(given: Given) -> Returned:
 
 def inplace(given: Given) -> Returned:
     """The same model as a graph of the inplace dialect."""
-    ids, lengths = given["input_ids"], given["past_lengths"]
+    ids = given["input_ids"]
+    lengths = given["past_lengths"]
     assert lengths.dtype == np.int32
     positions = lengths[:, None] + np.arange(ids.shape[1])  # (B, T)
     x = WTE[ids] + WPE[positions]
@@ -85,7 +90,8 @@ def inplace(given: Given) -> Returned:
 
 def artifact(dialect: str, dtype: str = "float32") -> Artifact:
     grows = dialect == "portable"
-    batch, past = Axis("batch", 1, 1, 8), Axis("past" if grows else "slots", 0, 1, CONTEXT)
+    batch = Axis("batch", 1, 1, 8)
+    past = Axis("past" if grows else "slots", 0, 1, CONTEXT)
     total = Axis("total", 1, 1, CONTEXT) if grows else past
     name = "past_key_values.0." if grows else "cache.0."
 
@@ -96,7 +102,8 @@ def artifact(dialect: str, dtype: str = "float32") -> Artifact:
     side = "left" if grows else "right"
     own = ("input_ids", "attention_mask", "position_ids") if grows else ("input_ids", "past_lengths")
     read = tuple(TensorSpec(n, n, "int64", (batch, total)) for n in (*own, "logit_rows"))
-    ins, outs = specs(name, "past.0.", past), specs("present.0.", "present.0.", total)
+    ins = specs(name, "past.0.", past)
+    outs = specs("present.0.", "present.0.", total)
     return Artifact("decoder", dialect, "fp32", 20, "x.onnx", (), side, (*read, *ins), outs)
 
 

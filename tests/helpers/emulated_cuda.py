@@ -54,7 +54,10 @@ class EmulatedCuda(ModuleType):
         self, sm: str = "sm86", memory: int = 8 * 10**9, driver: int = 13000, count: int = 1
     ) -> None:
         super().__init__("cuda.bindings.runtime")
-        self.sm, self.memory, self.driver, self.count = sm, memory, driver, count
+        self.sm = sm
+        self.memory = memory
+        self.driver = driver
+        self.count = count
         self.blocks: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self.pinned: dict[int, Any] = {}
         self.freed: list[Any] = []
@@ -171,7 +174,8 @@ class EmulatedCuda(ModuleType):
         return (OK,)
 
     def cudaStreamEndCapture(self, stream: int) -> tuple[Status, list[Work] | None]:
-        captured, self.captured = self.captured, None
+        captured = self.captured
+        self.captured = None
         return OK, captured
 
     def cudaGraphInstantiate(self, graph: list[Work], flags: int) -> tuple[Status, list[Work]]:
@@ -210,13 +214,15 @@ class EmulatedCuda(ModuleType):
         kind: int,
         stream: int,
     ) -> tuple[Status]:
-        to_device, from_device = kind in (1, 3), kind in (2, 3)
+        to_device = kind in (1, 3)
+        from_device = kind in (2, 3)
         if to_device != (target >= FIRST_ADDRESS) or from_device != (source >= FIRST_ADDRESS):
             return (Status.cudaErrorInvalidValue,)
 
         def work() -> None:
             for row in range(rows):
-                a, b = target + row * pitch, source + row * source_pitch
+                a = target + row * pitch
+                b = source + row * source_pitch
                 read = self.at(b, width).tobytes() if from_device else ctypes.string_at(b, width)
                 if to_device:
                     self.at(a, width)[:] = np.frombuffer(read, np.uint8)

@@ -65,7 +65,8 @@ class Released:
 
     def __getattribute__(self, name: str) -> Any:
         known = object.__getattribute__
-        surface, path = known(self, "surface"), f"{known(self, 'interface')}.{name}"
+        surface = known(self, "surface")
+        path = f"{known(self, 'interface')}.{name}"
         if surface is not None and name in OF_TENSORRT and not surface.has(path):
             raise AttributeError(f"TensorRT {surface.version} has no {path}")
         return known(self, name)
@@ -77,7 +78,9 @@ class EmulatedEngine(Released):
     interface = "ICudaEngine"
 
     def __init__(self, trt: EmulatedTensorRt, plan: EmulatedPlan) -> None:
-        self.trt, self.plan, self.surface = trt, plan, trt.surface
+        self.trt = trt
+        self.plan = plan
+        self.surface = trt.surface
         self.inputs = (*plan.artifact.inputs, *plan.weights)
         self.specs = {spec.name: spec for spec in (*self.inputs, *plan.artifact.outputs)}
         self.name = plan.name
@@ -172,7 +175,9 @@ class EmulatedContext(Released):
 
     def __init__(self, engine: EmulatedEngine, how: Any) -> None:
         assert getattr(how, "strategy", how) == "USER_MANAGED"
-        self.engine, self.cuda, self.surface = engine, engine.trt.cuda, engine.trt.surface
+        self.engine = engine
+        self.cuda = engine.trt.cuda
+        self.surface = engine.trt.surface
         self.strategy = getattr(how, "dynamic_shapes_kernel_specialization_strategy", None)
         self.changes = 0  # of shapes and addresses
         self.profile: int | None = None
@@ -223,9 +228,12 @@ class EmulatedContext(Released):
         return tuple(lengths.get(a.name, -1) if isinstance(a, Axis) else a for a in axes)
 
     def execute_async_v3(self, stream: int) -> bool:
-        engine, cuda = self.engine, self.cuda
+        engine = self.engine
+        cuda = self.cuda
         inputs = [spec.name for spec in engine.inputs]
-        addresses, shapes, memory = dict(self.addresses), dict(self.shapes), self.memory
+        addresses = dict(self.addresses)
+        shapes = dict(self.shapes)
+        memory = self.memory
         aliases = engine.plan.artifact.aliases
         ready = set(shapes) == set(inputs) and set(addresses) == set(engine.specs)
         needed = engine.memory_of(self.profile or 0)
@@ -278,7 +286,8 @@ class EmulatedTensorRt(ModuleType):
     ) -> None:
         super().__init__(name)
         self.__version__ = version
-        self.cuda, self.plans = cuda, plans
+        self.cuda = cuda
+        self.plans = plans
         self.engines: list[EmulatedEngine] = []
         release = ".".join(version.split(".")[:2])
         self.surface = Surface(release) if name == "tensorrt" and release in VERSIONS else None

@@ -51,7 +51,8 @@ class EmulatedSession:
     """An `InferenceSession` that works on the stream it was given."""
 
     def __init__(self, session: Any, cuda: EmulatedCuda, providers: Sequence[Any]) -> None:
-        self.session, self.cuda = session, cuda
+        self.session = session
+        self.cuda = cuda
         self.settings: Mapping[str, str] = providers[0][1]
         self.names = [PROVIDER, "CPUExecutionProvider"]
 

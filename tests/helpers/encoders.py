@@ -73,7 +73,8 @@ class Case:
         self, text: str, before: str | None = None, stride: int = 16
     ) -> list[tuple[int, list[int], list[int]]]:
         """Windows over a text, after a first one if there is: where each starts, its ids, its segments."""
-        cls, sep = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        cls = self.tokenizer.cls_token_id
+        sep = self.tokenizer.sep_token_id
         head = [cls] if before is None else [cls, *self.ids(before), sep]
         ids = self.ids(text)
         room = self.model.defaults.max_length - len(head) - 1
@@ -88,7 +89,8 @@ class Case:
 
 def opened(folder: Path, architecture: str, **config: Any) -> Case:
     """A random checkpoint of an architecture, exported into `folder` and opened; close its model."""
-    checkpoint, bundle = folder / "checkpoint", folder / "bundle"
+    checkpoint = folder / "checkpoint"
+    bundle = folder / "bundle"
     write_wordpiece(checkpoint)
     reference = tiny_bert(checkpoint, architecture, **config)
     export(checkpoint, bundle, precision=["fp32"], target=["cpu"], verify=False)

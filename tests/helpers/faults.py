@@ -105,7 +105,8 @@ def swapped(module: str, *op_types: str, index: int) -> Plant:
 
     def plant(model: ir.Model) -> None:
         first, second = [n for n in model.graph if module_of(n) == module and n.op_type in op_types][:2]
-        one, other = first.inputs[index], second.inputs[index]
+        one = first.inputs[index]
+        other = second.inputs[index]
         first.replace_input_with(index, other)
         second.replace_input_with(index, one)
 
@@ -214,7 +215,8 @@ def low_at_late_positions(first: int) -> Plant:
 
 def low_padding(model: ir.Model) -> None:
     """-65504 twice on padding: -inf in fp16, but only where a batch has padding."""
-    half, bools = ir.TensorType(ir.DataType.FLOAT16), ir.TensorType(ir.DataType.BOOL)
+    half = ir.TensorType(ir.DataType.FLOAT16)
+    bools = ir.TensorType(ir.DataType.BOOL)
     where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
     mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
     cast = ir.node("Cast", [mask], {"to": int(ir.DataType.BOOL)})

@@ -80,7 +80,8 @@ def main(folder: Path) -> None:
                 torch.nn.init.normal_(parameter, std=0.12)
         model.eval().save_pretrained(folder / name)
         write_tokenizer(name, folder / name)
-        out, opset = folder / f"{name}.onnx", 14 if name == "opt" else 18
+        out = folder / f"{name}.onnx"
+        opset = 14 if name == "opt" else 18
         main_export(
             str(folder / name), str(out), task=task, opset=opset, do_validation=False, local_files_only=True
         )

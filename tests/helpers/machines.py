@@ -54,7 +54,8 @@ class Machine:
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root, self.commands = folder / "root", folder / "bin"
+        self.root = folder / "root"
+        self.commands = folder / "bin"
         self.root.mkdir()
         self.commands.mkdir()
         monkeypatch.setenv("PATH", str(self.commands))

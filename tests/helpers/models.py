@@ -278,9 +278,11 @@ def paper_table(length: int, E: int, positions: str = "interleaved") -> Tensor:
     for position in range(length):
         for pair in range(math.ceil(E / 2)):
             angle = position / 10000 ** (2 * pair / E)
-            sine, cosine = 2 * pair, 2 * pair + 1
+            sine = 2 * pair
+            cosine = 2 * pair + 1
             if positions == "concatenated":
-                sine, cosine = pair, math.ceil(E / 2) + pair
+                sine = pair
+                cosine = math.ceil(E / 2) + pair
             table[position, sine] = math.sin(angle)
             if cosine < E:
                 table[position, cosine] = math.cos(angle)
@@ -335,7 +337,8 @@ def torch_weights(model: Transformer) -> dict[str, Tensor]:
 
 def embedded(model: Transformer, side: str, ids: Tensor) -> Tensor:
     """What the encoder or the decoder gets of ids (B, T), by its weights and the paper's formulas."""
-    config, embeddings = model.config, getattr(model, side)
+    config = model.config
+    embeddings = getattr(model, side)
     words = embeddings.words.weight[ids] * (math.sqrt(config.d_model) if config.scale_embedding else 1)
     if config.positions == "learned":
         table = embeddings.positions.weight

@@ -77,7 +77,8 @@ class Enumeration:
     """An enum with a release's members: the real ones where the real module has them."""
 
     def __init__(self, surface: Surface, name: str, real: Any) -> None:
-        self.__name__, self._real = name, real
+        self.__name__ = name
+        self._real = real
         numbers = surface.numbers.get(name, {})
         theirs = {} if real is None else real.__members__
         self.__members__ = {
@@ -109,7 +110,8 @@ class Handle:
     def __init__(self, *args: Any, **named: Any) -> None:
         if not self._module.surface.has(f"{self._class}.__init__"):
             raise TypeError(f"tensorrt.{self._class}: No constructor defined!")
-        self._real, self._recorded = unwrapped(self._module.call(self._class, "__init__", args, named)), {}
+        self._real = unwrapped(self._module.call(self._class, "__init__", args, named))
+        self._recorded = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "__class__":  # a cast: get_layer returns the base class
@@ -127,7 +129,8 @@ class Absent:
     """Hides an attribute of a real class that a release does not have."""
 
     def __init__(self, owner: str, name: str) -> None:
-        self.owner, self.name = owner, name
+        self.owner = owner
+        self.name = name
 
     def __get__(self, instance: object, owner: type) -> Any:
         raise AttributeError(f"'tensorrt.{self.owner}' object has no attribute '{self.name}'")
@@ -149,7 +152,8 @@ class LimitedModule(ModuleType):
         super().__init__("tensorrt")
         self.__spec__ = ModuleSpec("tensorrt", None)
         self.__version__ = surface.release
-        self.real, self.surface = real, surface
+        self.real = real
+        self.surface = surface
         self.calls: list[tuple[str, str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -225,7 +229,8 @@ class LimitedModule(ModuleType):
         if not issubclass(kind, Handle):
             return value
         handle: Handle = object.__new__(kind)
-        handle._real, handle._recorded = value, {}
+        handle._real = value
+        handle._recorded = {}
         return handle
 
 

@@ -11,7 +11,11 @@ from planforge.exporter.tracing.dialects import SlotCache
 from planforge.models import GrowingCache
 from planforge.models.attention import empty_past
 
-B, H, T, P, D = 2, 3, 4, 5, 8
+B = 2
+H = 3
+T = 4
+P = 5
+D = 8
 
 
 def heads(length: int, seed: int) -> Tensor:

@@ -78,7 +78,8 @@ def test_every_parameter_counts(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForSequenceClassification"])
 def test_segments_are_read_and_are_0_without_token_type_ids(architecture: str) -> None:
     reference = random_bert(architecture)
-    ours, inputs = through_a_folder(reference), batch(reference, 3, 20)
+    ours = through_a_folder(reference)
+    inputs = batch(reference, 3, 20)
     ids = inputs["input_ids"]
     results = []
     for segments in (torch.zeros_like(ids), torch.ones_like(ids), inputs["token_type_ids"]):
@@ -94,7 +95,8 @@ def test_segments_are_read_and_are_0_without_token_type_ids(architecture: str) -
 @each_architecture
 def test_padding_does_not_change_a_row(architecture: str) -> None:
     reference = random_bert(architecture)
-    ours, inputs = through_a_folder(reference), padded(batch(reference, 3, 20))
+    ours = through_a_folder(reference)
+    inputs = padded(batch(reference, 3, 20))
     together = ours(**inputs)
     unmasked = ours(**{**inputs, "attention_mask": None})
     for b, length in enumerate(LENGTHS):
@@ -113,7 +115,8 @@ def test_padding_does_not_change_a_row(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "DistilBertForMaskedLM"])
 def test_what_padding_holds_makes_no_difference(architecture: str) -> None:
     reference = random_bert(architecture)
-    ours, inputs = through_a_folder(reference), padded(batch(reference, 3, 20))
+    ours = through_a_folder(reference)
+    inputs = padded(batch(reference, 3, 20))
     mask = inputs["attention_mask"].bool()
     other = {**inputs, "input_ids": torch.where(mask, inputs["input_ids"], 77)}
     if "token_type_ids" in inputs:
@@ -126,7 +129,8 @@ def test_what_padding_holds_makes_no_difference(architecture: str) -> None:
 
 def test_the_masked_word_head_gives_the_chosen_rows_alone() -> None:
     reference = random_bert("BertForPreTraining")
-    ours, inputs = through_a_folder(reference), batch(reference, 3, 20)
+    ours = through_a_folder(reference)
+    inputs = batch(reference, 3, 20)
     wanted = expected(reference, inputs)["masked_lm"].flatten(0, 1)
     x = ours(**inputs)["last_hidden_state"]
     rows = torch.tensor([41, 0, 19, 41])
@@ -181,9 +185,11 @@ def test_outputs_equal_transformers_for_other_configs(architecture: str, config:
     ],
 )
 def test_gelu_is_the_exact_one(architecture: str, tanh_form: dict[str, Any]) -> None:
-    exact, near = random_bert(architecture), random_bert(architecture, **tanh_form)
+    exact = random_bert(architecture)
+    near = random_bert(architecture, **tanh_form)
     inputs = batch(exact, 3, 20)
-    wanted, other = expected(exact, inputs), expected(near, inputs)
+    wanted = expected(exact, inputs)
+    other = expected(near, inputs)
     for name in wanted:
         assert distance(wanted[name], other[name]) > 10 * LIMIT
     assert_outputs(through_a_folder(exact), inputs, wanted)

@@ -116,7 +116,9 @@ def test_buffers_of_ids_are_ignored(folder: Path, architecture: str, prefix: str
 def test_the_masked_word_heads_weight_and_bias_may_be_there_twice(folder: Path) -> None:
     reference = tiny_bert(folder, "BertForMaskedLM")
     weights = reference.state_dict()
-    alone, bias, weight = "cls.predictions.bias", "cls.predictions.decoder.bias", DECODER
+    alone = "cls.predictions.bias"
+    bias = "cls.predictions.decoder.bias"
+    weight = DECODER
     edit_weights(folder, **{name: weights[name].clone() for name in (alone, bias, weight)})
     assert_equal(folder, reference)
     edit_weights(folder, **{alone: None})  # either name will do
@@ -130,7 +132,8 @@ def test_the_masked_word_heads_weight_and_bias_may_be_there_twice(folder: Path) 
 def test_an_untied_decoders_own_bias_is_the_one_that_counts(folder: Path) -> None:
     reference = tiny_bert(folder, "BertForMaskedLM", tie_word_embeddings=False)
     weights = load_file(folder / "model.safetensors")
-    alone, bias = "cls.predictions.bias", "cls.predictions.decoder.bias"
+    alone = "cls.predictions.bias"
+    bias = "cls.predictions.decoder.bias"
     assert distance(weights[alone], weights[bias]) > LIMIT
     assert_equal(folder, reference)
     edit_weights(folder, **{alone: weights[bias].clone(), bias: None})  # older files have this alone

@@ -177,7 +177,8 @@ def test_training_never_writes_a_held_out_pair(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_two_formats_write_the_same_text() -> None:
-    rng, normalizer = random.Random(5), source_tokenizer().normalizer
+    rng = random.Random(5)
+    normalizer = source_tokenizer().normalizer
     assert normalizer is not None
     writers: dict[str, set[str]] = {}
     for day in (date(1998, 5, 3), date(2011, 9, 21), date(2012, 12, 12)):

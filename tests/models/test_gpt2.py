@@ -47,7 +47,9 @@ def left_padded(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 def in_chunks(model: GPT2, ids: Tensor, mask: Tensor, widths: Sequence[int]) -> Tensor:
     """Logits (B, T, V) of steps of the given widths, each on top of the last one's cache."""
-    past, out, start = None, [], 0
+    past = None
+    out = []
+    start = 0
     for width in widths:
         stop = start + width
         logits, past = model(ids[:, start:stop], past, mask[:, :stop])

@@ -108,7 +108,9 @@ def test_logits_equal_transformers(folder: Path, shared: bool, tied: bool) -> No
     reference = random_marian(share_encoder_decoder_embeddings=shared, tie_word_embeddings=tied)
     reference.save_pretrained(folder)
     ours = assert_equal(folder, reference)
-    source, target, output = ours.source.words.weight, ours.target.words.weight, ours.output.weight
+    source = ours.source.words.weight
+    target = ours.target.words.weight
+    output = ours.output.weight
     assert (target is source) == (shared and tied)  # transformers 5 shares nothing where nothing is tied
     assert (output is target) == tied
     assert tied or min(distance(source, target), distance(target, output)) > FAR
@@ -145,7 +147,8 @@ def test_logits_equal_transformers_at_marians_width(folder: Path) -> None:
 
 
 def test_attention_over_the_source_is_transformers(folder: Path, tiny: Reference) -> None:
-    batch, ours = a_batch(60), loaded(folder)
+    batch = a_batch(60)
+    ours = loaded(folder)
     eager = Reference.from_pretrained(folder, attn_implementation="eager")
     with torch.inference_mode():
         wanted = eager(**batch, output_attentions=True).cross_attentions
@@ -163,7 +166,8 @@ def test_a_file_without_final_logits_bias_has_none(folder: Path, tiny: Reference
     else:
         tiny.model.save_pretrained(folder)  # MarianModel
     assert {name.startswith("model.") for name in load_file(folder / "model.safetensors")} == {prefix}
-    ours, batch = loaded(folder), a_batch(60)
+    ours = loaded(folder)
+    batch = a_batch(60)
     assert not ours.config.output_bias and ours.output.bias is None
     wanted = reference_logits(tiny, batch) - tiny.final_logits_bias
     torch.testing.assert_close(our_logits(ours, batch), wanted, rtol=0, atol=LIMIT)
@@ -274,7 +278,8 @@ def test_nonsense_is_named(folder: Path, tiny: Reference, name: str, value: obje
 
 def test_defaults_are_transformers(folder: Path, tiny: Reference) -> None:
     (folder / "config.json").write_text('{"model_type": "marian"}')
-    ours, theirs = describe(folder).config, transformers.MarianConfig()
+    ours = describe(folder).config
+    theirs = transformers.MarianConfig()
     for published, (name, _) in marian_names.SETTINGS.items():
         assert getattr(ours, name) == getattr(theirs, published), name
     assert ours.vocab_size == theirs.decoder_vocab_size
@@ -332,7 +337,8 @@ def test_transformers_reads_what_save_model_writes(
     read: Any = Reference.from_pretrained(folder, output_loading_info=True)
     reference, report = read
     assert not any(report.values()), report
-    again, batch = assert_equal(folder, reference), a_batch(50)
+    again = assert_equal(folder, reference)
+    batch = a_batch(50)
     assert torch.equal(our_logits(again, batch), our_logits(model, batch))
 
 

@@ -177,7 +177,8 @@ def test_a_text_alone_has_the_same_vector(plain: Path, folder: Path) -> None:
 def test_dense_and_normalize_equal_encode(
     plain: Path, folder: Path, activations: list[nn.Module], normalize: bool
 ) -> None:
-    width, modules = 64, list[Module]([Pooling(32, ("cls", "mean"))])
+    width = 64
+    modules = list[Module]([Pooling(32, ("cls", "mean"))])
     for activation in activations:
         modules.append(Dense(width, width - 5, activation_function=activation))
         width -= 5

@@ -20,7 +20,8 @@ from ..helpers.models import embedded, paper_table, random_transformer, torch_re
 
 LIMIT = 1e-5
 FAR = 1e-2  # what must differ, differs by more than this
-SOURCE_LENGTHS, TARGET_LENGTHS = (9, 4, 1), (7, 7, 3)
+SOURCE_LENGTHS = (9, 4, 1)
+TARGET_LENGTHS = (7, 7, 3)
 
 Batch: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # source_ids, target_ids and their masks
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]  # memory, what the output reads, logits
@@ -34,7 +35,8 @@ def expected(model: Transformer, batch: Batch, **biases: Tensor) -> Results:
     )
     drop = [torch.zeros(m.shape).masked_fill(m == 0, -math.inf) for m in (source_mask, target_mask)]
     causal = nn.Transformer.generate_square_subsequent_mask(target_ids.shape[1])
-    reference, source = torch_reference(model), embedded(model, "source", source_ids)
+    reference = torch_reference(model)
+    source = embedded(model, "source", source_ids)
     memory = reference.encoder(source, source_bias, drop[0])
     hidden = reference(
         source,
@@ -75,7 +77,8 @@ def assert_as_expected(
 
 def a_batch(model: Transformer, padded: bool = True) -> Batch:
     """3 sources of up to 9 tokens, and targets of up to 7."""
-    generator, config = torch.Generator().manual_seed(1), model.config
+    generator = torch.Generator().manual_seed(1)
+    config = model.config
     source_ids = torch.randint(config.source_vocab_size, (3, 9), generator=generator)
     target_ids = torch.randint(config.target_vocab_size, (3, 7), generator=generator)
     masks = [
@@ -123,7 +126,8 @@ def test_it_equals_pytorchs_own(norm_first: bool, final_norms: bool, activation:
     ids=str,
 )
 def test_each_setting_shows_and_is_pytorchs(settings: dict[str, Any]) -> None:
-    model, usual = random_transformer(**settings), random_transformer()
+    model = random_transformer(**settings)
+    usual = random_transformer()
     batch = a_batch(model)
     assert_as_expected(model, batch, {}, {})
     if not {"d_model", "encoder_layers", "share_embeddings"} & set(settings):  # else there are other weights
@@ -176,7 +180,8 @@ def test_learned_positions_are_parameters_of_each_side() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["two embeddings", "one embedding"])
 def test_what_is_shared_is_one_tensor_and_learns_as_one(shared: bool, tied: bool) -> None:
     settings = {"share_embeddings": shared, "tie_word_embeddings": tied, "target_vocab_size": 60}
-    model, apart = random_transformer(**settings), random_transformer(target_vocab_size=60)
+    model = random_transformer(**settings)
+    apart = random_transformer(target_vocab_size=60)
     apart.load_state_dict(model.state_dict())
     weights = []
     for m in (model, apart):
@@ -216,7 +221,8 @@ def test_a_later_target_token_changes_nothing_before_it(model: Transformer) -> N
 
 def test_what_padding_holds_and_how_much_there_is_makes_no_difference(model: Transformer) -> None:
     source_ids, target_ids, source_mask, target_mask = a_batch(model)
-    usual, real = model(source_ids, target_ids, source_mask, target_mask), target_mask.bool()
+    usual = model(source_ids, target_ids, source_mask, target_mask)
+    real = target_mask.bool()
     other_source = torch.where(source_mask.bool(), source_ids, 59 - source_ids)
     other_target = torch.where(real, target_ids, 49 - target_ids)
     assert torch.equal(model(other_source, other_target, source_mask, target_mask)[real], usual[real])
@@ -231,9 +237,11 @@ def test_what_padding_holds_and_how_much_there_is_makes_no_difference(model: Tra
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", ["source_bias", "target_bias", "cross_bias", "all"])
 def test_masks_of_the_callers_own_are_pytorchs(model: Transformer, kind: str, padded: bool) -> None:
-    generator, batch = torch.Generator().manual_seed(2), a_batch(model, padded)
+    generator = torch.Generator().manual_seed(2)
+    batch = a_batch(model, padded)
     shapes = {"source_bias": (3, 4, 9, 9), "target_bias": (3, 2, 7, 7), "cross_bias": (3, 2, 7, 9)}
-    ours, theirs = {}, {}
+    ours = {}
+    theirs = {}
     for name in shapes if kind == "all" else [kind]:
         numbers = torch.randn(shapes[name], generator=generator)
         dropped = torch.rand(shapes[name], generator=generator) < 0.3
@@ -334,7 +342,8 @@ def test_modules_of_the_callers_own_run_in_pytorch(model: Transformer) -> None:
     batch = a_batch(model)
     memory, hidden, logits = actual(own, batch)
     assert torch.equal(memory, embedded(model, "source", batch[0]) / 2)
-    reference, target = torch_reference(model), embedded(model, "target", batch[1])
+    reference = torch_reference(model)
+    target = embedded(model, "target", batch[1])
     drop = torch.zeros(3, 9).masked_fill(batch[2] == 0, -math.inf)
     causal = nn.Transformer.generate_square_subsequent_mask(7)
     wanted = reference.decoder(target, memory, causal, memory_key_padding_mask=drop) + target

@@ -56,7 +56,8 @@ def test_calls_that_do_not_fit_beside_each_other_take_turns() -> None:
 
 def test_a_call_waits_until_another_thread_is_done() -> None:
     budget = MemoryBudget(100, 0)
-    held, entered = threading.Event(), threading.Event()
+    held = threading.Event()
+    entered = threading.Event()
 
     def second() -> None:
         assert held.wait(10)

@@ -53,7 +53,8 @@ class Alive:
 
 def of_results(monkeypatch: pytest.MonkeyPatch) -> Alive:
     """Measures the vectors of results, from when they are computed."""
-    alive, make = Alive(), Features.__init__
+    alive = Alive()
+    make = Features.__init__
 
     def measured(result: Features, *arguments: Any, **named: Any) -> None:
         make(result, *arguments, **named)
@@ -65,7 +66,8 @@ def of_results(monkeypatch: pytest.MonkeyPatch) -> Alive:
 
 def of_caches(monkeypatch: pytest.MonkeyPatch) -> Alive:
     """Measures what is allocated."""
-    alive, allocate = Alive(), OrtProgram.allocate
+    alive = Alive()
+    allocate = OrtProgram.allocate
 
     def measured(*arguments: Any) -> Any:
         buffer = allocate(*arguments)
@@ -122,7 +124,8 @@ def test_an_encoders_iterator_holds_nothing_while_its_caller_has_the_turn(
 
 def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
     config = {"intermediate_size": 40, "hidden_size": 10, "num_attention_heads": 2}
-    batch, tokens = Axis("batch", 1, 1, 8), Axis("tokens", 1, 8, 64)
+    batch = Axis("batch", 1, 1, 8)
+    tokens = Axis("tokens", 1, 8, 64)
     hidden = TensorSpec("h", "hidden.1", "float16", (batch, tokens, 10))
     logits = TensorSpec("l", "masked_lm", "float32", (Axis("rows", 1, 1, 8), 100))
     assert batch_bytes(config, 20, 10) == 4 * 20 * (40 + 60 + 2 * 10)
@@ -216,7 +219,8 @@ def test_a_sources_memory_is_held_before_it_is_encoded(
     marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Translator.load(marian_bundle, memory_limit=2**40) as model:
-        encode, budget = model.encoder.encode, model.decoder.budget
+        encode = model.encoder.encode
+        budget = model.decoder.budget
         held: list[int] = []
         taken: list[int] = []
 

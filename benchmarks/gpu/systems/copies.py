@@ -20,7 +20,8 @@ from ...systems.system import Session, Skip, Tick
 from .planforge import FP16, exported, require
 from .states import STATES, Rows
 
-CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
 
 
 class Copies(PlanForge):
@@ -159,7 +160,8 @@ class Translator:
         self.graphs, self.loop = graphs, Greedy(graphs)
         defaults = graphs.manifest.generation
         assert defaults is not None and defaults.decoder_start is not None
-        self.start, self.banned = defaults.decoder_start, (*defaults.eos, *defaults.suppressed)
+        self.start = defaults.decoder_start
+        self.banned = (*defaults.eos, *defaults.suppressed)
         encoder = graphs.artifacts["encoder"]
         self.cross = [spec.role for spec in encoder.outputs]
 

@@ -71,7 +71,9 @@ class Generator:
     """Greedy; no token ends a row."""
 
     def __init__(self, model: Any, options: Mapping[str, Any]) -> None:
-        self.model, self.options, self.rows = model, options, 0
+        self.model = model
+        self.options = options
+        self.rows = 0
         model.generation_config.eos_token_id = None
 
         def count(module: Any, given: Any, outputs: Any) -> None:
@@ -111,12 +113,14 @@ class Translator:
     """Greedy; the end token can't be chosen."""
 
     def __init__(self, model: Any, options: Mapping[str, Any]) -> None:
-        self.model, self.options = model, options
+        self.model = model
+        self.options = options
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         import torch
 
-        ids, new = torch.tensor(work["prompts"], device=self.model.device), work["new_tokens"]
+        ids = torch.tensor(work["prompts"], device=self.model.device)
+        new = work["new_tokens"]
         found = self.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),

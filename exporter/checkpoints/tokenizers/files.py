@@ -42,7 +42,8 @@ def tokenizer_json(folder: Path) -> bytes:
         TokenizerError: A file is missing or malformed; names it and the reason.
     """
     settings = settings_of(folder)
-    saved, vocab_txt = folder / "tokenizer.json", folder / "vocab.txt"
+    saved = folder / "tokenizer.json"
+    vocab_txt = folder / "vocab.txt"
     if saved.is_file():
         tokenizer = parse(read(saved), str(saved))
         _mark_special(tokenizer, special_names(settings))
@@ -114,7 +115,8 @@ def frame_of(data: bytes, source: str) -> Frame:
             previous = sequence
         return parts
 
-    single, pair = special("a b"), special("a b", "c d")
+    single = special("a b")
+    pair = special("a b", "c d")
     if len(single) != 2 or len(pair) != 3:  # a vocabulary without letters
         return Frame()
     return Frame(single[0], pair[1], single[1])
@@ -220,7 +222,8 @@ def _wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokeniz
 
 def _add_template(tokenizer: tokenizers.Tokenizer, path: Path, names: Mapping[str, str]) -> None:
     """Frame one text as [CLS] A [SEP], two as [CLS] A [SEP] B [SEP]."""
-    cls, sep = names["cls"], names["sep"]
+    cls = names["cls"]
+    sep = names["sep"]
     ids = [(name, tokenizer.token_to_id(name)) for name in (cls, sep)]
     for name, token_id in ids:
         if token_id is None:

@@ -24,12 +24,23 @@ WAY_OUT = "take the file from the checkpoint once more"
 NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
 # From sentencepiece_model.proto. Read here: the package that does it brings a runtime of its own.
-PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5
-PIECE, SCORE, TYPE = 1, 2, 3
-MODEL_TYPE, SUFFIX_SPACE, BYTE_FALLBACK = 3, 24, 35
-CHARSMAP, DUMMY_PREFIX, TRIM, ESCAPE = 2, 3, 4, 5
+PIECES = 1
+TRAINER = 2
+NORMALIZER = 3
+DENORMALIZER = 5
+PIECE = 1
+SCORE = 2
+TYPE = 3
+MODEL_TYPE = 3
+SUFFIX_SPACE = 24
+BYTE_FALLBACK = 35
+CHARSMAP = 2
+DUMMY_PREFIX = 3
+TRIM = 4
+ESCAPE = 5
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-UNIGRAM, MODEL_TYPES = 1, {2: "BPE", 3: "word", 4: "char"}
+UNIGRAM = 1
+MODEL_TYPES = {2: "BPE", 3: "word", 4: "char"}
 
 T = TypeVar("T", int, bytes)
 Message = dict[int, list[Any]]
@@ -146,7 +157,8 @@ def read_spm(path: Path) -> SentencePieces:
 
 
 def _unsupported(model: Message, types: set[int]) -> list[str]:
-    trainer, spec = _part(model, TRAINER), _part(model, NORMALIZER)
+    trainer = _part(model, TRAINER)
+    spec = _part(model, NORMALIZER)
     kind = _last(trainer, MODEL_TYPE, UNIGRAM)
     found = {
         f"the model type {MODEL_TYPES.get(kind, kind)}": kind != UNIGRAM,
@@ -206,7 +218,8 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
     """The special tokens that have an id; refuses settings that would change ids or texts."""
-    settings, path = _settings(folder), folder / "tokenizer_config.json"
+    settings = _settings(folder)
+    path = folder / "tokenizer_config.json"
     for name in ("separate_vocabs", "sp_model_kwargs"):
         if settings.get(name):
             raise CheckpointError(f"{path}: {name} is {settings[name]!r}, which is not supported; remove it")
@@ -251,7 +264,8 @@ def _message(data: bytes) -> Message:
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
+        number = key >> 3
+        kind = key & 7
         if kind == 0:
             value, at = _varint(data, at)
             fields.setdefault(number, []).append(value)

@@ -10,7 +10,8 @@ from ...errors import CheckpointError
 from .files import tokenizer_json
 from .marian import marian_tokenizers
 
-OWN_FILES, SHARED_FILE = ("tokenizer.source.json", "tokenizer.target.json"), "tokenizer.json"
+OWN_FILES = ("tokenizer.source.json", "tokenizer.target.json")
+SHARED_FILE = "tokenizer.json"
 
 
 def translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:

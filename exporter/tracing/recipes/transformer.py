@@ -62,7 +62,8 @@ def portable(config: TransformerConfig, choices: Choices) -> Recipe:
     batch, tokens, rows = target_axes(choices)
     past = Axis("past", 0, min(OPT_TOKENS, length - 1), length - 1)
     total = Axis("total", 1, min(2 * OPT_TOKENS, length), length)
-    heads, size = config.decoder_heads, config.decoder_head_size
+    heads = config.decoder_heads
+    size = config.decoder_head_size
     return Recipe(
         graph="decoder",
         dialect="portable",
@@ -142,7 +143,8 @@ def target_axes(choices: Choices) -> tuple[Axis, Axis, Axis]:
 
 def source_specs(config: TransformerConfig, choices: Choices) -> tuple[TensorSpec, ...]:
     """What the decoder sees of the source."""
-    sources, tokens = Axis("sources", 1, 1, choices.max_batch), source_axis(choices)
+    sources = Axis("sources", 1, 1, choices.max_batch)
+    tokens = source_axis(choices)
     mask = TensorSpec("encoder_attention_mask", "source_mask", "int64", (sources, tokens))
     return (mask, *cross_specs(config, sources, tokens))
 

@@ -236,7 +236,8 @@ def in_parts(decoder: Decoder, samples: Sequence[Sample]) -> list[tuple[Logits, 
 
 def full_context(decoder: Decoder, golden: Golden) -> tuple[Logits, Logits]:
     """Fills the cache to its last slot: the prompt in chunks, then token by token."""
-    tokens, rows = golden.context, len(golden.context_logits)
+    tokens = golden.context
+    rows = len(golden.context_logits)
     run = decoder.start(1, len(tokens))
     out = [run.prefill([tokens[: len(tokens) - rows + 1]])]
     out += [run.decode([token]) for token in tokens[len(tokens) - rows + 1 :]]

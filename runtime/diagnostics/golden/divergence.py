@@ -109,11 +109,13 @@ def follow(
     steps = min(len(s.continuation) for s in samples)
     known = [dict(zip(s.steps, s.logits, strict=True)) for s in samples]
     following = set(range(len(samples)))
-    parts, divergences = [], []
+    parts = []
+    divergences = []
     for step in range(steps):
         chosen = logits.argmax(-1)
         for row in sorted(following):
-            want, got = samples[row].continuation[step], int(chosen[row])
+            want = samples[row].continuation[step]
+            got = int(chosen[row])
             reference = known[row].get(step)
             if reference is not None:
                 parts.append((logits[row : row + 1], reference[None]))

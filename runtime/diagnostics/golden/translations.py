@@ -19,7 +19,8 @@ from ..metrics import Logits, VectorMetrics, measure_vectors
 from .evenly import evenly
 from .files import Arrays
 
-GOLDEN_STEPS, GOLDEN_POSITIONS = 3, 2
+GOLDEN_STEPS = 3
+GOLDEN_POSITIONS = 2
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,8 @@ class Sample:
 
     def thinned(self) -> Sample:
         """With some of the steps and positions only, the first and last among them."""
-        steps, positions = (
-            evenly(len(self.steps), GOLDEN_STEPS),
-            evenly(len(self.positions), GOLDEN_POSITIONS),
-        )
+        steps = evenly(len(self.steps), GOLDEN_STEPS)
+        positions = evenly(len(self.positions), GOLDEN_POSITIONS)
         return replace(
             self,
             steps=tuple(self.steps[i] for i in steps),

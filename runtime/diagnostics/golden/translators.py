@@ -84,7 +84,8 @@ def decoder_cases(
 
 def skipped(engine: Engine, golden: Golden) -> list[Skipped]:
     """What `encoder_cases` and `decoder_cases` leave out."""
-    encoder, decoder = engine.encoder.artifact, engine.decoder.artifact
+    encoder = engine.encoder.artifact
+    decoder = engine.decoder.artifact
     found = []
     sources = [len(sample.source) for sample in golden.samples if len(sample.source) > longest(encoder)]
     if sources:
@@ -92,7 +93,8 @@ def skipped(engine: Engine, golden: Golden) -> list[Skipped]:
     targets = [max(len(s.source), len(s.target)) for s in golden.samples if not fits(engine, s)]
     if targets:
         found.append(too_long(decoder, f"{len(targets)} of {len(golden.samples)} targets", max(targets)))
-    beams, rows = golden.search.num_beams, decoder.axis("batch").max
+    beams = golden.search.num_beams
+    rows = decoder.axis("batch").max
     if beams > rows:
         found.append(Skipped(decoder.id, f"{beams} beams", f"{beams} rows are needed, it takes {rows}"))
     return found
@@ -100,7 +102,8 @@ def skipped(engine: Engine, golden: Golden) -> list[Skipped]:
 
 def fits(engine: Engine, sample: Sample) -> bool:
     """Whether both graphs take so many tokens."""
-    source, target = longest(engine.encoder.artifact), longest(engine.decoder.artifact)
+    source = longest(engine.encoder.artifact)
+    target = longest(engine.decoder.artifact)
     return len(sample.source) <= source and len(sample.target) <= target
 
 
@@ -148,14 +151,16 @@ def beams_case(
 
     def run() -> Outcome:
         allowed = limits["score_error"]
-        errors, failures = [], []
+        errors = []
+        failures = []
         for sample, got in zip(samples, engine.search(samples, golden.search), strict=True):
             known = {hypothesis.token_ids: hypothesis.score for hypothesis in sample.beams}
             if score is not None:
                 unknown = {h.token_ids for h in got} - known.keys()
                 known |= {tokens: score(sample, tokens) for tokens in unknown}
             errors += [abs(h.score - known[h.token_ids]) for h in got if h.token_ids in known]
-            best, second = sample.beams[0], sample.beams[min(1, len(sample.beams) - 1)]
+            best = sample.beams[0]
+            second = sample.beams[min(1, len(sample.beams) - 1)]
             # Of a target that nobody is asked about, only that PyTorch hardly preferred its own.
             lost = best.score - known.get(got[0].token_ids, second.score)
             if got[0].token_ids != best.token_ids and not lost <= 2 * allowed:

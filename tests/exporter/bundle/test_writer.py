@@ -63,7 +63,8 @@ def install_killed(tmp_path: Path, output: Path, fatal: int, how: str = "killed"
 
 
 def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path) -> None:
-    seen, steps = [], 0
+    seen = []
+    steps = 0
     while True:
         output = tmp_path / f"bundle{steps}"
         with staging_folder(output) as staging:
@@ -217,7 +218,8 @@ def test_names_in_use_are_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["onnx", "plans", "checks", "tokenizer"])
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: str) -> None:
-    output, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
+    output = tmp_path / "bundle"
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious.txt").write_text("mine")
     with staging_folder(output) as staging:

@@ -189,7 +189,10 @@ def losses(bits: int, kl: float, counted: float) -> dict[str, float]:
 
 
 # Shares of the caps: of the distributions' distance half is for activations; words are counted more coarsely.
-WELL, FAR, FLIPS, NAN = (0.49, 0.89), (0.51, 0.0), (0.0, 0.91), (math.nan, 0.0)
+WELL = (0.49, 0.89)
+FAR = (0.51, 0.0)
+FLIPS = (0.0, 0.91)
+NAN = (math.nan, 0.0)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

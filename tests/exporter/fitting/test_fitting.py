@@ -149,7 +149,8 @@ def test_a_head_that_is_not_scikit_learns_is_noticed(encoder_bundle: Path, tmp_p
     fitted = fit_head(encoder_bundle, table, tmp_path / "fitted").bundle
     head = next((fitted / "checks").glob("head-*.npz"))
     with np.load(head) as file:
-        weight, bias = file["weight"], file["bias"]
+        weight = file["weight"]
+        bias = file["bias"]
     np.savez(head, weight=weight * 1.01, bias=bias)
     manifest = json.loads((fitted / "manifest.json").read_text())
     from planforge.runtime.bundle.bundle import sha256_of

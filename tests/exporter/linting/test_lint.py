@@ -110,7 +110,8 @@ def test_int64_inputs_and_functions_are_told_of_before_tensorrt_9(tmp_path: Path
     model = model_of(
         Case("g", "", f"(int64[2,4] i) => ({Y}) {{ x = Cast <to = 1>(i) y = own.f(x) }}", 17, ("own",))
     )
-    node, opset = helper.make_node("Relu", ["a"], ["b"]), helper.make_opsetid("", 17)
+    node = helper.make_node("Relu", ["a"], ["b"])
+    opset = helper.make_opsetid("", 17)
     model.functions.append(helper.make_function("own", "f", ["a"], ["b"], [node], [opset]))
     path = tmp_path / "g.onnx"
     path.write_bytes(model.SerializeToString())
@@ -187,7 +188,8 @@ def test_every_rule_has_a_source_a_way_out_and_a_target() -> None:
 
 def with_external(folder: Path, dims: list[int], names: tuple[str, ...], file: str = "w.data") -> Path:
     """A graph that multiplies with weights of one file, one behind the other."""
-    nodes, size = [], 4 * int(np.prod(dims))
+    nodes = []
+    size = 4 * int(np.prod(dims))
     inits = []
     for i, name in enumerate(names):
         tensor = TensorProto(

@@ -230,7 +230,8 @@ def test_what_lint_calls_wrong_is_parsed_otherwise(
 @needs_rtx
 def test_a_tied_table_lies_twice_in_the_plan_if_its_rows_are_odd(tmp_path: Path) -> None:
     graphs: list[tuple[str, str, dict[str, Any]]] = []
-    tables, rules = {}, {}
+    tables = {}
+    rules = {}
     for rows in (4096, 4097):
         body = "(int64[2] i) => (float[2,n] y) { g = Gather(w, i) t = Transpose(w) y = MatMul(g, t) }"
         model = model_of(Case(str(rows), "", body))

@@ -28,7 +28,8 @@ from ...helpers.graphs import nodes, normal, parse_graph, run_graph
 
 Array = npt.NDArray[np.float32]
 
-K, N = 64, 24
+K = 64
+N = 24
 ABSOLUTE = RowRule(128, 1e-6, True)
 ONE_SIDED = RowRule(20, 0.5, False)
 SMOOTHING = np.exp(normal(K, seed=9) / 2)
@@ -136,7 +137,8 @@ def test_every_row_keeps_its_range_whatever_the_others_reach(
 
 
 def test_a_column_of_outliers_is_smoothed_and_an_even_matrix_is_not() -> None:
-    x, weight = normal(1000, K, seed=1), normal(K, N, seed=2)
+    x = normal(1000, K, seed=1)
+    weight = normal(K, N, seed=2)
     assert choose_product(x, weight).smoothing is None
     outliers = x.copy()
     outliers[:, 5] *= 60

@@ -39,7 +39,10 @@ from ...helpers.graphs import nodes
 from ...helpers.models import TINY, reference_logits, tiny_gpt2
 
 Array: TypeAlias = npt.NDArray[np.float32]
-V, LAYERS, H, D = TINY["vocab_size"], TINY["n_layer"], TINY["n_head"], 8
+V = TINY["vocab_size"]
+LAYERS = TINY["n_layer"]
+H = TINY["n_head"]
+D = 8
 CAPACITY = 40
 SLOTS = [f"cache.{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
 
@@ -165,7 +168,8 @@ class Session:
     def copy(self) -> None:
         order = self.data.draw(st.permutations(range(self.batch)))
         cut = self.data.draw(st.integers(1, self.batch))
-        sources, targets = order[:cut], order[cut:]
+        sources = order[:cut]
+        targets = order[cut:]
         copies = [(self.data.draw(st.sampled_from(sources)), target) for target in targets]
         self.run.copy_rows(copies)
         for source, target in copies:
@@ -216,7 +220,8 @@ def test_int8_slots_are_the_rounded_keys_and_values(tiny: Tiny, chunk: int) -> N
         steps = in_steps(tiny.published, prompt, tiny.scales)
         for name, stored in slots(run).items():
             assert stored.dtype == np.int8
-            exact, got = steps[name], stored[b, :, : len(prompt)].astype(np.float32)
+            exact = steps[name]
+            got = stored[b, :, : len(prompt)].astype(np.float32)
             want = np.clip(np.rint(exact), -128, 127)
             assert (np.abs(want) >= 127).any() and len(np.unique(want)) > 20  # some are clipped, most are not
             between = np.abs(exact - np.floor(exact) - 0.5) < 1e-3  # may be rounded either way

@@ -63,7 +63,8 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def test_attached_weights_compute_the_same() -> None:
-    model, parameters = graph(LINEAR), weights()
+    model = graph(LINEAR)
+    parameters = weights()
     AttachWeights(parameters)(model)
     assert [value.name for value in model.graph.inputs] == ["x"]
     x = np.random.default_rng(0).standard_normal((3, 4), np.float32)
@@ -112,7 +113,8 @@ def test_fp16_keeps_normalization_in_fp32_and_types_everything() -> None:
     ConvertToFp16(fp32_outputs=["logits"])(model)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)  # the types are consistent
     types = {str(v.name): v.dtype for v in (*model.graph.inputs, *model.graph.outputs)}
-    half, single = ir.DataType.FLOAT16, ir.DataType.FLOAT
+    half = ir.DataType.FLOAT16
+    single = ir.DataType.FLOAT
     assert types == {"x": half, "y": half, "logits": single}
     for node in model.graph:
         wanted = single if node.op_type == "LayerNormalization" else half
@@ -122,7 +124,8 @@ def test_fp16_keeps_normalization_in_fp32_and_types_everything() -> None:
 
 def test_fp16_computes_the_same_within_its_rounding() -> None:
     x = np.random.default_rng(1).standard_normal((5, 8), np.float32).astype(np.float16)
-    single, half = graph(NORMED), graph(NORMED)
+    single = graph(NORMED)
+    half = graph(NORMED)
     ConvertToFp16(fp32_outputs=["logits"])(half)
     expected = run(single, x=x.astype(np.float32))
     for got, want in zip(run(half, x=x), expected, strict=True):

@@ -24,7 +24,8 @@ seeds = st.integers(0, 2**32 - 1)
 def weights(draw: st.DrawFn) -> tuple[Array, int]:
     """A weight whose blocks are alike, far apart in size, empty, or constant; and the size of a block."""
     size = draw(st.sampled_from([128, 64, 32]))
-    rows, blocks = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    rows = draw(st.integers(1, 6))
+    blocks = draw(st.integers(1, 3))
     random = np.random.default_rng(draw(seeds))
     values = random.standard_normal((rows, blocks, size)) ** draw(st.sampled_from([1, 3]))
     values *= 10.0 ** random.integers(*draw(st.sampled_from([(0, 1), (-4, 5), (-38, 15)])), (rows, blocks, 1))
@@ -113,8 +114,11 @@ def correlated(rows: int, width: int) -> Array:
 
 @BITS
 def test_with_rows_that_it_will_see_a_weights_products_stay_closer(bits: int) -> None:
-    weight, x, unseen = normal(48, 192, seed=1), correlated(500, 192), correlated(900, 192)[500:]
-    plain, better = quantize(weight, bits, 64), quantize(weight, bits, 64, x)
+    weight = normal(48, 192, seed=1)
+    x = correlated(500, 192)
+    unseen = correlated(900, 192)[500:]
+    plain = quantize(weight, bits, 64)
+    better = quantize(weight, bits, 64, x)
     np.testing.assert_array_equal(better.scale, plain.scale)
     assert better.q.min() >= RANGE[bits][0] and better.q.max() <= RANGE[bits][1]
 

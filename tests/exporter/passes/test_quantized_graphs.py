@@ -95,7 +95,8 @@ def assert_product(got: Array, x: Array, weight: Array, size: int, bias: Array |
 @pytest.mark.parametrize("form", FORMS)
 def test_a_product_by_a_quantized_weight(form: str, bits: int, size: int) -> None:
     given = parameters()
-    body, more = FORMS[form], ", float[48, 256] z" if "z = " in FORMS[form] else ""
+    body = FORMS[form]
+    more = ", float[48, 256] z" if "z = " in FORMS[form] else ""
     if "bias" not in body:
         del given["bias"]
     model = graph(body, given, more=more)
@@ -135,7 +136,8 @@ def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
     weight = weight_of(product)
     table = dequantized(constant(lookup.inputs[0]), constant(lookup.inputs[2]), bits)
     np.testing.assert_array_equal(table, weight)
-    x, ids = normal(2, K), np.array([[0, 47, 3], [3, 11, 0]])
+    x = normal(2, K)
+    ids = np.array([[0, 47, 3], [3, 11, 0]])
     y, embedded = run_graph(model, x=x, ids=ids)
     np.testing.assert_array_equal(embedded, weight[ids])  # a row is read, not computed with
     assert_product(y, x, weight, 64)
@@ -182,7 +184,8 @@ OTHERS = {
 @pytest.mark.parametrize("form", OTHERS)
 def test_other_sums_are_still_computed(form: str, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 40)
-    given, x = parameters(), normal(4, K)
+    given = parameters()
+    x = normal(4, K)
     model = graph(OTHERS[form], given, more=", float[n, 48] z" if " z = " in OTHERS[form] else "")
     want = run_graph(model, x=x)
     (SplitSharedTable() if split else QuantizeWeights(8, 32))(model)
@@ -193,7 +196,8 @@ def test_other_sums_are_still_computed(form: str, split: bool, monkeypatch: pyte
 
 def test_a_sum_with_a_single_number_is_still_computed() -> None:
     given = {**parameters(), "bias": torch.tensor([0.5])}
-    model, x = graph(FORMS["MatMul and a sum"], given), normal(4, K)
+    model = graph(FORMS["MatMul and a sum"], given)
+    x = normal(4, K)
     want = run_graph(model, x=x)[0]
     QuantizeWeights(8, 32)(model)
     np.testing.assert_allclose(run_graph(model, x=x)[0], want, atol=0.5)
@@ -234,7 +238,8 @@ def large(bias: bool) -> tuple[ir.Model, Weights]:
 def test_a_large_table_is_opened_in_parts_and_stored_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None, bias: bool
 ) -> None:
-    x, ids = normal(3, 32), np.array([[ROWS - 1, 0]])
+    x = normal(3, 32)
+    ids = np.array([[ROWS - 1, 0]])
     results = {}
     for parts in (1, PARTS):
         monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 10**9 if parts == 1 else SPLIT_FROM_ROWS)
@@ -252,7 +257,8 @@ def test_a_large_table_is_opened_in_parts_and_stored_once(
         assert table + ROWS * 4 * bias <= size < table + ROWS * 4 * bias + 3 * 65536  # aligned to pages
     for one, split in zip(results[1], results[PARTS], strict=True):
         np.testing.assert_allclose(split, one, rtol=1e-5, atol=1e-4)
-    weight, own = given["weight"].numpy(), given["bias"].numpy() if bias else 0.0
+    weight = given["weight"].numpy()
+    own = given["bias"].numpy() if bias else 0.0
     # Against the weights themselves: int4 is off by about 0.1 a number, of which there are 32 in a row.
     tolerance = {None: 1e-4, 8: 0.5, 4: 4.0}[bits]
     np.testing.assert_allclose(results[PARTS][0], x @ weight.T + own, atol=tolerance)

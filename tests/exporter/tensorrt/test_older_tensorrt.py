@@ -28,7 +28,8 @@ from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from ...helpers.machines import Driver
 from ...helpers.tensorrt_surface import limited
 
-V8_5, V8_6 = (8, 5), (8, 6)
+V8_5 = (8, 5)
+V8_6 = (8, 6)
 
 
 def rewritten(model: onnx.ModelProto, version: tuple[int, int]) -> onnx.ModelProto:
@@ -282,7 +283,8 @@ def test_the_estimate_counts_what_is_written_in_place_once(demo_bundle: Path) ->
         )
     )
     config = manifest.config
-    heads, width = config["n_head"], config["n_embd"]
+    heads = config["n_head"]
+    width = config["n_embd"]
     cache = 2 * config["n_layer"] * 2 * heads * 64 * (width // heads) * 2  # k and v, 2 rows, 64 slots, fp16
     logits = 2 * config["vocab_size"] * 4
     assert found["decode"]["tensors"] == cache + logits + 2 * 8 + 2 * 4 + 2 * 8  # ids, lengths, rows

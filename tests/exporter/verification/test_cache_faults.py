@@ -50,7 +50,8 @@ def late_slot(module: str) -> Plant:
     """A layer's attention that begins a slot too late, where there is one."""
 
     def plant(model: ir.Model) -> None:
-        node, int32 = node_of(model, module, ATTENTION), ir.TensorType(ir.DataType.INT32)
+        node = node_of(model, module, ATTENTION)
+        int32 = ir.TensorType(ir.DataType.INT32)
         one = constant(model, "one", np.array([1], np.int32))
         late = ir.node("Add", [node.inputs[5], one])
         slots = ir.node("Shape", [node.inputs[3]], {"start": 2, "end": 3})

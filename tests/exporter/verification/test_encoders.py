@@ -96,7 +96,8 @@ def swap_key_and_value(model: ir.Model) -> None:
         )
         for w in ("key", "value")
     )
-    a, b = key.inputs[1], value.inputs[1]
+    a = key.inputs[1]
+    b = value.inputs[1]
     key.replace_input_with(1, b)
     value.replace_input_with(1, a)
 

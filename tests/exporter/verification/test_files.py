@@ -246,7 +246,8 @@ def feeds(demo_bundle: Path, tmp_path: Path) -> Path:
 
 
 def test_what_could_not_be_verified_leaves_no_green_file(own_bundle: Path, tmp_path: Path) -> None:
-    junit, page = tmp_path / "junit.xml", tmp_path / "page.html"
+    junit = tmp_path / "junit.xml"
+    page = tmp_path / "page.html"
     junit.write_text("<testsuites/>")
     (own_bundle / Bundle.open(own_bundle).manifest.artifacts[0].file).write_bytes(b"damaged")
     done = planforge("verify", own_bundle, "--junit", junit, "--report", page)
@@ -259,7 +260,8 @@ def test_what_could_not_be_verified_leaves_no_green_file(own_bundle: Path, tmp_p
 
 def test_a_file_that_onnx_runtime_cannot_load_fails_and_is_reported(tmp_path: Path, inputs: Path) -> None:
     broken = write_file(tmp_path / "broken.onnx", MASKED.replace("Softmax", "Sofmax"))
-    junit, page = tmp_path / "junit.xml", tmp_path / "page.html"
+    junit = tmp_path / "junit.xml"
+    page = tmp_path / "page.html"
     done = planforge("verify", broken, "--inputs", inputs, "--junit", junit, "--report", page, "--json")
     assert done.returncode == 1
     (comparison,) = json.loads(done.stdout)["comparisons"]

@@ -103,7 +103,8 @@ def decoder_faults(artifact: str) -> list[Fault]:
 
 
 def encoder_faults(artifact: str) -> list[Fault]:
-    output, inner = "layers.1.attention.output", "layers.0.intermediate"
+    output = "layers.1.attention.output"
+    inner = "layers.0.intermediate"
     half = artifact.endswith("fp16")
     return [
         Fault("a transposed weight", transposed(output), output, PRODUCT),
@@ -123,7 +124,8 @@ def encoder_faults(artifact: str) -> list[Fault]:
 
 
 def translator_faults(artifact: str) -> list[Fault]:
-    side, half = artifact.partition(".")[0], artifact.endswith("fp16")
+    side = artifact.partition(".")[0]
+    half = artifact.endswith("fp16")
     words = {"encoder": "source", "decoder": "target"}[side]
     output = f"{side}.layers.1.attention.output"
     norm = f"{side}.layers.0.attention_residual.norm"
@@ -248,7 +250,8 @@ def test_a_stale_cache_is_caught(
     name: str,
     break_cache: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
-    own, graph = ground("GPT-2"), ground("GPT-2").bundle.manifest.artifact(artifact)
+    own = ground("GPT-2")
+    graph = ground("GPT-2").bundle.manifest.artifact(artifact)
     break_cache(monkeypatch)
     failed, culprit = own.examined(own.bundle, graph, own.witnesses(graph))
     assert failed
@@ -276,7 +279,8 @@ def test_beams_whose_cache_rows_are_not_copied_are_caught(
 def test_a_fault_of_steps_of_several_tokens_is_caught(
     ground: Callable[[str], Ground], table: list[tuple[str, str, str, str]]
 ) -> None:
-    own, artifact = ground("GPT-2"), "decoder.portable.fp32"
+    own = ground("GPT-2")
+    artifact = "decoder.portable.fp32"
     fault = Fault("the future is seen after a past", future_after_a_past, "", ())
     with own.damaged(artifact, fault) as bundle:
         failed, culprit = own.examined(bundle, bundle.manifest.artifact(artifact))

@@ -97,7 +97,8 @@ def test_counted_shares_have_their_cap_and_kl_nine_times_what_rounding_does() ->
 
 def random_passages(seed: int, lengths: list[int], V: int) -> tuple[list[Passage], list[Array]]:
     random = np.random.default_rng(seed)
-    passages, got = [], []
+    passages = []
+    got = []
     for length in lengths:
         logits = 3 * random.standard_normal((length - 1, V)).astype(np.float32)
         tokens = tuple(int(token) for token in random.integers(0, V, length))
@@ -138,7 +139,8 @@ def test_golden_data_gives_the_same_verdict(
     again = from_arrays(arrays)
     assert limits == {"int8": {"text_kl": 0.1}}
     assert [p.tokens for p in again] == [p.tokens for p in passages]
-    full, thin = measure_text(got, passages), measure_text(got, again)
+    full = measure_text(got, passages)
+    thin = measure_text(got, again)
     # Of all positions, but for the distributions, of which some are kept.
     assert (thin.top1_changes, thin.rows) == (full.top1_changes, full.rows)
     assert thin.perplexity_change == pytest.approx(full.perplexity_change, rel=1e-6)

@@ -237,7 +237,8 @@ def test_verify_writes_the_page_and_the_xml_of_what_failed(
     demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
-    page, junit = tmp_path / "parity.html", tmp_path / "parity.xml"
+    page = tmp_path / "parity.html"
+    junit = tmp_path / "parity.xml"
     options = ["--only", "decoder.ort.fp32", "--limit", "mean_error=0"]
     files = ["--report", str(page), "--junit", str(junit)]
     done = CliRunner().invoke(app, ["verify", str(demo_bundle), *options, *files])

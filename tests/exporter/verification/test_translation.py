@@ -27,7 +27,8 @@ from planforge.runtime.errors import InputError, TokenizerError
 from ...helpers.graphs import nodes, replace_graph
 from ...helpers.models import edit_json
 
-ENCODER, DECODER = "encoder.portable.fp32", "decoder.portable.fp32"
+ENCODER = "encoder.portable.fp32"
+DECODER = "decoder.portable.fp32"
 
 
 @pytest.fixture
@@ -96,7 +97,8 @@ def swap_keys_and_values(model: ir.Model) -> None:
     key, value = model.graph.outputs[:2]
     names = key.name, value.name
     model.graph.outputs[0], model.graph.outputs[1] = value, key
-    key.name, value.name = "swapped", names[0]
+    key.name = "swapped"
+    value.name = names[0]
     key.name = names[1]
 
 
@@ -166,7 +168,8 @@ def test_attention_of_another_layer_is_caught(
         one, other = (model.graph.outputs[i] for i in at)
         model.graph.outputs[at[0]], model.graph.outputs[at[1]] = other, one
         names = one.name, other.name
-        one.name, other.name = "swapped", names[0]
+        one.name = "swapped"
+        other.name = names[0]
         one.name = names[1]
 
     replace_graph(bundle, DECODER, swap)

@@ -47,7 +47,8 @@ def logits(seed: int = 0) -> npt.NDArray[np.float32]:
 
 
 def test_measured_kl_is_torchs() -> None:
-    want, got = logits(), logits() + np.float32(0.1) * logits(1)
+    want = logits()
+    got = logits() + np.float32(0.1) * logits(1)
     expected = torch.nn.functional.kl_div(
         torch.from_numpy(got).log_softmax(-1),
         torch.from_numpy(want).log_softmax(-1),

@@ -86,7 +86,8 @@ def test_every_precision_passes_its_gate(exported: Exported) -> None:
         f"decoder.ort.{p}" for p in ("fp32", "int8", "int4", "fp32-kv8", "int8-kv8")
     ]
     for artifact in artifacts:
-        kind, measured = PRECISIONS[artifact.precision], artifact.gate["measured"]
+        kind = PRECISIONS[artifact.precision]
+        measured = artifact.gate["measured"]
         assert artifact.gate["passed"]
         assert "text_kl" in measured
         wanted = {"bits": kind.weight_bits, "cache_bits": kind.cache_bits}
@@ -192,7 +193,8 @@ def test_int8_slots_are_the_rounded_keys_and_values(
 
 
 def test_a_later_verification_finds_the_calibration_of_the_export(exported: Exported) -> None:
-    again, first = recorded(Bundle.open(exported.folder), load_model(DEMO)), exported.calibration
+    again = recorded(Bundle.open(exported.folder), load_model(DEMO))
+    first = exported.calibration
     assert set(again.blocks) == set(first.blocks) == {8, 4}
     parameters = dict(load_model(DEMO).named_parameters())
     for bits, weights in again.blocks.items():

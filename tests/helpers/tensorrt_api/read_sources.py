@@ -86,7 +86,9 @@ def tokens_of(text: str) -> list[str]:
 
 def end_of(tokens: Sequence[str], start: int) -> int:
     """The index behind the bracket that closes the one at `start`."""
-    opening, closing, depth = tokens[start], CLOSING[tokens[start]], 0
+    opening = tokens[start]
+    closing = CLOSING[tokens[start]]
+    depth = 0
     for i in range(start, len(tokens)):
         depth += (tokens[i] == opening) - (tokens[i] == closing)
         if depth == 0:
@@ -101,7 +103,8 @@ def read_header(text: str, into: Headers) -> None:
     scopes: list[Scope] = []
     start = i = 0
     while i < len(tokens):
-        pending, token = tokens[start:i], tokens[i]
+        pending = tokens[start:i]
+        token = tokens[i]
         if token == "{" and "enum" in pending:
             i = end_of(tokens, i)
             name = [*until(pending, ":")][-1]
@@ -201,7 +204,8 @@ def read_binding(
     arguments: dict[str, list[str]],
 ) -> int:
     """Reads `py::class_<IA, IBase> variable{m, "A"}.def(...)` from `class_` on; returns where it ends."""
-    kind, close = tokens[i], end_of(tokens, i + 1)
+    kind = tokens[i]
+    close = end_of(tokens, i + 1)
     types = ["".join(part) for part in arguments_of(tokens[i + 2 : close - 1])]
     variable = tokens[close] if tokens[close] not in CLOSING else ""
     opening = close + bool(variable)
@@ -267,7 +271,8 @@ def add_bound(tokens: Sequence[str], found: Bindings) -> None:
 
 def read_attribute(tokens: Sequence[str], i: int, found: Bindings) -> None:
     """Reads `m.attr("x") = ...;`: another name of an enum, or a constant."""
-    name, value = tokens[i + 4].strip('"'), tokens[i + 7 : i + 13]
+    name = tokens[i + 4].strip('"')
+    value = tokens[i + 7 : i + 13]
     if value[:4] == ["m", ".", "attr", "("]:
         found.enums[name] = found.enums[value[4].strip('"')]
     elif not name.startswith("_"):
@@ -285,7 +290,8 @@ def read_package(text: str, into: Bindings) -> None:
 def read_release(version: str, python: Path, folders: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
     """All names of a release, and the C++ names that the bindings use and the headers lack."""
     headers = {name: text for folder in folders for name, text in texts_of(folder, HEADERS).items()}
-    bindings, package = texts_of(python, BINDINGS), texts_of(python, PACKAGES)
+    bindings = texts_of(python, BINDINGS)
+    package = texts_of(python, PACKAGES)
     declared = Headers()
     for text in headers.values():
         read_header(text, declared)

@@ -37,7 +37,8 @@ from ...helpers.models import edit_json, greedy
 TARGETS = {"ort-cuda": "cuda", "tensorrt-rtx": "rtx", "tensorrt": "tensorrt"}  # of export, by backend
 PRECISIONS = {"ort-cuda": ("fp32", "fp16"), "tensorrt-rtx": ("fp16",), "tensorrt": ("fp16",)}
 DEMOS = ("gpt2-demo", "bert-demo", "transformer-demo")
-PROMPT, NEW = "Now therefore", 40
+PROMPT = "Now therefore"
+NEW = 40
 NO_SM = "sm75"  # an architecture of TensorRT-RTX; sm120 stands in for it where the GPU is one
 
 
@@ -252,8 +253,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 def test_a_captured_copy_happens_when_it_is_launched_and_again_with_what_is_there_then(
     device: Device,
 ) -> None:
-    ones, twos = np.full(1000, 1, np.float32), np.full(1000, 2, np.float32)
-    source, target = uploaded(device, "a test", ones), uploaded(device, "a test", np.zeros(1000, np.float32))
+    ones = np.full(1000, 1, np.float32)
+    twos = np.full(1000, 2, np.float32)
+    source = uploaded(device, "a test", ones)
+    target = uploaded(device, "a test", np.zeros(1000, np.float32))
 
     def copy() -> None:
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice

@@ -60,7 +60,8 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path]) -> None:
     folder = head_bundle("classifier")
     texts = ["a bird can fly", "the baker sells bread and the plane can not fly", "bread"] * 3
     with TextEncoder.load(folder, backend="ort-cpu", precision="fp16") as model:
-        meant, labels = model.embed(texts), model.classify(texts)
+        meant = model.embed(texts)
+        labels = model.classify(texts)
     with emulated_ort_cuda(), TextEncoder.load(folder, backend="ort-cuda", precision="fp16") as model:
         np.testing.assert_allclose(model.embed(texts), meant, atol=1e-6)
         assert [one.label for one in model.classify(texts)] == [one.label for one in labels]

@@ -154,7 +154,8 @@ def test_auto_goes_on_where_a_plan_does_not_open(own_bundle: Path, caplog: pytes
         trt.invalid = 1 | 4
         assert "cannot run here: VERSION_MISMATCH, OLD_CUDA_DRIVER" in line()
         trt.invalid = 0
-        plans, trt.plans = trt.plans, {}
+        plans = trt.plans
+        trt.plans = {}
         assert "the magic tag does not match" in line()
         trt.plans = plans
         assert cuda.used == 0

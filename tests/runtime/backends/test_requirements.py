@@ -18,7 +18,8 @@ from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.errors import BackendUnavailableError
 
 FLOATS: dict[str, Any] = {}
-WEIGHTS, CACHE = {"bits": 8, "block_size": 64}, {"cache_bits": 8}
+WEIGHTS = {"bits": 8, "block_size": 64}
+CACHE = {"cache_bits": 8}
 
 
 def artifact(quantization: dict[str, Any]) -> Artifact:

@@ -141,7 +141,8 @@ def test_embeddings_and_labels(head_bundle: Callable[[str], Path], tmp_path: Pat
     build(bundle, target="rtx", sms=["sm86"], limits={"batch": 4})
     texts = ["a bird can fly", "the baker sells bread and the plane can not fly", "bread", "plane"] * 3
     with TextEncoder.load(bundle, backend="ort-cpu", precision="fp16") as model:
-        meant, labels = model.embed(texts), model.classify(texts)
+        meant = model.embed(texts)
+        labels = model.classify(texts)
     with emulated_gpu(bundle), TextEncoder.load(bundle, backend="tensorrt-rtx") as model:
         assert model.encoder.max_batch == 4
         np.testing.assert_allclose(model.embed(texts), meant, atol=1e-6)
@@ -176,7 +177,8 @@ def test_steps_that_repeat_are_captured_once(tensorrt_bundle: Path) -> None:
         TextGenerator.load(tensorrt_bundle, backend="tensorrt") as model,
     ):
         first = model.generate(PROMPT, max_new_tokens=20)
-        launches, captured = cuda.graph_launches, cuda.calls.count("cudaStreamBeginCapture")
+        launches = cuda.graph_launches
+        captured = cuda.calls.count("cudaStreamBeginCapture")
         assert (launches, captured) == (18, 1)  # prefill, a first step, and the others by the graph
         for captured in (2, 2):
             # The next call's cache lies where the last one's did; a prefill that is repeated is captured too.
@@ -261,7 +263,8 @@ def test_only_steps_whose_shapes_repeat_wait_for_kernels_of_their_own(demo_bundl
 # Every line counts
 
 
-PROGRAM, CACHE = "backends/tensorrt_program.py", "decoding/cache.py"
+PROGRAM = "backends/tensorrt_program.py"
+CACHE = "decoding/cache.py"
 LINES = [
     (PROGRAM, "            self.device.synchronise()\n            return {name", "            return {name"),
     (PROGRAM, "if not lane.context.set_input_shape(name, shape):", "if False:"),

@@ -37,7 +37,8 @@ def tensorrt(version: str) -> Any:
 def test_its_names_are_the_release_s_and_no_others(version: str) -> None:
     import tensorrt_rtx
 
-    surface, trt = Surface(version), tensorrt(version)
+    surface = Surface(version)
+    trt = tensorrt(version)
     assert trt.__version__ == surface.release and trt.__name__ == "tensorrt"
     for name in {*dir(tensorrt_rtx), *surface.classes, *surface.enums, *surface.functions}:
         if name[0] != "_" and "." not in name:
@@ -108,7 +109,8 @@ def test_a_weakly_typed_release_records_its_flags(version: str) -> None:
 
 
 def test_enums_keep_their_numbers_and_compare() -> None:
-    trt, surface = tensorrt("8.6"), Surface("8.6")
+    trt = tensorrt("8.6")
+    surface = Surface("8.6")
     assert surface.numbers["BuilderFlag"]["kFP16"] == int(trt.BuilderFlag.FP16) == 0
     assert int(trt.BuilderFlag.INT8) == 1
     assert trt.BuilderFlag.FP16 != trt.BuilderFlag.INT8
@@ -165,7 +167,8 @@ def test_a_logger_that_is_derived_hears_the_real_messages() -> None:
 
 # The builder's code
 
-BATCH, TOKENS = Axis("batch", 1, 1, 3), Axis("tokens", 1, 1, 16)
+BATCH = Axis("batch", 1, 1, 3)
+TOKENS = Axis("tokens", 1, 1, 16)
 QUERY = TensorSpec("q", "q", "float16", (BATCH, 4, TOKENS, 8))
 KEY, VALUE = (TensorSpec(name, name, "float16", (BATCH, 4, 16, 8)) for name in "kv")
 X, Y = (TensorSpec(name, name, "float16", (BATCH, 4)) for name in "xy")

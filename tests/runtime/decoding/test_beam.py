@@ -22,7 +22,9 @@ torch.set_num_threads(1)
 
 Float32 = npt.NDArray[np.float32]
 fast = settings(deadline=None, max_examples=100)
-EOS, PAD, VOCABULARY = 0, 59, 60
+EOS = 0
+PAD = 59
+VOCABULARY = 60
 MARIAN = Constraints(eos=(EOS,), suppressed=(PAD,))
 TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -114,7 +116,8 @@ def check_varied(best: list[tuple[int, ...]]) -> None:
 
 
 def check_same(sources: Any, search: Search) -> None:
-    expected, got = theirs(sources, search), ours(sources, search)
+    expected = theirs(sources, search)
+    got = ours(sources, search)
     if len(sources) == 50:
         check_varied([hypotheses[0][0] for hypotheses in expected])
     for mine, others in zip(got, expected, strict=True):

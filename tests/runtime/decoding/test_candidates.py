@@ -29,7 +29,8 @@ from planforge.runtime.errors import BackendError, InputError, ManifestError
 from ...helpers.candidates import artifact_of
 from ...helpers.emulated_gpu import emulated_gpu
 
-V, K = 30, 6
+V = 30
+K = 6
 PROMPTS = ["Now therefore", "In the beginning God created the heaven", "And"]
 
 
@@ -126,7 +127,8 @@ def test_a_plan_that_picks_gives_the_same_answers_and_copies_less(own_bundle: Pa
     ]
 
     def answers() -> tuple[list[Any], list[int]]:
-        found, copied = [], []
+        found = []
+        copied = []
         with (
             emulated_gpu(own_bundle) as cuda,
             TextGenerator.load(own_bundle, backend="tensorrt-rtx") as model,

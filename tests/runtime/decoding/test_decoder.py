@@ -69,7 +69,8 @@ def test_prefill_in_chunks_and_decode_equal_each_row_in_one_pass(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_second_prefill_continues_every_row(dialect: str) -> None:
-    first, second = [[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 1], [2, 3]]
+    first = [[1, 2, 3], [4], [5, 6]]
+    second = [[7], [8, 9, 10, 1], [2, 3]]
     run = start(dialect, 3)
     run.prefill(first)
     logits = run.prefill(second, chunk=2)
@@ -92,7 +93,8 @@ def test_extend_gives_the_logits_after_every_token(dialect: str, prompt: list[in
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_runs_of_one_decoder_do_not_disturb_each_other(dialect: str) -> None:
     shared = decoder(dialect)
-    a, b = shared.start(1, 8), shared.start(2, 8)
+    a = shared.start(1, 8)
+    b = shared.start(2, 8)
     a.prefill([[1, 2]])
     b.prefill([[3], [4, 5]])
     assert_close(a.decode([6]), expected([1, 2, 6])[-1:])
@@ -237,7 +239,8 @@ def full(value: float, *shape: int) -> Numbers:
 
 def test_ort_outputs_are_arrays_of_their_own(tmp_path: Path) -> None:
     program = OrtProgram(onnx_file(tmp_path, "Add", ADD), threads=1)
-    x, y = full(1, 2, 3), full(2, 2, 3)
+    x = full(1, 2, 3)
+    y = full(2, 2, 3)
     first = program.run({"x": x, "y": y}, {})["sum"]
     second = program.run({"x": full(10, 2, 3), "y": y}, {})["sum"]
     np.testing.assert_array_equal(first, full(3, 2, 3))  # the second run left it alone

@@ -87,11 +87,13 @@ def test_processing_is_that_of_transformers(logits: Float32, sampling: Sampling,
         np.testing.assert_array_equal(got, whole)  # to the last bit
         return
     for mine, theirs, row in zip(got, reference(logits, histories, sampling), whole, strict=True):
-        kept, expected = mine > -np.inf, theirs > -np.inf
+        kept = mine > -np.inf
+        expected = theirs > -np.inf
         np.testing.assert_array_equal(mine[kept], row[kept])
         # Sorted, because torch keeps arbitrary ones of equal logits. A sum may lie on the border to
         # within float32's rounding, where exp of the two libraries decides: one token more or less.
-        ours, others = np.sort(mine[kept]), np.sort(theirs[expected])
+        ours = np.sort(mine[kept])
+        others = np.sort(theirs[expected])
         if len(ours) == len(others):
             np.testing.assert_array_equal(ours, others)
         else:

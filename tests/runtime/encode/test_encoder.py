@@ -89,7 +89,8 @@ def windows_of(tokenizer: Any, text: str, stride: int) -> list[tuple[int, list[i
     """Windows of 254 tokens, each with where it starts; the last one ends where the text does."""
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     starts = [*range(0, len(ids) - 254, 254 - stride), len(ids) - 254]
-    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    cls = tokenizer.cls_token_id
+    sep = tokenizer.sep_token_id
     return [(start, [cls, *ids[start : start + 254], sep]) for start in starts]
 
 
@@ -108,7 +109,8 @@ def test_embeddings_are_sentence_transformers(model: TextEncoder, sbert: Any) ->
 
 
 def test_a_text_of_a_megabyte_is_cut_like_sentence_transformers(model: TextEncoder, sbert: Any) -> None:
-    sentence, times = "Ein naïver Text, 我在北京, der nie endet. ", 2**20 // 40
+    sentence = "Ein naïver Text, 我在北京, der nie endet. "
+    times = 2**20 // 40
     text = sentence * times
     assert len(text.encode()) > 2**20
     (result,) = model.iterate("embed", [text])
@@ -118,7 +120,8 @@ def test_a_text_of_a_megabyte_is_cut_like_sentence_transformers(model: TextEncod
 
 def test_special_tokens_in_a_text_are_text_unless_asked_for(model: TextEncoder, sbert: Any) -> None:
     text = "the first [SEP] and the second"
-    plain, parsed = model.embed(text), model.embed(text, parse_special=True)
+    plain = model.embed(text)
+    parsed = model.embed(text, parse_special=True)
     np.testing.assert_allclose(parsed, encoded(sbert, [text])[0], atol=1e-5)
     assert plain @ parsed < 0.999
     assert model.count_tokens(text) == model.count_tokens(text, parse_special=True) + 2

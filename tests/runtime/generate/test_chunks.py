@@ -268,7 +268,8 @@ def test_a_prompt_that_is_cut_keeps_the_special_tokens_that_begin_it() -> None:
 def test_after_close_nothing_reaches_the_engine(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, steps = generator(dialect)
     run = model.decoder.start(2, 8)
-    unpulled, running = model.stream("abc"), model.stream("abc", **REUSE)
+    unpulled = model.stream("abc")
+    running = model.stream("abc", **REUSE)
     answers = model.iterate(["abc"])
     next(running)
     model.close()

@@ -95,7 +95,9 @@ def test_the_usual_budget_and_cost() -> None:
 
 
 def fake_artifact(max_batch: int = 4, segments: bool = True) -> Artifact:
-    batch, tokens, rows = Axis("batch", 1, 1, max_batch), Axis("tokens", 1, 8, 64), Axis("rows", 1, 1, 64)
+    batch = Axis("batch", 1, 1, max_batch)
+    tokens = Axis("tokens", 1, 8, 64)
+    rows = Axis("rows", 1, 1, 64)
     inputs = {"the_ids": "ids", "the_mask": "mask", "the_segments": "segments"}
     if not segments:
         del inputs["the_segments"]
@@ -121,7 +123,8 @@ class FakeGraph:
         self.shapes: list[tuple[int, ...]] = []
 
     def __call__(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        ids, mask = inputs["the_ids"], inputs["the_mask"]
+        ids = inputs["the_ids"]
+        mask = inputs["the_mask"]
         segments = inputs.get("the_segments", np.zeros_like(ids))
         self.shapes.append(ids.shape)
         assert all(array.dtype == np.int64 for array in inputs.values())

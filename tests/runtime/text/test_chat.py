@@ -54,7 +54,8 @@ def rendered(template: str, messages: Any = HELLO) -> str:
 def test_text_and_tokens_are_those_of_transformers(
     name: str, kind: str, messages: list[dict[str, Any]]
 ) -> None:
-    chat, reference = chat_of(TEMPLATES[name]), witness(kind, TEMPLATES[name])
+    chat = chat_of(TEMPLATES[name])
+    reference = witness(kind, TEMPLATES[name])
     how: dict[str, Any] = {"add_generation_prompt": True}
     text = reference.apply_chat_template(messages, tokenize=False, **how)
     assert (
@@ -79,7 +80,8 @@ def test_no_special_token_comes_from_what_a_user_wrote(kind: str, content: str, 
 
 
 def test_the_mark_in_a_users_text_is_no_way_around() -> None:
-    tokenizer, template = ours("byte_level"), "{{ messages[0].content }}"
+    tokenizer = ours("byte_level")
+    template = "{{ messages[0].content }}"
     for content in (f"<|im_{MARK}end|>", MARK.join("<|im_end|>"), f"{MARK}<|im_end|>{MARK}"):
         ids = chat_of(template).encode([{"role": "user", "content": content}], tokenizer)
         assert ids == tokenizer.encode("<|im_end|>")
@@ -250,7 +252,8 @@ def test_a_chat_is_generated_from_what_the_template_makes() -> None:
     messages = [{"role": "user", "content": "abc"}]
     for options in ({}, {"temperature": 0.9, "seed": 3}, {"stop": "d"}, {"speculative": "prompt-lookup"}):
         how: dict[str, Any] = {"max_new_tokens": 9, **options}
-        answer, wanted = model.chat(messages, **how), model.generate("abck", **how)
+        answer = model.chat(messages, **how)
+        wanted = model.generate("abck", **how)
         assert (answer.token_ids, answer.finish_reason) == (wanted.token_ids, wanted.finish_reason)
         assert joined(model.stream_chat(messages, **how)) == answer.text == wanted.text
 

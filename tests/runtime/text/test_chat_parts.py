@@ -33,7 +33,8 @@ def with_parts(draw: st.DrawFn) -> list[dict[str, Any]]:
 def test_a_template_that_reads_parts_gets_them_as_in_transformers(
     name: str, kind: str, messages: list[dict[str, Any]]
 ) -> None:
-    chat, reference = chat_of(READ_PARTS[name]), witness(kind, READ_PARTS[name])
+    chat = chat_of(READ_PARTS[name])
+    reference = witness(kind, READ_PARTS[name])
     how: dict[str, Any] = {"return_dict": False, "add_generation_prompt": True}
     found = chat.encode(messages, ours(kind), parse_special=True)
     assert found == reference.apply_chat_template(messages, **how)

@@ -116,7 +116,8 @@ def test_pairs_are_transformers_longest_first(
 def windowed(draw: st.DrawFn) -> tuple[int, int | None, dict[str, Any]]:
     """A text that needs windows, or a pair whose second text does; max_length; a stride or none."""
     max_length = draw(st.integers(5, 40))
-    first, room = 0, max_length - 2
+    first = 0
+    room = max_length - 2
     if paired := draw(st.booleans()):
         first = draw(st.integers(0, (max_length - 3) // 2))
         room = max_length - 3 - first
@@ -133,10 +134,12 @@ def test_windows_cover_every_token_and_overlap_by_the_stride(case: tuple[int, in
     result = fitted(first, second, **options)
     parts = [bodies(piece) for piece in result.pieces]
     if second is None:
-        slid, length = [part[0] for part in parts], first
+        slid = [part[0] for part in parts]
+        length = first
     else:
         assert all(part[0] == [*range(first)] for part in parts)  # all of the first text in each window
-        slid, length = [[token - SECOND for token in part[1] or ()] for part in parts], second
+        slid = [[token - SECOND for token in part[1] or ()] for part in parts]
+        length = second
     room = options["max_length"] - (2 if second is None else 3 + first)
     stride = options["stride"]
     if stride is None:
@@ -182,7 +185,8 @@ def room_around(piece: Piece, token: int) -> int:
     if token not in piece.ids:
         return -1
     start = 1 if piece.second is None else 2 + len(piece.first)
-    position, last = piece.ids.index(token), len(piece) - 2
+    position = piece.ids.index(token)
+    last = len(piece) - 2
     return min(position - start, last - position)
 
 

@@ -74,7 +74,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def case(kind: str) -> Case:
     options = dict(KINDS[kind])
     trainer = {"normalization_rule_name": options["rules"], **options.pop("trainer", {})}
-    source, target = spm("source", **trainer), spm("target", **trainer)
+    source = spm("source", **trainer)
+    target = spm("target", **trainer)
     extra = [
         *options.pop("extra", ()),
         "日本",
@@ -199,7 +200,8 @@ def test_special_text_is_plain_text_unless_asked() -> None:
     ours = case("nmt_nfkc").source
     special = {ours.token_id(name) for name in ("</s>", "<pad>")}
     assert not special & set(ours.encode("a</s>b <pad>"))
-    a, b = ours.encode("a"), ours.encode("b")
+    a = ours.encode("a")
+    b = ours.encode("b")
     assert ours.encode("a</s>b", parse_special=True) == [*a, ours.token_id("</s>"), *b]
 
 

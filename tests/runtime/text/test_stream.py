@@ -122,7 +122,8 @@ def test_the_cut_does_not_depend_on_the_split(splits: list[str], stops: list[str
     text = "".join(splits)
     expected, found = cut(text, stops)
     for split in (splits, [text], list(text)):
-        stop, shown = StopStrings(stops), ""
+        stop = StopStrings(stops)
+        shown = ""
         for piece in split:
             shown += stop.push(piece)
             assert expected.startswith(shown), "showed what belongs to a stop string"

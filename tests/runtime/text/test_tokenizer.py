@@ -98,7 +98,8 @@ def test_no_text_becomes_a_special_token(kind: str, text: str, extra: str) -> No
 
 
 def test_unigram_and_word_level_spell_a_special_token_out() -> None:
-    unigram, word_level = load(metaspace()), load(words())
+    unigram = load(metaspace())
+    word_level = load(words())
     assert unigram.decode(unigram.encode("a</s>a")) == "a</s>a"
     assert unigram.encode("a</s>", parse_special=True)[-1] == unigram.token_id("</s>")
     assert set(word_level.encode("<eos>")) == {word_level.token_id("[UNK]")}
@@ -106,7 +107,8 @@ def test_unigram_and_word_level_spell_a_special_token_out() -> None:
 
 
 def test_both_ways_of_encoding_from_many_threads() -> None:
-    tokenizer, wrong = load(byte_level()), []
+    tokenizer = load(byte_level())
+    wrong = []
 
     def work(parse_special: bool) -> None:
         for _ in range(200):

@@ -125,7 +125,8 @@ def check_text(ours: Tokenizer, witness: Any, text: str) -> None:
 @pytest.mark.parametrize("config", every_config(), ids=json.dumps)
 def test_texts_and_pairs_are_those_of_transformers(config: dict[str, bool], source: str) -> None:
     ours, framing, witness, roles = loaded(json.dumps(config), source)
-    cls, sep = roles["cls"], roles["sep"]
+    cls = roles["cls"]
+    sep = roles["sep"]
     for first, second in PAIRS:
         check_text(ours, witness, first)
         a, b = ours.encode_batch([first, second])
@@ -133,7 +134,8 @@ def test_texts_and_pairs_are_those_of_transformers(config: dict[str, bool], sour
         expected = witness([first], [second], split_special_tokens=True)
         assert [[cls, *a.ids, sep, *b.ids, sep]] == expected["input_ids"]
         assert [[0] * (len(a) + 2) + [1] * (len(b) + 1)] == expected["token_type_ids"]
-        framed, expected = framing.encode(first, second), witness([first], [second])
+        framed = framing.encode(first, second)
+        expected = witness([first], [second])
         assert [framed.ids] == expected["input_ids"]
         assert [framed.type_ids] == expected["token_type_ids"]
         assert framing.encode(first).ids == witness(first)["input_ids"]
@@ -184,7 +186,8 @@ def test_known_ids_of_bert() -> None:
 def test_special_text_is_plain_text_unless_asked() -> None:
     ours, _, _, roles = loaded("{}")
     assert not set(roles.values()) & set(ours.encode("a[SEP]b [MASK]"))
-    a, b = ours.encode("a"), ours.encode("b")
+    a = ours.encode("a")
+    b = ours.encode("b")
     assert ours.encode("a[SEP]b [MASK]", parse_special=True) == [*a, roles["sep"], *b, roles["mask"]]
 
 
@@ -219,7 +222,8 @@ def test_a_batch_is_its_texts_one_by_one(kind: str, parse_special: bool, batch: 
 
 
 def test_a_special_token_that_is_spelled_out_repeats_its_place() -> None:
-    unigram, word_level = load(metaspace()), load(words())
+    unigram = load(metaspace())
+    word_level = load(words())
     (encoding,) = unigram.encode_batch(["a</s>a"])
     pieces = list(zip(map(unigram.spelling, encoding.ids), encoding.offsets, encoding.words, strict=True))
     assert pieces[1:5] == [(letter, (1, 5), 0) for letter in "</s>"]
@@ -290,7 +294,8 @@ def test_added_tokens_and_names_are_those_of_transformers(tmp_path: Path, files:
     write(tmp_path, NAMES, **files)
     witness = transformers.BertTokenizerFast.from_pretrained(str(tmp_path))
     data = tokenizer_json(tmp_path)
-    ours, framing = Tokenizer(data), tokenizers.Tokenizer.from_buffer(data)
+    ours = Tokenizer(data)
+    framing = tokenizers.Tokenizer.from_buffer(data)
     text = "the [X] [x]a foo bar FOO BAR zzz <S><s> [SEP]</s> [MASK] A b"
     check_text(ours, witness, text)
     assert framing.encode(text, "a").ids == witness(text, "a")["input_ids"]

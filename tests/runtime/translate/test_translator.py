@@ -165,7 +165,8 @@ def test_fp16_runs_too(dates_bundle: Path) -> None:
     texts = {"the 3rd of May, 1998": "1998-05-03", "21.12.2012": "2012-12-21", "1 Jan 68": "2068-01-01"}
     with Translator.load(dates_bundle, precision="fp16") as half, Translator.load(dates_bundle) as full:
         assert half.artifact.id == "decoder.portable.fp16"
-        found, wanted = half.translate(list(texts), num_beams=4), full.translate(list(texts), num_beams=4)
+        found = half.translate(list(texts), num_beams=4)
+        wanted = full.translate(list(texts), num_beams=4)
     assert [result.text for result in found] == list(texts.values())
     np.testing.assert_allclose([r.score for r in found], [r.score for r in wanted], atol=0.01)
 
