@@ -1,8 +1,8 @@
 """PlanForge beside its peers: python -m benchmarks [--cases decode,encode] [--rounds 5].
 
-Writes results/suite.json, suite.md and suite.png, and the tables of README.md and docs/benchmark.md. Cases that
-are not chosen keep the results that they have. A case that was measured beside other work is measured again, and
-left out where the machine stays busy.
+Writes results/suite.json, suite.md and suite.png, and the tables of README.md and docs/benchmark.md. Cases
+that are not chosen keep the results that they have. A case that was measured beside other work is measured
+again, and left out where the machine stays busy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoint -> ONNX -> plan -> verified bundle; and the `planforge` command.
 
-The doors load on first use, so that `planforge run` and `planforge build` never load torch.
+The functions load on first use, so that `planforge run` and `planforge build` never load torch.
 """
 
 from importlib import import_module

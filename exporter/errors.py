@@ -38,7 +38,7 @@ class BuildError(ExporterError):
 
 
 class BuildOptionError(BuildError, InputError):
-    """An option of a build that the engine has not."""
+    """A build option that the engine does not have."""
 
 
 class VerificationError(ExporterError):
@@ -58,7 +58,7 @@ class PromptsError(VerificationError, InputError):
 
 
 def first_line(error: Exception) -> str:
-    """What another library's error says first, for a message of one line."""
+    """Return the first line of another library's error, for a message of one line."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -66,7 +66,7 @@ def first_line(error: Exception) -> str:
 def error_named(name: str, message: str) -> PlanForgeError:
     """Return the error that a child process raised, from its class's name and its message.
 
-    A name that is no PlanForge error's, or that of one which carries more than its message, gives an
+    A name that is no PlanForge error's, or that of an error which takes more than a message, gives an
     ExportError with the text.
     """
     kinds: list[type[PlanForgeError]] = [PlanForgeError]

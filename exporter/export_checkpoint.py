@@ -16,7 +16,7 @@ from .errors import CheckpointError
 from .graphs import recipe_of
 from .imported.optimum import has_reference_model
 from .pipeline import ExportResult, write_bundle
-from .request import Request, check_choices, chosen
+from .request import Request, check_choices, choose_targets_and_precisions
 from .tensorrt.plans import Progress, silent
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def export(
     prompts: str | Path | None = None,
     progress: Progress = silent,
 ) -> ExportResult:
-    """Exports a checkpoint into a bundle, builds its plans, and verifies it against PyTorch.
+    """Export a checkpoint into a bundle, build its plans, and verify it against PyTorch.
 
     Args:
         model: a demo's name, a folder in Hugging Face's layout, or a hub id, such as "org/name", or
@@ -53,17 +53,17 @@ def export(
             target's graphs can have it.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
-        max_batch: the largest of plans and of a step; by default 8 of a decoder, 32 of an encoder.
+        max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
         max_length: context in tokens, at most the model's; by default that, or where
             sentence-transformers cuts its texts.
         outputs: of an encoder, beside its last hidden state and heads: "hidden_states" (of all layers),
             "hidden_states.3" (one, 0 being the embeddings), "pooler_output"; of an encoder-decoder
             "cross_attentions".
         exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
-        optimum_python: of an environment that has optimum-onnx; by default this one.
+        optimum_python: the python of an environment that has optimum-onnx; by default this one.
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
-        prompts: a file with a prompt a line to verify with, instead of the built-in ones.
+        prompts: a file with one prompt per line to verify with, instead of the built-in ones.
         progress: called with a line when a stage begins.
 
     Raises:
@@ -71,12 +71,12 @@ def export(
             VerificationError; nothing is left at `output` that was not there before.
     """
     output = Path(output)
-    targets, precision = chosen(target, precision)
+    targets, precision = choose_targets_and_precisions(target, precision)
     check_choices(precision, targets, sms, max_batch)
     check_output(output, force)
     source = resolve_source(model)
     texts = None if prompts is None else Path(prompts)
-    if exporter_of(source.folder, exporter) == "optimum":
+    if choose_exporter(source.folder, exporter) == "optimum":
         from .import_folder import export_and_import
 
         if outputs:
@@ -100,10 +100,10 @@ def export(
     return write_bundle(checkpoint, output, request, trace, progress)
 
 
-def exporter_of(checkpoint: Path, asked: str) -> str:
-    """Who exports a checkpoint: "planforge" or "optimum"."""
-    if asked not in ("auto", "planforge", "optimum"):
-        known = ("auto", "planforge", "optimum")
+def choose_exporter(checkpoint: Path, asked: str) -> str:
+    """Return who exports a checkpoint: "planforge" or "optimum"."""
+    known = ("auto", "planforge", "optimum")
+    if asked not in known:
         raise InputError(f"exporter {asked!r} is not one of {', '.join(known)}{did_you_mean(asked, known)}")
     if asked != "auto":
         return asked
@@ -113,7 +113,7 @@ def exporter_of(checkpoint: Path, asked: str) -> str:
 def trace(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Model]:
-    """Traces every artifact's graph in a child process each, while the weights are read here.
+    """Trace every artifact's graph in a child process each, while the weights are read here.
 
     Returns:
         The graphs by their recipe's id, and the model.

@@ -10,20 +10,40 @@ from ..runtime.diagnostics.metrics import Measured, Metrics
 # The one table of caps. fp32 engines add in another order, nothing more. KL is in nats.
 CAPS: dict[str, dict[str, float]] = {
     "fp32": {
-        **{"max_error": 1e-4, "mean_kl": 1e-8, "cosine_gap": 1e-8, "mean_cosine_gap": 1e-8},
-        **{"text_kl": 1e-8, "top1_changes": 0.005, "perplexity_change": 1e-4},
+        "max_error": 1e-4,
+        "mean_kl": 1e-8,
+        "cosine_gap": 1e-8,
+        "mean_cosine_gap": 1e-8,
+        "text_kl": 1e-8,
+        "top1_changes": 0.005,
+        "perplexity_change": 1e-4,
     },
     "fp16": {
-        **{"max_error": 0.1, "mean_kl": 1e-3, "cosine_gap": 1e-3, "mean_cosine_gap": 1e-3},
-        **{"text_kl": 1e-3, "top1_changes": 0.02, "perplexity_change": 0.002},
+        "max_error": 0.1,
+        "mean_kl": 1e-3,
+        "cosine_gap": 1e-3,
+        "mean_cosine_gap": 1e-3,
+        "text_kl": 1e-3,
+        "top1_changes": 0.02,
+        "perplexity_change": 0.002,
     },
     "int8": {
-        **{"max_error": 1.0, "mean_kl": 0.005, "cosine_gap": 0.01, "mean_cosine_gap": 0.001},
-        **{"text_kl": 0.005, "top1_changes": 0.02, "perplexity_change": 0.01},
+        "max_error": 1.0,
+        "mean_kl": 0.005,
+        "cosine_gap": 0.01,
+        "mean_cosine_gap": 0.001,
+        "text_kl": 0.005,
+        "top1_changes": 0.02,
+        "perplexity_change": 0.01,
     },
     "int4": {
-        **{"max_error": 4.0, "mean_kl": 0.1, "cosine_gap": 0.1, "mean_cosine_gap": 0.01},
-        **{"text_kl": 0.1, "top1_changes": 0.1, "perplexity_change": 0.08},
+        "max_error": 4.0,
+        "mean_kl": 0.1,
+        "cosine_gap": 0.1,
+        "mean_cosine_gap": 0.01,
+        "text_kl": 0.1,
+        "top1_changes": 0.1,
+        "perplexity_change": 0.08,
     },
 }
 CAPS = {**CAPS, "fp32-kv8": CAPS["int8"], "int8-kv8": CAPS["int8"], "int4-kv8": CAPS["int4"]}
@@ -34,18 +54,18 @@ QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
 COUNTED = ("top1_changes", "perplexity_change")
 MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: their mean is at most the largest
 
-Gaps: TypeAlias = "dict[str, Measured]"  # by what the names of their limits begin with
+Gaps: TypeAlias = "dict[str, Measured]"  # by the beginning of their limits' names
 
 
 def limits_for(
     precision: str, gap: Measured | None, names: Sequence[str] = Metrics.LIMITED
 ) -> dict[str, float]:
-    """The limits of one precision: at least fp32's, for an engine adds in another order in every precision.
+    """Return a precision's limits: at least fp32's, for an engine adds in another order in every precision.
 
     Args:
         precision: a key of `CAPS`.
-        gap: PyTorch with weights and results rounded to that precision, against itself unrounded;
-            None for fp32, which rounds nothing.
+        gap: metrics of PyTorch with weights and results rounded to that precision, against itself
+            unrounded; None for fp32, which rounds nothing.
         names: of the metrics to limit.
 
     Raises:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: Model | None) -> None:
-    """Gives traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
+    """Give traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
     from .passes.fusions import FuseForOnnxRuntime
     from .passes.weights import AttachWeights
     from .tracing.graph_check import check_graph, name_axes
@@ -39,14 +39,14 @@ def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model
 
 
 def tensors_of(model: Model) -> dict[str, Tensor]:
-    """Parameters and buffers, by all of their names."""
+    """Return a model's parameters and buffers, by all of their names."""
     tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= model.named_buffers(remove_duplicate=False)
     return tensors
 
 
 def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence[str]) -> list[Artifact]:
-    """The graphs that an export writes: each target's, in each precision that their dialects can have.
+    """Return the graphs that an export writes: each target's, in each precision that their dialects can have.
 
     Raises:
         InputError: a target would get no graph, or a precision none of them; says what to change.
@@ -83,7 +83,7 @@ def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence
 
 
 def may_be(recipe: Recipe, precision: str, target: str) -> bool:
-    """Whether a target takes a recipe's graph in a precision."""
+    """Tell whether a target takes a recipe's graph in a precision."""
     taker = target_named(target)
     refused = recipe.dialect == taker.dialect and precision in taker.without
     return recipe.dialect in PRECISIONS[precision].dialects and not refused
@@ -92,10 +92,10 @@ def may_be(recipe: Recipe, precision: str, target: str) -> bool:
 def check_precision(
     checkpoint: Checkpoint, recipes: Sequence[Recipe], precision: str, wanted: Collection[str]
 ) -> None:
-    """Refuses a precision that a whole model cannot have.
+    """Refuse a precision that some graph of the model cannot have.
 
     Args:
-        recipes: of all targets.
+        recipes: the recipes of all targets.
         wanted: the ids of those that some target takes in this precision.
 
     Raises:
@@ -122,8 +122,8 @@ def check_precision(
 
 
 def artifact_of(recipe: Recipe, precision: str, file: str, data: str) -> Artifact:
-    """A recipe's graph in a precision, and the names of its files."""
-    recipe = retyped(recipe, precision)
+    """Return the artifact of a recipe's graph in a precision, with the names of its files."""
+    recipe = set_cache_type(recipe, precision)
     return Artifact(
         graph=recipe.graph,
         dialect=recipe.dialect,
@@ -139,9 +139,13 @@ def artifact_of(recipe: Recipe, precision: str, file: str, data: str) -> Artifac
     )
 
 
-def retyped(recipe: Recipe, precision: str) -> Recipe:
-    """The recipe with its caches in the precision's type; what a user reads stays fp32."""
-    dtype = "int8" if PRECISIONS[precision].cache_bits else "float16" if precision == "fp16" else None
+def set_cache_type(recipe: Recipe, precision: str) -> Recipe:
+    """Return the recipe with its caches in the precision's type; outputs that a user reads stay fp32."""
+    dtype: str | None = None
+    if PRECISIONS[precision].cache_bits:
+        dtype = "int8"
+    elif precision == "fp16":
+        dtype = "float16"
 
     def cast(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         return tuple(dataclasses.replace(s, dtype=dtype) if dtype and is_cache(s) else s for s in specs)
@@ -150,12 +154,12 @@ def retyped(recipe: Recipe, precision: str) -> Recipe:
 
 
 def recipe_of(artifact: Artifact) -> str:
-    """The id of the recipe that an artifact's graph was traced by."""
+    """Return the id of the recipe that an artifact's graph was traced by."""
     return f"{artifact.graph}.{artifact.dialect}"
 
 
 def in_fp32(artifact: Artifact) -> Artifact:
-    """What the same graph is before any conversion."""
+    """Return the artifact of the same graph before any conversion."""
     inputs, outputs = (
         tuple(dataclasses.replace(s, dtype="float32") if is_cache(s) else s for s in specs)
         for specs in (artifact.inputs, artifact.outputs)

@@ -24,7 +24,7 @@ from .imported.optimum import export_with_optimum, task_of
 from .imported.translator import ImportedTranslator
 from .pipeline import ExportResult, write_bundle
 from .precisions import PRECISIONS
-from .request import Request, check_choices, chosen
+from .request import Request, check_choices, choose_targets_and_precisions
 from .tensorrt.plans import Progress, silent
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def import_folder(
     prompts: str | Path | None = None,
     progress: Progress = silent,
 ) -> ExportResult:
-    """Makes a bundle of what optimum-cli, or save_pretrained of an ORTModel, wrote.
+    """Make a bundle of what optimum-cli, or save_pretrained of an ORTModel, wrote.
 
     The graphs run through the same caches, precisions and checks as PlanForge's own. For the target cpu a
     decoder's attention becomes ONNX Runtime's over shared buffers; where it is of a form that is not known,
@@ -63,7 +63,7 @@ def import_folder(
         output: the bundle's folder; must not exist unless `force`.
         source: the checkpoint, whose weights transformers reads for verification; by default `folder`. Where
             it has none, the bundle is compared with the folder's graphs as they are.
-        precision: fp32, fp16, int8, int4; by default as of `export`, like target, sms, max_batch, verify,
+        precision: fp32, fp16, int8, int4; by default as in `export`, like target, sms, max_batch, verify,
             force, prompts and progress.
         max_length: context in tokens, at most the model's; by default that, of a decoder at most 4,096.
 
@@ -73,7 +73,7 @@ def import_folder(
     """
     output = Path(output)
     at = Path(folder)
-    targets, precisions = checked_choices(target, precision, sms, max_batch, verify)
+    targets, precisions = choose_for_import(target, precision, sms, max_batch, verify)
     check_output(output, force)
     if not at.is_dir():
         raise InputError(f"FOLDER {str(folder)!r} is not there; give what optimum wrote")
@@ -99,7 +99,7 @@ def import_folder(
     kind = kind_of(found)
     checkpoint = kind(origin, found, max_batch, max_length, shared=verify)
     try:
-        return write_bundle(checkpoint, output, request, partial(graphs_of, request), progress)
+        return write_bundle(checkpoint, output, request, partial(make_graphs, request), progress)
     except VerificationError as error:
         if "decoder.ort.fp32" not in error.failed or "decoder.portable.fp32" in error.failed:
             raise
@@ -115,22 +115,22 @@ def import_folder(
         )
         log.debug("%s", error)
     checkpoint = kind(origin, read_folder(at), max_batch, max_length, shared=False)
-    return write_bundle(checkpoint, output, request, partial(graphs_of, request), progress)
+    return write_bundle(checkpoint, output, request, partial(make_graphs, request), progress)
 
 
-def checked_choices(
+def choose_for_import(
     target: Sequence[str] | None,
     precision: Sequence[str] | None,
     sms: Sequence[str] | None,
     max_batch: int | None,
     verify: bool,
 ) -> tuple[list[str], list[str]]:
-    """Targets and precisions.
+    """Return the targets and precisions of an import.
 
     Raises:
         InputError: what an imported model cannot have.
     """
-    targets, precisions = chosen(target, precision)
+    targets, precisions = choose_targets_and_precisions(target, precision)
     if wrong := [name for name in precisions if name not in ALLOWED]:
         raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not {wrong[0]}")
     check_choices(precisions, targets, sms, max_batch)
@@ -142,18 +142,18 @@ def checked_choices(
 def export_and_import(
     origin: Source, output: str | Path, optimum_python: str | None, **options: Any
 ) -> ExportResult:
-    """Exports a checkpoint with optimum, and makes a bundle of it.
+    """Export a checkpoint with optimum, and make a bundle of it.
 
     Args:
         origin: the checkpoint.
-        optimum_python: of an environment that has optimum-onnx; by default this one.
-        options: of `import_folder`.
+        optimum_python: the python of an environment that has optimum-onnx; by default this one.
+        options: those of `import_folder`.
 
     Raises:
         PlanForgeError: as `import_folder`; ExportError also where optimum is missing.
     """
     given = {name: options.get(name) for name in ("target", "precision", "sms", "max_batch")}
-    checked_choices(**given, verify=options.get("verify", True))
+    choose_for_import(**given, verify=options.get("verify", True))
     check_output(Path(output), bool(options.get("force")))
     if not any(any(origin.folder.glob(pattern)) for pattern in TOKENIZERS):
         raise CheckpointError(f"{origin.folder} has no tokenizer: none of {', '.join(TOKENIZERS)}")
@@ -165,7 +165,7 @@ def export_and_import(
 
 
 def kind_of(found: Folder) -> type[ImportedCheckpoint]:
-    """How a folder's graphs are read: by what they read themselves, not by what config.json calls them."""
+    """Return the class that reads a folder's graphs: by their inputs, not by what config.json calls them."""
     if found.encoder is not None:
         return ImportedTranslator
     names = {str(value.name) for value in found.read.graph.inputs}
@@ -177,10 +177,10 @@ def kind_of(found: Folder) -> type[ImportedCheckpoint]:
     return ImportedDecoder if any(name.startswith("past") for name in names) else ImportedEncoder
 
 
-def graphs_of(
+def make_graphs(
     request: Request, checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
 ) -> tuple[dict[str, ir.Model], Any]:
-    """The graphs by their recipe's id, and the model in transformers, if anything asks it."""
+    """Return the graphs by their recipe's id, and the model in transformers, if anything needs it."""
     del staging
     assert isinstance(checkpoint, ImportedCheckpoint)
     recipes = {recipe_of(artifact) for artifact in artifacts}

@@ -1,4 +1,4 @@
-"""Memory that was freed, given back to the system."""
+"""Freed memory, given back to the system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gc
 
 
 def give_back_memory() -> None:
-    """Between two stages of work on a large model.
+    """Give freed memory back to the system, between two stages of work on a large model.
 
     Graphs are full of cycles, and torch and ONNX Runtime leave hundreds of megabytes in glibc's arenas.
     """

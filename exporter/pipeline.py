@@ -63,10 +63,10 @@ def write_bundle(
     make_graphs: Callable[[Checkpoint, Sequence[Artifact], Path, Progress], tuple[dict[str, ir.Model], Any]],
     progress: Progress,
 ) -> ExportResult:
-    """Graphs, weights, plans, verification, manifest.
+    """Write a bundle: graphs, weights, plans, verification, manifest.
 
     Args:
-        make_graphs: the graphs by their recipe's id, and the model in PyTorch, or None if nothing needs it.
+        make_graphs: returns the graphs by recipe id, and the model in PyTorch, or None if not needed.
     """
     targets = request.targets
     precision = request.precisions
@@ -78,20 +78,20 @@ def write_bundle(
     with staging_folder(output) as staging:
         graphs, reference = make_graphs(checkpoint, artifacts, staging, progress)
         attach_weights(checkpoint, graphs, reference)
-        manifest = first_manifest(checkpoint, artifacts, staging, output)
+        manifest = begin_manifest(checkpoint, artifacts, staging, output)
         expected = None
         calibration = Calibration()
         if request.asks_the_model:
-            progress("asking PyTorch")
+            progress("computing the reference in PyTorch")
             bundle = Bundle(staging, manifest)
             expected = examiner_of(manifest).expect(reference, bundle, texts)
             calibration = calibrate(bundle, reference, graphs, expected)
         progress("writing ONNX files")
-        manifest = with_graphs(staging, manifest, graphs, calibration)
+        manifest = stage_graphs(staging, manifest, graphs, calibration)
         with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
             report = None
             if verify:
-                manifest, report = verified(
+                manifest, report = verify_graphs(
                     staging=staging,
                     manifest=manifest,
                     model=reference,
@@ -113,7 +113,7 @@ def plans_beside(
 ) -> Iterator[Future[list[Plan]]]:
     """Build plans in child processes, beside what the caller does meanwhile; its error stops them.
 
-    Of a graph that another exporter made, TensorRT's refusal is said and no error, as long as some target
+    If another exporter made the graphs, TensorRT's refusal is a warning and no error, as long as some target
     needs no plan.
     """
     children = ChildGroup()
@@ -138,7 +138,7 @@ def plans_beside(
 
 
 def tell_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
-    """Say that a target gets no plan, and what lint says of the graphs that plans are built from."""
+    """Log that a target gets no plan, and what lint says of the graphs that plans are built from."""
     log.warning("no plan was built for %s: %s", target, error)
     for artifact in bundle.manifest.artifacts:
         if artifact.precision == "fp16":
@@ -147,10 +147,10 @@ def tell_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
                     log.warning("%s: %s: %s; %s", artifact.id, finding.where, finding.what, finding.fix)
 
 
-def with_graphs(
+def stage_graphs(
     staging: Path, manifest: Manifest, graphs: Mapping[str, ir.Model], calibration: Calibration
 ) -> Manifest:
-    """Writes the graphs that the manifest names, and the manifest, which now lists their files."""
+    """Write the graphs that the manifest names, and the manifest, which now lists their files."""
     write_graphs(graphs, manifest.artifacts, calibration, staging)
     artifacts = tuple(
         dataclasses.replace(a, quantization=calibration.described(a)) for a in manifest.artifacts
@@ -161,7 +161,7 @@ def with_graphs(
 
 
 def check_engine(artifacts: Sequence[Artifact]) -> None:
-    """Refuses graphs that the ONNX Runtime here is too old to verify."""
+    """Refuse graphs that the ONNX Runtime here is too old to verify."""
     version = import_onnxruntime().__version__
     for artifact in artifacts:
         kind = PRECISIONS[artifact.precision]
@@ -170,10 +170,10 @@ def check_engine(artifacts: Sequence[Artifact]) -> None:
         check_version(dataclasses.replace(artifact, quantization=to_be), version)
 
 
-def first_manifest(
+def begin_manifest(
     checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, output: Path
 ) -> Manifest:
-    """Writes the tokenizer's files, and says what the bundle will hold; what is to come is not yet listed."""
+    """Write the tokenizer's files, and return the manifest, which does not yet list the files to come."""
     (staging / "tokenizer").mkdir()
     written: dict[bytes, str] = {}  # a tokenizer that a source and its target share once
     for stem, data in checkpoint.tokenizer_files.items():
@@ -184,6 +184,9 @@ def first_manifest(
         name = checkpoint.file("tokenizer/chat_template", "jinja")
         (staging / name).write_bytes(template.content)
         chat = {"chat_template": {"file": name, "tokens": template.tokens}}
+    source = checkpoint.source.entry(output)
+    if checkpoint.exporter:
+        source["exporter"] = checkpoint.exporter
     return Manifest(
         family=checkpoint.family,
         task=checkpoint.task,
@@ -199,15 +202,12 @@ def first_manifest(
         },
         files=file_entries(staging),
         artifacts=tuple(artifacts),
-        source={
-            **checkpoint.source.entry(output),
-            **({"exporter": checkpoint.exporter} if checkpoint.exporter else {}),
-        },
+        source=source,
         tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},
     )
 
 
-def verified(
+def verify_graphs(
     *,
     staging: Path,
     manifest: Manifest,
@@ -217,7 +217,7 @@ def verified(
     calibration: Calibration,
     progress: Progress,
 ) -> tuple[Manifest, VerificationReport]:
-    """Compares every staged graph with PyTorch; adds the gates, golden.npz and parity.json.
+    """Compare every staged graph with PyTorch; add the gates, golden.npz and parity.json.
 
     Raises:
         VerificationError: a graph does not compute the model.

@@ -13,13 +13,13 @@ EVERYWHERE = ("portable", "inplace", "ort")
 
 @dataclass(frozen=True)
 class Precision:
-    """How numbers are kept.
+    """How weights and cache are kept.
 
     Attributes:
-        weights: of the file that holds the weights, which other precisions may share.
-        dialects: whose graphs can have it.
-        weight_bits: of weights in whole numbers; None where they are floats.
-        cache_bits: of keys and values in whole numbers; None where they are floats.
+        weights: what its weights file is named by; other precisions may share the file.
+        dialects: those whose graphs can have it.
+        weight_bits: bits of quantized weights; None where they are floats.
+        cache_bits: bits of quantized keys and values; None where they are floats.
     """
 
     weights: str
@@ -29,7 +29,7 @@ class Precision:
 
     @property
     def in_whole_numbers(self) -> bool:
-        """Whether weights or cache are."""
+        """Whether weights or cache are quantized."""
         return self.weight_bits is not None or self.cache_bits is not None
 
     @property
@@ -50,7 +50,7 @@ PRECISIONS = {
 
 
 def checked_precisions(names: Sequence[str]) -> list[str]:
-    """Each name once.
+    """Return each name once.
 
     Raises:
         InputError: none, or an unknown one; lists what there is.

@@ -1,4 +1,4 @@
-"""How this package starts its own modules as child processes, and ends them with itself."""
+"""Child processes that run this package's own modules, and end with this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ending = threading.Event()  # a signal came: what starts now is killed at once
 
 
 def command_of(module: str) -> list[str]:
-    """The command that calls `module`.main with the arguments that follow.
+    """Return the command that calls `module`.main with the arguments that follow.
 
     Python puts the current folder first on its path for -m and -c alike, where a stray random.py would be
     imported, and run, instead of the real one; so it is taken off before anything is imported.
@@ -34,7 +34,7 @@ def command_of(module: str) -> list[str]:
 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Starts a process that ends when this one is told to end.
+    """Start a process that ends when this one is told to end.
 
     Args:
         command: the program and its arguments.
@@ -51,7 +51,7 @@ def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[str]
 
 
 def run_child(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a process to its end, as subprocess.run does, and ends it when this one is told to end.
+    """Run a process to its end, as subprocess.run does, and end it when this one is told to end.
 
     Args:
         command: the program and its arguments.
@@ -67,7 +67,7 @@ def run_child(command: Sequence[str], **options: Any) -> subprocess.CompletedPro
 
 
 def kill_children() -> None:
-    """Kills what `start_child` started and what still runs, whichever thread waits for it."""
+    """Kill what `start_child` started and what still runs, whichever thread waits for it."""
     for child in list(_children):
         if child.returncode is None:
             with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ def kill_children() -> None:
 
 @contextlib.contextmanager
 def ending_with_children() -> Iterator[None]:
-    """Inside, SIGTERM and Ctrl-C kill the children and unwind the main thread.
+    """Make SIGTERM and Ctrl-C kill the children and unwind the main thread, inside the block.
 
     A thread that waits for a child gets it back at once, so that nobody waits for a plan of many minutes.
     Signals that are ignored (nohup) stay so.

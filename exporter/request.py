@@ -16,7 +16,7 @@ from .tensorrt.plans import default_targets
 
 @dataclass(frozen=True)
 class Request:
-    """What a bundle is to have.
+    """The choices of an export.
 
     Attributes:
         targets: what it is to run on, such as "cpu" and "rtx".
@@ -40,9 +40,14 @@ class Request:
         return self.verify or any(PRECISIONS[name].calibrated for name in self.precisions)
 
 
-def chosen(target: Sequence[str] | None, precision: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Targets and precisions, each once, with the usual ones for what is not named; a str is one name."""
-    target, precision = ([each] if isinstance(each, str) else each for each in (target, precision))
+def choose_targets_and_precisions(
+    target: Sequence[str] | None, precision: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """Return targets and precisions, each once, the usual ones where none is named; a str is one name."""
+    if isinstance(target, str):
+        target = [target]
+    if isinstance(precision, str):
+        precision = [precision]
     targets = default_targets() if target is None else list(dict.fromkeys(target))
     if not targets:
         raise InputError("target=[] names none; leave it out for the usual ones")
@@ -52,15 +57,15 @@ def chosen(target: Sequence[str] | None, precision: Sequence[str] | None) -> tup
 
 
 def default_precisions(targets: Sequence[str]) -> list[str]:
-    """fp32, and fp16 where a target's dialect can have it."""
-    in_half = any("fp16" not in target_named(name).without for name in targets)
-    return ["fp32", "fp16"] if in_half else ["fp32"]
+    """Return fp32, and fp16 where a target's dialect can have it."""
+    takes_fp16 = any("fp16" not in target_named(name).without for name in targets)
+    return ["fp32", "fp16"] if takes_fp16 else ["fp32"]
 
 
 def check_choices(
     precision: Sequence[str], targets: Sequence[str], sms: Sequence[str] | None, max_batch: int | None
 ) -> None:
-    """Refuses what cannot be done before any work is."""
+    """Refuse choices that cannot be carried out, before any work is done."""
     for name in targets:
         engine = target_named(name).engine
         if engine not in LIBRARIES:

@@ -31,12 +31,12 @@ class Target:
 
     Attributes:
         name: as on the command line.
-        engine: that runs the graph, or its plan.
+        engine: the engine that runs the graph, or its plan.
         version: (major, minor) of the engine.
         opsets: the lowest and highest that are documented, or that were measured.
-        about: in words.
-        source: of the version and its opsets.
-        dialect: of the decoder's graph that it takes.
+        about: the engine or board in words.
+        source: where the version and its opsets are documented, or what they were measured with.
+        dialect: the dialect of the decoder's graph that it takes.
         without: precisions that are not for it, though its dialect can have them; a model that has no such
             graph gets another dialect's, in any precision.
     """
@@ -66,7 +66,7 @@ class Target:
         return self.engine == "tensorrt" and self.version < (11, 0)
 
     def older_than(self, major: int, minor: int = 0) -> bool:
-        """Whether it is a TensorRT before this version. TensorRT-RTX 1.x is none of them."""
+        """Tell whether it is a TensorRT before this version. TensorRT-RTX 1.x is none of them."""
         return self.engine == "tensorrt" and self.version < (major, minor)
 
 
@@ -105,7 +105,13 @@ TARGETS = {
     target.name: target
     for target in (
         Target(
-            *("cpu", "onnxruntime", (1, 31), (7, 26), "ONNX Runtime 1.31 on a CPU", ORT_MEASURED, "ort"),
+            "cpu",
+            "onnxruntime",
+            (1, 31),
+            (7, 26),
+            "ONNX Runtime 1.31 on a CPU",
+            ORT_MEASURED,
+            dialect="ort",
             without=("fp16",),  # a CPU computes it in fp32, with casts
         ),
         Target("rtx", "tensorrt-rtx", (1, 7), (7, 24), "TensorRT-RTX 1.7", RTX_MEASURED, dialect="inplace"),
@@ -123,7 +129,13 @@ _PORTABLE = Target(
     "portable", "onnxruntime", (1, 31), (7, 26), "any engine for ONNX", ANY_ENGINE, dialect="portable"
 )
 _CUDA = Target(
-    *("cuda", "onnxruntime", (1, 31), (7, 26), "ONNX Runtime 1.31 on an NVIDIA GPU", ANY_ENGINE, "ort"),
+    "cuda",
+    "onnxruntime",
+    (1, 31),
+    (7, 26),
+    "ONNX Runtime 1.31 on an NVIDIA GPU",
+    ANY_ENGINE,
+    dialect="ort",
     without=("int8", "int4", "fp32-kv8", "int8-kv8", "int4-kv8"),  # were never tried there
 )
 _OTHERS = {"portable": _PORTABLE, "cuda": _CUDA, "tensorrt11": _VERSIONS[(11, 2)]}
@@ -131,7 +143,7 @@ NAMES = (*TARGETS, *_OTHERS, INSTALLED)
 
 
 def target_named(name: str) -> Target:
-    """Looks up a target.
+    """Return the target of a name.
 
     Raises:
         InputError: no such target; lists them.
@@ -144,7 +156,7 @@ def target_named(name: str) -> Target:
 
 
 def installed_tensorrt() -> Target:
-    """The newest of the table that is not newer than the installed TensorRT; the newest where none is."""
+    """Return the newest of the table up to the installed TensorRT; the newest of all where none is."""
     for package in ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             major, minor = importlib.metadata.version(package).split(".")[:2]
@@ -176,7 +188,7 @@ def newest_target(version: Version) -> Target:
 
 
 def lint_targets(names: Sequence[str]) -> tuple[Target, ...]:
-    """The targets of these names, each once; all of `TARGETS` if there is no name.
+    """Return the targets of these names, each once; all of `TARGETS` if there is no name.
 
     Raises:
         InputError: no such target; lists them.

@@ -1,4 +1,4 @@
-"""The seam between a model and its cache.
+"""The interface between a model and its key/value cache.
 
 B batch, T new tokens, P cached tokens, S = P + T, H heads, D head size.
 
@@ -25,11 +25,11 @@ class AttentionCache(Protocol):
     """Positions, mask and cached keys and values of one forward pass."""
 
     def positions(self, input_ids: Tensor) -> Tensor:
-        """Position ids (B, T), or (1, T) where all rows share them, of `input_ids` (B, T)."""
+        """Return position ids (B, T), or (1, T) where all rows share them, of `input_ids` (B, T)."""
         ...
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Caches k and v of `layer`, returns the attention output; all (B, H, T, D)."""
+        """Cache k and v of `layer` and return the attention output; all are (B, H, T, D)."""
         ...
 
 
@@ -60,7 +60,7 @@ class GrowingCache:
         self.bias: Tensor | None = None
 
     def positions(self, input_ids: Tensor) -> Tensor:
-        """Position ids (B, T), and the mask of this step."""
+        """Return position ids (B, T), and set the mask of this step."""
         P = self.past[0][0].shape[2]
         self.bias = self.step_bias(input_ids)
         if self.position_ids is None:
@@ -69,7 +69,7 @@ class GrowingCache:
         return self.position_ids
 
     def step_bias(self, new: Tensor) -> Tensor:
-        """The mask (B, 1, T, S) of padding, of later tokens and the caller's own, for `new` (B, T, ...)."""
+        """Return the mask (B, 1, T, S) of padding, later tokens and the caller's, for `new` (B, T, ...)."""
         T = new.shape[1]
         P = self.past[0][0].shape[2]
         column = torch.arange(P + T, device=new.device)
@@ -78,17 +78,17 @@ class GrowingCache:
         return with_own(torch.where(visible, 0.0, MASKED), self.own_bias)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Appends k and v to `layer`'s past; attention of q over both, (B, H, T, D).
+        """Append k and v to `layer`'s past; return the attention of q over both, (B, H, T, D).
 
         Raises:
-            ValueError: the layer was asked before: in a second pass `past` would lack what the first wrote.
+            ValueError: the layer attended before: in a second pass `past` would lack what the first wrote.
         """
         if layer < len(self.present):
             raise ValueError(
                 f"layer {layer} has attended already, and a GrowingCache serves one forward pass; make"
                 " another, whose past is this one's `present`"
             )
-        if self.bias is None:  # nobody has asked for positions, as a model without them
+        if self.bias is None:  # a model without positions has not called `positions`
             self.bias = self.step_bias(q.transpose(1, 2))
         past_k, past_v = self.past[layer]
         k = torch.cat([past_k, k], dim=2)  # (B, H, S, D)
@@ -109,21 +109,21 @@ class PaddedAttention:
         self.bias = with_own(padding_bias(attention_mask), bias)
 
     def positions(self, input_ids: Tensor) -> Tensor:
-        """Position ids (1, T), the same in every row."""
+        """Return position ids (1, T), the same in every row."""
         return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of every token over all tokens, (B, H, T, D)."""
+        """Return the attention of every token over all tokens, (B, H, T, D)."""
         return scaled_dot_product_attention(q, k, v, self.bias)
 
 
 class SourceAttention:
-    """What a decoder sees of the source: keys and values that were computed once, and no padding.
+    """A decoder's attention over the source: keys and values are computed once, and padding is masked.
 
     K rows of the decoder (beams) that belong to one source look at it as one row of K * T queries.
 
     Args:
-        keys_values: of each layer, (B, H, S, D).
+        keys_values: keys and values (B, H, S, D) of each layer.
         attention_mask: (B, S), 1 where a source token counts and 0 where it is padding.
         bias: a mask of the caller's own, added to the scores (B, H, K * T, S) or broadcast to them.
 
@@ -138,18 +138,18 @@ class SourceAttention:
         self.weights: dict[int, Tensor] = {}
 
     def fold(self, x: Tensor) -> Tensor:
-        """Rows (B * K, T, E) as (B, K * T, E)."""
+        """Return rows (B * K, T, E) as (B, K * T, E)."""
         return x.reshape(self.keys_values[0][0].shape[0], -1, x.shape[-1])
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """Attention of q (B, H, K * T, D) over the source, of the same shape."""
+        """Return the attention of q (B, H, K * T, D) over the source, of the same shape."""
         k, v = self.keys_values[layer]
         self.weights[layer] = attention_weights(q, k, self.bias)
         return torch.matmul(self.weights[layer], v)
 
 
 def padding_bias(attention_mask: Tensor) -> Tensor:
-    """A mask (B, T) of 1 and 0 as (B, 1, 1, T) to add to scores."""
+    """Return a mask (B, T) of 1 and 0 as (B, 1, 1, T) to add to scores."""
     return torch.where(attention_mask.bool()[:, None, None, :], 0.0, MASKED)
 
 
@@ -158,7 +158,7 @@ def with_own(bias: Tensor, own: Tensor | None) -> Tensor:
 
 
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """softmax(q k^T / sqrt(D) + bias) v, as in "Attention Is All You Need" (3.2.1).
+    """Compute softmax(q k^T / sqrt(D) + bias) v, as in "Attention Is All You Need" (3.2.1).
 
     Args:
         q: (B, H, T, D)
@@ -172,7 +172,7 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor |
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """How much each of q (B, H, T, D) looks at each of k (B, H, S, D): (B, H, T, S)."""
+    """Return the attention weights (B, H, T, S) of q (B, H, T, D) over k (B, H, S, D)."""
     scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias
@@ -181,5 +181,5 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def empty_past(layers: int, batch: int, heads: int, head_size: int, like: Tensor) -> list[KeyValue]:
-    """A past of no tokens: `layers` pairs of (B, H, 0, D), of the type and on the device of `like`."""
+    """Return a past of no tokens: `layers` pairs of (B, H, 0, D), of the type and on the device of `like`."""
     return [(like.new_zeros(batch, heads, 0, head_size),) * 2 for _ in range(layers)]

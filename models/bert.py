@@ -176,14 +176,14 @@ class Bert(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Makes the masked-word head's weight the word embeddings', where the config says so."""
+        """Tie the masked-word head's weight to the word embeddings, where the config says so."""
         if self.config.tie_word_embeddings and "masked_lm" in self.heads:
             self.heads["masked_lm"].decoder.weight = self.embeddings.words.weight  # type: ignore[union-attr]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The last hidden state and every head's output.
+        """Return the last hidden state and every head's output.
 
         Args:
             input_ids: (B, T) int64; rows of unequal length are padded on the right.
@@ -206,7 +206,7 @@ class Bert(nn.Module):
     def hidden_states(
         self, input_ids: Tensor, token_type_ids: Tensor | None, attention: AttentionCache
     ) -> list[Tensor]:
-        """The embeddings and every layer's output, each (B, T, E)."""
+        """Return the embeddings and every layer's output, each (B, T, E)."""
         states = [self.embeddings(input_ids, attention.positions(input_ids), token_type_ids)]
         for index, layer in enumerate(self.layers):
             states.append(layer(states[-1], index, attention))
@@ -215,7 +215,7 @@ class Bert(nn.Module):
     def head_outputs(
         self, x: Tensor, attention_mask: Tensor, rows: Tensor | None = None
     ) -> Mapping[str, Tensor]:
-        """What pooler and heads make of the last hidden state x (B, T, E).
+        """Return the outputs of pooler and heads for the last hidden state x (B, T, E).
 
         Args:
             rows: (N,) flat indices into B * T: the masked-word head then gives (N, V), for these alone.

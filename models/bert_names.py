@@ -1,4 +1,4 @@
-"""The names that BERT's and DistilBERT's published weights have, and what they tell of the model."""
+"""Maps the names of BERT's and DistilBERT's published weights to ours, and reads settings from them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of TensorFlow's LayerNorm
 
 
 def rename_by(table: Mapping[str, str], config_json: Mapping[str, Any]) -> Rename:
-    """The renaming of one family; what "classifier" classifies stands in config.json."""
+    """Return the renaming of one family; what "classifier" classifies stands in config.json."""
     heads = [head for ending, head in CLASSIFIERS.items() if architecture(config_json).endswith(ending)]
     if heads:
         table = {**table, "classifier": f"heads.{heads[0]}"}
@@ -82,13 +82,13 @@ def rename_by(table: Mapping[str, str], config_json: Mapping[str, Any]) -> Renam
 
 
 def architecture(config_json: Mapping[str, Any]) -> str:
-    """The first of config.json's architectures, such as "BertForMaskedLM"; "" without any."""
+    """Return the first of config.json's architectures, such as "BertForMaskedLM"; "" without any."""
     names = config_json.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def details(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The settings that only the weights tell: pooler, heads and classes.
+    """Return the settings that follow from the weights alone: pooler, heads and classes.
 
     Raises:
         ValueError: a head that config.json names is not there, or one that is has no meaning here.

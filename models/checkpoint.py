@@ -1,4 +1,4 @@
-"""Published weights -> our models, and back: folders in Hugging Face's layout.
+"""Loads and saves reference models: folders in Hugging Face's layout.
 
 Reads config.json and safetensors only. Nothing is unpickled, no code from a checkpoint is run, and no file
 outside the folder is opened. Problems are ValueErrors that name the file or the tensors.
@@ -33,14 +33,14 @@ class Family:
     """How one model_type of Hugging Face maps to one of our models.
 
     Attributes:
-        prefix: what the published names may begin with.
-        rename: makes the renaming of a config.json.
-        converted: a published weight as ours; for those that are published in another shape.
-        tied: our names of weights that are another's, as the config says.
-        stand_ins: our names of weights that are another's where that one is not there.
+        prefix: the prefix that published names may have.
+        rename: returns the renaming of weights for a config.json.
+        converted: converts a published weight to ours, where it is published in another shape.
+        tied: our names of tied weights, each with the weight that it shares, as the config says.
+        stand_ins: our names of weights that replace another where that one is missing.
         settings: published names of settings that have another name in our config.
         fixed: settings that config.json does not have.
-        details: settings that only names and shapes of the weights tell.
+        details: settings that follow from names and shapes of the weights alone.
         refused: settings that we don't implement, each with the value that means "off".
         other_classes: classes of transformers that we don't implement, each with the one whose part of the
             weights can be exported; None where there is none.
@@ -165,14 +165,14 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint folder says of its model, without its weights.
+    """A checkpoint folder's model, described without its weights.
 
     Attributes:
-        family: how its names map to ours.
-        config: ours.
-        config_json: the published one.
-        folder: of config.json and the weights.
-        modules: of a sentence-transformers folder; None for others.
+        family: how its published names map to ours.
+        config: our config.
+        config_json: the published config.
+        folder: the folder of config.json and the weights.
+        modules: those of a sentence-transformers folder; None for others.
     """
 
     family: Family
@@ -183,7 +183,7 @@ class Description:
 
 
 def describe(folder: Path) -> Description:
-    """Reads config.json, modules.json, and the names and shapes of the weights.
+    """Read config.json, modules.json, and the names and shapes of the weights.
 
     Raises:
         ValueError: a file is missing or damaged, or sets what we don't implement; names it.
@@ -218,7 +218,7 @@ def describe(folder: Path) -> Description:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a config.json, by its model_type."""
+    """Return the family of a config.json, by its model_type."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(
@@ -249,7 +249,7 @@ def check_class(folder: Path, family: Family, named: str) -> None:
 
 
 def read_weights(description: Description) -> dict[str, Tensor]:
-    """Every weight under our names, as float32."""
+    """Return every weight under our names, as float32."""
     family = description.family
     weights = dict[str, Tensor]()
     rename = family.rename(description.config_json)
@@ -274,7 +274,7 @@ def read_weights(description: Description) -> dict[str, Tensor]:
 
 
 def load_model(folder: str | Path) -> Model:
-    """The reference model of a folder in Hugging Face's layout, in fp32 and eval mode.
+    """Load the reference model of a folder in Hugging Face's layout, in fp32 and eval mode.
 
     Args:
         folder: holds config.json and model.safetensors, or shards with an index; or modules.json of
@@ -306,7 +306,7 @@ def load_model(folder: str | Path) -> Model:
 
 
 def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> None:
-    """Refuses a file whose constants are not those that the model computes itself."""
+    """Refuse a file whose constants are not those that the model computes itself."""
     for name, table in tables.items():
         own = model.get_buffer(name)
         # Half a unit of bfloat16 at 1: files in that type round their constants too.
@@ -315,13 +315,13 @@ def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> No
 
 
 def empty_model(description: Description) -> Model:
-    """The model without memory and without random numbers: its tensors are still to move in."""
+    """Create the model on the meta device: its tensors have no memory and no values yet."""
     with torch.device("meta"):
         return description.family.model(description.config)
 
 
 def check_names_and_shapes(folder: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Compares a model's parameters with a checkpoint's tensors; lists every difference at once."""
+    """Refuse a checkpoint whose tensors differ from a model's parameters; list every difference at once."""
     lines = [f"  missing: {name} {tuple(t.shape)}" for name, t in wanted.items() if name not in found]
     lines += [f"  unexpected: {name} {tuple(t.shape)}" for name, t in found.items() if name not in wanted]
     lines += [
@@ -334,11 +334,11 @@ def check_names_and_shapes(folder: Path, wanted: Mapping[str, Tensor], found: Ma
 
 
 def save_model(model: GPT2 | Transformer, folder: str | Path, model_type: str | None = None) -> None:
-    """Writes config.json and model.safetensors, so that `load_model` reads them.
+    """Write config.json and model.safetensors, so that `load_model` reads them.
 
     Args:
         model: a GPT2 is written so that transformers reads it too.
-        folder: made if it is not there.
+        folder: created if it does not exist.
         model_type: of a Transformer "transformer" (by default), or "marian": so that transformers reads it.
 
     Raises:
@@ -360,7 +360,7 @@ def save_model(model: GPT2 | Transformer, folder: str | Path, model_type: str | 
 
 
 def layout_of(model: GPT2 | Transformer, model_type: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the weights as they are published; what is shared comes once."""
+    """Return config.json and the weights as they are published; shared weights come once."""
     weights: dict[str, Tensor] = dict(model.named_parameters())
     if isinstance(model, GPT2):
         config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **asdict(model.config)}

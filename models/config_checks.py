@@ -1,4 +1,4 @@
-"""What configs refuse: values from a config.json that no model can have."""
+"""Checks for values of a config.json that no model can have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .activations import ACTIVATIONS
 
 
 def check_whole(config: Any, *names: str, least: int = 1) -> None:
-    """Raises a ValueError unless each named field is a whole number of at least `least`."""
+    """Raise a ValueError unless each named field is an integer of at least `least`."""
     for name in names:
         value = getattr(config, name)
         if type(value) is not int or value < least:
@@ -17,26 +17,26 @@ def check_whole(config: Any, *names: str, least: int = 1) -> None:
 
 
 def check_multiple(config: Any, name: str, of: str) -> None:
-    """Raises a ValueError unless one field is a multiple of another."""
+    """Raise a ValueError unless one field is a multiple of another."""
     if getattr(config, name) % getattr(config, of):
         raise ValueError(f"{name}={getattr(config, name)} is not a multiple of {of}={getattr(config, of)}")
 
 
 def check_activation(config: Any, name: str) -> None:
-    """Raises a ValueError unless the field names one of `ACTIVATIONS`."""
+    """Raise a ValueError unless the field names one of `ACTIVATIONS`."""
     if getattr(config, name) not in list(ACTIVATIONS):  # a list: its members need no hash
         raise ValueError(f"{name}={getattr(config, name)!r} is not one of {sorted(ACTIVATIONS)}")
 
 
 def check_epsilon(config: Any, name: str) -> None:
-    """Raises a ValueError unless the field is a finite number of at least 0."""
+    """Raise a ValueError unless the field is a finite number of at least 0."""
     epsilon = getattr(config, name)
     if type(epsilon) not in (int, float) or not 0 <= epsilon < math.inf:
         raise ValueError(f"{name}={epsilon!r} must be a number of at least 0")
 
 
 def check_bool(config: Any, *names: str) -> None:
-    """Raises a ValueError unless each named field is True or False."""
+    """Raise a ValueError unless each named field is True or False."""
     for name in names:
         if type(getattr(config, name)) is not bool:
             raise ValueError(f"{name}={getattr(config, name)!r} must be true or false")

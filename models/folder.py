@@ -18,7 +18,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A JSON object from a file of at most 16 MiB; `missing` where there is no such file."""
+    """Return a JSON object from a file of at most 16 MiB; `missing` where there is no such file."""
     if missing is not None and not path.is_file():
         return missing
     value = _read(path)
@@ -28,7 +28,7 @@ def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, An
 
 
 def read_json_list(path: Path) -> list[Any]:
-    """A JSON array from a file of at most 16 MiB."""
+    """Return a JSON array from a file of at most 16 MiB."""
     value = _read(path)
     if not isinstance(value, list):
         raise ValueError(f"{path} must hold a JSON array, not a {type(value).__name__}")
@@ -47,7 +47,7 @@ def _read(path: Path) -> Any:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder: one, or the shards that its index lists."""
+    """Return the safetensors files of a checkpoint folder: one, or the shards that its index lists."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
@@ -73,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def published_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Every tensor's name and shape; the tensors themselves are not read."""
+    """Return every tensor's name and shape; the tensors themselves are not read."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
         with _opened(path) as file:
@@ -82,7 +82,7 @@ def published_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def published_weights(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
-    """Every tensor under its published name, with the file that holds it."""
+    """Yield every tensor under its published name, with the file that holds it."""
     for path in weight_files(folder):
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping

@@ -104,7 +104,7 @@ class GPT2(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Makes the head's weight the embedding's, where the config says so."""
+        """Tie the head's weight to the embedding, where the config says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.wte.weight
 
@@ -114,7 +114,7 @@ class GPT2(nn.Module):
         past: Sequence[KeyValue] | None = None,
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
-        """One step over new tokens, on top of a cache.
+        """Run one step over new tokens, on top of a cache.
 
         Args:
             input_ids: (B, T) int64; rows of unequal length are padded on the left.
@@ -134,7 +134,7 @@ class GPT2(nn.Module):
         return self.lm_head(self.hidden_states(input_ids, cache)), cache.present
 
     def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
-        """What the head reads, (B, T, E), of input_ids (B, T)."""
+        """Return the last hidden states (B, T, E), which the head reads, of input_ids (B, T)."""
         x = self.wte(input_ids) + self.wpe(cache.positions(input_ids))  # (B, T, E)
         for layer, block in enumerate(self.h):
             x = block(x, layer, cache)

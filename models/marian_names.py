@@ -1,4 +1,4 @@
-"""MarianMT's published names and settings, and ours."""
+"""Maps MarianMT's published names and settings to ours, and back."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ FIXED = {"positions": "concatenated", "norm_first": False, "final_norms": False,
 
 
 def rename(name: str) -> str:
-    """A published name, without "model.", as ours."""
+    """Return our name of a published one, which is given without "model."."""
     if name == LOGITS_BIAS:
         return "output.bias"
     return translated(name, NAMES)
 
 
 def published_name(name: str) -> str:
-    """What `rename` gives our name for."""
+    """Return the published name of our name, the reverse of `rename`."""
     if name == "output.bias":
         return LOGITS_BIAS
     published = translated(name, {ours: theirs for theirs, ours in NAMES.items()})
@@ -80,7 +80,7 @@ def translated(name: str, table: Mapping[str, str]) -> str:
 
 
 def settings(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Our settings of a config.json; what is shared, and whether there is a bias, the weights tell."""
+    """Return our settings of a config.json; shared weights and the bias follow from the weights."""
     values = {ours: config_json.get(name, default) for name, (ours, default) in SETTINGS.items()}
     shared = values["share_embeddings"]
     target = None if shared else config_json.get("decoder_vocab_size")
@@ -96,10 +96,10 @@ def settings(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...
 
 
 def config_json_of(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json of a Transformer that MarianMT can be; its token ids stand in generation_config.json.
+    """Return a Transformer's config.json as MarianMT; its token ids stand in generation_config.json.
 
     Raises:
-        ValueError: names the settings that MarianMT has not.
+        ValueError: names the settings that MarianMT does not have.
     """
     if other := {
         name: getattr(config, name) for name, value in FIXED.items() if getattr(config, name) != value

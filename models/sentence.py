@@ -1,4 +1,4 @@
-"""From a vector per token to one per text, as sentence-transformers' modules do.
+"""Pools token vectors into one vector per text, as sentence-transformers' modules do.
 
 B batch, T tokens, E hidden size, F features
 """
@@ -34,7 +34,7 @@ class DenseConfig:
 
 @dataclass(frozen=True)
 class SentenceConfig:
-    """What a sentence-transformers folder does with the last hidden state.
+    """How a sentence-transformers folder makes a text's vector from the last hidden state.
 
     Attributes:
         pooling: one or more of `POOLINGS`; several are put side by side.
@@ -51,7 +51,7 @@ class SentenceConfig:
             raise ValueError(f"pooling={list(self.pooling)} must be one or more of {sorted(POOLINGS)}")
 
     def check_widths(self, hidden_size: int) -> None:
-        """Raises a ValueError unless each dense layer takes what stands before it."""
+        """Raise a ValueError unless each dense layer takes as many features as the layer before it gives."""
         width = hidden_size * len(self.pooling)
         for index, dense in enumerate(self.dense):
             if dense.in_features != width:
@@ -94,7 +94,7 @@ class SentenceEmbedding(nn.Module):
         self.dense = nn.ModuleList(nn.Linear(d.in_features, d.out_features, d.bias) for d in config.dense)
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        """The vectors (B, F) of texts whose last hidden state is x (B, T, E)."""
+        """Return the vectors (B, F) of texts whose last hidden state is x (B, T, E)."""
         pooled = [POOLINGS[name](x, attention_mask) for name in self.config.pooling]
         vector = torch.cat(pooled, dim=1)  # (B, E per pooling)
         for linear, config in zip(self.dense, self.config.dense, strict=True):

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: modules.json and what it lists around a transformer."""
+"""Reads sentence-transformers folders: modules.json and the modules that it lists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SentenceModules:
     Attributes:
         transformer: the folder of config.json and the weights.
         config: pooling, dense layers, normalization.
-        dense_folders: of the dense layers' weights, in order.
+        dense_folders: the folders of the dense layers' weights, in order.
         max_seq_length: tokens after which it cuts a text, special ones included; None: the model's.
         prompts: texts to put before a text, by name.
         default_prompt: the name of the prompt that every text gets.
@@ -44,7 +44,7 @@ class SentenceModules:
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
-    """Reads a sentence-transformers folder; None where `folder` is a plain checkpoint.
+    """Read a sentence-transformers folder; return None where `folder` is a plain checkpoint.
 
     Raises:
         ValueError: a module, or a setting of one, that we don't implement; names it.
@@ -78,7 +78,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
 
 
 def module_of(folder: Path, module: Any) -> tuple[str, Path]:
-    """The class name of one entry of modules.json, and its folder, which lies inside `folder`."""
+    """Return the class name of one entry of modules.json, and its folder, which lies inside `folder`."""
     if not isinstance(module, dict) or not isinstance(module.get("type"), str):
         raise ValueError(f"{folder / MODULES}: an entry is not a module with a type: {module!r:.80}")
     kind = module["type"].rpartition(".")[2]
@@ -95,7 +95,7 @@ def module_of(folder: Path, module: Any) -> tuple[str, Path]:
 
 
 def transformer_settings(folder: Path) -> dict[str, Any]:
-    """sentence_bert_config.json, or the name that old versions gave it."""
+    """Read sentence_bert_config.json, or the file that old versions wrote instead."""
     for name in ("bert", "distilbert"):
         path = folder / f"sentence_{name}_config.json"
         if settings := read_json(path, missing={}):
@@ -107,7 +107,7 @@ def transformer_settings(folder: Path) -> dict[str, Any]:
 
 
 def max_seq_length(folder: Path, settings: Mapping[str, Any]) -> int | None:
-    """Where texts are cut: since version 6 the tokenizer's config says it alone."""
+    """Return the tokens after which texts are cut; since version 6 only the tokenizer's config has it."""
     path = folder / "sentence_bert_config.json"
     name = "max_seq_length"
     if settings.get(name) is None:
@@ -123,7 +123,7 @@ def max_seq_length(folder: Path, settings: Mapping[str, Any]) -> int | None:
 
 
 def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and the name of the one that every text gets."""
+    """Return the prompts by name, and the name of the one that every text gets."""
     path = folder / "config_sentence_transformers.json"
     settings = read_json(path, missing={})
     if settings.get("truncate_dim") is not None:
@@ -141,7 +141,7 @@ def prompts_of(folder: Path) -> tuple[dict[str, str], str | None]:
 
 
 def pooling_of(folder: Path) -> tuple[str, ...]:
-    """The names of a Pooling module's modes, in the order in which it puts them side by side."""
+    """Return the names of a Pooling module's modes, in the order in which it concatenates them."""
     config = read_json(folder / "config.json")
     if config.get("include_prompt") is False:
         raise ValueError(f"{folder}/config.json sets include_prompt=false, which is not supported")
@@ -182,7 +182,7 @@ def dense_of(folder: Path) -> DenseConfig:
 
 
 def check_sentence_only(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuses a Dense or Normalize module that reads or writes vectors of tokens."""
+    """Refuse a Dense or Normalize module that reads or writes vectors of tokens."""
     for name in ("module_input_name", "module_output_name"):
         if config.get(name) not in (None, "sentence_embedding"):
             raise ValueError(

@@ -75,7 +75,7 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Of the target, which is what is generated."""
+        """The target's vocabulary size, as the target is what is generated."""
         return self.target_vocab_size
 
     @property
@@ -92,7 +92,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("weight", torch.empty(config.max_positions, config.d_model), persistent=False)
 
     def fill(self) -> None:
-        """Computes the table, which no checkpoint needs to carry."""
+        """Compute the table, which no checkpoint needs to carry."""
         E = self.config.d_model
         length = self.config.max_positions
         wavelengths = 10000.0 ** (torch.arange(0, E, 2, dtype=torch.float64) / E)  # over 2 pi
@@ -138,7 +138,7 @@ class Attention(nn.Module):
         return self.merged(cache.attend(layer, self.split(self.query(x)), *self.keys_values(x)))
 
     def keys_values(self, x: Tensor) -> KeyValue:
-        """Each (B, H, T, D)."""
+        """Return keys and values, each (B, H, T, D)."""
         return self.split(self.key(x)), self.split(self.value(x))
 
     def split(self, x: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """3.1: the encoder's stack. One of your own takes and gives the same."""
+    """3.1: the encoder's stack. A custom one has the same inputs and outputs."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -225,14 +225,14 @@ class Encoder(nn.Module):
         self.norm = final_norm(config)
 
     def forward(self, x: Tensor, attention: AttentionCache) -> Tensor:
-        """Embedded source (B, S, E) -> memory (B, S, E)."""
+        """Return the memory (B, S, E) of an embedded source (B, S, E)."""
         for layer, block in enumerate(self.layers):
             x = block(x, layer, attention)
         return self.norm(x)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
-    """3.1: the decoder's stack. One of your own takes and gives the same, `keys_values` too."""
+    """3.1: the decoder's stack. A custom one has the same methods, `keys_values` too."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -240,11 +240,11 @@ class Decoder(nn.Module):
         self.norm = final_norm(config)
 
     def keys_values(self, memory: Tensor) -> list[KeyValue]:
-        """What the layers read of the memory (B, S, E): keys and values (B, H, S, D) of each."""
+        """Return each layer's keys and values (B, H, S, D) of the memory (B, S, E)."""
         return [block.cross_attention.keys_values(memory) for block in self.layers]  # type: ignore[operator, union-attr]
 
     def forward(self, x: Tensor, cache: AttentionCache, source: SourceAttention) -> Tensor:
-        """Embedded target (R, T, E) -> what the output reads (R, T, E)."""
+        """Return the last hidden states (R, T, E) of an embedded target (R, T, E)."""
         for layer, block in enumerate(self.layers):
             x = block(x, layer, cache, source)
         return self.norm(x)  # type: ignore[no-any-return]
@@ -259,7 +259,7 @@ class Transformer(nn.Module):
 
     Args:
         config: sizes and choices.
-        encoder, decoder: modules of your own, with what `Encoder` and `Decoder` take and give. They run in
+        encoder, decoder: custom modules with the methods of `Encoder` and `Decoder`. They run in
             PyTorch only: they are neither saved nor exported.
     """
 
@@ -276,7 +276,7 @@ class Transformer(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Makes shared weights one tensor, as the config says, and fills the tables of positions."""
+        """Make shared weights one tensor, as the config says, and fill the tables of positions."""
         if self.config.share_embeddings:
             self.target.words.weight = self.source.words.weight
         if self.config.tie_word_embeddings:
@@ -286,7 +286,7 @@ class Transformer(nn.Module):
             self.target.positions = self.source.positions
 
     def custom_parts(self) -> list[str]:
-        """The modules that are the caller's own, which only PyTorch can run."""
+        """Return the modules that are the caller's own, which only PyTorch can run."""
         parts = (("encoder", self.encoder, Encoder), ("decoder", self.decoder, Decoder))
         return [f"{name} ({type(own).__name__})" for name, own, ours in parts if type(own) is not ours]
 
@@ -301,7 +301,7 @@ class Transformer(nn.Module):
         target_bias: Tensor | None = None,
         cross_bias: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) of what follows each target token, as in training.
+        """Return the logits (B, T, V) of what follows each target token, as in training.
 
         Args:
             source_ids: (B, S) int64, padded on the right.
@@ -320,7 +320,7 @@ class Transformer(nn.Module):
         return self.output(self.hidden_states(target_ids, cache, source))  # type: ignore[no-any-return]
 
     def encode(self, source_ids: Tensor, attention: AttentionCache) -> Tensor:
-        """The memory (B, S, E) of source_ids (B, S)."""
+        """Return the memory (B, S, E) of source_ids (B, S)."""
         x = self.source(source_ids, attention.positions(source_ids))  # (B, S, E)
         return self.encoder(x, attention)  # type: ignore[no-any-return]
 
@@ -330,7 +330,7 @@ class Transformer(nn.Module):
         source: SourceAttention,
         past: Sequence[KeyValue] | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
-        """One step over new target tokens, on top of a cache.
+        """Run one step over new target tokens, on top of a cache.
 
         Args:
             target_ids: (R, T) int64; of K rows for each source, they are adjacent.
@@ -347,13 +347,13 @@ class Transformer(nn.Module):
         return self.output(self.hidden_states(target_ids, cache, source)), cache.present
 
     def empty_past(self, rows: int) -> list[KeyValue]:
-        """The past of a first step: keys and values (R, H, 0, D) of each layer."""
+        """Return the past of a first step: keys and values (R, H, 0, D) of each layer."""
         c = self.config
         return empty_past(
             c.decoder_layers, rows, c.decoder_heads, c.decoder_head_size, self.target.words.weight
         )
 
     def hidden_states(self, target_ids: Tensor, cache: AttentionCache, source: SourceAttention) -> Tensor:
-        """What the output reads, (R, T, E), of target_ids (R, T)."""
+        """Return the last hidden states (R, T, E), which the output layer reads, of target_ids (R, T)."""
         x = self.target(target_ids, cache.positions(target_ids))  # (R, T, E)
         return self.decoder(x, cache, source)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The one door: a bundle's folder in, a running model out."""
+"""`load`: a bundle's folder in, a running model out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load(
     verify: bool = False,
     device: int = 0,
 ) -> TextGenerator | TextEncoder | Translator:
-    """Opens a bundle and makes it ready to run.
+    """Open a bundle and make it ready to run.
 
     Where you know what the bundle does, `TextGenerator.load`, `TextEncoder.load` and `Translator.load` take
     the same arguments and return their own class, as editors and type checkers then know.

@@ -26,9 +26,9 @@ class Reservation:
     """Bytes that a call holds until it releases them. Releasing twice is fine.
 
     Attributes:
-        count: bytes.
-        what: they are for.
-        thread: that used them last.
+        count: number of bytes.
+        what: what they are for.
+        thread: the thread that used them last.
     """
 
     def __init__(self, budget: MemoryBudget, count: int, what: str) -> None:

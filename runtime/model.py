@@ -1,4 +1,4 @@
-"""What every model has: a way to open it, the engine that runs it, a name to print, and an end."""
+"""The base of all models: how they are opened, printed and closed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Model(ABC):
     """Base of the models. Each has a close(), for a with statement.
 
     Attributes:
-        backend: the engine that runs it, such as "ort-cpu"; `load` sees to it.
-        family: the model's, such as "gpt2"; `load` sees to it.
+        backend: the engine that runs it, such as "ort-cpu"; set by `load`.
+        family: the model's family, such as "gpt2"; set by `load`.
         threads: how many the engine uses; None on a GPU.
     """
 
@@ -130,11 +130,12 @@ class Model(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the engine."""
+        """Free the engine."""
 
     def __repr__(self) -> str:
-        threads = None if self.threads is None else f"{self.threads} thread{'' if self.threads == 1 else 's'}"
-        parts = [self.family, self.artifact.id, self.backend, threads]
+        parts = [self.family, self.artifact.id, self.backend]
+        if self.threads is not None:
+            parts.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
         return f"{type(self).__name__}({', '.join(part for part in parts if part)})"
 
     def __enter__(self: C) -> C:

@@ -1,4 +1,4 @@
-"""From a bundle to running graphs: what every kind of model shares when it is opened."""
+"""Opens a bundle's graphs: what every kind of model shares when it is opened."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LoadRequest:
 
 @contextmanager
 def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[list[Program]]:
-    """Opens graphs in a thread of their own, beside what the caller does; the list is filled at the end."""
+    """Open graphs in another thread while the caller's block runs; the list is filled at its end."""
     programs: list[Program] = []
     with ThreadPoolExecutor(1, "planforge-open") as pool:
         opened = [pool.submit(engine.open, bundle, artifact) for artifact in artifacts]
@@ -57,7 +57,7 @@ def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[l
 
 
 def length_of(bundle: Bundle, asked: int | None, *artifacts: Artifact) -> int:
-    """The context in tokens: what was asked for, else all that the model and these graphs take.
+    """Return the context in tokens: what was asked for, else all that the model and these graphs take.
 
     Raises:
         InputError: a plan takes less than was asked for.
@@ -72,7 +72,7 @@ def length_of(bundle: Bundle, asked: int | None, *artifacts: Artifact) -> int:
 
 
 def tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
-    """The tokenizers, of which a task needs `count`."""
+    """Return the tokenizers' files, of which a task needs `count`."""
     names = Reader(manifest.tokenizer, "tokenizer").list_of("files", str)
     if len(names) != count:
         raise ManifestError(f"tokenizer.files has {len(names)} files, {manifest.task} needs {count}")
@@ -80,12 +80,12 @@ def tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
 
 
 def bytes_of(manifest: Manifest, *artifacts: Artifact) -> int:
-    """The size of the weights, each file once."""
+    """Return the size of the weights in bytes, each file once."""
     return sum(manifest.files[name].bytes for name in {name for a in artifacts for name in a.data})
 
 
 def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
-    """Refuses a limit that leaves nothing for a cache; a call adds up the rest when it knows it."""
+    """Refuse a limit that leaves nothing for a cache; each call checks what its own cache needs."""
     if memory_limit is not None and weight_bytes >= memory_limit:
         raise MemoryLimitError(
             f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights and a"
@@ -96,7 +96,7 @@ def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
 
 
 def check_whole(name: str, value: int | None, low: int, high: int, what: str) -> None:
-    """Refuses what is neither None nor a whole number in a range."""
+    """Refuse what is neither None nor a whole number in a range."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

@@ -1,4 +1,4 @@
-"""What a signal that asks this process to end finds done, and what waits until it is."""
+"""Signals that end this process: they wait while a bundle changes, and report whether it has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Terminated(KeyboardInterrupt):
     """A signal asked this process to end; like Ctrl-C it unwinds, so that everything is cleaned up.
 
     Attributes:
-        number: of the signal.
+        number: the signal's number.
     """
 
     def __init__(self, number: int) -> None:
@@ -27,9 +27,9 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def committing() -> Iterator[None]:
-    """Inside, which takes a moment, signals that would end this process wait; after it, a bundle has changed.
+    """Hold back signals that would end this process while the block, a short one, changes a bundle.
 
-    So whoever was interrupted is told the truth: that nothing was changed, or that it was.
+    So whoever was interrupted is told whether the bundle was changed.
     """
     waiting: list[int] = []
     before = {}

@@ -1,4 +1,4 @@
-"""What a name was probably meant to be."""
+"""Suggests what a mistyped name was probably meant to be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PREFIX = 3  # letters in common are enough: jetson, jetpack
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return what to put behind an error that refuses a name.
+    """Return the end of an error that refuses a name.
 
     Args:
         name: what was given.

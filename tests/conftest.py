@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -93,30 +94,38 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[
 
 
 @pytest.fixture(scope="session", autouse=True)
-def each_graph_is_traced_once(once: Callable[[str], Once]) -> Generator[None, None, None]:
-    """Tracing reads a checkpoint's files but its weights, so a graph of the same files is taken from before.
+def trace_each_graph_once(once: Callable[[str], Once]) -> Generator[None, None, None]:
+    """Trace in the tests' own process, which has PyTorch loaded, and each graph once.
 
-    A test that replaces `start_trace` traces all the same.
+    Tracing reads a checkpoint's files but its weights, so the graph of equal files is the same. A test that
+    replaces `start_trace`, and every test of the command, traces in child processes as users do.
     """
     from planforge.exporter.tracing import onnx_export
 
-    start = onnx_export.start_trace
-    trace = onnx_export.trace_in_child
+    start_trace = onnx_export.start_trace
+    trace_in_child = onnx_export.trace_in_child
+    one_at_a_time = threading.Lock()
 
-    def traced(checkpoint: Path, recipe: str, choices: Any, out: Path) -> Any:
-        if onnx_export.start_trace is not start:
-            return trace(checkpoint, recipe, choices, out)
-        with once(f"traced-{digest_of(checkpoint, recipe, repr(choices))}") as (folder, first):
+    def trace_once(checkpoint: Path, recipe: str, choices: Any, out: Path) -> Any:
+        if onnx_export.start_trace is not start_trace:
+            return trace_in_child(checkpoint, recipe, choices, out)
+        name = f"traced-{digest_of(checkpoint, recipe, repr(choices))}"
+        with one_at_a_time, once(name) as (folder, first):
             if first:
-                graph = trace(checkpoint, recipe, choices, out)
-                folder.mkdir()
-                shutil.copy(out, folder / "graph.onnx")
-                return graph
+                folder.mkdir(exist_ok=True)
+                onnx_export.write_trace(
+                    str(checkpoint.resolve()),
+                    recipe,
+                    str(choices.max_batch),
+                    str(choices.max_length),
+                    ",".join(choices.outputs),
+                    str(folder / "graph.onnx"),
+                )
         shutil.copy(folder / "graph.onnx", out)
         return onnx_ir.load(out)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_export, "trace_in_child", traced)
+        patch.setattr(onnx_export, "trace_in_child", trace_once)
         yield
 
 

@@ -73,7 +73,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def lock_file(descriptor: int, *, wait: bool) -> bool:
-        """Lock an open file's first byte; whether that could be had."""
+        """Lock an open file's first byte; return whether that succeeded."""
         while True:
             try:
                 msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
@@ -86,7 +86,7 @@ else:
     import fcntl
 
     def lock_file(descriptor: int, *, wait: bool) -> bool:
-        """Lock an open file; whether that could be had."""
+        """Lock an open file; return whether that succeeded."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

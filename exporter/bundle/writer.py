@@ -1,7 +1,7 @@
-"""Writes bundles so that a reader finds the old one or the new one, whole, whatever happens between.
+"""Bundles are written so that a reader finds the old one or the new one, whole, whatever happens between.
 
 A new bundle is written beside its place and renamed into it. Into a bundle that exists, files come under new
-names; replacing manifest.json is the commit; what nothing lists any more goes last.
+names; replacing manifest.json is the commit; files that nothing lists any more are removed last.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_own_bundle(output: Path) -> None:
 
 @contextlib.contextmanager
 def staging_folder(output: Path) -> Iterator[Path]:
-    """Give a folder beside `output` to write in, which nobody else has; what is left in it is removed.
+    """Yield a folder beside `output` to write in, which nobody else has; what is left in it is removed.
 
     Raises:
         OutputError: the disk is full, or not writable.
@@ -152,7 +152,7 @@ def lock_beside(path: Path) -> Path:
 
 
 def file_entries(folder: Path) -> dict[str, FileEntry]:
-    """Name, hash and size of every file below a folder."""
+    """Return the name, hash and size of every file below a folder."""
     return {
         path.relative_to(folder).as_posix(): FileEntry(sha256_of(path), path.stat().st_size)
         for path in sorted(folder.rglob("*"))
@@ -263,7 +263,7 @@ def refuse_links_and_used_names(output: Path, staged: Sequence[str]) -> None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """The commit: manifest.json is the old one or the new one, never a part of one."""
+    """Commit a manifest: manifest.json is the old one or the new one, never a part of one."""
     text = manifest.to_json()
     Manifest.from_json(text)  # what a reader would refuse is not written
     temporary = folder / f"{FILE_NAME}.new"
@@ -322,7 +322,7 @@ def remove_unlisted(output: Path, manifest: Manifest) -> None:
 
 
 def sync(path: Path) -> None:
-    """Forces a file's content, or a folder's entries, to the disk."""
+    """Force a file's content, or a folder's entries, to the disk."""
     if path.is_dir() and sys.platform == "win32":
         return  # folders cannot be opened there
     descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)

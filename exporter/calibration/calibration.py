@@ -1,9 +1,8 @@
-"""What whole numbers need to know of a model: how large a block may be, how large keys and values get."""
+"""Calibrates a model for its precisions: blocks of weights, scales of the cache, nodes that stay in fp32."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,12 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ..comparison.examiners import examiner_of
 from ..errors import ExportError
-from ..gate import COUNTED
 from ..graphs import in_fp32, recipe_of
-from ..passes.fp16_ranges import Choice, choose
-from ..passes.fp16_ranges import recorded as recorded_choices
+from ..passes.fp16_ranges import Choice, choose, read_choices
 from ..passes.int8_encoder import UNSMOOTHING
 from ..passes.int8_rows import RowProduct, RowRule, nearest_product
 from ..precisions import PRECISIONS
+from .blocks import QuantizedWeights, choose_blocks, known_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,10 +26,7 @@ if TYPE_CHECKING:
     from ...models.checkpoint import Model
     from ..gate import Gaps
     from ..passes.int8_encoder import Linears
-    from ..passes.quantize import Blocks
     from ..reference.rounding import Rounding
-
-log = logging.getLogger("planforge")
 
 Array = npt.NDArray[np.float32]
 
@@ -39,32 +34,14 @@ Array = npt.NDArray[np.float32]
 # the coarser steps.
 HEADROOM = 1.25
 CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many give nearly the same
-# Shares of the caps that weights alone may take; the rest is for what activations lose. Counted words are
-# coarse: where no block keeps them, the gate will say so, and the largest that is close otherwise will do.
-SHARE = 0.5
-COUNTED_SHARE = 0.9
-FAR, COUNTS_APART, CLOSE = range(3)
-
-
-@dataclass(frozen=True)
-class QuantizedWeights:
-    """A model's weights in whole numbers.
-
-    Attributes:
-        size: columns of a block.
-        done: by parameter name.
-    """
-
-    size: int
-    done: dict[str, Blocks]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the passes to whole numbers need.
+    """What the passes to fp16, int8 and int4 need to know of a model.
 
     Attributes:
-        blocks: by the weights' bits.
+        blocks: the quantized weights, by their bits.
         cache_scales: (H * D,) by the cache's input.
         products: of an encoder in int8, whose activations are rounded too; by their parameters' names.
         fp32_nodes: of graphs in fp16, by their recipe's id: nodes that stay in fp32, or are scaled.
@@ -76,7 +53,7 @@ class Calibration:
     fp32_nodes: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
 
     def rounding(self, precision: str) -> Rounding | None:
-        """What PyTorch has to round to lose what a precision loses; None of fp32, which rounds nothing."""
+        """Return what PyTorch has to round to lose what a precision loses; None for fp32."""
         import torch
 
         from ..reference.rounding import Rounding
@@ -94,7 +71,7 @@ class Calibration:
         )
 
     def described(self, artifact: Artifact) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Return what the manifest says of an artifact's quantization."""
         kind = PRECISIONS[artifact.precision]
         found: dict[str, Any] = {}
         if kind.weight_bits:
@@ -110,12 +87,14 @@ class Calibration:
 
 
 def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expected: Any) -> Calibration:
-    """Chooses the largest block that PyTorch, with weights rounded so, finds well inside the caps.
+    """Calibrate a model for a bundle's precisions.
+
+    The block is the largest that keeps PyTorch, with weights rounded so, well inside the caps.
 
     Args:
         bundle: names the graphs to come.
         graphs: with their weights, by their recipe's id.
-        expected: what the bundle's examiner asked PyTorch.
+        expected: the reference that the bundle's examiner computed in PyTorch.
 
     Raises:
         ExportError: no block divides a weight's width; names it.
@@ -136,26 +115,27 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
     in_ort = [graph for name, graph in graphs.items() if name.endswith(".ort")]
     products = {}
     if 8 in bits and bundle.manifest.task == "text-encoding":
-        products = row_products(model, in_ort[0].graph, run)
+        products = choose_row_products(model, in_ort[0].graph, run)
     blocks = {}
     everything = known_weights(in_ort, model) if bits else {}
     tables = {name for graph in in_ort for name in table_names(graph.graph)}
     for b in bits:
         by_rows = {name for names in products for name in names} if b == 8 else set()
         weights = {name: read for name, read in everything.items() if name not in by_rows}
-        rows = rows_read(model, weights, run) if b == 4 else {}  # int8 is close enough without
-        blocks[b] = chosen_blocks(weights, b, rows, gaps, tables)
+        rows = sample_rows(model, weights, run) if b == 4 else {}  # int8 is close enough without
+        blocks[b] = choose_blocks(weights, b, rows, gaps, tables)
     half = [artifact for artifact in bundle.manifest.artifacts if artifact.precision == "fp16"]
     fp32_nodes = {
-        recipe_of(a): choose(graphs[recipe_of(a)].graph, ranges(bundle, a, graphs, expected)) for a in half
+        recipe_of(a): choose(graphs[recipe_of(a)].graph, measure_ranges(bundle, a, graphs, expected))
+        for a in half
     }
     return Calibration(blocks, scales, products, fp32_nodes)
 
 
-def ranges(
+def measure_ranges(
     bundle: Bundle, artifact: Artifact, graphs: Mapping[str, ir.Model], expected: Any
 ) -> dict[str, float]:
-    """The largest magnitude of each result of a graph in fp32, node by node on real text."""
+    """Return the largest magnitude of each result of a graph in fp32, node by node on real text."""
     from ..execution.node_executor import ExecutedProgram, NotFiniteError
 
     found: dict[str, float] = {}
@@ -179,104 +159,8 @@ def ranges(
     return found
 
 
-def known_weights(graphs: Iterable[ir.Model], model: Model) -> dict[str, Callable[[], Array]]:
-    """Return the weights (N, K) that become whole numbers and that PyTorch can round as well, by name.
-
-    An imported graph may hold others, such as a matrix that was folded with a scale. They become whole
-    numbers too, as they come; how much that loses only the comparison of the graph shows.
-    """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    weights = weights_of(graphs)
-    if unknown := [name for name in weights if name not in parameters]:
-        log.warning(
-            "%d of %d weights are no parameter of the model in PyTorch, such as %s: they are rounded, but not"
-            " chosen by how much that loses",
-            *(len(unknown), len(weights), products_of(graphs, unknown[0])),
-        )
-    return {name: read for name, read in weights.items() if name in parameters}
-
-
-def products_of(graphs: Iterable[ir.Model], weight: str) -> str:
-    """Return a weight's name with the node that multiplies by it, for a message."""
-    from ..passes.quantize import products
-
-    found = [(node, own.name) for graph in graphs for node, own in products(graph.graph)]
-    nodes = [str(node.name) for node, name in found if name == weight]
-    return f"{weight!r} of node {nodes[0]!r}" if nodes else repr(weight)
-
-
-def weights_of(graphs: Iterable[ir.Model]) -> dict[str, Callable[[], Array]]:
-    """A function that gives each weight (N, K) that becomes whole numbers, by parameter name."""
-    from ..passes.quantize import quantizable
-
-    return {name: read for graph in graphs for name, read in quantizable(graph.graph)}
-
-
-def chosen_blocks(
-    weights: Mapping[str, Callable[[], Array]],
-    bits: int,
-    rows: Mapping[str, Array],
-    gaps: Callable[[Rounding], Gaps],
-    tables: Collection[str] = (),
-) -> QuantizedWeights:
-    """The largest blocks that are close, with tables in int8 where no block is close with them in int4.
-
-    Args:
-        weights: functions that give (N, K), by name.
-        bits: 8 or 4.
-        rows: what the weights read.
-        gaps: asks PyTorch.
-        tables: names of the weights that are looked up.
-    """
-    from ..gate import CAPS
-    from ..passes.quantize import BLOCK_SIZES, quantize
-    from ..reference.rounding import Rounding
-
-    widths = {name: read().shape[1] for name, read in weights.items()}
-    odd = {name: width for name, width in widths.items() if width % BLOCK_SIZES[-1]}
-    if odd:
-        name, width = next(iter(odd.items()))
-        raise ExportError(
-            f"int{bits} keeps weights in blocks of {BLOCK_SIZES[-1]} columns or more, and the width"
-            f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
-        )
-    fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths.values())]
-    caps = CAPS[f"int{bits}"]
-
-    def rounded(table_bits: int, size: int, rows: Mapping[str, Array]) -> QuantizedWeights:
-        done = {}
-        for name, read in weights.items():
-            own, seen = (table_bits, None) if name in tables else (bits, rows.get(name))
-            done[name] = quantize(read(), own, size, seen)
-        return QuantizedWeights(size, done)
-
-    choices = [(own, size) for own in ((bits, 8) if tables and bits != 8 else (bits,)) for size in fitting]
-    best = FAR
-    for choice in choices:  # tried without compensation, which takes long and only brings products closer
-        found = rounded(*choice, {})
-        tried = Rounding(weights={name: blocks.dequantized() for name, blocks in found.done.items()})
-        now = closeness(gaps(tried), caps)
-        if now > best or best == FAR:  # where none is close, the last
-            chosen = choice
-            nearest = found
-            best = now
-        if best == CLOSE:
-            break
-    return rounded(*chosen, rows) if rows else nearest
-
-
-def closeness(gaps: Gaps, caps: Mapping[str, float]) -> int:
-    """`CLOSE`, or `COUNTS_APART` where only counted words are not, or `FAR`."""
-    shares = [
-        (name in COUNTED, getattr(gap, name) / caps[name]) for gap in gaps.values() for name in gap.LIMITED
-    ]
-    if not all(share <= SHARE for counted, share in shares if not counted):  # NaN is far
-        return FAR
-    return CLOSE if all(share <= COUNTED_SHARE for counted, share in shares if counted) else COUNTS_APART
-
-
 def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
-    """A step for each head and channel of each layer's keys and values, by what they reach in real text.
+    """Return a step for each head and channel of each layer's keys and values, by their range in real text.
 
     The text is read in pieces as long as the context, so that late positions are seen too.
     """
@@ -296,8 +180,10 @@ def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
     return {name: np.maximum(found, 1e-6) * np.float32(HEADROOM / 127) for name, found in largest.items()}
 
 
-def row_products(model: Model, graph: ir.Graph, run: Callable[[], None]) -> dict[tuple[str, ...], RowProduct]:
-    """The int8 form of an encoder's linears, from what they read of real text.
+def choose_row_products(
+    model: Model, graph: ir.Graph, run: Callable[[], None]
+) -> dict[tuple[str, ...], RowProduct]:
+    """Return the int8 form of an encoder's linears, from what they read of real text.
 
     A weight that several places read has one form: that of those that read most weights at once.
     """
@@ -309,13 +195,13 @@ def row_products(model: Model, graph: ir.Graph, run: Callable[[], None]) -> dict
     for linears in sorted(linears_of(graph), key=lambda linears: -len(linears.names)):
         if not {name for names in found for name in names}.intersection(linears.names):
             found[linears.names] = linears
-    # Others have no rows to choose by: their weights alone become whole numbers.
+    # Others have no rows to choose by: their weights alone are quantized.
     found = {
         names: linears
         for names, linears in found.items()
         if all(linear_of(model, name) is not None for name in names)
     }
-    rows = rows_read(model, [names[0] for names in found], run)
+    rows = sample_rows(model, [names[0] for names in found], run)
     return {
         names: choose_product(rows.pop(names[0]), linears.weight())
         for names, linears in found.items()
@@ -323,8 +209,8 @@ def row_products(model: Model, graph: ir.Graph, run: Callable[[], None]) -> dict
     }
 
 
-def rows_read(model: Model, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
-    """What each weight's linear reads while PyTorch runs: a sample (M, K) of its rows."""
+def sample_rows(model: Model, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
+    """Return what each weight's linear reads while PyTorch runs: a sample (M, K) of its rows."""
     from ..reference.rounding import linear_of
 
     rows: dict[str, SampledRows] = {}
@@ -350,7 +236,7 @@ class SampledRows:
         self.seen = 0
 
     def hook(self, module: Any, inputs: tuple[Any, ...]) -> None:
-        """A forward pre-hook."""
+        """Sample what a module reads, as a forward pre-hook."""
         del module
         read = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
         self.parts.append(read[-self.seen % self.stride :: self.stride].copy())
@@ -361,10 +247,10 @@ class SampledRows:
 
 
 def recorded(bundle: Bundle, model: Model) -> Calibration:
-    """What a bundle's graphs were calibrated to, with weights rounded again from the model's own.
+    """Return what a bundle's graphs were calibrated to, with weights rounded again from the model's own.
 
-    So that a graph whose weights are damaged does not set its own limits; the scales of a cache and the
-    smoothing are the graph's, and only the caps hold them. int4 is rounded without compensation here, which
+    So a graph whose weights are damaged does not set its own limits; the scales of a cache and the
+    smoothing are the graph's, and only the caps hold them. int4 is rounded without GPTQ here, which
     loses a little more than the graph may.
     """
     from ..passes.quantize import quantize, stored_bits
@@ -380,7 +266,7 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
             continue
         graph = load_graph(bundle.path(artifact.file)).graph
         if artifact.precision == "fp16":
-            fp32_nodes[recipe_of(artifact)] = recorded_choices(graph)
+            fp32_nodes[recipe_of(artifact)] = read_choices(graph)
         if "bits" in artifact.quantization:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])
@@ -392,7 +278,7 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
             names = tuple(key.split("+"))
             weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
             own_rule = RowRule(rule["zero"], rule["floor"], rule["absolute"])
-            products[names] = recorded_product(graph, names[0], own_rule, weight)
+            products[names] = read_product(graph, names[0], own_rule, weight)
         for spec in artifact.inputs:
             scale = graph.initializers.get(f"{spec.name}.scale")
             if scale is not None and scale.const_value is not None:
@@ -400,8 +286,8 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
     return Calibration(blocks, scales, products, fp32_nodes)
 
 
-def recorded_product(graph: ir.Graph, name: str, rule: RowRule, weight: Array) -> RowProduct:
-    """The int8 form of a linear (K, N), smoothed as a graph has it."""
+def read_product(graph: ir.Graph, name: str, rule: RowRule, weight: Array) -> RowProduct:
+    """Return the int8 form of a linear (K, N), smoothed as a graph has it."""
     value = graph.initializers.get(name + UNSMOOTHING)
     constant = None if value is None else value.const_value
     smoothing = None if constant is None else np.asarray(1 / constant.numpy(), np.float32)

@@ -1,4 +1,4 @@
-"""Graphs in the precisions of a bundle, with what calibration chose, and their files."""
+"""Converts graphs to the precisions of a bundle, with what calibration chose, and writes them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def write_graphs(
     graphs: Mapping[str, ir.Model], artifacts: Sequence[Artifact], calibration: Calibration, folder: Path
 ) -> None:
-    """Converts and writes every planned graph below `folder`, and each weights file once.
+    """Convert and write every planned graph below `folder`, and each weights file once.
 
     Args:
         graphs: with their weights, by their recipe's id.
-        calibration: what int8 and int4 need to know of the model.
+        calibration: what fp16, int8 and int4 need to know of the model.
 
     Raises:
         ExportError: a graph cannot have a precision; says why.
@@ -40,7 +40,7 @@ def write_graphs(
 
 
 def converted(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:
-    """A copy of a graph in the artifact's precision."""
+    """Return a copy of a graph in the artifact's precision."""
     from ..passes.fp16 import ConvertToFp16
     from ..passes.int8_encoder import QuantizeEncoder
     from ..passes.kv_cache import QuantizeCache

@@ -10,7 +10,7 @@ PROMPTS = Path(__file__).with_name("prompts.txt")
 
 
 def read_prompts(path: Path | None, checkpoint: Path | None = None) -> list[str]:
-    r"""One prompt a line; \n stands for a line break.
+    r"""Return the prompts of a file, one a line; \n stands for a line break.
 
     Args:
         path: a file; None for the checkpoint's own prompts.txt, or the built-in texts where it has none.

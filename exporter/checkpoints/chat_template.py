@@ -10,7 +10,7 @@ from typing import Any
 
 from ...runtime.errors import BundleError
 from ...runtime.text.chat import Chat, check_template_size
-from .tokenizers.files import named_tokens, settings_of
+from .tokenizers.files import read_named_tokens, settings_of
 
 log = logging.getLogger("planforge")
 
@@ -19,10 +19,10 @@ FILE_NAME = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class TemplateFile:
-    """What a bundle keeps of it.
+    """The chat template that a bundle keeps.
 
     Attributes:
-        content: in UTF-8.
+        content: the template in UTF-8.
         tokens: special tokens by the names that a template has for them, such as bos_token.
     """
 
@@ -31,7 +31,7 @@ class TemplateFile:
 
 
 def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
-    """The template of the first folder that has one, as transformers finds it.
+    """Return the template of the first folder that has one, as transformers finds it.
 
     One that cannot be used is left out, and a warning says why.
 
@@ -46,7 +46,7 @@ def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
                 continue
             content = text.encode()
             check_template_size(len(content))
-            tokens = named_tokens(settings)
+            tokens = read_named_tokens(settings)
             _ = Chat(text, tokens, str(folder)).compiled
         except (BundleError, ValueError) as error:
             log.warning("%s: the chat template is left out: %s", folder, error)
@@ -56,10 +56,10 @@ def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
 
 
 def template_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The text of chat_template.jinja, else what tokenizer_config.json has, of several "default".
+    """Return the text of chat_template.jinja, else tokenizer_config.json's, of several "default".
 
     Raises:
-        ValueError: it is no text, or none of several is the default.
+        ValueError: it is not text, or none of several is the default.
     """
     path = folder / FILE_NAME
     if path.is_file():

@@ -1,4 +1,4 @@
-"""A checkpoint to export: what its files say of graphs, tokenizer and tasks. Its weights are read later."""
+"""A checkpoint to export: its config, tokenizers and task, as its files say. Its weights are read later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .source import Source
 from .tokenizers.files import Frame, frame_of, names_of_roles, special_tokens, tokenizer_json
 from .tokenizers.files import settings_of as tokenizer_settings
 from .tokenizers.translation import translation_tokenizers
-from .tokenizers.unknown_tokens import without_unknown
+from .tokenizers.unknown_tokens import remove_unknown_tokens
 
 if TYPE_CHECKING:
     from ...models.sentence_transformers import SentenceModules
@@ -37,14 +37,14 @@ class Checkpoint:
 
     Attributes:
         exporter: what made its graphs, if PlanForge did not.
-        modules: what sentence-transformers adds.
-        unshared: why attention over shared buffers cannot be had, if that is known.
+        modules: the modules that sentence-transformers adds.
+        unshared: why its attention cannot run over shared buffers, if that is known.
 
     Args:
         source: where it lies.
         max_batch: the largest batch; None: the family's usual one.
         max_length: context in tokens; None: the model's.
-        outputs: results beside the usual ones.
+        outputs: outputs beside the usual ones.
 
     Raises:
         CheckpointError: a file cannot be used, or files contradict each other.
@@ -88,7 +88,7 @@ class Checkpoint:
         self.export_id = uuid.uuid4().hex
 
     def length_of(self, asked: int | None, context: int) -> int:
-        """What was asked for, else all that the model takes, or where sentence-transformers cuts."""
+        """Return the length asked for, else the model's context, or where sentence-transformers cuts."""
         least = LEAST_LENGTH[self.task]
         if asked is not None and not least <= asked <= context:
             raise InputError(f"max_length={asked} must be from {least} to the model's context of {context}")
@@ -96,7 +96,7 @@ class Checkpoint:
         return asked or min(context, cut or context)
 
     def read_tokenizers(self) -> None:
-        """Opens the tokenizers, and checks that they know the model's vocabulary and any text."""
+        """Open the tokenizers, and check that they fit the model's vocabulary and can encode any text."""
         folder = self.folder
         config = self.config
         if self.task == "translation":
@@ -109,7 +109,7 @@ class Checkpoint:
             sizes = [config.vocab_size]
         if self.tokenizer_kind == PLAIN:
             pairs = dict.fromkeys(zip(files.values(), sizes, strict=True))  # source and target may share one
-            known = {pair: without_unknown(*pair, str(folder)) for pair in pairs}
+            known = {(data, size): remove_unknown_tokens(data, size, str(folder)) for data, size in pairs}
             files = {stem: known[data, size] for (stem, data), size in zip(files.items(), sizes, strict=True)}
         self.tokenizer_files = files
         self.chat_template = self.read_chat_template()
@@ -127,23 +127,23 @@ class Checkpoint:
         self.frame = Frame() if self.tokenizer_kind == PIECES else frame_of(files[first], str(folder))
 
     def read_chat_template(self) -> TemplateFile | None:
-        """Of what generates text, in its folder, or where that was made from another, there."""
+        """Return the template of a model that generates text: its folder's, else its source's."""
         if self.task != "text-generation":
             return None
         return read_chat_template(dict.fromkeys((self.folder, self.source.folder)))
 
     def recipes_for(self, target: str) -> list[str]:
-        """The ids of the recipes of a target's graphs; encoders cache nothing, so they have one dialect."""
+        """Return the ids of the recipes of a target's graphs; encoders have no cache, and one dialect."""
         dialect = target_named(target).dialect
         graphs = dict.fromkeys(recipe.graph for recipe in self.recipes.values())
         return [f"{g}.{dialect}" if f"{g}.{dialect}" in self.recipes else f"{g}.portable" for g in graphs]
 
     def file(self, stem: str, ending: str) -> str:
-        """A file name that no other export uses, so that a new bundle never overwrites an old one's."""
+        """Return a file name that no other export uses: a new bundle never overwrites an old one's file."""
         return f"{stem}-{self.export_id[:8]}.{ending}"
 
     def read_generation(self) -> GenerationDefaults | None:
-        """How sequences begin and end, from generation_config.json or config.json; None of an encoder."""
+        """Return how sequences begin and end, by generation_config.json or config.json; None for encoders."""
         from ...models.folder import read_json
 
         if self.task == "text-encoding":
@@ -165,7 +165,7 @@ class Checkpoint:
         return replace(defaults, source_eos=self.source_eos(defaults.eos[0]), prefix=self.frame.prefix)
 
     def source_eos(self, eos: int) -> int:
-        """The source's end token: spelled as the tokenizer's files say, else as the target's."""
+        """Return the source's end token: spelled as the tokenizer's files say, else as the target's."""
         source, target = self.tokenizers
         spelled = "</s>" if self.tokenizer_kind == PIECES else target.spelling(eos)
         name = names_of_roles(tokenizer_settings(self.folder)).get("eos", spelled)
@@ -180,7 +180,7 @@ class Checkpoint:
         return found
 
     def read_encoder(self) -> EncoderDefaults | None:
-        """What an encoder's results mean; None of a decoder."""
+        """Return what an encoder's results mean; None for a model that generates."""
         config = self.config
         modules = self.modules
         if self.task != "text-encoding":
@@ -215,13 +215,16 @@ class Checkpoint:
         )
 
     def check_frame(self, tokens: Mapping[str, int]) -> None:
-        """Refuses a tokenizer that puts other tokens around texts than the runtime does.
+        """Refuse a tokenizer that puts other tokens around texts than the runtime does.
 
         Raises:
             CheckpointError: shows both.
         """
-        frame, (cls, sep) = self.frame, (tokens["cls"], tokens["sep"])
-        if frame == Frame() or (frame.prefix, frame.suffix, {*frame.between, sep}) == ((cls,), (sep,), {sep}):
+        frame = self.frame
+        cls = tokens["cls"]
+        sep = tokens["sep"]
+        is_supported = frame.prefix == (cls,) and frame.suffix == (sep,) and set(frame.between) <= {sep}
+        if frame == Frame() or is_supported:
             return
         spelled = [
             " ".join(self.tokenizers[0].spelling(token) for token in part) or "nothing"
@@ -234,7 +237,7 @@ class Checkpoint:
         )
 
     def labels(self, count: int) -> tuple[str, ...]:
-        """The classes' names from config.json's id2label; LABEL_0 and so on without one."""
+        """Return the classes' names from config.json's id2label; LABEL_0 and so on without one."""
         named = self.config_json.get("id2label")
         if named is None:
             log.warning("config.json has no id2label; the classes are called LABEL_0 to LABEL_%d", count - 1)
@@ -252,7 +255,7 @@ class Checkpoint:
         return labels
 
     def problem_type(self, count: int) -> str:
-        """What the classes' logits mean; transformers' reading where config.json does not say."""
+        """Return the problem type of the logits; where config.json has none, as transformers infers it."""
         kind = self.config_json.get("problem_type")
         if kind is None:
             return "regression" if count == 1 else "single_label_classification"
@@ -261,7 +264,7 @@ class Checkpoint:
         return str(kind)
 
     def score_activation(self) -> str:
-        """How a cross-encoder's logit becomes a score: as sentence-transformers does it."""
+        """Return how a cross-encoder's logit becomes a score, as in sentence-transformers."""
         config_json = self.config_json
         settings: Any = config_json.get("sentence_transformers")
         name = settings.get("activation_fn") if isinstance(settings, dict) else None

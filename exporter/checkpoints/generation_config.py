@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of how its sequences begin, end and are searched for."""
+"""Generation defaults from a checkpoint's generation_config.json and config.json."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ UNSUPPORTED_BY_DECODERS: dict[str, tuple[object, ...]] = {
     "typical_p": (None, 1.0),
     "watermarking_config": (None,),
 }
-USUAL_TOP_K = 50  # where a checkpoint means to draw and says nothing of top_k: transformers' own
+USUAL_TOP_K = 50  # of a checkpoint that samples and has no top_k: transformers' own default
 FLOAT32_MAX = 3.4028234e38
 
 
@@ -53,7 +53,7 @@ TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_i
 
 
 def settings_of(config_json: Mapping[str, Any], generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What counts of a checkpoint's two files: config.json's settings only where there is no other.
+    """Return the settings of a checkpoint's two files: config.json's only where there is no other.
 
     transformers reads them the same way, but for the tokens, which old files have in config.json alone.
     """
@@ -64,12 +64,12 @@ def settings_of(config_json: Mapping[str, Any], generation_config: Mapping[str, 
 
 
 class Settings:
-    """What a checkpoint says of its generation, read field by field.
+    """A checkpoint's generation settings, read field by field.
 
     Args:
         value: the settings.
-        where: what errors call them.
-        vocab_size: tokens from there on are left out of lists: no model chooses them.
+        where: their name in errors.
+        vocab_size: token ids from here on are left out of lists: no model chooses them.
     """
 
     def __init__(self, value: Mapping[str, Any], where: str, vocab_size: int) -> None:
@@ -78,14 +78,14 @@ class Settings:
         self.vocab_size = vocab_size
 
     def token(self, name: str) -> int | None:
-        """One token's number."""
+        """Return one token's id; None where it is not set."""
         value = self.value.get(name)
         if value is not None and type(value) is not int:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return value
 
     def own_token(self, name: str) -> int | None:
-        """One token that the model can write; some files have it in a list."""
+        """Return the id of one token that the model can write; some files have it in a list."""
         found = self.tokens(name)
         if len(found) > 1:
             raise CheckpointError(f"{self.where}: {name} is {found}; only one token is supported")
@@ -94,23 +94,29 @@ class Settings:
         return found[0] if found else None
 
     def tokens(self, name: str) -> tuple[int, ...]:
-        """A token's number or a list of them."""
+        """Return the ids of a setting that is one token or a list of them."""
         value = self.value.get(name)
-        values = value if isinstance(value, list) else [] if value is None else [value]
+        values: list[Any]
+        if value is None:
+            values = []
+        elif isinstance(value, list):
+            values = value
+        else:
+            values = [value]
         for each in values:
             if type(each) is not int:
                 raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return tuple(values)
 
     def whole(self, name: str) -> int | None:
-        """A whole number."""
+        """Return an integer; None where it is not set."""
         value = self.value.get(name)
         if value is not None and type(value) is not int:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not a whole number")
         return value
 
     def number(self, name: str, default: float) -> float:
-        """A number; None means the default."""
+        """Return a number, or the default where it is None or not set."""
         value = self.value.get(name)
         if value is None:
             return default
@@ -122,20 +128,20 @@ class Settings:
             raise CheckpointError(f"{self.where}: {name} is {value!r:.40}..., which is too large") from error
 
     def flag(self, name: str) -> bool:
-        """True or false; false where it is not said."""
+        """Return True or False; False where it is not set."""
         value = self.value.get(name)
         if value not in (None, False, True) or type(value) is int:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not true or false")
         return bool(value)
 
     def bad_words(self) -> tuple[int, ...]:
-        """The tokens of bad_words_ids and suppress_tokens."""
+        """Return the tokens of bad_words_ids and suppress_tokens."""
         words = self.value.get("bad_words_ids") or []
         if not isinstance(words, list) or not all(isinstance(w, list) and len(w) == 1 for w in words):
             raise CheckpointError(
                 f"{self.where}: bad_words_ids is {words!r}; only single tokens are supported"
             )
-        found = {*self.tokens("suppress_tokens")}
+        found = set(self.tokens("suppress_tokens"))
         for (token,) in words:
             if type(token) is not int:
                 raise CheckpointError(f"{self.where}: bad_words_ids has {token!r}, not a token's number")
@@ -266,7 +272,7 @@ def token_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
 
 
 def translation_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
-    """Of an encoder-decoder.
+    """Return the generation defaults of an encoder-decoder.
 
     Raises:
         CheckpointError: decoder_start_token_id or eos_token_id is missing, or a setting cannot be kept.

@@ -31,7 +31,7 @@ class Source:
         kind: "demo", "folder" or "hub".
         argument: what the user typed.
         folder: the files on this machine.
-        commit: of a hub model, what its revision named when it was downloaded.
+        commit: of a hub model, the commit that its revision named when it was downloaded.
     """
 
     kind: str
@@ -40,9 +40,9 @@ class Source:
     commit: str = ""
 
     def sha256(self) -> str:
-        """One hash over the names and contents of config.json and all safetensors files.
+        """Return one hash over the names and contents of config.json and all safetensors files.
 
-        Of a sentence-transformers folder, modules.json and the folders that hold its modules count too; of
+        In a sentence-transformers folder, modules.json and the folders that hold its modules count too; in
         one without weights its graphs.
         """
         patterns = ["*.safetensors", "config.json"]
@@ -56,7 +56,7 @@ class Source:
         return digest.hexdigest()
 
     def recorded(self, bundle: Path) -> str:
-        """The argument as a manifest keeps it: a folder relative to the bundle, never an absolute path."""
+        """Return the argument as a manifest keeps it: a folder relative to the bundle, never absolute."""
         if self.kind == "folder":
             return Path(os.path.relpath(self.folder.resolve(), bundle.resolve())).as_posix()
         return self.argument
@@ -82,12 +82,12 @@ def recorded_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
 
 
 def demo_names() -> list[str]:
-    """The checkpoints that come with PlanForge, and those that a package brings."""
+    """Return the names of the checkpoints that come with PlanForge or with a package."""
     return sorted([*(path.parent.name for path in DEMOS.glob("*/config.json")), *PACKAGED_DEMOS])
 
 
 def demo_folder(name: str) -> Path:
-    """Where a demo's checkpoint lies.
+    """Return the folder of a demo's checkpoint.
 
     Raises:
         SourceError: it comes with a package that is not installed; names it.
@@ -102,11 +102,11 @@ def demo_folder(name: str) -> Path:
 
 
 def resolve_source(model: str | Path | Source) -> Source:
-    """The checkpoint that MODEL names. A folder wins over a hub id of the same name.
+    """Return the checkpoint that MODEL names. A folder wins over a hub id of the same name.
 
     Args:
         model: a demo's name, a folder, or a hub id, with "@" and a revision behind it if need be; a
-            source that was found before is itself.
+            Source is returned as it is.
 
     Raises:
         SourceError: no such demo, folder or hub model; or the hub cannot be reached.
@@ -138,7 +138,7 @@ def resolve_source(model: str | Path | Source) -> Source:
 
 
 def download(hub_id: str, revision: str | None) -> Path:
-    """The files of a hub model, from the local cache or the network; code and pickles are not asked for.
+    """Fetch a hub model's files from the local cache or the network; code and pickles are left out.
 
     Args:
         revision: a branch, a tag or a commit; None: the main branch.

@@ -1,10 +1,10 @@
-"""The commands of the exporter, and the door of the `planforge` command."""
+"""The exporter's commands, and the entry point of the `planforge` command."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command, or say which extra brings what it is made of."""
+    """Run the command, or say which extra installs the packages that it needs."""
     try:
         from .app import main as run
     except ModuleNotFoundError as error:

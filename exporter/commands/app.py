@@ -1,4 +1,4 @@
-"""The `planforge` command: every command of the exporter and of the runtime, and what comes before each."""
+"""The `planforge` command: every command of the exporter and of the runtime, and the options before each."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ app.command()(selftest)
 
 
 def main() -> None:
-    """Runs the console script; SIGTERM is as clean as Ctrl-C."""
+    """Run the console script; SIGTERM ends it as cleanly as Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is written as an escape
         sys.stdout.reconfigure(errors="backslashreplace")
     with ending_with_children():

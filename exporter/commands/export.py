@@ -84,7 +84,7 @@ def export(
         result = export_bundle(
             model,
             output,
-            **choices(precision, target, sm),
+            **parse_choices(precision, target, sm),
             max_batch=max_batch,
             max_length=max_length,
             outputs=names(outputs) if outputs else (),
@@ -127,7 +127,7 @@ def import_bundle(
             folder,
             output,
             source=source,
-            **choices(precision, target, sm),
+            **parse_choices(precision, target, sm),
             max_batch=max_batch,
             max_length=max_length,
             verify=verify,
@@ -138,7 +138,7 @@ def import_bundle(
     show(summarize_bundle(result.bundle), as_json)
 
 
-def choices(precision: str | None, target: str | None, sm: str | None) -> dict[str, Any]:
-    """What the comma-separated options name."""
+def parse_choices(precision: str | None, target: str | None, sm: str | None) -> dict[str, Any]:
+    """Return the names in the comma-separated options."""
     given = {"precision": precision, "target": target, "sms": sm}
     return {name: names(text) if text else None for name, text in given.items()}

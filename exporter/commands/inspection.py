@@ -31,7 +31,7 @@ CACHES = {"past.": "cache", "present.": "cache", "cross.": "keys and values of t
 
 @dataclass(frozen=True)
 class Inspection:
-    """A title, and rows for machines and for people.
+    """What was found, as JSON and as tables.
 
     Attributes:
         value: what --json prints.
@@ -42,16 +42,16 @@ class Inspection:
     sections: Sequence[Section]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         return dict(self.value)
 
     def tables(self) -> list[RenderableType]:
-        """For a terminal."""
+        """Return the tables for a terminal."""
         return [table(*section) for section in self.sections]
 
 
 def inspect(path: str | Path) -> Inspection:
-    """Looks at a bundle's folder, an .onnx file or a .plan file.
+    """Inspect a bundle's folder, an .onnx file or a .plan file.
 
     Raises:
         PlanForgeError: there is nothing at `path`, or it is none of the three.
@@ -69,7 +69,7 @@ def inspect(path: str | Path) -> Inspection:
 
 
 def inspect_bundle(folder: Path) -> Inspection:
-    """Artifacts with their axes and ranges, plans with their architectures, files with their sizes."""
+    """List artifacts with their axes and ranges, plans with their architectures, files with their sizes."""
     bundle = Bundle.open(folder)
     manifest = bundle.manifest
     sections: list[Section] = [
@@ -95,7 +95,7 @@ def inspect_bundle(folder: Path) -> Inspection:
 
 
 def summarize_bundle(folder: Path) -> Inspection:
-    """What an export or build made, in a screenful."""
+    """Summarize what an export or build made, in a screenful."""
     manifest = Bundle.open(folder).manifest
     graphs = [
         (a.id, f"opset {a.opset}", size_of(manifest, a.file, *a.data), gate_text(a))
@@ -106,13 +106,18 @@ def summarize_bundle(folder: Path) -> Inspection:
         source = f"from {p.built_from}"
         plans.append((p.file, " ".join(p.sms), size_of(manifest, p.file), source + extras_text(p)))
         plans += [
-            (f"  {ranges_text(profile)}", "at its largest shapes", memory[8:], "of GPU memory")
+            (
+                f"  {ranges_text(profile)}",
+                "at its largest shapes",
+                memory.removeprefix(", about "),
+                "of GPU memory",
+            )
             for profile in p.profiles
             if (memory := memory_text(profile))
         ]
     total = size_of(manifest, *manifest.files)
     title = f"{folder}: {manifest.family}, {total}"
-    return Inspection(json.loads(manifest.to_json()), [(title, ("",) * 4, [*graphs, *plans])])
+    return Inspection(json.loads(manifest.to_json()), [(title, ("", "", "", ""), [*graphs, *plans])])
 
 
 def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
@@ -129,14 +134,14 @@ def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def source_text(manifest: Manifest) -> str:
-    """The checkpoint, and who exported it."""
+    """Return the checkpoint, and who exported it."""
     source = manifest.source
     by = f", exported by {source['exporter']}" if source.get("exporter") else ""
     return f"{source.get('argument')} ({source.get('kind')}){by}"
 
 
 def default_text(manifest: Manifest) -> str:
-    """The precision that load() takes unless told otherwise."""
+    """Return the precision that load() takes unless told otherwise."""
     if manifest.default_precision is not None:
         return f"{manifest.default_precision}, which `planforge bench` found the best here"
     return f"{manifest.artifacts[0].precision}, the first" if manifest.artifacts else "no graph"
@@ -149,7 +154,7 @@ def vocabulary_text(manifest: Manifest) -> str:
 
 
 def translation_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    """How an encoder-decoder searches unless told otherwise."""
+    """Return how an encoder-decoder searches unless told otherwise."""
     defaults = manifest.generation
     if manifest.task != "translation" or defaults is None:
         return []
@@ -158,7 +163,7 @@ def translation_rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def encoder_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    """What an encoder is for."""
+    """Return an encoder's heads, pooling, labels, classifier and prompts."""
     encoder = manifest.encoder
     if encoder is None:
         return []
@@ -212,14 +217,14 @@ def tensor_rows(artifact: Artifact) -> list[tuple[str, str, str, str]]:
 
 
 def axes_text(spec: TensorSpec) -> str:
-    """Each axis with its range, as in "batch 1..8 x 12 x past 0..1023 x 64"."""
+    """Return each axis with its range, as in "batch 1..8 x 12 x past 0..1023 x 64"."""
     return " x ".join(
         f"{axis.name} {axis.min}..{axis.max}" if isinstance(axis, Axis) else str(axis) for axis in spec.axes
     )
 
 
 def file_state(path: Path, size: int) -> str:
-    """What can be said without hashing; `planforge verify` hashes."""
+    """Return a file's state as far as it shows without hashing; `planforge verify` hashes."""
     if not path.is_file():
         return "MISSING"
     return "there" if path.stat().st_size == size else f"CHANGED: has {size_text(path.stat().st_size)}"
@@ -237,32 +242,35 @@ def plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
 
 
 def extras_text(plan: Plan) -> str:
-    """What a plan was built with, as in ", without weights, picks 64 tokens"."""
-    return (
-        ", without weights" * bool(plan.weights)
-        + f", picks {plan.candidates} tokens" * bool(plan.candidates)
-        + ", for later versions too" * plan.compatible
-    )
+    """Return what a plan was built with, as in ", without weights, picks 64 tokens"."""
+    text = ""
+    if plan.weights:
+        text += ", without weights"
+    if plan.candidates:
+        text += f", picks {plan.candidates} tokens"
+    if plan.compatible:
+        text += ", for later versions too"
+    return text
 
 
 def profile_text(profile: Mapping[str, Any]) -> str:
-    """A profile with its ranges and memory."""
-    return f"{ranges_text(profile)[:-1]}{memory_text(profile)})"
+    """Return a profile with its ranges and memory."""
+    return f"{ranges_text(profile).removesuffix(')')}{memory_text(profile)})"
 
 
 def ranges_text(profile: Mapping[str, Any]) -> str:
-    """A profile with its ranges, as in "decode (batch 1..8, tokens 1..1)"."""
+    """Return a profile with its ranges, as in "decode (batch 1..8, tokens 1..1)"."""
     axes = profile.get("axes")
-    ranges = [
-        f"{name} {axis[0]}..{axis[2]}"
-        for name, axis in (axes.items() if isinstance(axes, dict) else ())
-        if name in ("batch", "tokens", "slots")
-    ]
+    ranges = []
+    if isinstance(axes, dict):
+        for name, axis in axes.items():
+            if name in ("batch", "tokens", "slots"):
+                ranges.append(f"{name} {axis[0]}..{axis[2]}")
     return f"{profile.get('name')} ({', '.join(ranges)})"
 
 
 def memory_text(profile: Mapping[str, Any]) -> str:
-    """What a profile needs of a GPU, as in ", about 312 MB"."""
+    """Return the GPU memory that a profile needs, as in ", about 312 MB"."""
     memory = profile.get("memory")
     if not isinstance(memory, dict) or not all(isinstance(size, int) for size in memory.values()):
         return ""
@@ -270,7 +278,7 @@ def memory_text(profile: Mapping[str, Any]) -> str:
 
 
 def inspect_onnx(path: Path) -> Inspection:
-    """Inputs, outputs, operators and weights of any ONNX file; weights are not read."""
+    """List inputs, outputs, operators and weights of any ONNX file; weights are not read."""
     import onnx_ir as ir
 
     try:
@@ -312,7 +320,7 @@ def inspect_onnx(path: Path) -> Inspection:
 
 
 def inspect_plan(path: Path) -> Inspection:
-    """What can be said of a plan without a driver, and what its bundle's manifest says of it."""
+    """Return what a plan shows without a driver, and what its bundle's manifest says of it."""
     from ..tensorrt.build import plan_summary
 
     summary = dict(plan_summary(path))
@@ -334,7 +342,7 @@ def passport_text(passport: Mapping[str, Any]) -> str:
 
 
 def fit_tables(result: FitResult) -> list[RenderableType]:
-    """A classifier's accuracy and confusion matrix."""
+    """Return a classifier's accuracy and confusion matrix."""
     held_out = sum(map(sum, result.confusion))
     head = [
         ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out texts"),

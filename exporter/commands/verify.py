@@ -94,7 +94,7 @@ def metric_limit(text: str) -> tuple[str, float]:
 
 
 def check_files(report: Path | None, junit: Path | None) -> None:
-    """What would fail after the verification fails before it."""
+    """Refuse, before the verification, files that could not be written after it."""
     from ..reports.output import check_writable
 
     if report is not None:
@@ -108,7 +108,7 @@ def check_files(report: Path | None, junit: Path | None) -> None:
 
 
 def write_files(result: VerificationReport, bundle: Path, report: Path | None, junit: Path | None) -> None:
-    """Writes the page and the XML, where they are wanted."""
+    """Write the page and the XML, where they are wanted."""
     from ..reports.output import write_whole
 
     if report is not None:

@@ -46,7 +46,7 @@ def compare(
     limits: Mapping[str, float],
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Comparison]:
-    """Every case of one artifact on ONNX Runtime; fp16 also node by node.
+    """Compare every case of one artifact on ONNX Runtime; fp16 also node by node.
 
     Returns:
         A comparison per case, passed or not.
@@ -75,7 +75,7 @@ def compare(
 
 
 def real_text_case(decoder: Decoder, expected: Expectation, limits: Mapping[str, float]) -> Case:
-    """Every token of the passages."""
+    """Return the case that compares every token of the passages."""
 
     def run() -> Outcome:
         got = read_passages(decoder, expected.passages)
@@ -84,7 +84,10 @@ def real_text_case(decoder: Decoder, expected: Expectation, limits: Mapping[str,
         if few is not None and PRECISIONS[decoder.artifact.precision].in_whole_numbers:
             log.warning(
                 "%s: %s are shown and not judged, for that takes %d tokens of real text, and there are %d",
-                *(decoder.artifact.id, " and ".join(COUNTED), ENOUGH, found.rows),
+                decoder.artifact.id,
+                " and ".join(COUNTED),
+                ENOUGH,
+                found.rows,
             )
         return judged(found, limits, names=few)
 
@@ -94,7 +97,7 @@ def real_text_case(decoder: Decoder, expected: Expectation, limits: Mapping[str,
 def rounded_cases(
     bundle: Bundle, artifact: Artifact, expected: Expectation, limits: Mapping[str, float]
 ) -> dict[str, Case]:
-    """What is compared through `NodeExecutor`: what an engine that computes in fp16 would do."""
+    """Return the cases for `NodeExecutor`, which does what an engine that computes in fp16 would do."""
     graph = load_graph(bundle.path(artifact.file))
     sample = expected.samples[0]
 
@@ -126,7 +129,7 @@ def trial(
     whole: bool = False,
     opened: Callable[[Artifact], Program] | None = None,
 ) -> Trial:
-    """Two texts of unequal length as a padded batch, then a token for each on top of them."""
+    """Return a trial of two texts of unequal length as a padded batch, then a token for each on top."""
     del bundle, opened
     if whole and expected.passages:
         texts = [list(passage.tokens) for passage in expected.passages[:WHOLE_TEXTS]]

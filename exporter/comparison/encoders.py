@@ -35,9 +35,9 @@ from ..reference.fitted_head import HEAD, LinearHead
 def with_head(
     old: Bundle, new: Bundle, expected: Expectation, limits: Mapping[str, Mapping[str, float]]
 ) -> tuple[Expectation, dict[str, dict[str, float]]]:
-    """Golden data of a bundle before a head was fitted, together with the head's results.
+    """Return the golden data of a bundle before a head was fitted, together with the head's results.
 
-    Its limits are the caps alone: without PyTorch nothing is known of what rounding does.
+    The limits are the caps alone: without PyTorch the effect of rounding is not known.
     """
     head = LinearHead.of(new)
     assert head is not None and old.manifest.encoder is not None
@@ -60,7 +60,8 @@ def with_head(
     with_caps = {}
     for precision, own in limits.items():
         caps = limits_for(precision, None, names)
-        with_caps[precision] = {**own, **{f"{spec.name}.{name}": cap for name, cap in caps.items()}}
+        capped = {f"{spec.name}.{name}": cap for name, cap in caps.items()}
+        with_caps[precision] = {**own, **capped}
     return replace(expected, samples=tuple(samples)), with_caps
 
 
@@ -71,7 +72,7 @@ def compare(
     limits: Mapping[str, float],
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Comparison]:
-    """Every case of one artifact on ONNX Runtime; fp16 also node by node.
+    """Compare every case of one artifact on ONNX Runtime; fp16 also node by node.
 
     Returns:
         A comparison per case, passed or not.
@@ -96,13 +97,13 @@ def compare(
         batch = trial_samples(expected)
         for case, samples in {padded(batch): batch, f"{len(full)} tokens": [full]}.items():
             progress(f"verifying {artifact.id}: {case}, {engine}")
-            outcome = rounded(encoder, samples, limits)
+            outcome = compare_node_by_node(encoder, samples, limits)
             comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(outcome)))
     return comparisons
 
 
-def rounded(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Outcome:
-    """A batch node by node: whether every result is finite, and what comes out."""
+def compare_node_by_node(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Outcome:
+    """Compare a batch node by node: whether every result is finite, and the outputs."""
     try:
         return batch_case(encoder, samples, limits)()
     except NotFiniteError as error:
@@ -117,7 +118,7 @@ def trial(
     whole: bool = False,
     opened: Callable[[Artifact], Program] | None = None,
 ) -> Trial:
-    """Two texts and a single token as a padded batch; of a whole trial all samples."""
+    """Return a trial of two texts and a single token as a padded batch; a whole trial has all samples."""
     del opened
     assert bundle.manifest.encoder is not None
     padding = bundle.manifest.encoder.tokens["pad"]
@@ -135,7 +136,7 @@ def trial(
 
 
 def trial_samples(expected: Expectation) -> list[Sample]:
-    """Two texts and a single token."""
+    """Return two texts and a single token."""
     *texts, single, _ = expected.samples
     return [*texts[:2], single]
 

@@ -27,7 +27,7 @@ class Examiner(Protocol):
     def gaps(self, model: Any, bundle: Bundle, expected: Any, rounding: Rounding) -> Gaps: ...
 
     def run_texts(self, model: Any, expected: Any) -> None:
-        """Runs PyTorch over real text that no comparison uses."""
+        """Run PyTorch over real text that no comparison uses."""
         ...
 
     def limits(self, bundle: Bundle, expected: Any, precision: str, gaps: Gaps) -> dict[str, float]: ...
@@ -49,10 +49,10 @@ class Examiner(Protocol):
         whole: bool = False,
         opened: Callable[[Artifact], Program] | None = None,
     ) -> Trial:
-        """A little real text for a graph.
+        """Return a trial: a little real text to run through a graph.
 
         Args:
-            whole: as much as ranges need.
+            whole: take as much text as ranges need.
             opened: opens the graphs that this one runs with, instead of the bundle's files.
         """
         ...

@@ -49,13 +49,13 @@ POSITIONS = 6  # of each source, whose keys and values are compared
 
 
 def search_of(defaults: GenerationDefaults, steps: int, beams: int) -> Search:
-    """A search that only forbids what the model itself never says."""
+    """Return a search that only forbids the tokens that the model itself never generates."""
     constraints = Constraints(eos=defaults.eos, suppressed=defaults.suppressed)
     return Search(num_beams=beams, n_best=beams, max_new_tokens=steps, constraints=constraints)
 
 
 def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectation:
-    """Asks PyTorch about texts of unequal length."""
+    """Compute the reference in PyTorch for texts of unequal length."""
     from ..reference.translation import reference_of
 
     defaults = bundle.manifest.generation
@@ -72,7 +72,7 @@ def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectat
     if not encoded:
         raise VerificationError("the texts to verify with have no tokens that this model knows")
     most = min(SOURCE_TOKENS, longest - 1)
-    judged, others = split(encoded, most)
+    judged, others = split_sources(encoded, most)
     sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
     steps = min(DECODE_STEPS, longest)
     samples = [sample_of(reference, source, defaults, steps) for source in sources]
@@ -91,24 +91,26 @@ def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectat
     return Expectation(tuple(samples), search, reference, tuple((*t, end) for t in others))
 
 
-def split(
+def split_sources(
     encoded: Sequence[Sequence[int]], most: int
 ) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-    """Sources to judge with, by their first `most` tokens, and sources of at most so many to calibrate with.
+    """Return sources to judge by their first `most` tokens, and sources of at most as many to calibrate with.
 
-    Of long texts those are what follows, of short ones every third text; a single short text is both.
+    For calibration, long texts give what follows, short ones every third text; a single short text is both.
     """
     behind = [t[start : start + most] for t in encoded for start in range(most, len(t), most)]
     if behind:
         return encoded, behind
     held = encoded[2::3]
-    return ([t for i, t in enumerate(encoded) if i % 3 != 2], held) if held else (encoded, encoded)
+    if not held:
+        return encoded, encoded
+    return [t for i, t in enumerate(encoded) if i % 3 != 2], held
 
 
 def sample_of(
     reference: Reference, source: tuple[int, ...], defaults: GenerationDefaults, steps: int
 ) -> Sample:
-    """A source with its greedy target, of `steps` tokens even where it ends before."""
+    """Return a source with its greedy target, of `steps` tokens even where it ends before."""
     search = replace(search_of(defaults, steps, 1), constraints=Constraints(eos=()))
     (best,) = reference.search(source, search)
     return sample_with(reference, source, best.token_ids, tuple(range(steps)))
@@ -127,14 +129,14 @@ def sample_with(
 
 
 def gaps(model: Transformer, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
-    """What rounding does in PyTorch."""
+    """Measure the effect of rounding in PyTorch."""
     del model, bundle
     assert expected.reference is not None
     return expected.reference.gaps(expected.samples, rounding)
 
 
 def run_texts(model: Transformer, expected: Expectation) -> None:
-    """Runs PyTorch over the sources to calibrate with, and over what it makes of them."""
+    """Run PyTorch over the sources to calibrate with, and over its translations of them."""
     del model
     reference = expected.reference
     assert reference is not None
@@ -144,7 +146,7 @@ def run_texts(model: Transformer, expected: Expectation) -> None:
 
 
 def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
-    """The limits of a precision, from the one table and from what rounding does in PyTorch.
+    """Return the limits of a precision, from the table of caps and the effect of rounding in PyTorch.
 
     Raises:
         ValueError: the rounded model is not finite.
@@ -168,7 +170,7 @@ def compare(
     limits: Mapping[str, float],
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Comparison]:
-    """Every case of one artifact on ONNX Runtime, together with its partner; fp16 also node by node.
+    """Compare every case of an artifact on ONNX Runtime, with its encoder or decoder; fp16 node by node too.
 
     Returns:
         A comparison per case, passed or not.
@@ -188,7 +190,7 @@ def compare(
         progress(f"verifying {artifact.id}: node by node")
         name = rounded_engine(artifact.precision)
         samples = [*expected.samples[:2], *expected.samples[-2:]]  # two texts, one token, the most
-        outcome = rounded(bundle, artifact, samples, limits)
+        outcome = compare_node_by_node(bundle, artifact, samples, limits)
         case = f"{len(samples)} sources"
         comparisons.append(Comparison(artifact=artifact.id, backend=name, case=case, **vars(outcome)))
     return comparisons
@@ -197,7 +199,7 @@ def compare(
 def cases(
     engine: Engine, artifact: Artifact, expected: Expectation, limits: Mapping[str, float]
 ) -> dict[str, Case]:
-    """What is compared of one of the two graphs; of targets that golden data has not, PyTorch is asked."""
+    """Return the cases of one of the two graphs; PyTorch scores targets that golden data does not have."""
     if artifact.graph == "encoder":
         return encoder_cases(engine, expected, limits)
     reference = expected.reference
@@ -209,16 +211,18 @@ def cases(
     return decoder_cases(engine, expected, limits, None if reference is None else score)
 
 
-def rounded(
+def compare_node_by_node(
     bundle: Bundle, artifact: Artifact, samples: Sequence[Sample], limits: Mapping[str, float]
 ) -> Outcome:
-    """A graph node by node: whether every result is finite, and what comes out."""
+    """Compare a graph node by node: whether every result is finite, and the outputs."""
     engine = engine_of(
         bundle, artifact, lambda each: ExecutedProgram(load_graph(bundle.path(each.file)), each)
     )
     of_encoder = artifact.graph == "encoder"
     try:
-        return (cross_case if of_encoder else at_once_case)(engine, samples, limits)()
+        if of_encoder:
+            return cross_case(engine, samples, limits)()
+        return at_once_case(engine, samples, limits)()
     except NotFiniteError as error:
         want = [sample.cross if of_encoder else sample.logits for sample in samples]
         nothing = [np.full_like(array, np.nan) for array in want]

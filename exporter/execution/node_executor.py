@@ -24,9 +24,27 @@ GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 HOLDS = ("Constant", "ConstantOfShape")  # give what the file says
 # Operators whose results are numbers that they read, in other places.
 MOVES = {
-    *("Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "MaxPool", "Pad", "ReduceMax"),
-    *("ReduceMin", "Reshape", "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "TensorScatter"),
-    *("Tile", "TopK", "Transpose", "Unsqueeze"),
+    "Concat",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "MaxPool",
+    "Pad",
+    "ReduceMax",
+    "ReduceMin",
+    "Reshape",
+    "ScatterElements",
+    "ScatterND",
+    "Slice",
+    "Split",
+    "Squeeze",
+    "TensorScatter",
+    "Tile",
+    "TopK",
+    "Transpose",
+    "Unsqueeze",
 }
 
 # Sees each result: the node, the result's name (or a part of an Attention: "y, scores"), and its numbers.
@@ -52,8 +70,8 @@ class NotFiniteError(ValueError):
         )
 
 
-def unseen(node: ir.Node, name: str, array: Array) -> None:
-    """Observes nothing."""
+def ignore_result(node: ir.Node, name: str, array: Array) -> None:
+    """Observe nothing."""
 
 
 class NodeExecutor:
@@ -64,7 +82,7 @@ class NodeExecutor:
         observe: sees each result as soon as it is there.
     """
 
-    def __init__(self, model: ir.Model, observe: Observer = unseen) -> None:
+    def __init__(self, model: ir.Model, observe: Observer = ignore_result) -> None:
         self.graph = model.graph
         self.observe = observe
         self.opsets = dict(model.graph.opset_imports)
@@ -77,7 +95,7 @@ class NodeExecutor:
         }
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """All graph outputs by name.
+        """Run the graph and return all of its outputs by name.
 
         Raises:
             NotFiniteError: at the first node that makes a NaN, or an infinity of finite numbers.
@@ -98,8 +116,9 @@ class NodeExecutor:
         return {str(value.name): values[value] for value in self.graph.outputs}
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
-        if in_parts(node, feeds):
-            return [self.attention(node, *(feed for feed in feeds if feed is not None))]
+        if is_own_attention(node, feeds):
+            present = [feed for feed in feeds if feed is not None]
+            return [self.attention(node, *present)]
         key = (
             node.domain,
             node.op_type,
@@ -134,7 +153,7 @@ class NodeExecutor:
         return self.attributes[node]
 
     def attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
-        """Attention as its parts, each rounded: as one node its scores would be neither rounded nor seen."""
+        """Compute Attention in parts, each rounded: one node would neither round nor show its scores."""
         dtype = q.dtype
 
         def rounded(part: str, result: Array, *inputs: Array) -> Array:
@@ -151,7 +170,7 @@ class NodeExecutor:
         return (weights @ v).astype(dtype)
 
     def session_for(self, node: ir.Node, feeds: list[Array | None]) -> Any:
-        """A session of just this node."""
+        """Return a session of just this node."""
         inputs = [
             None
             if feed is None
@@ -161,7 +180,7 @@ class NodeExecutor:
         outputs = [
             ir.Value(name=f"out{i}", type=self.type_of(node, value)) for i, value in enumerate(node.outputs)
         ]
-        attributes = [held(attribute) for attribute in node.attributes.values()]
+        attributes = [load_attribute(attribute) for attribute in node.attributes.values()]
         alone = ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs)
         graph = ir.Graph(
             [value for value in inputs if value is not None],
@@ -178,10 +197,10 @@ class NodeExecutor:
         return result.type
 
     def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
-        """Shows a result to the observer, unless the node made a NaN or an infinity."""
+        """Show a result to the observer; raise NotFiniteError if the node made a NaN or an infinity."""
         if array.size and array.dtype.kind == "f" and not np.isfinite(np.abs(array).max()):
             floats = [f for f in feeds if f is not None and f.size and f.dtype.kind == "f"]
-            if not inherited(node, array, floats):  # a mask may be -inf
+            if not is_inherited(node, array, floats):  # a mask may be -inf
                 finite = (np.abs(f[np.isfinite(f)]).max(initial=0.0) for f in floats)
                 raise NotFiniteError(node, name, array, max(map(float, finite), default=0.0))
         self.observe(node, name, array)
@@ -198,9 +217,9 @@ class WideExecutor(NodeExecutor):
     def __init__(self, model: ir.Model, rounded: bool) -> None:
         super().__init__(model)
         self.rounded = rounded
-        self.constants = {value: self.widened(array) for value, array in self.constants.items()}
+        self.constants = {value: self.widen(array) for value, array in self.constants.items()}
 
-    def widened(self, array: Array) -> Array:
+    def widen(self, array: Array) -> Array:
         if array.dtype not in (np.float16, np.float32):
             return array
         with np.errstate(over="ignore"):
@@ -211,10 +230,10 @@ class WideExecutor(NodeExecutor):
         return ir.TensorType(ir.DataType.FLOAT) if wide else result.type
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return super().run({name: self.widened(array) for name, array in inputs.items()})
+        return super().run({name: self.widen(array) for name, array in inputs.items()})
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
-        return [self.widened(result) for result in super().run_node(node, feeds)]
+        return [self.widen(result) for result in super().run_node(node, feeds)]
 
 
 class ExecutedProgram:
@@ -222,14 +241,14 @@ class ExecutedProgram:
 
     Args:
         model: the graph.
-        artifact: what its inputs and outputs are.
+        artifact: describes its inputs and outputs.
         observe: sees each result of each run.
 
     Attributes:
-        runs: how many have begun.
+        runs: the number of runs that have begun.
     """
 
-    def __init__(self, model: ir.Model, artifact: Artifact, observe: Observer = unseen) -> None:
+    def __init__(self, model: ir.Model, artifact: Artifact, observe: Observer = ignore_result) -> None:
         self.executor = NodeExecutor(model, observe)
         self.runs = 0
         self.dtypes = {spec.name: spec.dtype for spec in (*artifact.inputs, *artifact.outputs)}
@@ -256,8 +275,8 @@ class ExecutedProgram:
         del self.executor
 
 
-def inherited(node: ir.Node, result: Array, read: Sequence[Array]) -> bool:
-    """Whether a result has no NaN, and infinities only where the node has read one."""
+def is_inherited(node: ir.Node, result: Array, read: Sequence[Array]) -> bool:
+    """Tell whether a result has no NaN, and infinities only where the node has read one."""
     if np.isnan(result).any():
         return False
     if node.op_type in HOLDS:
@@ -272,7 +291,7 @@ def inherited(node: ir.Node, result: Array, read: Sequence[Array]) -> bool:
     return places[0].shape == result.shape and bool((~places[0] | np.any(places[1:], axis=0)).all())
 
 
-def held(attribute: ir.Attr) -> ir.Attr:
+def load_attribute(attribute: ir.Attr) -> ir.Attr:
     """Return an attribute whose tensor is in memory: a session of one node has no folder to find it in."""
     if attribute.type != ir.AttributeType.TENSOR or not isinstance(attribute.value, ir.ExternalTensor):
         return attribute
@@ -280,17 +299,17 @@ def held(attribute: ir.Attr) -> ir.Attr:
 
 
 def rounded_engine(precision: str) -> str:
-    """What stands in the place of an engine's name where a graph was executed node by node."""
+    """Return the name that stands for an engine where a graph was executed node by node."""
     return f"{NODE_BY_NODE}, rounded to {precision}"
 
 
 def inputs_of(graph: ir.Graph) -> list[ir.Value]:
-    """What a graph has to be given: old files list their weights among its inputs."""
+    """Return the inputs that a graph has to be given: old files list their weights among them."""
     return [value for value in graph.inputs if str(value.name) not in graph.initializers]
 
 
-def in_parts(node: ir.Node, feeds: Sequence[Array | None]) -> bool:
-    """Whether a node is an Attention as PlanForge writes it: q, k, v (B, H, T, D), a mask to add, a scale."""
+def is_own_attention(node: ir.Node, feeds: Sequence[Array | None]) -> bool:
+    """Tell whether a node is PlanForge's own Attention: q, k, v (B, H, T, D), a mask to add, a scale."""
     present = [feed for feed in feeds if feed is not None]
     return (
         node.op_type == "Attention"
@@ -304,7 +323,7 @@ def in_parts(node: ir.Node, feeds: Sequence[Array | None]) -> bool:
 
 
 def shape_of(node: ir.Node, feed: Array) -> Shape | None:
-    """ONNX Runtime's own operators want to know shapes; the standard ones take any."""
+    """Return the shape where an operator needs it: ONNX Runtime's own do, the standard ones take any."""
     return feed.shape if node.domain else None
 
 

@@ -1,4 +1,4 @@
-"""A graph of an encoder-decoder with the partner that it runs with."""
+"""An encoder or decoder, opened with the other one, which it runs with."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...runtime.translate.tokenizers import translation_tokenizers
 
 
 def engine_of(bundle: Bundle, artifact: Artifact, opened: Callable[[Artifact], Program]) -> Engine:
-    """An artifact and its partner, opened.
+    """Return an engine of an artifact and the encoder or decoder that it runs with, opened.
 
     Args:
-        bundle: that has both.
+        bundle: the bundle that has both.
         artifact: an encoder or a decoder.
         opened: opens a graph.
     """

@@ -1,4 +1,4 @@
-"""A little real text through an encoder-decoder's graphs, node by node."""
+"""Runs a little real text through an encoder-decoder's graphs, node by node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trial(
     whole: bool = False,
     opened: Callable[[Artifact], Program] | None = None,
 ) -> Trial:
-    """Two sources of unequal length as a padded batch; of a decoder their targets, then a token for each."""
+    """Return a trial of two unequal, padded sources; for a decoder of their targets, then a token each."""
     sources = [sample.source for sample in expected.samples]
     targets = [
         sample.target[:-1] for sample in expected.samples
@@ -45,10 +45,10 @@ def trial(
     prompts = [[start, *target[:-1]] for target in targets]
 
     def engine(program: Program) -> Engine:
-        def partner(other: Artifact) -> Program:
+        def open_other(other: Artifact) -> Program:
             return OrtCpuBackend().open(bundle, other) if opened is None else opened(other)
 
-        return engine_of(bundle, artifact, lambda a: program if a == artifact else partner(a))
+        return engine_of(bundle, artifact, lambda a: program if a == artifact else open_other(a))
 
     def encode(program: Program) -> None:
         engine(program).encoder.encode(sources)
@@ -60,7 +60,7 @@ def trial(
 
     def reading(row: int) -> Reading:
         def read(model: Transformer, rounding: Rounding | None) -> object:
-            del rounding  # no keys and values of a translator are whole numbers
+            del rounding  # no keys and values of a translator are int8
             from ..reference.translation import reference_of
 
             # The model is fed a target but for its last token, so there has to be one more.

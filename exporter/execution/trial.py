@@ -1,4 +1,4 @@
-"""A little real text, driven through a graph node by node: what ranges and the search for a fault look at.
+"""Drives a little real text through a graph node by node, to measure ranges and to search for a fault.
 
 B batch, T tokens of a step
 """
@@ -57,7 +57,7 @@ class Trial:
     read: tuple[Reading, ...]
 
     def values(self, model: ir.Model, artifact: Artifact) -> dict[Key, Array]:
-        """Every result of every node in every step."""
+        """Return every result of every node in every step."""
         found: dict[Key, Array] = {}
 
         def keep(node: ir.Node, name: str, array: Array) -> None:
@@ -68,7 +68,7 @@ class Trial:
         return found
 
     def module_results(self, model: nn.Module, rounding: Rounding | None = None) -> list[dict[str, Array]]:
-        """What each module of PyTorch's model gives, (T, ...) by its path, for each text.
+        """Return what each module of PyTorch's model gives, (T, ...) by its path, for each text.
 
         Args:
             rounding: of keys and values; whoever calls applies the rest of it to the model.
@@ -95,7 +95,7 @@ class Trial:
         return found
 
     def placed(self, step: int, results: Sequence[Mapping[str, Array]], path: str) -> Array | None:
-        """A module's results at the tokens of a step, one below the other; None if a text has none."""
+        """Return a module's results at the tokens of a step, one below the other; None if a text has none."""
         rows = []
         for positions, found in zip(self.steps[step].positions, results, strict=True):
             array = found.get(path)
@@ -106,7 +106,7 @@ class Trial:
         return np.concatenate(rows)
 
     def tokens_of(self, step: int, array: Array) -> Array | None:
-        """What a graph gives at the same tokens, of a result (B, T, ...) or (B, H, T, ...); else None."""
+        """Return a result (B, T, ...) or (B, H, T, ...) at the same tokens; None if it has another shape."""
         positions = self.steps[step].positions
         B, T = positions.shape
         if array.ndim == 4 and (array.shape[0], array.shape[2]) == (B, T):
@@ -115,5 +115,5 @@ class Trial:
 
 
 def positions_of(valid: npt.NDArray[np.bool_]) -> Integers:
-    """(B, T) of rows that begin with their first valid token."""
+    """Return the positions (B, T) of rows that begin with their first valid token."""
     return np.where(valid, valid.cumsum(axis=1) - 1, PADDING)

@@ -69,7 +69,7 @@ class FitResult:
     picture: Path
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `planforge fit-head --json`."""
+        """Return the fields of `planforge fit-head --json`."""
         return {**dataclasses.asdict(self), "bundle": str(self.bundle), "picture": str(self.picture)}
 
 
@@ -84,7 +84,7 @@ def fit_head(
     force: bool = False,
     progress: Progress = silent,
 ) -> FitResult:
-    """Trains a classifier on a frozen encoder and writes a bundle that classifies.
+    """Train a classifier on a frozen encoder and write a bundle that classifies.
 
     Args:
         bundle: an encoder's bundle; it stays as it is.
@@ -116,15 +116,15 @@ def fit_head(
     rows = read_table(Path(table))
     with TextEncoder.load(opened.folder) as encoder:
         progress(f"computing features of {len(rows.texts)} texts")
-        matrix = features_of(encoder, rows.texts, features, progress)
+        matrix = compute_features(encoder, rows.texts, features, progress)
     progress("fitting")
     fitted = fit(matrix, rows, test_share, seed)
     with staging_folder(output) as staging:
         manifest = write_bundle(opened, fitted, features, staging, output)
         progress("comparing with scikit-learn")
-        agree(staging, rows, fitted)
-        manifest = verified(opened, staging, manifest, progress)
-        picture = report_files(staging, manifest, rows, fitted)
+        compare_with_scikit_learn(staging, rows, fitted)
+        manifest = verify_graphs(opened, staging, manifest, progress)
+        picture = write_report_files(staging, manifest, rows, fitted)
         manifest = dataclasses.replace(manifest, files=file_entries(staging))
         install(staging, manifest, output, force=force)
     if opened.manifest.plans:
@@ -136,7 +136,7 @@ def fit_head(
 
 
 def check_bundle(manifest: Manifest, folder: Path) -> None:
-    """Refuses a bundle that no head can be put on."""
+    """Refuse a bundle that no head can be put on."""
     if manifest.encoder is None:
         raise InputError(f"{folder} holds a {manifest.family} for {manifest.task}; fit-head needs an encoder")
     if taken := {HEAD, "token_classification"} & set(manifest.encoder.heads):
@@ -145,8 +145,8 @@ def check_bundle(manifest: Manifest, folder: Path) -> None:
         )
 
 
-def features_of(encoder: TextEncoder, texts: Sequence[str], features: str, progress: Progress) -> Array:
-    """The features (N, F) of texts; of long ones, of their head, as `classify` sees them."""
+def compute_features(encoder: TextEncoder, texts: Sequence[str], features: str, progress: Progress) -> Array:
+    """Compute the features (N, F) of texts; of long ones, of their head, as `classify` sees them."""
     options: dict[str, Any] = {
         "truncation": "head",
         "progress": lambda done: progress(f"computing features: {done} of {len(texts)} texts"),
@@ -160,7 +160,7 @@ def features_of(encoder: TextEncoder, texts: Sequence[str], features: str, progr
 
 @dataclass(frozen=True)
 class Fitted:
-    """What scikit-learn found: decision = weight @ features + bias."""
+    """The classifier that scikit-learn fitted: decision = weight @ features + bias."""
 
     labels: tuple[str, ...]
     weight: Array  # (C, F)
@@ -175,7 +175,7 @@ class Fitted:
 
 
 def fit(matrix: Array, rows: Table, test_share: float, seed: int) -> Fitted:
-    """Splits, chooses C by cross-validation inside the training part, fits, and measures on the rest."""
+    """Split, choose C by cross-validation inside the training part, fit, and measure on the rest."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import confusion_matrix
     from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_split
@@ -215,7 +215,7 @@ def fit(matrix: Array, rows: Table, test_share: float, seed: int) -> Fitted:
 
 
 def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, output: Path) -> Manifest:
-    """Stages the graphs with their new head, and the files that stay the same."""
+    """Stage the graphs with their new head, and the files that stay the same."""
     import onnx_ir as ir
 
     from ..passes.head import AddLinearHead
@@ -265,7 +265,7 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
         tokenizer={**old.tokenizer, "files": [renamed[str(name)] for name in old.tokenizer["files"]]},
         artifacts=tuple(artifacts),
         plans=(),
-        source=moved_source(opened, output),
+        source=relocate_source(opened, output),
         files=file_entries(staging),
         tools={**old.tools, "scikit-learn": importlib.metadata.version("scikit-learn")},
     )
@@ -273,8 +273,8 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
     return manifest
 
 
-def moved_source(opened: Bundle, output: Path) -> dict[str, Any]:
-    """Where the checkpoint is from, as seen from the new bundle's folder."""
+def relocate_source(opened: Bundle, output: Path) -> dict[str, Any]:
+    """Return where the checkpoint is from, as seen from the new bundle's folder."""
     source = dict(opened.manifest.source)
     if source.get("kind") == "folder":
         folder = (opened.folder / str(source["argument"])).resolve()
@@ -283,13 +283,13 @@ def moved_source(opened: Bundle, output: Path) -> dict[str, Any]:
 
 
 def name_for(export_id: str, name: str) -> str:
-    """A file's name under another export, so that a new bundle never overwrites an old one's file."""
+    """Return a file's name under another export, so that a new bundle never overwrites an old one's file."""
     stem, _, ending = name.rpartition(".")
     return f"{stem.rpartition('-')[0] or stem}-{export_id[:8]}.{ending}"
 
 
 def move_weights(model: ir.Model, names: Mapping[str, str]) -> None:
-    """Points a graph at its weights under their new names."""
+    """Point a graph at its weights under their new names."""
     import onnx_ir as ir
 
     for value in model.graph.initializers.values():
@@ -308,7 +308,7 @@ def move_weights(model: ir.Model, names: Mapping[str, str]) -> None:
 def inputs_of_head(
     artifact: Artifact, encoder: EncoderDefaults, features: str
 ) -> tuple[list[str], str, bool]:
-    """The outputs that the head reads, how they are combined, and whether their mean gets length 1."""
+    """Return the outputs that the head reads, how they are combined, and whether their mean gets length 1."""
     last = max(int(s.role.removeprefix("hidden.")) for s in artifact.outputs if s.role.startswith("hidden."))
     if features == EMBEDDING:
         if any(spec.role == "sentence_embedding" for spec in artifact.outputs):
@@ -318,11 +318,11 @@ def inputs_of_head(
     return names, "concat" if features == "concat_last_four" else "sum", False
 
 
-def agree(staging: Path, rows: Table, fitted: Fitted) -> None:
-    """Holds the written graph against scikit-learn on every held-out text.
+def compare_with_scikit_learn(staging: Path, rows: Table, fitted: Fitted) -> None:
+    """Compare the written graph with scikit-learn on every held-out text.
 
     Raises:
-        ExportError: it gives another class somewhere.
+        ExportError: the graph gives another class somewhere.
     """
     with TextEncoder.load(staging) as encoder:
         texts = [rows.texts[i] for i in fitted.test]
@@ -339,8 +339,8 @@ def agree(staging: Path, rows: Table, fitted: Fitted) -> None:
         log.warning("%s, all of them ties (by a margin of at most %.1g)", told, margin)
 
 
-def verified(opened: Bundle, staging: Path, manifest: Manifest, progress: Progress) -> Manifest:
-    """Compares the new graphs with the golden data of the old bundle, and the head with scikit-learn's.
+def verify_graphs(opened: Bundle, staging: Path, manifest: Manifest, progress: Progress) -> Manifest:
+    """Compare the new graphs with the golden data of the old bundle, and the head with scikit-learn's.
 
     A bundle without golden data was not verified, and so is this one.
     """
@@ -361,8 +361,8 @@ def verified(opened: Bundle, staging: Path, manifest: Manifest, progress: Progre
     return keep_checks(staging, manifest, report, examiner.to_arrays(expected), limits)
 
 
-def report_files(staging: Path, manifest: Manifest, rows: Table, fitted: Fitted) -> str:
-    """Writes the confusion matrix as a picture, and what was fitted to what; returns the picture's name."""
+def write_report_files(staging: Path, manifest: Manifest, rows: Table, fitted: Fitted) -> str:
+    """Write the confusion matrix as a picture, and the fit's figures; return the picture's name."""
     from matplotlib.figure import Figure
 
     name = manifest.export_id[:8]

@@ -1,4 +1,4 @@
-"""A table of labelled texts, with the line of whatever is wrong in it."""
+"""Tables of labelled texts; errors name the line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Reads rows of text TAB label from a UTF-8 file.
+    """Read rows of text TAB label from a UTF-8 file.
 
     A first line that names the columns, "text" and "label" in any order and beside others, says which are
     meant. Without one a row has two columns. Empty lines are passed over; nothing is quoted.

@@ -1,6 +1,6 @@
-"""How a traced graph spells attention, found from the keys and values that it reads.
+"""Finds attention in a traced graph, from the keys and values that it reads.
 
-B batch, T tokens of this step, S tokens that are looked at, H query heads, G heads of keys and values,
+B batch, T tokens of this step, S tokens that are attended to, H query heads, G heads of keys and values,
 D head size
 """
 
@@ -16,20 +16,20 @@ import onnx_ir as ir
 from ..errors import ExportError
 from .graph import depends_on_shapes, producer_of
 
-MOVES = ("Cast", "Expand", "Reshape", "Transpose", "Unsqueeze")  # of heads, without arithmetic
+MOVES = ("Cast", "Expand", "Reshape", "Transpose", "Unsqueeze")  # they move heads, without arithmetic
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer's attention as a traced graph spells it.
+    """One layer's attention in a traced graph.
 
     Attributes:
         queries: (B, H, T, D), before they are scaled.
-        keys, values: of this step (B, G, T, D); over a source (B, G, S, D).
-        scale: of the scores.
-        biases: what is added to the scores, masks among it.
-        product: that gives the context (B, H, T, D).
-        present: what becomes of the cache; empty over a source.
+        keys, values: this step's (B, G, T, D); over a source (B, G, S, D).
+        scale: factor of the scores.
+        biases: values added to the scores, masks among them.
+        product: MatMul that gives the context (B, H, T, D).
+        present: the cache after this step; empty over a source.
     """
 
     queries: ir.Value
@@ -41,15 +41,15 @@ class Attention:
     present: tuple[ir.Value, ...] = ()
 
 
-def self_attention(graph: ir.Graph, inputs: Mapping[str, ir.Value], layer: int, size: int) -> Attention:
-    """A layer's attention, found from what its cache becomes.
+def find_self_attention(graph: ir.Graph, inputs: Mapping[str, ir.Value], layer: int, size: int) -> Attention:
+    """Find a layer's attention from the cache that it outputs.
 
     Args:
-        inputs: of the graph, by name: past_key_values.0.key and so on.
+        inputs: the graph's, by name: past_key_values.0.key and so on.
         size: D.
 
     Raises:
-        ExportError: it is not of the form that is known; says where it ends.
+        ExportError: the attention has no known form; says where it differs.
     """
     outputs = {str(value.name): value for value in graph.outputs}
     present = []
@@ -62,48 +62,48 @@ def self_attention(graph: ir.Graph, inputs: Mapping[str, ir.Value], layer: int, 
         present.append(value)
         assert concat.inputs[1] is not None
         new.append(concat.inputs[1])
-    found = between(present[0], present[1], size)
+    found = find_attention_between(present[0], present[1], size)
     if found is None:
         raise ExportError(f"no Softmax of layer {layer} lies between its keys and values")
     queries, scale, biases, product = found
     return Attention(queries, new[0], new[1], scale, biases, product, tuple(present))
 
 
-def source_attention(inputs: Mapping[str, ir.Value], layer: int, size: int) -> Attention:
-    """A layer's attention over a source, found from the keys and values that are inputs.
+def find_source_attention(inputs: Mapping[str, ir.Value], layer: int, size: int) -> Attention:
+    """Find a layer's attention over a source from the keys and values that are inputs.
 
     Args:
-        inputs: of the graph, by name: cross.0.key and so on.
+        inputs: the graph's, by name: cross.0.key and so on.
     """
     keys, values = (inputs[f"cross.{layer}.{kind}"] for kind in ("key", "value"))
-    found = between(keys, values, size)
+    found = find_attention_between(keys, values, size)
     if found is None:
         raise ExportError(f"no Softmax of layer {layer} lies between the source's keys and values")
     queries, scale, biases, product = found
     return Attention(queries, keys, values, scale, biases, product)
 
 
-def between(
+def find_attention_between(
     keys: ir.Value, values: ir.Value, size: int
 ) -> tuple[ir.Value, float, tuple[ir.Value, ...], ir.Node] | None:
-    """Queries, scale, biases and last product of the attention that reads keys and values."""
-    for softmax in below(keys, "Softmax"):
-        scores, scale, biases = product_behind(softmax)
+    """Return queries, scale, biases and last product of the attention that reads keys and values."""
+    for softmax in find_below(keys, "Softmax"):
+        scores, scale, biases = find_product_behind(softmax)
         if scores is None or scores.inputs[0] is None or scores.inputs[1] is None:
             continue
         of_keys = scale_to(scores.inputs[1], keys, size)
         if of_keys is None:
             continue
-        queries, of_queries = unscaled(scores.inputs[0], size)
-        product = next(iter(below(softmax.outputs[0], "MatMul")), None)
+        queries, of_queries = strip_scale(scores.inputs[0], size)
+        product = next(iter(find_below(softmax.outputs[0], "MatMul")), None)
         if product is None or product.inputs[1] is None or scale_to(product.inputs[1], values, size) != 1.0:
             return None
         return queries, scale * of_keys * of_queries, tuple(biases), product
     return None
 
 
-def below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
-    """The nearest nodes of an operator among those that read a value, however far on."""
+def find_below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
+    """Yield the nearest nodes of an operator among those that depend on a value."""
     waiting = [value]
     seen = set()
     while waiting:
@@ -117,8 +117,8 @@ def below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
                 waiting += node.outputs
 
 
-def product_behind(softmax: ir.Node) -> tuple[ir.Node | None, float, list[ir.Value]]:
-    """The MatMul whose scores a Softmax sees, the scale between both, and what is added on the way."""
+def find_product_behind(softmax: ir.Node) -> tuple[ir.Node | None, float, list[ir.Value]]:
+    """Return the MatMul whose scores a Softmax reads, the scale between both, and what is added between."""
     value = softmax.inputs[0]
     scale = 1.0
     biases: list[ir.Value] = []
@@ -142,7 +142,7 @@ def product_behind(softmax: ir.Node) -> tuple[ir.Node | None, float, list[ir.Val
 
 
 def is_product(value: ir.Value) -> bool:
-    """Whether a value is a MatMul's, scaled or not."""
+    """Tell whether a value is a MatMul's result, scaled or not."""
     node = value.producer()
     while node is not None and node.op_type in ("Cast", "Div", "Mul") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -150,7 +150,7 @@ def is_product(value: ir.Value) -> bool:
 
 
 def scale_to(value: ir.Value, target: ir.Value, size: int) -> float | None:
-    """The factor between a cached tensor and what a product reads; None if it reads something else."""
+    """Return the factor between a cached tensor and a product's input; None if it is another tensor's."""
     scale = 1.0
     while value is not target:
         node = value.producer()
@@ -167,8 +167,8 @@ def scale_to(value: ir.Value, target: ir.Value, size: int) -> float | None:
     return scale
 
 
-def unscaled(value: ir.Value, size: int) -> tuple[ir.Value, float]:
-    """Queries before their scale, and it."""
+def strip_scale(value: ir.Value, size: int) -> tuple[ir.Value, float]:
+    """Return queries before they are scaled, and the scale."""
     scale = 1.0
     while (node := value.producer()) is not None and node.op_type in ("Mul", "Div"):
         factor = factor_of(node, size)
@@ -180,7 +180,7 @@ def unscaled(value: ir.Value, size: int) -> tuple[ir.Value, float]:
 
 
 def factor_of(node: ir.Node, size: int) -> float | None:
-    """What a Mul or Div does to its first input, if that is one number."""
+    """Return the number by which a Mul or Div scales its first input, or None."""
     factor = constant_of(node.inputs[1])
     if factor is None and node.op_type == "Mul" and depends_on_shapes(node.inputs[1]):
         return math.pow(size, -0.25)  # torch spreads 1 / sqrt(D) over both sides of the product

@@ -1,6 +1,6 @@
-"""Branches that a graph always takes, or that are chosen, become part of it.
+"""Inlines branches that a graph always takes, or that are chosen.
 
-optimum merges a decoder's first and later steps into the two branches of an If; DeBERTa asks in each layer
+optimum merges a decoder's first and later steps into the two branches of an If; DeBERTa tests in each layer
 whether queries are as many as keys, which they always are.
 """
 
@@ -12,12 +12,12 @@ from onnx_ir.passes import common
 
 from .build import evaluate
 
-SWITCH = "use_cache_branch"  # the input of a merged decoder: true of later steps
-SHAPES = ((1, 1), (1, 2), (3, 7), (2, 40))  # of the ids that a condition is tried with
+SWITCH = "use_cache_branch"  # the input of a merged decoder: true for later steps
+SHAPES = ((1, 1), (1, 2), (3, 7), (2, 40))  # shapes of the ids that a condition is tried with
 
 
 def decide_branches(model: ir.Model) -> None:
-    """Puts in the place of each If the branch that it takes for sequences of any shape."""
+    """Replace each If that takes the same branch for sequences of any shape by that branch."""
     found = [node for node in model.graph if node.op_type == "If"]
     if not found:
         return
@@ -32,7 +32,7 @@ def decide_branches(model: ir.Model) -> None:
 
 
 def choose_branch(model: ir.Model, name: str, branch: str) -> None:
-    """Takes one branch wherever an input decides, and drops the input."""
+    """Take one branch wherever an input decides, and drop the input."""
     for node in list(model.graph):
         if node.op_type == "If" and node.inputs[0] is not None and node.inputs[0].name == name:
             inline(node, branch)
@@ -42,7 +42,7 @@ def choose_branch(model: ir.Model, name: str, branch: str) -> None:
 
 
 def inline(node: ir.Node, branch: str) -> None:
-    """Moves a branch's nodes and constants to where its If stands."""
+    """Move a branch's nodes and constants to where its If stands."""
     outer = node.graph
     inner = node.attributes[branch].as_graph()
     assert isinstance(outer, ir.Graph)

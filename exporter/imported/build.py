@@ -1,4 +1,4 @@
-"""Adding nodes to a graph, and computing a few of its values."""
+"""Adds nodes to a graph, and computes a few of its values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class Builder:
-    """Adds nodes before one of a graph; results are called after `name`."""
+    """Adds nodes before one of a graph; results are named after `name`."""
 
     def __init__(self, graph: ir.Graph, before: ir.Node, name: str) -> None:
         self.graph = graph
@@ -30,7 +30,7 @@ class Builder:
     def __call__(
         self, operator: str, *values: ir.Value | None, domain: str = "", results: int = 1, **attributes: Any
     ) -> ir.Value:
-        """Adds a node; returns its first result."""
+        """Add a node, and return its first result."""
         node = ir.node(operator, values, attributes, domain=domain, num_outputs=results)
         self.graph.insert_before(self.before, node)
         for result in node.outputs:
@@ -41,13 +41,13 @@ class Builder:
         return node.outputs[0]
 
     def constant(self, value: Any, dtype: npt.DTypeLike = np.int64) -> ir.Value:
-        """A small constant, which is in the graph once."""
+        """Return a small constant, which is in the graph once."""
         array = np.array(value, dtype)
         return initializer(self.graph, f"constant/{array.dtype}/{array.tolist()}", ir.tensor(array))
 
 
 def type_of(node: ir.Node) -> ir.TypeProtocol | None:
-    """Of a node's results, for the operators that are used here."""
+    """Return the type of a node's results, for the operators that are used here."""
     if node.op_type == "Shape":
         return ir.TensorType(ir.DataType.INT64)
     if node.op_type == "Cast":
@@ -58,12 +58,17 @@ def type_of(node: ir.Node) -> ir.TypeProtocol | None:
     return None if given is None else given.type
 
 
-def stand_in(value: ir.Value, past: int) -> Array:
-    """Something for an input of a decoder: one row, one token, two source tokens, `past` cached ones."""
+def make_stand_in(value: ir.Value, past: int) -> Array:
+    """Make an array for a decoder's input: one row, one token, two source tokens, `past` cached ones."""
     assert value.shape is not None
     name = str(value.name)
     whole = value.dtype == ir.DataType.INT64
-    free = past if name.startswith("past") else 2 if name.startswith(("cross", "encoder")) else 1
+    if name.startswith("past"):
+        free = past
+    elif name.startswith(("cross", "encoder")):
+        free = 2
+    else:
+        free = 1
     shape = [1, *(axis if isinstance(axis, int) else free for axis in list(value.shape)[1:])]
     return np.ones(shape, np.int64) if whole else np.zeros(shape, np.float32)
 
@@ -71,14 +76,14 @@ def stand_in(value: ir.Value, past: int) -> Array:
 def evaluate(
     model: ir.Model, names: Sequence[str], given: Callable[[ir.Value], Sequence[Array]]
 ) -> list[list[Array]]:
-    """Computes values of a graph, on ONNX Runtime.
+    """Compute values of a graph, on ONNX Runtime.
 
     Args:
-        names: of the values.
-        given: what an input that they depend on is, in one run after the other.
+        names: names of the values.
+        given: makes the arrays of an input that they depend on, one for each run.
 
     Returns:
-        For each run an array per name.
+        For each run, an array per name.
     """
     asked = model.clone()
     by_name = {str(out.name): out for node in asked.graph for out in node.outputs}

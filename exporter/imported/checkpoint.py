@@ -1,4 +1,4 @@
-"""A checkpoint whose graphs optimum makes: what its files say of graphs and tokenizer."""
+"""The base class of imported checkpoints, whose graphs optimum exports."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Tensors = Mapping[str, npt.NDArray[np.float32]]
 
 
 def check_source(source: Source, found: Folder) -> None:
-    """Refuses a checkpoint that is of another kind than the graphs.
+    """Refuse a checkpoint of another kind than the graphs.
 
     Raises:
-        CheckpointError: names both.
+        CheckpointError: names what both have.
     """
     try:
         config = read_json(source.folder / "config.json", missing={})
@@ -39,7 +39,8 @@ def check_source(source: Source, found: Folder) -> None:
                 " checkpoint as --source"
             )
     ours = rope_theta(config)
-    theirs = found.config.get("rope_theta", rope_theta(found.config))  # the former is what optimum's has read
+    # The former is the value that optimum's transformers has read.
+    theirs = found.config.get("rope_theta", rope_theta(found.config))
     if ours is not None and theirs is not None and ours != theirs:
         raise CheckpointError(
             f"the checkpoint {source.folder} has rope_theta {ours}, the graphs of {found.path} have {theirs}:"
@@ -49,7 +50,7 @@ def check_source(source: Source, found: Folder) -> None:
 
 
 def rope_theta(config: Mapping[str, Any]) -> Any:
-    """Of rotary positions, as transformers 5 writes it or as it was written before."""
+    """Return rope_theta from where transformers 5, or an older version, writes it."""
     parameters = config.get("rope_parameters")
     return (parameters if isinstance(parameters, dict) else config).get("rope_theta")
 
@@ -58,9 +59,9 @@ class ImportedCheckpoint(Checkpoint):
     """A model in a folder that optimum wrote.
 
     Args:
-        source: whose weights transformers can read.
-        found: the folder.
-        shared: try attention over shared buffers.
+        source: the checkpoint, whose weights transformers can read.
+        found: the folder that optimum wrote.
+        shared: whether to try attention over shared buffers.
 
     Raises:
         CheckpointError, ExportError: the folder cannot be used; says why.
@@ -68,7 +69,7 @@ class ImportedCheckpoint(Checkpoint):
     """
 
     exporter = "optimum"
-    most_rows: int  # of a batch, where an import names none
+    most_rows: int  # the largest batch, where an import names none
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class ImportedCheckpoint(Checkpoint):
         shared: bool = True,
     ) -> None:
         self.begin(source)
-        has_tokenizer = (source.folder / "tokenizer.json").is_file()  # optimum writes one only as it reads it
+        has_tokenizer = (source.folder / "tokenizer.json").is_file()  # optimum's copy is rewritten
         self.folder = source.folder if has_tokenizer else found.path
         self.config_json = dict(found.config)
         self.family = str(found.config.get("model_type"))
@@ -95,30 +96,30 @@ class ImportedCheckpoint(Checkpoint):
 
     @abstractmethod
     def read_graphs(self, found: Folder) -> None:
-        """Loads and simplifies them."""
+        """Load and simplify the graphs."""
 
     @abstractmethod
     def read_config(self, found: Folder) -> Any:
-        """What recipes and the runtime ask of the model."""
+        """Return the settings that recipes and the runtime need."""
 
     @abstractmethod
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
-        """Of `portable`, and of `ort` where the attention can be had over shared buffers."""
+        """Return recipes of `portable`, and of `ort` where attention over shared buffers is possible."""
 
     @abstractmethod
     def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
-        """The recipes' graphs, with weights.
+        """Return the recipes' graphs, with weights.
 
         Args:
             wanted: the recipes' ids.
-            tensors: of the checkpoint, by name.
+            tensors: the checkpoint's, by name.
 
         Raises:
             ExportError: a graph cannot have a dialect; says why.
         """
 
     def context_of(self, found: Folder) -> int:
-        """The most tokens that the model takes."""
+        """Return the most tokens that the model takes."""
         context = found.whole(LENGTHS)
         if context is None:
             raise CheckpointError(

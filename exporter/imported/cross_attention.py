@@ -1,4 +1,4 @@
-"""What an imported encoder-decoder's decoder reads of the source.
+"""Rewrites an imported encoder-decoder's attention over the source.
 
 optimum's decoder projects keys and values in its first step; here the encoder does, so that they are computed
 once and every step is the same.
@@ -20,7 +20,7 @@ from ..errors import ExportError
 from .attention import Attention
 from .build import Builder
 from .graph import Heads, producer_of
-from .growing_cache import weighted
+from .growing_cache import add_attention
 
 STATES = "encoder_hidden_states"
 CROSS = re.compile(r"present\.(\d+)\.encoder\.(key|value)")
@@ -28,10 +28,10 @@ CROSS = re.compile(r"present\.(\d+)\.encoder\.(key|value)")
 
 @dataclass(frozen=True)
 class Projection:
-    """states (B, S, E) @ weight (E, H * D) + bias.
+    """The product states (B, S, E) @ weight (E, H * D) + bias.
 
     Attributes:
-        name: of what it gives: cross.0.key and so on.
+        name: the result's name: cross.0.key and so on.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Projection:
     size: int
 
 
-def projections(first: ir.Model) -> list[Projection]:
-    """Of each layer's keys and values, in a decoder's first step.
+def find_projections(first: ir.Model) -> list[Projection]:
+    """Find the projections of each layer's keys and values in a decoder's first step.
 
     Raises:
-        ExportError: one is no product of the encoder's states with a matrix.
+        ExportError: keys or values are no product of the encoder's states with a matrix.
     """
     found = []
     for value in first.graph.outputs:
@@ -82,7 +82,7 @@ def projections(first: ir.Model) -> list[Projection]:
 
 
 def project(encoder: ir.Model, found: Sequence[Projection]) -> None:
-    """Makes keys and values (B, H, S, D) of every layer an encoder's outputs, instead of its states."""
+    """Make keys and values (B, H, S, D) of every layer an encoder's outputs, instead of its states."""
     graph = encoder.graph
     states = next(value for value in graph.outputs if value.name == "last_hidden_state")
     states.name = STATES
@@ -91,10 +91,10 @@ def project(encoder: ir.Model, found: Sequence[Projection]) -> None:
     graph.append(last)
     for each in found:
         op = Builder(graph, last, each.name)
-        x = op("MatMul", states, constant(graph, each.weight))
+        x = op("MatMul", states, copy_constant(graph, each.weight))
         x.shape = ir.Shape([None, None, each.heads * each.size])
         if each.bias is not None:
-            x = op("Add", x, constant(graph, each.bias))
+            x = op("Add", x, copy_constant(graph, each.bias))
         apart = op("Reshape", x, op.constant([0, 0, each.heads, each.size]))
         result = op("Transpose", apart, perm=[0, 2, 1, 3])
         result.name = each.name
@@ -102,8 +102,8 @@ def project(encoder: ir.Model, found: Sequence[Projection]) -> None:
     graph.remove(last, safe=True)
 
 
-def constant(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """Another graph's constant, in this one."""
+def copy_constant(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """Copy another graph's constant to this one."""
     tensor = value.const_value
     assert tensor is not None
     name = f"{STATES}/{value.name}"
@@ -114,17 +114,19 @@ def constant(graph: ir.Graph, value: ir.Value) -> ir.Value:
 
 
 def source_mask(op: Builder, mask: ir.Value) -> ir.Value:
-    """A mask (B, S) of 1 and 0 as (B, 1, 1, S) to add to scores."""
+    """Turn a mask (B, S) of 1 and 0 into (B, 1, 1, S) to add to scores."""
     counts = op("Cast", op("Unsqueeze", mask, op.constant([1, 2])), to=ir.DataType.BOOL)
     added = op("Where", counts, op.constant(0.0, np.float32), op.constant(MASKED, np.float32))
     return added
 
 
-def write_source(graph: ir.Graph, attention: Attention, mask: ir.Value, ids: ir.Value, heads: Heads) -> None:
-    """Attention over the source in which a source's beams are one row of K * T queries.
+def write_source_attention(
+    graph: ir.Graph, attention: Attention, mask: ir.Value, ids: ir.Value, heads: Heads
+) -> None:
+    """Replace a layer's attention over the source; a source's beams become one row of K * T queries.
 
     Args:
-        mask: of `source_mask`.
+        mask: what `source_mask` gives.
         ids: (B * K, T).
     """
     op = Builder(graph, attention.product, f"{attention.keys.name}/attention")
@@ -135,7 +137,7 @@ def write_source(graph: ir.Graph, attention: Attention, mask: ir.Value, ids: ir.
     together = op("Concat", sources, op.constant([-1, heads.cached, heads.size]), axis=0)
     by_token = op("Transpose", q, perm=[0, 2, 1, 3])  # (B * K, T, H, D)
     folded = op("Transpose", op("Reshape", by_token, together), perm=[0, 2, 1, 3])
-    context = op("Transpose", weighted(op, folded, k, v, attention.scale, mask), perm=[0, 2, 1, 3])
+    context = op("Transpose", add_attention(op, folded, k, v, attention.scale, mask), perm=[0, 2, 1, 3])
     rows = op("Concat", op("Shape", ids), op.constant([heads.cached, heads.size]), axis=0)
     apart = op("Reshape", context, rows)  # (B * K, T, H, D)
     unfolded = op("Transpose", apart, perm=[0, 2, 1, 3])

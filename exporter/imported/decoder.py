@@ -1,4 +1,4 @@
-"""An imported decoder: one graph with a growing cache."""
+"""Imported decoders: one graph with a growing cache."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ..tracing.recipes.recipe import HEAD_SIZES
 from .branches import SWITCH, choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
-from .graph import choose_rows, heads_of, simplified, vocabulary_of
+from .graph import choose_rows, heads_of, simplify_graph, vocabulary_of
 from .names import name_weights
 from .shapes import settle_shapes
 from .shared_buffers import share_buffers
-from .signature import DECODER, with_signature
+from .signature import DECODER, set_signature
 
 log = logging.getLogger("planforge")
 
-USUAL_LENGTH = 4096  # of a longer context, where an import names none: caches and checks cost as much
+USUAL_LENGTH = 4096  # for a longer context, where an import names none: caches and checks grow with it
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What recipes and the runtime ask of a decoder.
+    """The settings of a decoder that recipes and the runtime need.
 
     Attributes:
-        n_head: of keys and values, as they are cached.
-        query_heads: None where config.json does not say.
+        n_head: heads of keys and values, as they are cached.
+        query_heads: heads of queries; None where config.json does not say.
     """
 
     n_layer: int
@@ -51,7 +51,7 @@ class ImportedDecoder(ImportedCheckpoint):
         DECODER.check(found.read, found.model)
         self.graph = found.graph
         choose_branch(self.graph, SWITCH, "then_branch")
-        simplified(self.graph)
+        simplify_graph(self.graph)
         self.heads = heads_of(self.graph)
         self.opset = self.graph.opset_imports[""]
 
@@ -59,7 +59,11 @@ class ImportedDecoder(ImportedCheckpoint):
         logits = next(value for value in self.graph.graph.outputs if value.name == "logits")
         heads = self.heads
         return DecoderConfig(
-            *(heads.layers, heads.cached, heads.size, vocabulary_of(logits), self.context_of(found)),
+            heads.layers,
+            heads.cached,
+            heads.size,
+            vocabulary_of(logits),
+            self.context_of(found),
             query_heads=found.whole(HEADS),
         )
 
@@ -68,9 +72,11 @@ class ImportedDecoder(ImportedCheckpoint):
         if asked is not None or length <= USUAL_LENGTH:
             return length
         log.warning(
-            "the bundle takes %s tokens, of the %s that the model knows; --max-length %d gives them all, in"
-            " caches and checks that take as much more",
-            *(f"{USUAL_LENGTH:,}", f"{length:,}", length),
+            "the bundle takes %s tokens of the model's %s; --max-length %d takes them all, with larger"
+            " caches and longer checks",
+            f"{USUAL_LENGTH:,}",
+            f"{length:,}",
+            length,
         )
         return USUAL_LENGTH
 
@@ -86,7 +92,7 @@ class ImportedDecoder(ImportedCheckpoint):
         return found
 
     def can_share(self) -> bool:
-        """Whether attention is of a form that is known; a warning says why not."""
+        """Tell whether attention has a known form; a warning says why not."""
         if self.heads.size % HEAD_SIZES:
             self.unshared = f"its heads of {self.heads.size} are no multiple of {HEAD_SIZES}"
         elif self.config.query_heads is None:
@@ -109,7 +115,7 @@ class ImportedDecoder(ImportedCheckpoint):
             graph = self.graph.clone()
             if recipe.dialect == "ort":
                 share_buffers(graph, self.heads, self.config.query_heads)
-            with_signature(graph, recipe.inputs, recipe.outputs)
+            set_signature(graph, recipe.inputs, recipe.outputs)
             if recipe.dialect == "ort":
                 settle_shapes(graph)
             made[name] = graph

@@ -1,6 +1,6 @@
-"""Biases that depend on how far a token is behind another, such as T5's, as a table.
+"""Tables of biases that depend on the distance between two tokens, such as T5's.
 
-L the context's length, H heads, B batch, T tokens of this step, S tokens that they look at
+L the context's length, H heads, B batch, T tokens of this step, S tokens that they attend to
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from onnx_ir.passes import common
 from ..errors import ExportError
 from ..passes.weights import initializer
 from .attention import Attention
-from .build import Array, Builder, evaluate, stand_in
+from .build import Array, Builder, evaluate, make_stand_in
 from .graph import depends_on_shapes
 
-LONGEST_TABLE = 2048  # of which the whole bias is computed once to be read off
+LONGEST_TABLE = 2048  # longest context whose whole bias is computed once to read its table off
 
 
-def distance_tables(model: ir.Model, found: Sequence[Attention], length: int) -> list[Array | None]:
-    """What each layer adds to its scores by distance, (L, H); None where it only masks.
+def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length: int) -> list[Array | None]:
+    """Compute what each layer adds to its scores by distance, (L, H); None where it only masks.
 
-    The graph itself is asked, once, by the last token of a full context. That nothing but the distance counts
-    is what verification finds.
+    The graph itself is run, once, for the last token of a full context. Verification finds it if more than
+    the distance counts.
 
     Args:
         found: each layer's attention.
@@ -37,7 +37,7 @@ def distance_tables(model: ir.Model, found: Sequence[Attention], length: int) ->
     if not names:
         return [None] * len(found)
 
-    (arrays,) = evaluate(model, names, lambda value: [stand_in(value, length - 1)])
+    (arrays,) = evaluate(model, names, lambda value: [make_stand_in(value, length - 1)])
     by_name = dict(zip(names, arrays, strict=True))
     tables: list[Array | None] = []
     for attention in found:
@@ -52,15 +52,15 @@ def distance_tables(model: ir.Model, found: Sequence[Attention], length: int) ->
 
 
 def distance_bias(op: Builder, table: ir.Value, behind: ir.Value) -> ir.Value:
-    """A table's entries for distances (B, T, S) as (B, H, T, S); tokens ahead count as the token itself."""
+    """Look up a table for distances (B, T, S) as (B, H, T, S); tokens ahead count as the token itself."""
     found = op("Gather", table, op("Max", behind, op.constant(0)), axis=0)
     return op("Transpose", found, perm=[0, 3, 1, 2])
 
 
 def tabulate(model: ir.Model, ids: ir.Value, length: int) -> None:
-    """Looks up what an encoder adds to its scores by distance alone, instead of computing it in each run.
+    """Look up what an encoder adds to its scores by distance alone, instead of computing it in each run.
 
-    T5 takes a logarithm of distances, which is infinite for 0, and which fp16 cannot hold.
+    T5 takes a logarithm of distances, which is infinite for 0, and which fp16 cannot represent.
 
     Args:
         ids: (B, T).
@@ -93,7 +93,7 @@ def tabulate(model: ir.Model, ids: ir.Value, length: int) -> None:
 
 
 def table_of(bias: Array, length: int) -> Array | None:
-    """(2 * L - 1, H) of a bias (1, H, L, L) in which the distance alone counts; None of another."""
+    """Return the table (2 * L - 1, H) of a bias (1, H, L, L), or None if more than the distance counts."""
     if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[2:] != (length, length):
         return None
     table = np.concatenate([bias[0, :, -1, :-1], bias[0, :, 0]], axis=1)  # (H, 2 * L - 1)

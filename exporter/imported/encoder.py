@@ -1,4 +1,4 @@
-"""An imported encoder: one graph that caches nothing.
+"""Imported encoders: one graph without a cache.
 
 B batch, T tokens, E hidden size, V vocabulary, C classes
 """
@@ -23,28 +23,28 @@ from ..tracing.recipes import Recipe, bert
 from ..tracing.recipes.recipe import by_id
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, LAYERS, Folder
-from .graph import choose_rows, simplified
+from .graph import choose_rows, simplify_graph
 from .names import name_weights
-from .signature import ENCODER, ENDS, POOLED, STATE_NAMES, with_signature
+from .signature import ENCODER, ENDS, POOLED, STATE_NAMES, set_signature
 
 if TYPE_CHECKING:
     from ...models.sentence import SentenceConfig
 
 ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
 SPANS = dict(zip(ENDS, ("question_answering.start", "question_answering.end"), strict=True))
-PADDING_POSITIONS = (0, 1)  # of padding, where a model does not read it from config.json
+PADDING_POSITIONS = (0, 1)  # padding's position, where a model does not read it from config.json
 WIDTHS = ("hidden_size", "dim")
 FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What recipes and the runtime ask of an encoder.
+    """The settings of an encoder that recipes and the runtime need.
 
     Attributes:
-        heads: whose logits the graph gives.
-        num_labels: of a classification head; 0 without one.
-        sentence: how sentence-transformers makes one vector of a text's.
+        heads: heads whose logits the graph gives.
+        num_labels: labels of a classification head; 0 without one.
+        sentence: how sentence-transformers pools a text's vectors into one.
     """
 
     vocab_size: int
@@ -68,7 +68,7 @@ class ImportedEncoder(ImportedCheckpoint):
 
         ENCODER.check(found.read, found.model)
         self.graph = found.graph
-        simplified(self.graph)
+        simplify_graph(self.graph)
         try:
             self.modules = read_modules(self.source.folder)
         except ValueError as error:
@@ -100,9 +100,10 @@ class ImportedEncoder(ImportedCheckpoint):
             for v in graph.outputs
             if self.roles[str(v.name)].endswith("_classification") and v.shape is not None
         ]
+        width = whole(WIDTHS)
         return EncoderConfig(
             vocabulary,
-            hidden_size=(width := whole(WIDTHS)),
+            hidden_size=width,
             intermediate_size=found.whole(FEED_FORWARD) or 4 * width,
             num_attention_heads=whole(HEADS),
             num_hidden_layers=whole(LAYERS),
@@ -112,7 +113,7 @@ class ImportedEncoder(ImportedCheckpoint):
         )
 
     def role_of(self, value: ir.Value, vocabulary: int) -> str:
-        """What an output means, by its name and shape; "" of what is left out."""
+        """Return an output's role, by its name and shape; "" for one that is left out."""
         name = str(value.name)
         shape = list(value.shape or ())
         last = shape[-1] if shape and isinstance(shape[-1], int) else None
@@ -126,7 +127,7 @@ class ImportedEncoder(ImportedCheckpoint):
             by_token = "masked_lm" if last == vocabulary else "token_classification"
             return "sequence_classification" if len(shape) == 2 else by_token
         raise ExportError(
-            f"what {name} means cannot be told of its shape {shape}; meant are hidden states and logits of"
+            f"what {name} means cannot be told from its shape {shape}; meant are hidden states and logits of"
             " three axes, or of two for a text's class, the last of a fixed length, or those of both ends"
         )
 
@@ -158,12 +159,12 @@ class ImportedEncoder(ImportedCheckpoint):
 
     @property
     def tokens_of_tokenizer(self) -> int | None:
-        """Where the tokenizer of a checkpoint cuts its texts."""
+        """The length at which the checkpoint's tokenizer cuts texts."""
         length = tokenizer_settings(self.folder).get("model_max_length")
         return length if type(length) is int and length >= LEAST_LENGTH[self.task] else None
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
-        """Both dialects; they differ by operators alone."""
+        """Return recipes of both dialects, which differ by operators alone."""
         del shared
         choices = self.choices
         batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
@@ -207,7 +208,7 @@ class ImportedEncoder(ImportedCheckpoint):
         made = {}
         for name in sorted(wanted):
             made[name] = self.graph.clone()
-            with_signature(made[name], self.recipes[name].inputs, self.recipes[name].outputs)
+            set_signature(made[name], self.recipes[name].inputs, self.recipes[name].outputs)
         return made
 
 

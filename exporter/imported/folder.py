@@ -1,4 +1,4 @@
-"""A folder that optimum wrote, and what of it cannot be taken."""
+"""Reads a folder that optimum wrote, and refuses what cannot be imported."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-# What optimum calls the graphs of one model. A merged decoder has the others in the branches of an If.
+# optimum's names for the graphs of one model. A merged decoder has the others in the branches of an If.
 ALONE = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
-LEAST_OPSET = 18  # in which reductions take their axes as an input; older graphs are brought to it
+LEAST_OPSET = 18  # reductions take their axes as an input from here on; older graphs are converted
 ENCODER = "encoder_model.onnx"
 DECODERS = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
-FIRST_DECODER = "decoder_model.onnx"  # of a first step: it projects what the decoder reads of the source
+FIRST_DECODER = "decoder_model.onnx"  # the first step, which projects the source's keys and values
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Its config.json, and which of its graphs count.
+    """A folder's config.json, and the graphs to import.
 
     Attributes:
-        config: as it stands.
-        model: the graph of a decoder or an encoder; of both together the decoder's.
-        encoder: of an encoder-decoder.
+        config: config.json, unchanged.
+        model: the graph of a decoder or an encoder; of an encoder-decoder the decoder's.
+        encoder: the encoder's graph of an encoder-decoder.
         first: the decoder's first step; None where `model` has it in a branch.
     """
 
@@ -53,32 +53,32 @@ class Folder:
 
     @property
     def graph(self) -> ir.Model:
-        """A copy of `model` for whoever asks, to change as they like; its weights are mapped, not copied."""
+        """A new copy of `model`, to change freely; its weights are mapped, not copied."""
         return self.read.clone()
 
     @cached_property
     def read(self) -> ir.Model:
-        """`model`, read once, and changed by nobody."""
+        """`model`, read once, which nobody changes."""
         return load_graph(self.model)
 
     def whole(self, names: tuple[str, ...]) -> int | None:
-        """The first of some settings that is a whole number."""
+        """Return the first of some settings that is an integer."""
         return next((self.config[n] for n in names if type(self.config.get(n)) is int), None)
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """What a config.json calls the model's class; "" where it says nothing."""
+    """Return the name of the model's class in a config.json; "" where it says nothing."""
     named = config.get("architectures")
     return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether transformers can read a model there."""
+    """Tell whether a folder has weights that transformers can read."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("*/*.safetensors"))
 
 
 def read_folder(path: Path) -> Folder:
-    """Finds the graphs.
+    """Find the graphs in a folder.
 
     Raises:
         CheckpointError: no ONNX file, or others than optimum writes; says what there is.
@@ -114,13 +114,13 @@ def read_folder(path: Path) -> Folder:
 
 
 def load_graph(path: Path) -> ir.Model:
-    """A graph.
+    """Load a graph.
 
     Raises:
-        CheckpointError: it cannot be read, reads files elsewhere, or is not of text.
+        CheckpointError: the graph cannot be read, reads files elsewhere, or is of no text model.
     """
     try:
-        is_linked = path.is_symlink() or path.stat().st_nlink > 1  # of a link onnx_ir maps nothing
+        is_linked = path.is_symlink() or path.stat().st_nlink > 1  # onnx_ir maps nothing through a link
         model = ir.load(path) if is_linked else load_mapped(path)
     except Exception as error:  # protobuf's own errors
         raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
@@ -146,11 +146,11 @@ def load_graph(path: Path) -> ir.Model:
 
 
 def map_files(model: ir.Model, path: Path) -> None:
-    """Maps weights while they are read, and no longer; of optimum's exports some lie in Constant nodes.
+    """Map weights only while they are read; some of optimum's lie in Constant nodes.
 
     Raises:
-        CheckpointError: one lies outside of the folder, or is not whole; names the file. Or it may lie in a
-            function of the file's own, which optimum writes none of.
+        CheckpointError: a weight lies outside of the folder, or is cut off; names the file. Or the file has
+            functions of its own, where weights may lie; optimum writes none.
     """
     if model.functions:
         raise CheckpointError(
@@ -159,22 +159,22 @@ def map_files(model: ir.Model, path: Path) -> None:
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = mapped(value.const_value, path)
+                value.const_value = map_weight(value.const_value, path)
         for node in graph:
             for name, attribute in list(node.attributes.items()):
                 if isinstance(attribute.value, ir.ExternalTensor):
-                    node.attributes.add(ir.AttrTensor(name, mapped(attribute.value, path)))
+                    node.attributes.add(ir.AttrTensor(name, map_weight(attribute.value, path)))
                 elif attribute.type == ir.AttributeType.TENSORS:
                     raise CheckpointError(
                         f"{path} has a list of tensors in {node.op_type}, which is not read"
                     )
 
 
-def mapped(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
-    """A tensor whose file is opened whenever it is read; a small one is read now.
+def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
+    """Return a tensor whose file is opened whenever it is read; a small one is read now.
 
     Args:
-        path: of the graph.
+        path: the graph's file.
     """
     location = str(weight.location)
     if (why := refusal_of(path, location)) is not None:

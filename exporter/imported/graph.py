@@ -1,4 +1,4 @@
-"""An imported decoder's graph as our `portable` dialect has it: its names, and a choice of rows.
+"""Changes to an imported graph: simpler nodes, finite masks, and logits of chosen rows.
 
 B batch, T tokens of this step, G heads of keys and values, D head size, N logit rows, V vocabulary
 """
@@ -21,17 +21,17 @@ from ..tracing.graph_check import axis_name
 from .branches import decide_branches
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
-LOWEST = -1e30  # of a mask's numbers; how many it may have
-MOST_OF_A_MASK = 2**20
+LOWEST = -1e30  # a mask's numbers below this hide something
+MOST_OF_A_MASK = 2**20  # numbers that a mask may have
 BETWEEN_HEAD_AND_LOGITS = ("Add", "Cast", "Div", "Mul", "Tanh")  # a bias, a type, soft caps
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Of attention.
+    """The sizes of a decoder's attention.
 
     Attributes:
-        layers: how many.
+        layers: number of layers.
         cached: G, heads of keys and values.
         size: D.
     """
@@ -41,8 +41,8 @@ class Heads:
     size: int
 
 
-def simplified(model: ir.Model) -> None:
-    """Folds the shape arithmetic that tracing left behind; every constant becomes an initializer."""
+def simplify_graph(model: ir.Model) -> None:
+    """Fold the shape arithmetic that tracing left behind, and make every constant an initializer."""
     decide_branches(model)
     onnxscript.optimizer.optimize_ir(model, num_iterations=1)  # more find nothing, and take a second each
     for each in (
@@ -52,11 +52,11 @@ def simplified(model: ir.Model) -> None:
         common.RemoveUnusedNodesPass(),
     ):
         each(model)
-    finite_masks(model.graph)
+    make_masks_finite(model.graph)
 
 
-def finite_masks(graph: ir.Graph) -> None:
-    """Numbers that hide something become as low as fp16 can hold: the softmax of both is 0."""
+def make_masks_finite(graph: ir.Graph) -> None:
+    """Replace a mask's lowest numbers by one that fp16 can represent: the softmax of both is 0."""
     for value in graph.initializers.values():
         constant = value.const_value
         if constant is None or constant.dtype != ir.DataType.FLOAT or constant.size > MOST_OF_A_MASK:
@@ -69,10 +69,10 @@ def finite_masks(graph: ir.Graph) -> None:
 
 
 def heads_of(model: ir.Model) -> Heads:
-    """What the cached inputs say of attention.
+    """Return the sizes of attention, by the shapes of the cached inputs.
 
     Raises:
-        ExportError: their shapes differ from layer to layer.
+        ExportError: the shapes differ from layer to layer.
     """
     past = {str(v.name): v for v in model.graph.inputs if PAST.fullmatch(str(v.name))}
     shapes = {tuple(axis_name(d) for d in v.shape or ())[1::2] for v in past.values()}
@@ -84,7 +84,7 @@ def heads_of(model: ir.Model) -> Heads:
 
 
 def choose_rows(model: ir.Model) -> None:
-    """Adds the input logit_rows (N,): the head multiplies those rows alone, and logits are (N, V)."""
+    """Add the input logit_rows (N,): the head multiplies those rows alone, and logits are (N, V)."""
     graph = model.graph
     logits = next(value for value in graph.outputs if value.name == "logits")
     head = producer_of(logits)
@@ -139,14 +139,14 @@ def producer_of(value: ir.Value) -> ir.Node:
 def add_input(
     graph: ir.Graph, name: str, axes: Sequence[str], dtype: ir.DataType = ir.DataType.INT64
 ) -> ir.Value:
-    """A new input of whole numbers."""
+    """Add an integer input to a graph, and return it."""
     value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(axes))
     graph.inputs.append(value)
     return value
 
 
 def depends_on_shapes(value: ir.Value | None) -> bool:
-    """Whether a value is computed of the shapes of others, and of nothing else that varies."""
+    """Tell whether a value is computed from the shapes of others, and from nothing else that varies."""
     if value is None:
         return False
     nodes = list(nodes_behind(value))
@@ -156,7 +156,7 @@ def depends_on_shapes(value: ir.Value | None) -> bool:
 
 
 def nodes_behind(value: ir.Value) -> Iterator[ir.Node]:
-    """What a value is computed by, up to nodes that read a shape alone."""
+    """Yield the nodes that compute a value, back to those that only read a shape."""
     waiting = [value]
     seen = set()
     while waiting:

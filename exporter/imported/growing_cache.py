@@ -1,6 +1,7 @@
-"""An imported decoder's attention over its growing cache, written anew in plain operators.
+"""Rewrites an imported decoder's attention over its growing cache in plain operators.
 
-optimum's second steps of an encoder-decoder take one token and know no padding; written so they take any.
+optimum's later steps of an encoder-decoder take one token and no padding. Rewritten, they take any number of
+tokens, and padding.
 
 B batch, T tokens of this step, P cached tokens, S = P + T, H heads, D head size
 """
@@ -16,7 +17,7 @@ from .build import Builder
 
 
 def growing_mask(op: Builder, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """What is added to scores (B, 1, T, S), and how far each token is behind another (1, T, S).
+    """Return what is added to scores (B, 1, T, S), and how far each token is behind another (1, T, S).
 
     Args:
         ids: (B, T).
@@ -36,21 +37,23 @@ def growing_mask(op: Builder, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, 
     return added, op("Unsqueeze", behind, axis)
 
 
-def write_growing(graph: ir.Graph, attention: Attention, bias: ir.Value) -> None:
-    """softmax(q k^T * scale + bias) v in the place of a layer's attention.
+def write_growing_attention(graph: ir.Graph, attention: Attention, bias: ir.Value) -> None:
+    """Replace a layer's attention by softmax(q k^T * scale + bias) v.
 
     Args:
         bias: mask and biases, broadcastable to (B, H, T, S).
     """
     op = Builder(graph, attention.product, str(attention.present[0].name))
-    context = weighted(
+    context = add_attention(
         op, attention.queries, attention.present[0], attention.present[1], attention.scale, bias
     )
     ir.convenience.replace_all_uses_with(attention.product.outputs[0], context)
 
 
-def weighted(op: Builder, q: ir.Value, k: ir.Value, v: ir.Value, scale: float, bias: ir.Value) -> ir.Value:
-    """Attention of q (B, H, T, D) over k and v (B, H, S, D)."""
+def add_attention(
+    op: Builder, q: ir.Value, k: ir.Value, v: ir.Value, scale: float, bias: ir.Value
+) -> ir.Value:
+    """Add attention of q (B, H, T, D) over k and v (B, H, S, D)."""
     if scale != 1.0:
         q = op("Mul", q, op.constant(scale, np.float32))
     scores = op("MatMul", q, op("Transpose", k, perm=[0, 1, 3, 2]))

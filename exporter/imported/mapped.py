@@ -1,7 +1,7 @@
-"""An ONNX file whose weights lie inside it, read as if they lay beside it: mapped, not copied.
+"""Reads an ONNX file that holds its weights as if they lay beside it: mapped, not copied.
 
-Protobuf would hold such a file twice while it reads it, and all of it as long as one small tensor is used.
-Here its large tensors become references to their places in the file itself.
+Protobuf would hold such a file in memory twice while it reads it, and all of it as long as one small tensor
+is used. Here its large tensors become references to their places in the file itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..passes.weights import EXTERNAL_FROM_BYTES
 
-# Numbers of fields in onnx.proto, and protobuf's types on the wire.
+# Field numbers in onnx.proto, and protobuf's wire types.
 GRAPH = 7
 INITIALIZER = 5
 RAW_DATA = 9
@@ -26,32 +26,32 @@ FIXED32 = 5
 
 
 def load_mapped(path: Path) -> ir.Model:
-    """A graph whose large weights are read only when they are asked for.
+    """Load a graph whose large weights are read only when they are used.
 
     Raises:
-        Exception: protobuf's own, or a ValueError, where it is no ONNX file.
+        Exception: protobuf's own, or a ValueError, where the file is not ONNX.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         proto = onnx.ModelProto.FromString(
-            without_weights(data, 0, len(data), (GRAPH, INITIALIZER), path.name)
+            externalize_weights(data, 0, len(data), (GRAPH, INITIALIZER), path.name)
         )
     model: ir.Model = ir.from_proto(proto)
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
 
 
-def without_weights(data: mmap.mmap, begin: int, end: int, inside: tuple[int, ...], name: str) -> bytes:
-    """A message in which large raw data is named by its place.
+def externalize_weights(data: mmap.mmap, begin: int, end: int, inside: tuple[int, ...], name: str) -> bytes:
+    """Return a message in which large raw data is replaced by its place in the file.
 
     Args:
         inside: fields that lead to tensors; none where the message is a tensor.
-        name: of the file.
+        name: the file's name.
     """
     parts = []
-    for field, start, first, last in fields(data, begin, end):
+    for field, start, first, last in read_fields(data, begin, end):
         if inside and field == inside[0]:
-            message = without_weights(data, first, last, inside[1:], name)
-            parts += [varint(field << 3 | BYTES), varint(len(message)), message]
+            message = externalize_weights(data, first, last, inside[1:], name)
+            parts += [encode_varint(field << 3 | BYTES), encode_varint(len(message)), message]
         elif not inside and field == RAW_DATA and last - first >= EXTERNAL_FROM_BYTES:
             place = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
             for key, value in (("location", name), ("offset", first), ("length", last - first)):
@@ -62,8 +62,8 @@ def without_weights(data: mmap.mmap, begin: int, end: int, inside: tuple[int, ..
     return b"".join(parts)
 
 
-def fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Of a message: number, where the field begins, where its content does, where it ends."""
+def read_fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield each field of a message: its number, where it begins, where its content does, where it ends."""
     place = begin
     while place < end:
         start = place
@@ -85,7 +85,7 @@ def fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def read_varint(data: mmap.mmap, place: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Return a number, and where it ends."""
     number = shift = 0
     while True:
         byte = data[place]
@@ -96,7 +96,7 @@ def read_varint(data: mmap.mmap, place: int) -> tuple[int, int]:
         shift += 7
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)

@@ -1,4 +1,4 @@
-"""Imported constants get the names of the checkpoint's tensors that they are."""
+"""Gives imported constants the names of the checkpoint's tensors that they equal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, lazy
 
 
 def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
-    """Renames matrices, and large constants, that equal a tensor, or its transpose, of the checkpoint.
+    """Rename matrices, and large constants, that equal a tensor of the checkpoint, or its transpose.
 
-    So every graph of a model shares a weight by its name, and what rounds a weight finds it in PyTorch.
-    Others are called by their content. What is an embedding's table transposed is read of that.
+    So every graph of a model shares a weight by its name, and quantization finds it in the PyTorch model.
+    Other large constants are named by a hash of their content. An embedding's table that is transposed
+    elsewhere is stored once.
 
     Args:
-        tensors: by name; of two with the same numbers the first counts.
+        tensors: the checkpoint's, by name; of two with the same numbers the first counts.
     """
     values = model.graph.initializers
     shapes = {tuple(value.shape.numpy()) for value in values.values() if value.shape is not None}
@@ -37,7 +38,7 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
         key = key_of(constant.numpy())
         found = known.get(key, f"weight.{key[1].hex()[:16]}" if is_large else str(value.name))
         array = tensors.get(found, turned.get(found))
-        if array is not None:  # the model's own, so that they are in memory once
+        if array is not None:  # the checkpoint's own array, so that it is in memory once
             constant = lazy(lambda array=array: array, array.shape, array.dtype, found)  # type: ignore[misc]
             value.const_value = constant
         if found == value.name:
@@ -53,7 +54,7 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def tie_tables(model: ir.Model) -> None:
-    """A matrix that is the transpose of an embedding's table, such as a tied head, is read of the table."""
+    """Replace a matrix that is an embedding's table transposed, such as a tied head, by a Transpose of it."""
     graph = model.graph
     gathers = [node for node in graph if node.op_type == "Gather"]
     tables = {id(v): v for v in (node.inputs[0] for node in gathers) if v is not None and is_large_matrix(v)}

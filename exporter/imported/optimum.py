@@ -1,4 +1,4 @@
-"""optimum's exporter, in a process and, where it must be, in an environment of its own."""
+"""Runs optimum's exporter in a process of its own, and in its own Python environment where needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = (
     f"python3 -m venv {VENV}, then {VENV}/bin/pip install optimum-onnx onnxruntime sentencepiece protobuf"
     " 'transformers<4.58'"
 )
-# What optimum calls the task of an architecture, by the end of its name.
+# optimum's task for an architecture, by the end of its name.
 TASKS = {
     "T5WithLMHeadModel": "text2text-generation-with-past",  # what T5 was called
     "ForCausalLM": "text-generation-with-past",
@@ -36,28 +36,37 @@ TASKS = {
     "ForPreTraining": "feature-extraction",
     "Model": "feature-extraction",
 }
-# What transformers before 5 calls settings that rope_parameters has since.
+# Settings of rope_parameters, and their names in transformers before 5.
 ROPE_SETTINGS = {
     "rope_theta": ("rope_theta", "rotary_emb_base"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
 }
-# Settings that only models of something else than text have.
+# Settings that only models of something other than text have.
 OTHERS = {
-    **dict.fromkeys(("image_size", "vision_config", "patch_size", "num_channels"), "images"),
-    **dict.fromkeys(("num_mel_bins", "audio_config", "feat_extract_norm", "sampling_rate"), "sound"),
-    **dict.fromkeys(("input_feat_per_channel", "audio_encoder", "thinker_config"), "sound"),
-    **dict.fromkeys(("encoder", "decoder"), "two models"),
+    "image_size": "images",
+    "vision_config": "images",
+    "patch_size": "images",
+    "num_channels": "images",
+    "num_mel_bins": "sound",
+    "audio_config": "sound",
+    "feat_extract_norm": "sound",
+    "sampling_rate": "sound",
+    "input_feat_per_channel": "sound",
+    "audio_encoder": "sound",
+    "thinker_config": "sound",
+    "encoder": "two models",
+    "decoder": "two models",
 }
 
 
 def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) -> None:
-    """Writes a model's graphs and tokenizer to a folder. Code that a checkpoint brings is never run.
+    """Write a model's graphs and tokenizer to a folder. Code that a checkpoint brings is never run.
 
     Args:
-        python: of an environment that has optimum-onnx; by default this one.
+        python: the Python, or the environment, that has optimum-onnx; by default this one.
 
     Raises:
-        CheckpointError: the checkpoint asks for code of its own, has pickles alone, or is not of text.
+        CheckpointError: the checkpoint asks for code of its own, has only pickles, or is no text model.
         ExportError: optimum is missing, with the two lines that install it, or does not export this model.
     """
     task = task_of(checkpoint)
@@ -66,7 +75,7 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
             "this model is exported by optimum, which is not here, as it wants transformers < 4.58:"
             f" {ENVIRONMENT}; then --optimum-python {VENV}/bin/python"
         )
-    if python is not None and os.path.isdir(python):  # of the environment itself
+    if python is not None and os.path.isdir(python):  # the environment's folder
         python = os.path.join(python, "bin", "python")
     if python is not None and os.path.dirname(python):
         python = os.path.abspath(python)  # a link stays one: it is how Python finds its environment
@@ -82,7 +91,7 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
                 text=True,
                 errors="replace",
                 cwd=out.parent,
-                env={**os.environ, "TMPDIR": folder},  # what it leaves behind goes with ours
+                env={**os.environ, "TMPDIR": folder},  # its leftovers are removed with ours
             )
         except OSError as error:
             raise ExportError(f"{command[0]} cannot be run: {error.strerror}") from error
@@ -94,21 +103,21 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
 
 
 def as_transformers_4(checkpoint: Path, beside: Path) -> Path:
-    """The checkpoint, or one of the same files whose config.json transformers before 5 understands too.
+    """Return the checkpoint, or a folder of its files with a config.json for transformers before 5.
 
-    Those take no rope_parameters, and the default for each of them without a word.
+    Those versions ignore rope_parameters, and take the default for each of them without a warning.
 
     Args:
-        beside: where that folder is made, if it must be.
+        beside: where that folder is made, if it is needed.
     """
     config = read_json(checkpoint / "config.json")
     given = config.get("rope_parameters")
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        return checkpoint  # each kind of layer has its own: verification tells
+        return checkpoint  # each kind of layer has its own; verification finds a difference
     scaling = {k: v for k, v in given.items() if k not in ROPE_SETTINGS}
     known = {name: given[k] for k, names in ROPE_SETTINGS.items() if k in given for name in names}
     kind = scaling.get("rope_type", "default")
-    if kind == "longrope":  # of which older ones take these alone
+    if kind == "longrope":  # older versions take only these
         known["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
         scaling = {"type": kind} | {k: v for k, v in scaling.items() if k in ("short_factor", "long_factor")}
     if kind != "default":
@@ -122,7 +131,7 @@ def as_transformers_4(checkpoint: Path, beside: Path) -> Path:
 
 
 def link(entry: Path, at: Path) -> None:
-    """A link where the system lets us make one, else a copy of a file."""
+    """Make a link where the system allows it, else copy a file."""
     try:
         at.symlink_to(entry)
     except OSError:
@@ -131,10 +140,10 @@ def link(entry: Path, at: Path) -> None:
 
 
 def task_of(checkpoint: Path) -> str:
-    """What optimum is to export of a checkpoint, by its config.json.
+    """Return the task that optimum is to export a checkpoint for, by its config.json.
 
     Raises:
-        CheckpointError: it cannot be exported; says why.
+        CheckpointError: the checkpoint cannot be exported; says why.
     """
     try:
         config = read_json(checkpoint / "config.json")
@@ -160,7 +169,7 @@ def task_of(checkpoint: Path) -> str:
 
 
 def check_weights(checkpoint: Path, architecture: str) -> None:
-    """Refuses pickles."""
+    """Refuse a checkpoint without safetensors."""
     if any((checkpoint / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         return
     if any(checkpoint.glob("*.onnx")):
@@ -175,7 +184,7 @@ def check_weights(checkpoint: Path, architecture: str) -> None:
 
 
 def has_reference_model(checkpoint: Path) -> bool:
-    """Whether PlanForge exports a checkpoint itself. What cannot be told it refuses in its own words."""
+    """Tell whether PlanForge exports a checkpoint itself; also true where config.json does not say."""
     from ...models.checkpoint import FAMILIES
 
     folder = checkpoint if (checkpoint / "config.json").is_file() else checkpoint / "0_Transformer"

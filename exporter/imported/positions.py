@@ -1,4 +1,4 @@
-"""Positions that a traced decoder counts from the length of its cache become each row's own.
+"""Replaces positions that a traced decoder counts from the length of its cache by each row's own.
 
 B batch, T tokens of this step, P cached tokens, E hidden size
 """
@@ -10,18 +10,18 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from ..errors import ExportError
-from .build import Builder, evaluate, stand_in
+from .build import Builder, evaluate, make_stand_in
 from .graph import depends_on_shapes, nodes_behind
 
 SPREADS = ("Unsqueeze", "Expand", "Cast")
-PASTS = (0, 5)  # of the two runs that tell how positions follow from P
+PASTS = (0, 5)  # P in the two runs that show how positions follow from it
 
 
 def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Value]) -> bool:
-    """Looks learned or fixed positions up by `positions` (B, T), wherever a table is read by P alone.
+    """Look learned or fixed positions up by `positions` (B, T), wherever a table is read by P alone.
 
     Args:
-        biases: of attention: what they depend on is left out.
+        biases: attention's biases; what they depend on is left out.
 
     Returns:
         Whether there is such a table.
@@ -39,7 +39,7 @@ def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Valu
         and is_table(node.inputs[0])
         and depends_on_shapes(node.inputs[1])
     ]
-    for node, offset in zip(found, offsets(model, found), strict=True):
+    for node, offset in zip(found, find_offsets(model, found), strict=True):
         value = node.outputs[0]
         while (reader := only_reader(value)) is not None and reader.op_type in SPREADS:
             value = reader.outputs[0]
@@ -49,13 +49,13 @@ def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Valu
     return bool(found)
 
 
-def offsets(model: ir.Model, nodes: list[ir.Node]) -> list[int]:
-    """What each table's index is beyond P."""
+def find_offsets(model: ir.Model, nodes: list[ir.Node]) -> list[int]:
+    """Return the difference between each table's first index and P."""
     names = [str(node.inputs[1].name) for node in nodes if node.inputs[1] is not None]
     if not names:
         return []
 
-    runs = evaluate(model, names, lambda value: [stand_in(value, past) for past in PASTS])
+    runs = evaluate(model, names, lambda value: [make_stand_in(value, past) for past in PASTS])
     found = []
     for name, *arrays in zip(names, *runs, strict=True):
         sizes = {array.size for array in arrays}

@@ -1,4 +1,4 @@
-"""Shapes that a traced graph computes anew in each step become constants."""
+"""Replaces shapes that a traced graph computes anew in each step by constants."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROUNDS = 3  # what one finds lets the next know more
 
 
 def settle_shapes(model: ir.Model) -> None:
-    """Gives each Reshape a constant where its axes follow from its input's, and drops moves that cancel.
+    """Give each Reshape a constant where its axes follow from its input's, and drop moves that cancel.
 
-    What an axis follows from is found by ONNX's shape inference, which traces shapes through arithmetic.
+    ONNX's shape inference, which traces shapes through arithmetic, finds what an axis follows from.
     """
     graph = model.graph
     drop_transposes_there_and_back(graph)
@@ -32,7 +32,7 @@ def settle_shapes(model: ir.Model) -> None:
 
 
 def forget_shapes(graph: ir.Graph) -> None:
-    """Of what is computed, for its axes have other names; but for what ONNX's inference does not know."""
+    """Drop shapes of computed values, whose axes have other names; keep those that ONNX cannot infer."""
     (ids,) = (value for value in graph.inputs if value.name == "input_ids")
     for node in graph:
         for result in node.outputs:
@@ -46,7 +46,7 @@ def forget_shapes(graph: ir.Graph) -> None:
 
 
 def drop_transposes_there_and_back(graph: ir.Graph) -> None:
-    """A tensor that two Transposes in a row bring back is itself."""
+    """Drop two Transposes in a row that restore a tensor."""
     for node in graph:
         inner = node.inputs[0].producer() if node.op_type == "Transpose" and node.inputs[0] else None
         if inner is None or inner.op_type != "Transpose" or inner.inputs[0] is None:
@@ -57,7 +57,7 @@ def drop_transposes_there_and_back(graph: ir.Graph) -> None:
 
 
 def settle(graph: ir.Graph, node: ir.Node) -> None:
-    """Makes a Reshape's target a constant, if that is known; drops one that changes nothing."""
+    """Make a Reshape's target a constant, if that is known; drop a Reshape that changes nothing."""
     value = node.inputs[0]
     result = node.outputs[0]
     if value is None or value.shape is None or result.shape is None or node.attributes.get_int("allowzero"):
@@ -73,14 +73,15 @@ def settle(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def target_of(given: Sequence[Axis], wanted: Sequence[Axis]) -> list[int] | None:
-    """What a Reshape is to be told; 0 keeps an axis, -1 follows from the others. None if two do."""
+    """Return a Reshape's target: 0 keeps an axis, -1 follows from the others; None if two would."""
     found = [keep_or_size(given, place, axis) for place, axis in enumerate(wanted)]
     unknown = [place for place, size in enumerate(found) if size is None]
     if len(unknown) > 1:
         return None
     if unknown:
         (place,) = unknown
-        rest = [i for i, axis in enumerate(given) if not isinstance(axis, int) and i not in kept(found)]
+        kept = list_kept_axes(found)
+        rest = [i for i, axis in enumerate(given) if not isinstance(axis, int) and i not in kept]
         sizes = math.prod(axis for axis in given if isinstance(axis, int))
         known = math.prod(size for size in found if size)
         if not rest and sizes % known == 0:
@@ -97,5 +98,5 @@ def keep_or_size(given: Sequence[Axis], place: int, axis: Axis) -> int | None:
     return 0 if named and given[place] == axis else None
 
 
-def kept(found: Sequence[int | None]) -> list[int]:
+def list_kept_axes(found: Sequence[int | None]) -> list[int]:
     return [place for place, size in enumerate(found) if size == 0]

@@ -1,4 +1,4 @@
-"""An imported decoder's attention over its growing cache -> ONNX Runtime's own over shared buffers.
+"""Replaces an imported decoder's attention over its growing cache by ONNX Runtime's over shared buffers.
 
 B batch, T tokens of this step, H query heads, G heads of keys and values, D head size
 """
@@ -13,7 +13,7 @@ from onnx_ir.passes import common
 
 from ..errors import ExportError
 from ..passes.weights import MICROSOFT
-from .attention import Attention, self_attention
+from .attention import Attention, find_self_attention
 from .build import Builder
 from .graph import Heads, add_input
 
@@ -23,8 +23,9 @@ class Rows:
     """Where each row of a batch stands.
 
     Attributes:
-        last: slot that a row's tokens fill (B,), and the total (), as GroupQueryAttention wants them.
-        positions: of the tokens (B, T).
+        last: last slot that a row's tokens fill (B,), as GroupQueryAttention wants it.
+        total: slots filled in the longest row (), as GroupQueryAttention wants it.
+        positions: positions of the tokens (B, T).
     """
 
     last: ir.Value
@@ -33,27 +34,27 @@ class Rows:
 
 
 def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
-    """Replaces each layer's Concat with the past and its attention by GroupQueryAttention.
+    """Replace each layer's Concat with the past, and its attention, by GroupQueryAttention.
 
-    What is causal is known to it: the mask goes. Any other mask, such as a window, is lost: what verification
-    finds. Positions follow from the lengths of the past.
+    The operator is causal, so the mask is dropped. Any other mask, such as a window, is lost, which
+    verification finds. Positions follow from the lengths of the past.
 
     Args:
         queries: H.
 
     Raises:
-        ExportError: a layer's attention is not of the form that is known; says where it ends.
+        ExportError: a layer's attention has no known form; says where it differs.
     """
     assert queries is not None
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
-    found = [self_attention(graph, inputs, layer, heads.size) for layer in range(heads.layers)]
+    found = [find_self_attention(graph, inputs, layer, heads.size) for layer in range(heads.layers)]
     rows = rows_of(graph, inputs["input_ids"])
     if "position_ids" in inputs:
         ir.convenience.replace_all_uses_with(inputs["position_ids"], rows.positions)
     for layer, attention in enumerate(found):
         past = [inputs[f"past_key_values.{layer}.{kind}"] for kind in ("key", "value")]
-        write_shared(graph, attention, past, rows, heads, queries)
+        write_shared_attention(graph, attention, past, rows, heads, queries)
     model.opset_imports.setdefault(MICROSOFT, 1)
     common.RemoveUnusedNodesPass()(model)
     check_caches(graph)
@@ -65,7 +66,7 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
 
 
 def rows_of(graph: ir.Graph, ids: ir.Value) -> Rows:
-    """Adds the input past_lengths (B,), and what follows from it."""
+    """Add the input past_lengths (B,), and return the rows' places that follow from it."""
     past = add_input(graph, "past_lengths", ["batch"], ir.DataType.INT32)
     op = Builder(graph, graph[0], "rows")
     axis = op.constant([0])
@@ -78,7 +79,7 @@ def rows_of(graph: ir.Graph, ids: ir.Value) -> Rows:
     return Rows(last, total, op("Add", column, offsets))
 
 
-def write_shared(
+def write_shared_attention(
     graph: ir.Graph,
     attention: Attention,
     past: list[ir.Value],
@@ -87,7 +88,7 @@ def write_shared(
     queries: int,
     bias: ir.Value | None = None,
 ) -> None:
-    """One GroupQueryAttention in the place of a layer's attention.
+    """Replace a layer's attention by one GroupQueryAttention.
 
     Args:
         queries: H.
@@ -95,19 +96,20 @@ def write_shared(
     """
     op = Builder(graph, attention.product, str(attention.present[0].name))
 
-    def joined(x: ir.Value, count: int) -> ir.Value:  # (B, h, T, D) -> (B, T, h * D)
+    def join_heads(x: ir.Value, count: int) -> ir.Value:  # (B, h, T, D) -> (B, T, h * D)
         moved = op("Transpose", x, perm=[0, 2, 1, 3])
         return op("Reshape", moved, op.constant([0, 0, count * heads.size]))
 
-    together = (
-        joined(attention.queries, queries),
-        joined(attention.keys, heads.cached),
-        joined(attention.values, heads.cached),
-    )
-    biased = () if bias is None else (None, None, None, bias)  # behind what rotates queries and keys
+    biased = () if bias is None else (None, None, None, bias)  # after unused inputs of rotary positions
     context = op(
         "GroupQueryAttention",
-        *(*together, *past, rows.last, rows.total, *biased),
+        join_heads(attention.queries, queries),
+        join_heads(attention.keys, heads.cached),
+        join_heads(attention.values, heads.cached),
+        *past,
+        rows.last,
+        rows.total,
+        *biased,
         domain=MICROSOFT,
         results=3,
         num_heads=queries,
@@ -128,10 +130,10 @@ def write_shared(
 
 
 def check_caches(graph: ir.Graph) -> None:
-    """Refuses a decoder that asks its cache for more than keys and values, such as its length.
+    """Refuse a decoder that reads more of its cache than keys and values, such as its length.
 
     Raises:
-        ExportError: names what does.
+        ExportError: names the operators that do.
     """
     for value in graph.inputs:
         others = {use.node.op_type for use in value.uses()} - {"Concat", "GroupQueryAttention"}

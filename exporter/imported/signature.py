@@ -1,4 +1,4 @@
-"""What optimum calls the inputs and outputs of its graphs, and how they get a recipe's names."""
+"""The input and output names of optimum's graphs, and their renaming to a recipe's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...runtime.bundle.manifest import TensorSpec
 from ..errors import ExportError
 from .branches import SWITCH
 
-STATE_NAMES = ("last_hidden_state", "token_embeddings")  # the latter of what sentence-transformers reads
+STATE_NAMES = ("last_hidden_state", "token_embeddings")  # the latter for a sentence-transformers checkpoint
 POOLED = ("sentence_embedding", "pooler_output")
 ENDS = ("start_logits", "end_logits")
 LAYER = re.compile(r"\.(\d+)\.")
@@ -22,10 +22,10 @@ LAYER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Signature:
-    """The names of one kind of graph; in them N stands for a layer.
+    """The names of one kind of graph, in which N stands for a layer.
 
     Attributes:
-        optional: inputs and outputs that it need not have.
+        optional: inputs and outputs that the graph need not have.
     """
 
     inputs: tuple[str, ...]
@@ -33,20 +33,24 @@ class Signature:
     optional: tuple[str, ...] = ()
 
     def check(self, model: ir.Model, path: Path) -> None:
-        """Refuses a graph whose inputs and outputs are others.
+        """Refuse a graph with unknown inputs or outputs, or without the needed ones.
 
         Raises:
-            ExportError: lists them, and what is missing.
+            ExportError: lists the unknown and the missing ones.
         """
         names = [str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)]
         needed = (*self.inputs, *self.outputs)
         unknown = [name for name in names if in_any_layer(name) not in (*needed, *self.optional)]
         missing = [name for name in needed if name not in map(in_any_layer, names)]
         if not unknown and not missing:
-            missing = incomplete(names)
+            missing = find_missing_in_layers(names)
         if unknown or missing:
-            why = f"what {', '.join(unknown)} means cannot be told" if unknown else ""
-            why += f"{', and ' if why else ''}{', '.join(missing)} is missing" if missing else ""
+            reasons = []
+            if unknown:
+                reasons.append(f"what {', '.join(unknown)} means cannot be told")
+            if missing:
+                reasons.append(f"{', '.join(missing)} is missing")
+            why = ", and ".join(reasons)
             perhaps = f" (perhaps {', '.join(self.optional)})" if self.optional else ""
             raise ExportError(
                 f"{path}: {why}; the graph has {', '.join(names)}. Meant are"
@@ -54,17 +58,17 @@ class Signature:
             )
 
 
-def each(*names: str) -> tuple[str, ...]:
-    """The names of keys and values."""
+def key_value_names(*names: str) -> tuple[str, ...]:
+    """Return the names of keys and values."""
     return tuple(f"{name}.{kind}" for name in names for kind in ("key", "value"))
 
 
 DECODER = Signature(
-    inputs=("input_ids", *each("past_key_values.N")),
-    outputs=("logits", *each("present.N")),
+    inputs=("input_ids", *key_value_names("past_key_values.N")),
+    outputs=("logits", *key_value_names("present.N")),
     optional=("attention_mask", "position_ids", SWITCH),
 )
-ENCODER = Signature(  # of its outputs it has some
+ENCODER = Signature(  # a graph has some of the outputs
     inputs=("input_ids",),
     outputs=(),
     optional=("attention_mask", "token_type_ids", *STATE_NAMES, *POOLED, "logits", *ENDS),
@@ -73,16 +77,17 @@ ENCODER = Signature(  # of its outputs it has some
 SOURCE_ENCODER = Signature(inputs=("input_ids", "attention_mask"), outputs=("last_hidden_state",))
 FIRST_STEP = Signature(
     inputs=("input_ids", "encoder_attention_mask", "encoder_hidden_states"),
-    outputs=("logits", *each("present.N.decoder", "present.N.encoder")),
+    outputs=("logits", *key_value_names("present.N.decoder", "present.N.encoder")),
     optional=("attention_mask", "position_ids"),
 )
 LATER_STEP = Signature(
     inputs=(
-        *("input_ids", "encoder_attention_mask"),
-        *each("past_key_values.N.decoder", "past_key_values.N.encoder"),
+        "input_ids",
+        "encoder_attention_mask",
+        *key_value_names("past_key_values.N.decoder", "past_key_values.N.encoder"),
     ),
-    outputs=("logits", *each("present.N.decoder")),
-    optional=(*FIRST_STEP.optional, "encoder_hidden_states", *each("present.N.encoder"), SWITCH),
+    outputs=("logits", *key_value_names("present.N.decoder")),
+    optional=(*FIRST_STEP.optional, "encoder_hidden_states", *key_value_names("present.N.encoder"), SWITCH),
 )
 
 
@@ -90,8 +95,8 @@ def in_any_layer(name: str) -> str:
     return LAYER.sub(".N.", name)
 
 
-def incomplete(names: Iterable[str]) -> list[str]:
-    """What some layers have and others lack."""
+def find_missing_in_layers(names: Iterable[str]) -> list[str]:
+    """Return the names that some layers have and others lack."""
     layers: dict[str, set[str]] = {}
     for name in names:
         if match := LAYER.search(name):
@@ -101,8 +106,8 @@ def incomplete(names: Iterable[str]) -> list[str]:
     return sorted(name.replace(".N.", f".{i}.") for name, found in layers.items() for i in wanted - found)
 
 
-def with_signature(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Gives a graph the names, order and axes of a recipe, which calls a cache of slots cache.0.key."""
+def set_signature(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Give a graph the names, order and axes of a recipe, which calls a cache of slots cache.0.key."""
     for values, specs in ((model.graph.inputs, inputs), (model.graph.outputs, outputs)):
         by_name = {str(v.name): v for v in values}
         values.clear()

@@ -1,4 +1,4 @@
-"""An imported encoder-decoder: what optimum writes as three graphs, or two, as an encoder and a decoder.
+"""Imported encoder-decoders: optimum's three graphs, or two, become an encoder and a decoder.
 
 L the context's length, H heads
 """
@@ -18,29 +18,29 @@ from ..errors import ExportError
 from ..passes.weights import MICROSOFT, initializer
 from ..tracing.recipes import Recipe, transformer
 from ..tracing.recipes.recipe import HEAD_SIZES, by_id
-from .attention import Attention, self_attention, source_attention
+from .attention import Attention, find_self_attention, find_source_attention
 from .branches import SWITCH, choose_branch
 from .build import Array, Builder
 from .checkpoint import ImportedCheckpoint, Tensors
-from .cross_attention import project, projections, source_mask, write_source
-from .distances import distance_bias, distance_tables, tabulate
+from .cross_attention import find_projections, project, source_mask, write_source_attention
+from .distances import compute_distance_tables, distance_bias, tabulate
 from .folder import LENGTHS, Folder, load_graph
-from .graph import Heads, add_input, choose_rows, heads_of, simplified, vocabulary_of
-from .growing_cache import growing_mask, write_growing
+from .graph import Heads, add_input, choose_rows, heads_of, simplify_graph, vocabulary_of
+from .growing_cache import growing_mask, write_growing_attention
 from .names import name_weights
 from .positions import use_positions
 from .shapes import settle_shapes
-from .shared_buffers import check_caches, rows_of, write_shared
-from .signature import FIRST_STEP, LATER_STEP, SOURCE_ENCODER, with_signature
+from .shared_buffers import check_caches, rows_of, write_shared_attention
+from .signature import FIRST_STEP, LATER_STEP, SOURCE_ENCODER, set_signature
 
-USUAL_LENGTH = 512  # of a model without positions whose files say no length, such as T5's
-NO_LIMIT = 10**20  # transformers writes 1e30 of a tokenizer that knows no length
+USUAL_LENGTH = 512  # for a model without positions whose files give no length, such as T5
+NO_LIMIT = 10**20  # transformers writes 1e30 for a tokenizer without a length
 SOURCE_MASK = "encoder_attention_mask"
 
 
 @dataclass(frozen=True)
 class TranslatorConfig:
-    """What recipes and the runtime ask of an encoder-decoder."""
+    """The settings of an encoder-decoder that recipes and the runtime need."""
 
     decoder_layers: int
     decoder_heads: int
@@ -74,8 +74,8 @@ class ImportedTranslator(ImportedCheckpoint):
             first = load_graph(found.first)
             FIRST_STEP.check(first, found.first)
         for model in (self.source_graph, self.graph, first):
-            simplified(model)
-        given = projections(first)
+            simplify_graph(model)
+        given = find_projections(first)
         project(self.source_graph, given)
         rename(self.graph)
         wanted = {str(v.name) for v in self.graph.graph.inputs if str(v.name).startswith("cross.")}
@@ -85,7 +85,8 @@ class ImportedTranslator(ImportedCheckpoint):
                 f" {len(given) // 2} the first step projects them"
             )
         self.heads = heads_of(self.graph)
-        biases = [bias for attention in attentions(self.graph.graph, self.heads) for bias in attention.biases]
+        layers = find_self_attentions(self.graph.graph, self.heads)
+        biases = [bias for attention in layers for bias in attention.biases]
         positions = add_input(self.graph.graph, "position_ids", ["batch", "tokens"])
         self.has_positions = use_positions(self.graph, positions, biases)
         self.opset = self.graph.opset_imports[""]
@@ -95,7 +96,7 @@ class ImportedTranslator(ImportedCheckpoint):
         vocabulary = vocabulary_of(logits)
         heads = self.heads
         return TranslatorConfig(
-            *(heads.layers, heads.cached, heads.size, vocabulary, vocabulary), self.context_of(found)
+            heads.layers, heads.cached, heads.size, vocabulary, vocabulary, self.context_of(found)
         )
 
     def context_of(self, found: Folder) -> int:
@@ -120,8 +121,8 @@ class ImportedTranslator(ImportedCheckpoint):
     def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
         ids = next(value for value in self.source_graph.graph.inputs if value.name == "input_ids")
         tabulate(self.source_graph, ids, self.config.max_positions)
-        found = attentions(self.graph.graph, self.heads)
-        tables = distance_tables(self.graph, found, self.config.max_positions)
+        found = find_self_attentions(self.graph.graph, self.heads)
+        tables = compute_distance_tables(self.graph, found, self.config.max_positions)
         for model in (self.source_graph, self.graph):
             name_weights(model, tensors)
         choose_rows(self.graph)
@@ -131,33 +132,36 @@ class ImportedTranslator(ImportedCheckpoint):
             if recipe.graph == "encoder":
                 made[name] = self.source_graph.clone()
             else:
-                made[name] = rewritten(self.graph, self.heads, tables, shared=recipe.dialect == "ort")
-            with_signature(made[name], recipe.inputs, recipe.outputs)
+                shared = recipe.dialect == "ort"
+                made[name] = rewrite_attention(self.graph, self.heads, tables, shared)
+            set_signature(made[name], recipe.inputs, recipe.outputs)
             if recipe.graph != "encoder" and recipe.dialect == "ort":
                 settle_shapes(made[name])
         return made
 
 
-def attentions(graph: ir.Graph, heads: Heads) -> list[Attention]:
-    """Each layer's, over its own cache."""
+def find_self_attentions(graph: ir.Graph, heads: Heads) -> list[Attention]:
+    """Return each layer's attention over its own cache."""
     inputs = {str(value.name): value for value in graph.inputs}
-    return [self_attention(graph, inputs, layer, heads.size) for layer in range(heads.layers)]
+    return [find_self_attention(graph, inputs, layer, heads.size) for layer in range(heads.layers)]
 
 
-def rewritten(decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], shared: bool) -> ir.Model:
-    """A decoder's step with its attention written anew.
+def rewrite_attention(
+    decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], shared: bool
+) -> ir.Model:
+    """Return a decoder's step with rewritten attention.
 
     Args:
         tables: each layer's biases by distance, (L, H).
-        shared: over shared buffers.
+        shared: whether attention is over shared buffers.
     """
     model = decoder.clone()
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     ids = inputs["input_ids"]
     first = graph[0]
-    found = attentions(graph, heads)
-    over_source = [source_attention(inputs, layer, heads.size) for layer in range(heads.layers)]
+    found = find_self_attentions(graph, heads)
+    over_source = [find_source_attention(inputs, layer, heads.size) for layer in range(heads.layers)]
     if shared:
         rows = rows_of(graph, ids)
         ir.convenience.replace_all_uses_with(inputs["position_ids"], rows.positions)
@@ -177,12 +181,12 @@ def rewritten(decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], s
             biases[key] = bias_of(op, mask, behind, table, f"distances.{layer}")
         if shared:
             past = [inputs[f"past_key_values.{layer}.{kind}"] for kind in ("key", "value")]
-            write_shared(graph, attention, past, rows, heads, heads.cached, biases[key])
+            write_shared_attention(graph, attention, past, rows, heads, heads.cached, biases[key])
         elif (bias := biases[key]) is not None:
-            write_growing(graph, attention, bias)
+            write_growing_attention(graph, attention, bias)
     seen = source_mask(op, inputs[SOURCE_MASK])
     for attention in over_source:
-        write_source(graph, attention, seen, ids, heads)
+        write_source_attention(graph, attention, seen, ids, heads)
     if shared:
         model.opset_imports.setdefault(MICROSOFT, 1)
     common.RemoveUnusedNodesPass()(model)
@@ -193,7 +197,7 @@ def rewritten(decoder: ir.Model, heads: Heads, tables: Sequence[Array | None], s
 def bias_of(
     op: Builder, mask: ir.Value | None, behind: ir.Value, table: Array | None, name: str
 ) -> ir.Value | None:
-    """Mask and biases of a layer together."""
+    """Return the sum of a layer's mask and biases."""
     if table is None:
         return mask
     bias = distance_bias(op, initializer(op.graph, name, ir.tensor(table)), behind)
@@ -201,7 +205,7 @@ def bias_of(
 
 
 def rename(model: ir.Model) -> None:
-    """Optimum's names of an encoder-decoder's caches -> those of a decoder alone, and cross.0.key."""
+    """Rename an encoder-decoder's caches: a decoder's names for its own, cross.0.key for the source's."""
     graph = model.graph
     for value in [value for value in graph.inputs if not value.uses()]:
         graph.inputs.remove(value)

@@ -20,7 +20,7 @@ Kernels = Mapping[tuple[str, str], list[tuple[tuple[int, int], dict[str, list[st
 
 @cache
 def kernels() -> Kernels | None:
-    """Versions and types of each kernel by domain and operator; None without onnxruntime."""
+    """Return the versions and types of each kernel by domain and operator; None without onnxruntime."""
     try:
         from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
     except ImportError:
@@ -48,7 +48,7 @@ def without_kernel(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 def problem(node: ir.Node, domain: str, opset: int, known: Kernels) -> str:
-    """Why a node doesn't run; "" if it does, or if nothing is known of it."""
+    """Return why a node doesn't run; "" if it does, or if nothing is known of it."""
     here = known.get((domain, node.op_type), [])
     schema = schema_of(node.op_type, opset) if not domain else None
     if schema is None:
@@ -66,12 +66,12 @@ def problem(node: ir.Node, domain: str, opset: int, known: Kernels) -> str:
 
 
 def is_function(schema: Any) -> bool:
-    """Whether ONNX says how to compute an operator with others."""
+    """Tell whether ONNX says how to compute an operator with others."""
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def types_of(node: ir.Node, schema: onnx.defs.OpSchema) -> list[tuple[str, ir.DataType]]:
-    """The known element types of a node's inputs and outputs by the names of ONNX's type parameters."""
+    """Return the known element types of a node's inputs and outputs, by ONNX's type parameters."""
     given = []
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for index, value in enumerate(values if formals else ()):
@@ -82,7 +82,7 @@ def types_of(node: ir.Node, schema: onnx.defs.OpSchema) -> list[tuple[str, ir.Da
 
 
 def accepts(types: list[str], dtype: ir.DataType) -> bool:
-    """Whether a kernel takes a type, or ONNX Runtime casts to one that it takes."""
+    """Tell whether a kernel takes a type, or ONNX Runtime casts to one that it takes."""
     by_cast = dtype == ir.DataType.FLOAT16 and "tensor(float)" in types
     return f"tensor({type_name(dtype)})" in types or by_cast
 

@@ -21,8 +21,22 @@ Shape = list[Axis]
 # Operators whose output has the shape of their first input.
 KEEPING = frozenset(
     {
-        *("Cast", "Dropout", "Erf", "Exp", "Gelu", "Identity", "LayerNormalization", "Neg", "Relu"),
-        *("RMSNormalization", "Sigmoid", "Softmax", "Sqrt", "Tanh", "DequantizeLinear", "QuantizeLinear"),
+        "Cast",
+        "DequantizeLinear",
+        "Dropout",
+        "Erf",
+        "Exp",
+        "Gelu",
+        "Identity",
+        "LayerNormalization",
+        "Neg",
+        "QuantizeLinear",
+        "RMSNormalization",
+        "Relu",
+        "Sigmoid",
+        "Softmax",
+        "Sqrt",
+        "Tanh",
     }
 )
 BROADCASTING = frozenset(
@@ -38,7 +52,7 @@ class Shapes:
         self.known: dict[int, Shape | None] = {}
 
     def of(self, value: ir.Value | None) -> Shape | None:
-        """A value's shape; None if not even its rank is known."""
+        """Return a value's shape; None if not even its rank is known."""
         if value is None:
             return None
         if id(value) not in self.known:
@@ -46,30 +60,31 @@ class Shapes:
         return self.known[id(value)]
 
     def declared(self, value: ir.Value) -> Shape | None:
-        """As the file, or onnx's inference, says it."""
+        """Return the shape that the file, or onnx's inference, declares; None if its rank is unknown."""
         dims = dims_of(value)
         if dims is None:
             return None
         # A name of an output is what the exporter believed; one of an input is what a caller must heed.
         believed = value.producer() is not None
-        return [
-            Counter({"": dim})
-            if isinstance(dim, int)
-            else unknown(value, i)
-            if believed or not dim
-            else name(dim)
-            for i, dim in enumerate(dims)
-        ]
+        shape: Shape = []
+        for i, dim in enumerate(dims):
+            if isinstance(dim, int):
+                shape.append(Counter({"": dim}))
+            elif believed or not dim:
+                shape.append(unknown(value, i))
+            else:
+                shape.append(name(dim))
+        return shape
 
     def visit(self, node: ir.Node) -> None:
-        """Notes what a node makes of its inputs' shapes."""
+        """Record the shape that a node makes of its inputs' shapes."""
         if not is_standard(node) or not node.outputs:
             return
-        made = self.made(node)
-        if made is not None:
-            self.known[id(node.outputs[0])] = made
+        shape = self.compute(node)
+        if shape is not None:
+            self.known[id(node.outputs[0])] = shape
 
-    def made(self, node: ir.Node) -> Shape | None:
+    def compute(self, node: ir.Node) -> Shape | None:
         shapes = [self.of(value) for value in node.inputs]
         known = [shape for shape in shapes if shape is not None]
         first = shapes[0] if shapes else None
@@ -78,7 +93,7 @@ class Shapes:
         if node.op_type in KEEPING:
             return first
         if node.op_type == "Concat":
-            return joined(known, attribute(node, "axis"))
+            return join(known, attribute(node, "axis"))
         if node.op_type == "Transpose":
             order = attribute(node, "perm", list(reversed(range(len(first)))))
             return [first[i] for i in order] if isinstance(order, list | tuple) else None
@@ -98,7 +113,7 @@ def unknown(value: ir.Value, index: int) -> Axis:
     return Counter({f"?{id(value)}.{index}": 1})
 
 
-def joined(shapes: Sequence[Shape], axis: object) -> Shape | None:
+def join(shapes: Sequence[Shape], axis: object) -> Shape | None:
     ranks = {len(shape) for shape in shapes}
     if not isinstance(axis, int) or len(ranks) != 1 or axis not in range(-max(ranks), max(ranks)):
         return None
@@ -126,7 +141,7 @@ def is_unknown(axis: Axis) -> bool:
 
 
 def never_equal(a: Axis, b: Axis) -> bool:
-    """Whether one is the other and something more: equal only if that is nothing."""
+    """Tell whether one axis is the other and something more: equal only if that is nothing."""
     rest = Counter(a)
     rest.subtract(b)
     signs = {count > 0 for count in rest.values() if count}
@@ -135,7 +150,7 @@ def never_equal(a: Axis, b: Axis) -> bool:
 
 
 def clashes(node: ir.Node, shapes: Sequence[Shape | None]) -> Iterator[tuple[Axis, Axis]]:
-    """Pairs of axes that a node needs to be equal and that never are."""
+    """Yield pairs of axes that a node needs to be equal and that never are."""
     known = [shape for shape in shapes if shape is not None]
     pairs: list[tuple[Axis, Axis]] = []
     if len(known) < len(shapes) or len(known) < 2:
@@ -163,7 +178,8 @@ def text_of(axis: Axis) -> str:
         text if count == 1 else f"{count} {text}" for text, count in axis.items() if text and text[0] != "?"
     ]
     others = ["something"] if any(text.startswith("?") for text in axis) else []
-    return " + ".join([*names, *others, *([str(axis[""])] if axis[""] else [])])
+    number = [str(axis[""])] if axis[""] else []
+    return " + ".join(names + others + number)
 
 
 def one_name(model: LintModel, target: Target) -> Iterator[Hit]:

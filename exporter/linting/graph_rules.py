@@ -22,7 +22,7 @@ def undefined(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 def cycles(model: LintModel, target: Target) -> Iterator[Hit]:
-    """Takes away node after node that waits for none: what is left waits for itself."""
+    """Yield what is left when node after node that waits for none is taken away: it waits for itself."""
     waiting = {node: {v.producer() for v in node.inputs if v is not None} - {None} for node in model.nodes}
     readers: dict[ir.Node, list[ir.Node]] = {}
     for node, producers in waiting.items():

@@ -11,7 +11,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import InputError
 from ..targets import Target, lint_targets, planned_target
 from .model import LintModel
-from .report import Finding, LintReport, in_order
+from .report import Finding, LintReport, sort_findings
 from .rule import Hit, Rule
 from .rules import RULES
 
@@ -19,7 +19,7 @@ Found: TypeAlias = dict[tuple[str, object], tuple[Hit, ...]]
 
 
 def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
-    """Says before a long build what will fail or be wrong, and how to fix it. Reads no weights.
+    """Tell before a long build what will fail or be wrong, and how to fix it. No weights are read.
 
     Args:
         path: an .onnx file, or a bundle's folder, of which all graphs are read.
@@ -37,12 +37,12 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
         model = LintModel.load(located(path, name))
         found: Found = {}
         for target in wanted:
-            findings += in_order(check(model, name, target, found))
+            findings += sort_findings(check(model, name, target, found))
     return LintReport(path, names, tuple(target.name for target in wanted), tuple(findings))
 
 
 def graphs_of(path: Path) -> tuple[str, ...]:
-    """The name of a file, or those of a bundle's graphs."""
+    """Return the name of a file, or those of a bundle's graphs."""
     if path.is_dir():
         names = dict.fromkeys(artifact.file for artifact in Bundle.open(path).manifest.artifacts)
         if not names:
@@ -83,7 +83,7 @@ def located(path: Path, name: str) -> Path:
 
 
 def check(model: LintModel, name: str, target: Target, found: Found) -> list[Finding]:
-    """What one graph breaks of one target's rules: the same fault of many nodes is one finding.
+    """Return what one graph breaks of one target's rules: the same fault of many nodes is one finding.
 
     Args:
         found: the hits of rules that find the same for other targets; this adds to it.
@@ -116,7 +116,7 @@ def check(model: LintModel, name: str, target: Target, found: Found) -> list[Fin
 
 
 def node_name(hit: Hit) -> str:
-    """A node's name, or what it computes if it has none."""
+    """Return a node's name, or what it computes if it has none."""
     assert hit.node is not None
     outputs = [str(value.name) for value in hit.node.outputs if value.name]
     return str(hit.node.name or "") or f"-> {', '.join(outputs[:2])}"

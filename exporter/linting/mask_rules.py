@@ -52,13 +52,13 @@ def masks(model: LintModel, target: Target) -> Iterator[Hit]:
         else:
             continue
         if start is not None:
-            yield from judged(node, start, added, target)
+            yield from judge(node, start, added, target)
 
 
-def judged(node: ir.Node, start: ir.Value, added: bool, target: Target) -> Iterator[Hit]:
-    for step, number in constants(start, added):
+def judge(node: ir.Node, start: ir.Value, added: bool, target: Target) -> Iterator[Hit]:
+    for step, number in find_constants(start, added):
         if number == -math.inf:
-            if not guarded(node):
+            if not is_guarded(node):
                 what = "a mask of -inf: a row that sees nothing becomes NaN"
                 yield Hit(what, node, severity="warning")
         elif step.half and number < -HALF_MAX:
@@ -72,8 +72,8 @@ def judged(node: ir.Node, start: ir.Value, added: bool, target: Target) -> Itera
             yield Hit(what, node, severity="warning")
 
 
-def constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]:
-    """The lowest number that each constant brings into a softmax's input."""
+def find_constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]:
+    """Yield the lowest number that each constant brings into a softmax's input."""
     waiting = [Step(start, is_half(start), added, 0)]
     seen = set()
     while waiting:
@@ -99,16 +99,20 @@ def constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]:
 
 
 def lowest(array: np.ndarray, sign: int) -> float:
-    """Of a constant that counts with a sign; of an unknown one the worst."""
-    return float(array.min() if sign > 0 else -array.max() if sign < 0 else -np.abs(array).max())
+    """Return the lowest number of a constant that counts with `sign`; of an unknown sign the worst."""
+    if sign > 0:
+        return float(array.min())
+    if sign < 0:
+        return float(-array.max())
+    return float(-np.abs(array).max())
 
 
 def is_half(value: ir.Value | None) -> bool:
     return type_of(value) == ir.DataType.FLOAT16
 
 
-def guarded(node: ir.Node) -> bool:
-    """Whether NaN behind a softmax is looked for, and replaced."""
+def is_guarded(node: ir.Node) -> bool:
+    """Tell whether NaN behind a softmax is looked for, and replaced."""
     return any(user.op_type == "IsNaN" for value in node.outputs for user, _ in value.uses())
 
 

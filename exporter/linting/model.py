@@ -48,7 +48,7 @@ class LintModel:
 
     @classmethod
     def load(cls, path: Path) -> LintModel:
-        """Reads a file without its external data.
+        """Read a file without its external data.
 
         Raises:
             InputError: no file, or no ONNX; the reason in one line.
@@ -63,7 +63,7 @@ class LintModel:
             raise InputError(f"{path} is not an ONNX file: {one_line(error)}") from error
         if not proto.graph.node and not proto.graph.output:
             raise InputError(f"{path} is not an ONNX file, or is an empty one: it has no graph")
-        inside = taken_out(proto)
+        inside = take_out_weights(proto)
         with suppress(Exception):  # some faults of a graph stop onnx; the rules see the rest
             proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         try:
@@ -79,11 +79,11 @@ class LintModel:
 
     @property
     def opset(self) -> int:
-        """Of ONNX's own operators."""
+        """The version of ONNX's own operators."""
         return opset_of(self.model.graph)
 
     def weights(self) -> list[ir.Value]:
-        """Every initializer whose type is known, those of branches too."""
+        """Return every initializer whose type is known, those of branches too."""
         graphs = [self.model.graph, *(g for node in self.nodes for g in node_graphs(node))]
         values = [value for graph in graphs for value in graph.initializers.values()]
         return [v for v in values if type_of(v.const_value) is not None]
@@ -91,7 +91,7 @@ class LintModel:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps onnx_ir from telling on stderr what a finding tells."""
+    """Keep onnx_ir from telling on stderr what a finding tells."""
     log = logging.getLogger("onnx_ir")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -105,8 +105,8 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def taken_out(proto: onnx.ModelProto) -> dict[str, bytes]:
-    """Takes large weights out of a graph, so that inference doesn't copy them; their bytes by name."""
+def take_out_weights(proto: onnx.ModelProto) -> dict[str, bytes]:
+    """Take large weights out of a graph, so that inference copies none; return their bytes by name."""
     inside = {}
     for tensor in proto.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.HasField("raw_data"):
@@ -118,19 +118,19 @@ def taken_out(proto: onnx.ModelProto) -> dict[str, bytes]:
 
 
 def names_of(node: ir.Node) -> list[object]:
-    """What a damaged file can have as bytes."""
+    """Return the names of a node; in a damaged file some are bytes."""
     values = [value.name for value in (*node.inputs, *node.outputs) if value is not None]
     names = [node.op_type, node.domain, node.name, *values, *node.attributes]
     return [name for name in names if name is not None]
 
 
 def node_graphs(node: ir.Node) -> list[ir.Graph]:
-    """A node's branches, or its body."""
+    """Return a node's branches, or its body."""
     return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
 
 
 def opset_of(graph: ir.Graph | ir.Function) -> int:
-    """The version of ONNX's own operators, 1 where none is named."""
+    """Return the version of ONNX's own operators, 1 where none is named."""
     imports = graph.opset_imports
     return imports.get("", imports.get("ai.onnx", 1))
 
@@ -141,7 +141,7 @@ def is_standard(node: ir.Node) -> bool:
 
 @cache
 def schema_of(operator: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
-    """What ONNX says of an operator in a version; None if it isn't there."""
+    """Return ONNX's schema of an operator in a version; None if it isn't there."""
     try:
         return onnx.defs.get_schema(operator, min(opset, onnx.defs.onnx_opset_version()), domain)
     except (onnx.defs.SchemaError, TypeError):  # TypeError: a version that is no small number
@@ -149,12 +149,12 @@ def schema_of(operator: str, opset: int, domain: str = "") -> onnx.defs.OpSchema
 
 
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
-    """An input, or None where it is left out."""
+    """Return an input, or None where it is left out."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
 def output_at(node: ir.Node, index: int) -> ir.Value | None:
-    """An output, or None where a damaged node has none."""
+    """Return an output, or None where a damaged node has none."""
     return node.outputs[index] if index < len(node.outputs) else None
 
 
@@ -164,26 +164,26 @@ def has_input(node: ir.Node, index: int) -> bool:
 
 
 def used_outputs(node: ir.Node) -> int:
-    """How many outputs a node has, without the empty ones at the end."""
+    """Count a node's outputs, without the empty ones at the end."""
     named = [i for i, value in enumerate(node.outputs) if value.name]
     return named[-1] + 1 if named else 0
 
 
 def attribute(node: ir.Node, name: str, default: object = None) -> object:
-    """An attribute's value; a string as str."""
+    """Return an attribute's value; a string as str."""
     found = node.attributes.get(name)
     return default if found is None else found.value
 
 
 def dims_of(value: ir.Value | None) -> list[int | str | None] | None:
-    """A shape with numbers, names and None; None if its rank is unknown."""
+    """Return a shape with numbers, names and None; None if its rank is unknown."""
     if value is None or value.shape is None:
         return None
     return [dim if isinstance(dim, int) else dim.value for dim in value.shape]
 
 
 def type_of(value: ir.Value | ir.TensorProtocol | None) -> ir.DataType | None:
-    """An element type; None if it is unknown."""
+    """Return an element type; None if it is unknown."""
     dtype = None if value is None else value.dtype
     return None if dtype == ir.DataType.UNDEFINED else dtype
 
@@ -193,7 +193,7 @@ def type_name(dtype: ir.DataType) -> str:
 
 
 def numbers(value: ir.Value | None) -> Numbers | None:
-    """The numbers of a constant that is no weight, as they are written."""
+    """Return the numbers of a constant that is no weight, as they are written."""
     if value is None:
         return None
     node = value.producer()
@@ -203,11 +203,11 @@ def numbers(value: ir.Value | None) -> Numbers | None:
     if node is not None and node.op_type == "ConstantOfShape":
         found = node.attributes.get("value")
         tensor = found.as_tensor() if found is not None else None
-    return small(tensor)
+    return read_small(tensor)
 
 
-def small(tensor: ir.TensorProtocol | None) -> Numbers | None:
-    """The numbers of a tensor, unless it is large, lies in a file of its own, or is damaged."""
+def read_small(tensor: ir.TensorProtocol | None) -> Numbers | None:
+    """Return the numbers of a tensor, unless it is large, lies in a file of its own, or is damaged."""
     if tensor is None or isinstance(tensor, ir.ExternalTensor):
         return None
     try:
@@ -219,14 +219,14 @@ def small(tensor: ir.TensorProtocol | None) -> Numbers | None:
 def constant_numbers(node: ir.Node) -> Numbers | None:
     for attr in node.attributes.values():
         if attr.name == "value":
-            return small(attr.as_tensor())
+            return read_small(attr.as_tensor())
         if attr.name in ("value_float", "value_floats", "value_int", "value_ints"):
             return np.asarray(attr.value, np.float32 if "float" in attr.name else np.int64)
     return None
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value depends on no input: a weight, or computed of weights and of known shapes."""
+    """Tell whether a value depends on no input: a weight, or computed of weights and of known shapes."""
     waiting = [value]
     seen = set()
     while waiting:

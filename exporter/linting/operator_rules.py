@@ -97,7 +97,7 @@ def opset(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 def newer_form(model: LintModel, target: Target) -> Iterator[Hit]:
-    """Inputs and attributes that an operator got after the last opset that the parser knows."""
+    """Yield inputs and attributes that an operator got after the last opset that the parser knows."""
     last = target.opsets[1]
     source = REDUCTIONS if target.older_than(9) else ""
     for node in model.nodes:
@@ -178,7 +178,9 @@ def top_k(model: LintModel, target: Target) -> Iterator[Hit]:
 
 def operand_types(model: LintModel, target: Target) -> Iterator[Hit]:
     rtx = target.engine == "tensorrt-rtx"
-    refusals = {**tables.OPERAND_TYPES, **(tables.RTX_OPERAND_TYPES if rtx else {})}
+    refusals = dict(tables.OPERAND_TYPES)
+    if rtx:
+        refusals.update(tables.RTX_OPERAND_TYPES)
     for node in model.nodes:
         refused = refusals.get(node.op_type, ()) if is_standard(node) else ()
         for value in node.inputs[:2] if refused else ():
@@ -208,11 +210,11 @@ def branches(model: LintModel, target: Target) -> Iterator[Hit]:
                     ranks = " and ".join(str(len(shape or ())) for shape in shapes)
                     yield Hit(f"the outputs of its branches have {ranks} axes; they must have as many", node)
         if node.op_type == "Loop":
-            yield from carried(node)
+            yield from check_carried(node)
 
 
-def carried(node: ir.Node) -> Iterator[Hit]:
-    """What a loop hands to its next round must keep its shape."""
+def check_carried(node: ir.Node) -> Iterator[Hit]:
+    """Yield what a loop hands to its next round in another shape."""
     for body in node_graphs(node):
         for inside, after in zip(body.inputs[2:], body.outputs[1:], strict=False):
             outside = input_at(node, body.inputs.index(inside))
@@ -226,7 +228,7 @@ def carried(node: ir.Node) -> Iterator[Hit]:
 
 
 def grows(inside: ir.Value, after: ir.Value) -> bool:
-    """Whether a value is appended to in each round."""
+    """Tell whether a value is appended to in each round."""
     node = after.producer()
     return node is not None and node.op_type == "Concat" and inside in node.inputs
 

@@ -148,7 +148,7 @@ DATA_DEPENDENT = frozenset({"NonMaxSuppression", "NonZero"})
 
 
 def first_version(operator: str, target: Target) -> tuple[Version | None, str]:
-    """The first version of an engine that has an operator of ONNX's own, and the source.
+    """Return the first version of an engine that has an operator of ONNX's own, and the source.
 
     Returns:
         (0, 0) if every version has it, None if none has.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ class Finding:
         return f"{len(names)} {kind}s: {shown}" if len(names) > 1 else shown
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, with all names."""
+        """Return plain JSON, with all names."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {**values, "nodes": list(self.nodes), "tensors": list(self.tensors)}
 
@@ -86,17 +86,17 @@ class LintReport:
         return all(self.fitting(graph, target) for target in self.targets for graph in self.graphs)
 
     def fitting(self, graph: str, target: str) -> list[str]:
-        """The graphs of the same kind, as a bundle has several of, that have no errors for a target."""
+        """Return the graphs of the same kind that have no errors for a target; a bundle may have several."""
         bad = {finding.graph for finding in self.findings if finding.target == target and finding.is_error}
         return [other for other in self.graphs if kind_of(other) == kind_of(graph) and other not in bad]
 
     def matters(self, finding: Finding) -> bool:
-        """Whether a target has to take the graph of a finding: not where another one fits."""
+        """Tell whether a target has to take the graph of a finding: not where another one fits."""
         fitting = self.fitting(finding.graph, finding.target)
         return not fitting or finding.graph in fitting
 
     def instead(self, graph: str, target: str) -> str:
-        """Of a graph with errors, which other one of a bundle the target takes."""
+        """Return which other graph of a bundle the target takes for one with errors; else an empty text."""
         fitting = self.fitting(graph, target)
         if not fitting or graph in fitting:
             return ""
@@ -104,16 +104,16 @@ class LintReport:
         return f"; use {Path((alike or fitting)[0]).name}"
 
     def of(self, graph: str, target: str) -> list[Finding]:
-        """What was found of one graph for one target."""
+        """Return what was found of one graph for one target."""
         return [f for f in self.findings if (f.graph, f.target) == (graph, target)]
 
     def counts(self, graph: str, target: str) -> dict[Severity, int]:
-        """How many findings there are of each severity."""
+        """Count the findings of each severity."""
         found = [finding.severity for finding in self.of(graph, target)]
         return {severity: found.count(severity) for severity in SEVERITIES}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         verdicts = [
             {"graph": graph, "target": target, **self.counts(graph, target)}
             for graph in self.graphs
@@ -127,7 +127,7 @@ class LintReport:
         }
 
     def tables(self) -> list[RenderableType]:
-        """A row for each graph and target, and a row for each finding that matters."""
+        """Return tables: a row for each graph and target, and a row for each finding that matters."""
         from ...runtime.commands.tables import table
 
         rows = [
@@ -139,7 +139,7 @@ class LintReport:
         # A fault that several targets share is told once.
         shared: dict[Finding, list[str]] = {}
         for finding in filter(self.matters, self.findings):
-            same = Finding(**{**vars(finding), "target": "", "source": ""})
+            same = replace(finding, target="", source="")
             shared.setdefault(same, []).append(finding.target)
         columns = ("severity", "rule", "targets", "where", "what is wrong", "way out")
         found = [
@@ -152,12 +152,12 @@ class LintReport:
 
 
 def kind_of(graph: str) -> str:
-    """Of a bundle's graph what it is for, such as "decoder"."""
+    """Return what a bundle's graph is for, such as "decoder"."""
     return Path(graph).name.partition(".")[0]
 
 
 def precision_of(graph: str) -> str:
-    """Of a bundle's graph, as in "decoder.ort.fp16-1a2b3c4d.onnx"."""
+    """Return the precision of a bundle's graph, as in "decoder.ort.fp16-1a2b3c4d.onnx"."""
     return Path(graph).name.rpartition(".")[0].rpartition(".")[2].partition("-")[0]
 
 
@@ -167,12 +167,16 @@ def place_text(finding: Finding, with_graph: bool) -> str:
 
 
 def verdict_text(counts: dict[Severity, int]) -> str:
-    """As in '2 errors, 1 warning'."""
+    """Return the counts as text, as in '2 errors, 1 warning'."""
     words = {"error": "error", "wrong": "wrong result", "warning": "warning"}
-    told = [f"{n} {words[kind]}{'s' * (n > 1)}" for kind, n in counts.items() if n]
+    told = []
+    for kind, n in counts.items():
+        if n:
+            plural = "s" if n > 1 else ""
+            told.append(f"{n} {words[kind]}{plural}")
     return ", ".join(told) or "nothing found"
 
 
-def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """Errors first; otherwise as the rules stand."""
+def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with errors first, otherwise in the order of the rules."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -1,4 +1,4 @@
-"""What a rule is, and what it says of a graph."""
+"""A rule, and the places where a graph breaks it."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ class Rule:
 
 
 def everywhere(target: Target) -> bool:
-    """A rule of every target."""
+    """Accept every target."""
     return True
 
 
 def for_plans(target: Target) -> bool:
-    """A rule of TensorRT and TensorRT-RTX."""
+    """Accept TensorRT and TensorRT-RTX."""
     return target.plans
 
 
 def for_cpu(target: Target) -> bool:
-    """A rule of ONNX Runtime."""
+    """Accept ONNX Runtime."""
     return not target.plans

@@ -33,15 +33,15 @@ RULES: tuple[Rule, ...] = (
 
 
 def listing() -> list[Section]:
-    """All targets and all rules with their sources, for a terminal."""
+    """Return all targets and all rules with their sources, for a terminal."""
     targets = [(t.name, t.about, f"{t.opsets[0]} to {t.opsets[1]}", t.source) for t in lint_targets(())]
-    rules = [(rule.id, rule.severity, applies(rule), rule.about, rule.source) for rule in RULES]
+    rules = [(rule.id, rule.severity, list_engines(rule), rule.about, rule.source) for rule in RULES]
     return [
         ("targets", ("target", "what it is", "opsets", "source"), targets),
         ("rules", ("rule", "severity", "engines", "what it finds", "source"), rules),
     ]
 
 
-def applies(rule: Rule) -> str:
-    """The engines that a rule holds for, in at least one version."""
+def list_engines(rule: Rule) -> str:
+    """Return the engines that a rule holds for, in at least one version."""
     return " ".join(dict.fromkeys(t.engine for t in lint_targets(()) if rule.holds(t)))

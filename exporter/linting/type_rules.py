@@ -30,10 +30,17 @@ ONE_TYPE = "https://github.com/onnx/onnx/blob/main/docs/Operators.md and " + RTX
 # Element types that the parser has no word for.
 NEVER = frozenset(
     {
-        *(ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128),
-        *(ir.DataType.INT16, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64),
-        *(ir.DataType.UINT4, ir.DataType.FLOAT8E5M2),
-        *(ir.DataType.FLOAT8E4M3FNUZ, ir.DataType.FLOAT8E5M2FNUZ),
+        ir.DataType.STRING,
+        ir.DataType.COMPLEX64,
+        ir.DataType.COMPLEX128,
+        ir.DataType.INT16,
+        ir.DataType.UINT16,
+        ir.DataType.UINT32,
+        ir.DataType.UINT64,
+        ir.DataType.UINT4,
+        ir.DataType.FLOAT8E5M2,
+        ir.DataType.FLOAT8E4M3FNUZ,
+        ir.DataType.FLOAT8E5M2FNUZ,
     }
 )
 # Those that came later.
@@ -57,7 +64,7 @@ TOLERATED = frozenset(
 
 
 def tensors(model: LintModel) -> Iterator[tuple[ir.Value, ir.Node | None]]:
-    """Every value with the node that computes it."""
+    """Yield every value with the node that computes it."""
     for value in (*model.model.graph.inputs, *model.weights()):
         yield value, None
     for node in model.nodes:
@@ -140,7 +147,7 @@ def zero_points(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 def producer(node: ir.Node) -> str:
-    """The operator that computes a node's first input."""
+    """Return the operator that computes a node's first input."""
     value = input_at(node, 0)
     found = None if value is None else value.producer()
     return "" if found is None else found.op_type
@@ -153,7 +160,7 @@ def eight_bit_floats(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 def typed_inputs(model: LintModel, node: ir.Node) -> Iterator[tuple[OpSchema.FormalParameter, ir.DataType]]:
-    """The inputs whose types are known, with what ONNX says of them."""
+    """Yield the inputs whose types are known, with what ONNX says of them."""
     schema = schema_of(node.op_type, model.opsets[node]) if is_standard(node) else None
     for index, value in enumerate(node.inputs if schema is not None and schema.inputs else ()):
         assert schema is not None

@@ -29,7 +29,7 @@ Read = Callable[[int, int], bytes]  # offset and length in bytes
 
 
 def outside(model: LintModel, target: Target) -> Iterator[Hit]:
-    """Files that are not opened, not even to look whether they are there."""
+    """Yield files that are not opened, not even to look whether they are there."""
     for tensor in external_tensors(model.model):
         location = str(tensor.location)
         if (why := refusal_of(model.path, location)) is not None:
@@ -54,16 +54,16 @@ def missing(model: LintModel, target: Target) -> Iterator[Hit]:
 
 
 def twice(model: LintModel, target: Target) -> Iterator[Hit]:
-    """Weights with the same numbers, also when one is the other's transpose."""
+    """Yield weights with the same numbers, also when one is the other's transpose."""
     found: dict[tuple[object, ...], str] = {}
     with ExitStack() as files:
         for value in large_weights(model):
-            read = reader(model, value, files)
+            read = open_reader(model, value, files)
             if read is None or value.const_value is None:
                 continue
             name = str(value.name)
             size = value.const_value.nbytes / 1e6
-            keys = sampled(value.const_value, read)
+            keys = sample_keys(value.const_value, read)
             first = next((found[key] for key in keys if key in found), None)
             if first is not None:
                 yield Hit(f"has the numbers of {first!r}, {size:.1f} MB", tensor=name)
@@ -75,8 +75,8 @@ def large_weights(model: LintModel) -> list[ir.Value]:
     return [v for v in model.weights() if v.const_value is not None and v.const_value.nbytes >= LARGE]
 
 
-def reader(model: LintModel, value: ir.Value, files: ExitStack) -> Read | None:
-    """Reads bytes of a weight, wherever it lies; None if it cannot be read."""
+def open_reader(model: LintModel, value: ir.Value, files: ExitStack) -> Read | None:
+    """Return a function that reads bytes of a weight, wherever it lies; None if it cannot be read."""
     tensor = value.const_value
     data = model.inside.get(str(value.name))
     if data is not None:
@@ -98,10 +98,10 @@ def reader(model: LintModel, value: ir.Value, files: ExitStack) -> Read | None:
     return read
 
 
-def sampled(tensor: ir.TensorProtocol, read: Read) -> list[tuple[object, ...]]:
-    """What a weight is known by: its type, shape and some of its numbers; of a square one also transposed.
+def sample_keys(tensor: ir.TensorProtocol, read: Read) -> list[tuple[object, ...]]:
+    """Return keys of a weight: its type, shape and some of its numbers; of a square one also transposed.
 
-    Nothing if its numbers are all alike, or smaller than a byte.
+    There are none if its numbers are all alike, or smaller than a byte.
     """
     width = int(tensor.dtype.itemsize)
     shape = tuple(tensor.shape.numpy())

@@ -24,8 +24,8 @@ class ConvertToFp16(ir.passes.InPlacePass):
     Args:
         fp32_outputs: graph outputs that stay fp32, such as logits. Other float inputs and outputs
             (caches) become fp16.
-        choices: the nodes that stay in fp32, or are scaled, by name; without them what no fp16 can hold
-            by its constants, and sums.
+        choices: the nodes that stay in fp32, or are scaled, by name; without them, sums and the nodes
+            whose constants fp16 cannot hold.
 
     Raises:
         ValueError: a value without a type, or an operator without a rule.
@@ -73,12 +73,12 @@ class ConvertToFp16(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def as_type(self, graph: ir.Graph, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
-        """`value` as `dtype`: itself, a converted constant, or behind a Cast that all its users share."""
+        """Return `value` as `dtype`: itself, a converted constant, or behind a Cast that its users share."""
         if value.dtype == dtype:
             return value
         if (value, dtype) not in self.casts:
             if value.const_value is not None:
-                converted = halved_constant(value)  # constants begin as fp32
+                converted = convert_constant(value)  # constants begin as fp32
                 graph.register_initializer(converted)
             else:
                 cast = cast_node(value, dtype)
@@ -89,7 +89,7 @@ class ConvertToFp16(ir.passes.InPlacePass):
 
 
 def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
-    """Multiplies by weights of 2**-shift, and the result by 2**shift; returns the node of the latter."""
+    """Multiply by weights of 2**-shift, and the result by 2**shift; return the node of the latter."""
     weight = product.inputs[1]
     result = product.outputs[0]
     assert weight is not None and weight.const_value is not None and result.name is not None
@@ -97,8 +97,7 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     name = f"{weight.name}{SCALED}{shift}"
     factor = ir.tensor(np.float32(2.0**shift), name=f"{result.name}.factor")
     scaled = lazy(
-        lambda: np.ldexp(constant.numpy(), -shift),
-        *(constant.shape.numpy(), np.dtype(np.float32), name),
+        lambda: np.ldexp(constant.numpy(), -shift), constant.shape.numpy(), np.dtype(np.float32), name
     )
     product.replace_input_with(1, initializer(graph, name, scaled))
     multiply = ir.node(
@@ -135,8 +134,8 @@ def cast_node(value: ir.Value, dtype: ir.DataType) -> ir.Node:
     return cast
 
 
-def halved_constant(value: ir.Value) -> ir.Value:
-    """A constant in fp16. Beyond fp16's range it is an error, never an infinity."""
+def convert_constant(value: ir.Value) -> ir.Value:
+    """Return a constant in fp16; raise ValueError beyond fp16's range, where it would be an infinity."""
     constant = value.const_value
     assert constant is not None and value.name is not None
     largest = magnitude(value)
@@ -148,7 +147,7 @@ def halved_constant(value: ir.Value) -> ir.Value:
 
 
 def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
-    """Cast and its kind name their result's type in an attribute."""
+    """Update the attribute in which Cast and its kind name their result's type."""
     if node.op_type == "Cast" and node.attributes["to"].as_int() == FLOAT:
         node.attributes["to"] = ir.AttrInt64("to", int(precision))
     if node.op_type == "ConstantOfShape" and node.outputs[0].dtype == precision == HALF:
@@ -159,7 +158,7 @@ def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
 
 
 def cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """Casts a graph output at the very end; the new value takes over the output's name."""
+    """Cast a graph output at the very end; the new value takes over the output's name."""
     name = value.name
     value.name = f"{value.name}_{suffix(HALF if dtype == FLOAT else FLOAT)}"
     cast = cast_node(value, dtype)

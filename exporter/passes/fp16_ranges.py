@@ -1,4 +1,4 @@
-"""Which nodes of a graph must stay in fp32, from the ranges that its numbers have on real text."""
+"""Chooses the nodes of a graph that must stay in fp32, from the ranges of its numbers on real text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Choice:
     shift: int | None = None
 
     def to_text(self) -> str:
-        """For the graph's metadata."""
+        """Return the choice as text for the graph's metadata."""
         return self.reason if self.shift is None else f"{self.shift}: {self.reason}"
 
     @classmethod
@@ -50,7 +50,7 @@ class Choice:
 
 
 def choose(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
-    """The nodes of an fp32 graph that cannot just become fp16, by their names.
+    """Return the nodes of an fp32 graph that cannot just become fp16, by their names.
 
     Args:
         graph: with its weights.
@@ -81,7 +81,7 @@ def choice_of(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
 
 
 def stays_normal(product: ir.Node, shift: int) -> bool:
-    """Whether weights of 2**-shift lose no more in fp16 than weights do: its smallest step is 2**-24."""
+    """Tell whether weights of 2**-shift lose no more in fp16 than others: its smallest step is 2**-24."""
     weight = constant_weight(product)
     if weight is None:
         return False
@@ -90,7 +90,7 @@ def stays_normal(product: ir.Node, shift: int) -> bool:
 
 
 def readable(value: ir.Value, ranges: Mapping[str, float]) -> bool:
-    """Whether fp16 holds what a node reads."""
+    """Tell whether fp16 holds what a node reads."""
     if value.dtype != ir.DataType.FLOAT:
         return True
     return (
@@ -101,12 +101,12 @@ def readable(value: ir.Value, ranges: Mapping[str, float]) -> bool:
 
 
 def fits(largest: float) -> bool:
-    """Whether fp16 holds it, and what may come; never NaN."""
+    """Tell whether fp16 holds a magnitude, with room for unseen text; NaN never fits."""
     return largest * HEADROOM <= FP16_MAX
 
 
 def parts(names: list[str], ranges: Mapping[str, float]) -> list[str]:
-    """The results, and the parts of an Attention that gives one of them."""
+    """Return the results, and the parts of an Attention that gives one of them."""
     return [*names, *(name for name in ranges if name.partition(", ")[0] in names and ", " in name)]
 
 
@@ -115,8 +115,8 @@ def magnitude(value: ir.Value) -> float:
     return float(np.abs(value.const_value.numpy()).max(initial=0.0))
 
 
-def recorded(graph: ir.Graph) -> dict[str, Choice]:
-    """What `choose` found for a graph that is in fp16 now."""
+def read_choices(graph: ir.Graph) -> dict[str, Choice]:
+    """Return what `choose` found for a graph that is in fp16 now."""
     return {
         str(node.name): Choice.from_text(node.metadata_props[KEPT])
         for node in graph
@@ -125,7 +125,7 @@ def recorded(graph: ir.Graph) -> dict[str, Choice]:
 
 
 def fp32_share(graph: ir.Graph) -> float:
-    """The share of the products' weights, in bytes, that are multiplied in fp32."""
+    """Return the share of the products' weights, in bytes, that are multiplied in fp32."""
     bytes_of = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 0}
     for node in graph:
         weight = node.inputs[1] if constant_weight(node) is not None else None

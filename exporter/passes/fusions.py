@@ -32,7 +32,7 @@ class FuseForOnnxRuntime(ir.passes.InPlacePass):
 
 
 def drop_reshapes_there_and_back(graph: ir.Graph) -> None:
-    """A tensor that two Reshapes in a row bring back to its own shape is itself.
+    """Drop two Reshapes in a row that bring a tensor back to its own shape.
 
     The models split heads for every dialect; GroupQueryAttention reads and writes them joined.
     """
@@ -50,7 +50,7 @@ def drop_reshapes_there_and_back(graph: ir.Graph) -> None:
 
 
 def pack_queries_keys_values(graph: ir.Graph) -> None:
-    """GroupQueryAttention reads queries, keys and values side by side as one tensor, without a copy each."""
+    """Feed GroupQueryAttention queries, keys and values side by side as one tensor, without a copy each."""
     for node in graph:
         if node.op_type != "GroupQueryAttention":
             continue

@@ -54,7 +54,7 @@ class AddLinearHead(ir.passes.InPlacePass):
         if self.combine == "vector":
             features = states[0]
         else:
-            features = self.averaged(self.combined(states), by_name[self.mask])
+            features = self.average_tokens(self.combine_states(states), by_name[self.mask])
         weight = self.constant("weight", self.weight)
         bias = self.constant("bias", self.bias)
         logits = self.add("Gemm", [features, weight, bias], {"transB": 1})
@@ -63,8 +63,8 @@ class AddLinearHead(ir.passes.InPlacePass):
         model.graph.outputs.append(logits)
         return ir.passes.PassResult(model, modified=True)
 
-    def combined(self, states: Sequence[ir.Value]) -> ir.Value:
-        """One state (B, T, F) of several."""
+    def combine_states(self, states: Sequence[ir.Value]) -> ir.Value:
+        """Return one state (B, T, F) of several."""
         if self.combine == "concat" and len(states) > 1:
             return self.add("Concat", states, {"axis": -1})
         total = states[0]
@@ -72,8 +72,8 @@ class AddLinearHead(ir.passes.InPlacePass):
             total = self.add("Add", [total, state])
         return total
 
-    def averaged(self, states: ir.Value, mask: ir.Value) -> ir.Value:
-        """The mean (B, F) over the tokens that count."""
+    def average_tokens(self, states: ir.Value, mask: ir.Value) -> ir.Value:
+        """Return the mean (B, F) over the tokens that count."""
         one = self.constant("axis", np.array([1], np.int64))
         kept = self.add("Cast", [mask], {"to": int(FLOAT)})
         shares = self.add("Div", [kept, self.add("ReduceSum", [kept, one], {"keepdims": 1})])  # (B, T)
@@ -86,7 +86,7 @@ class AddLinearHead(ir.passes.InPlacePass):
     def add(
         self, operator: str, inputs: Sequence[ir.Value], attributes: dict[str, int] | None = None
     ) -> ir.Value:
-        """Appends a node; its one result is fp32."""
+        """Append a node and return its one result, which is fp32."""
         number = len(self.graph)
         node = ir.node(operator, inputs, attributes or {}, name=f"head_{operator.lower()}_{number}")
         node.outputs[0].name = f"head.{operator.lower()}.{number}"
@@ -95,7 +95,7 @@ class AddLinearHead(ir.passes.InPlacePass):
         return node.outputs[0]
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-        """An initializer, once per name."""
+        """Return an initializer, which is made once per name."""
         full = f"head.{name}"
         if full not in self.graph.initializers:
             tensor = ir.tensor(array, name=full)

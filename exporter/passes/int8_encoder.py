@@ -32,20 +32,20 @@ class Linears:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
+        """The parameters' names."""
         return tuple(weight.name for weight in self.weights)
 
     def weight(self) -> npt.NDArray[np.float32]:
-        """All columns (K, N), float32."""
+        """Return all columns (K, N), float32."""
         return np.concatenate([weight.array().T for weight in self.weights], axis=1)
 
     def biases(self) -> list[ir.Node | None]:
-        """Of each product, the Add of a constant vector that alone reads it."""
+        """Return for each product the Add of a constant vector that alone reads it, or None."""
         return [bias_of(matmul) for matmul in self.matmuls]
 
 
 def linears_of(graph: ir.Graph) -> list[Linears]:
-    """What `QuantizeEncoder` replaces. Rows that are not tokens (a pooler's) are too few to matter."""
+    """Return what `QuantizeEncoder` replaces. Rows that are not tokens (a pooler's) are too few to matter."""
     found: dict[ir.Value, list[tuple[ir.Node, Weight]]] = {}
     for node in graph:
         read = node.inputs[0] if node.op_type == "MatMul" else None
@@ -62,7 +62,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
     """Makes an encoder's products int8.
 
     Args:
-        products: by the parameters' names.
+        products: the int8 products, by the parameters' names.
     """
 
     def __init__(self, products: Mapping[tuple[str, ...], RowProduct]) -> None:
@@ -85,7 +85,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
         K, N = product.weight.shape
         if product.smoothing is not None:
             x = self.add("Mul", [x, self.constant(name + UNSMOOTHING, 1 / product.smoothing)])
-        q, steps = self.quantized(x, product.rule, K)
+        q, steps = self.quantize_rows(x, product.rule, K)
         constants = [
             self.constant(name + COLUMNS, product.weight),
             self.constant("int8.one", np.array(1, np.float32)),
@@ -98,8 +98,8 @@ class QuantizeEncoder(ir.passes.InPlacePass):
         y = self.add("Mul", [self.add("Reshape", [result, shape]), steps])
         self.connect(linears, y)
 
-    def quantized(self, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.Value, ir.Value]:
-        """Q (B * T, K) uint8 and the steps (B, T, 1) of x (B, T, K)."""
+    def quantize_rows(self, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.Value, ir.Value]:
+        """Return q (B * T, K) uint8 and the steps (B, T, 1) of x (B, T, K)."""
         last = self.constant("int8.last", np.array([-1]))
         largest = self.add("ReduceMax", [self.add("Abs", [x]) if rule.absolute else x, last], keepdims=1)
         floor = self.constant(f"int8.floor.{rule.floor:.6g}", np.array(rule.floor, np.float32))
@@ -114,7 +114,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
         return self.constant(f"int8.zero.{rule.zero}", np.array(rule.zero, np.uint8))
 
     def connect(self, linears: Linears, y: ir.Value) -> None:
-        """Gives y (B, T, N) to the readers of the old products; several biases become one."""
+        """Give y (B, T, N) to the readers of the old products; several biases become one."""
         biases = linears.biases()
         old = [node.outputs[0] for node in linears.matmuls]
         if len(old) == 1:
@@ -142,7 +142,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
         return initializer(self.graph, name, ir.tensor(array, name=name))
 
     def add(self, operator: str, inputs: Sequence[ir.Value], domain: str = "", **attributes: int) -> ir.Value:
-        """Adds a node with one result."""
+        """Add a node with one result, and return the result."""
         return self.node(operator, inputs, 1, domain, **attributes).outputs[0]
 
     def node(

@@ -7,7 +7,7 @@ A linear y = x W + b becomes, for x of M rows (tokens) and K columns and W (K, N
     y  = step * (q @ Wq * scale) + b
 
 So no text changes with the batch it runs in, and rows and columns with outliers cost the others nothing.
-Weights are rounded with compensation on calibration rows.
+Weights are rounded with GPTQ on calibration rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .compensation import compensated, nearest
+from .gptq import round_to_nearest, round_with_gptq
 
 Array = npt.NDArray[np.float32]
 
@@ -50,7 +50,7 @@ class RowRule:
 
     @staticmethod
     def of(x: Array) -> RowRule:
-        """For rows like x (M, K)."""
+        """Return the rule for rows like x (M, K)."""
         low = -min(float(x.min()), 0.0)
         largest = x.max(axis=1)
         if low >= ONE_SIDED * float(largest.max()):
@@ -62,7 +62,7 @@ class RowRule:
         return RowRule(zero, low * (255 - zero) / zero if zero else TINY, False)
 
     def rounded(self, x: Array) -> Array:
-        """X (M, K) after its rounding."""
+        """Return x (M, K) after its rounding."""
         largest = (np.abs(x) if self.absolute else x).max(axis=1, keepdims=True)
         step = np.maximum(largest, self.floor) / self.top
         rounded = np.clip(np.rint(x / step) + self.zero, 0, 255) - self.zero
@@ -78,7 +78,7 @@ class RowProduct:
         rule: of the rows.
         weight: (K, N) int8.
         scale: (N,) float32.
-        error: about what share of its results' squares it loses, on rows that chose nothing; None where
+        error: about what share of its results' squares it loses, on held-out rows; None where
             that was not measured.
     """
 
@@ -89,11 +89,11 @@ class RowProduct:
     error: float | None = None
 
     def described(self) -> dict[str, Any]:
-        """The choice and its cost, as the manifest has them."""
+        """Return the choice and its cost, as the manifest has them."""
         return {**vars(self.rule), "smoothed": self.smoothing is not None, "error": self.error}
 
     def rounded_rows(self, x: Array) -> Array:
-        """X (M, K) as the product sees it."""
+        """Return x (M, K) as the product sees it."""
         return (
             self.rule.rounded(x)
             if self.smoothing is None
@@ -101,13 +101,13 @@ class RowProduct:
         )
 
     def dequantized(self) -> Array:
-        """(K, N)."""
+        """Return the weight (K, N) in float32, with the smoothing undone."""
         weight: Array = self.weight * self.scale
         return weight if self.smoothing is None else weight / self.smoothing[:, None]
 
 
 def choose_product(x: Array, weight: Array) -> RowProduct:
-    """The int8 form of `weight` (K, N) whose products with rows like x (M, K) are closest.
+    """Return the int8 form of `weight` (K, N) whose products with rows like x (M, K) are closest.
 
     Smoothings are fitted on every other row and judged on the rest.
     """
@@ -117,10 +117,10 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
     best: tuple[float, Array | None] | None = None
     for alpha in (None, *ALPHAS):
         s = np.ones(len(weight), np.float32) if alpha is None else smoothing_of(fit, weight, alpha)
-        # Compensation roughly halves the weights' error: half the error of the nearest stands in for it.
+        # GPTQ roughly halves the weights' error: half the error of the nearest stands in for it.
         scaled = weight * s[:, None]
         scale = column_scales(scaled)
-        nearly = (scaled + nearest(scaled, scale, -TOP, TOP) * scale) / 2
+        nearly = (scaled + round_to_nearest(scaled, scale, -TOP, TOP) * scale) / 2
         error = float(np.square(RowRule.of(x / s).rounded(held / s) @ nearly - exact).sum())
         if best is None or error < best[0] * (WORTH if best[1] is None else 1.0):
             best = error, None if alpha is None else s
@@ -128,20 +128,20 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
     s = np.ones(len(weight), np.float32) if best[1] is None else best[1]
     scaled = weight * s[:, None]
     scale = column_scales(scaled)
-    columns = compensated(scaled, scale[None], -TOP, TOP, x / s)
+    columns = round_with_gptq(scaled, scale[None], -TOP, TOP, x / s)
     share = best[0] / max(float(np.square(exact).sum()), TINY)
     return RowProduct(best[1], RowRule.of(x / s), columns, scale, share)
 
 
 def nearest_product(weight: Array, smoothing: Array | None, rule: RowRule) -> RowProduct:
-    """The int8 form of `weight` (K, N) without compensation."""
+    """Return the int8 form of `weight` (K, N) without GPTQ."""
     scaled = weight if smoothing is None else weight * smoothing[:, None]
     scale = column_scales(scaled)
-    return RowProduct(smoothing, rule, nearest(scaled, scale, -TOP, TOP), scale)
+    return RowProduct(smoothing, rule, round_to_nearest(scaled, scale, -TOP, TOP), scale)
 
 
 def smoothing_of(x: Array, weight: Array, alpha: float) -> Array:
-    """S = max|x|^alpha / max|w|^(1 - alpha) of each column, with a geometric mean of 1.
+    """Return s = max|x|^alpha / max|w|^(1 - alpha) of each column, with a geometric mean of 1.
 
     Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for LLMs", 2022.
     """

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from .compensation import compensated, nearest
+from .gptq import round_to_nearest, round_with_gptq
 from .tables import part_of_bias, parts_of, replace_by_parts
 from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of, view_of
 
@@ -30,7 +30,7 @@ CLIPS = {8: (1.0,), 4: (8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
 
 @dataclass(frozen=True)
 class Blocks:
-    """A weight (N, K) in whole numbers: q * scale, with q from -127 to 127 or from -8 to 7.
+    """A weight (N, K) in int8 or int4: q * scale, with q from -127 to 127 or from -8 to 7.
 
     Attributes:
         q: (N, K / b, b) int8.
@@ -46,11 +46,11 @@ class Blocks:
         return int(self.q.shape[2])
 
     def dequantized(self) -> Array:
-        """(N, K)."""
+        """Return the weight (N, K) in float32."""
         return (self.q * self.scale[..., None]).reshape(len(self.q), -1)
 
     def packed(self) -> npt.NDArray[np.uint8]:
-        """(N, K / b, b * bits / 8): around 2^(bits-1); of int4 the first of two numbers is the low half."""
+        """Return bytes (N, K / b, b * bits / 8) around 2^(bits-1); the first of two int4 is the low half."""
         offset = self.q.view(np.uint8) + np.uint8(1 << (self.bits - 1))  # wraps around, as it should
         if self.bits == 8:
             return np.asarray(offset)
@@ -58,10 +58,10 @@ class Blocks:
 
 
 def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> Blocks:
-    """Rounds a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
+    """Round a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
 
     Args:
-        seen: rows (M, K) like those that the weight will multiply: their products stay close, too.
+        seen: rows (M, K) like those that the weight will multiply: GPTQ keeps their products close, too.
 
     Raises:
         ValueError: K is not a multiple of `size`.
@@ -72,14 +72,14 @@ def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> 
     blocks = np.ascontiguousarray(weight, np.float32).reshape(N, K // size, size)
     low = 1 - (1 << (bits - 1))
     top = (1 << (bits - 1)) - 1
-    largest = extreme(blocks)
+    largest = find_extremes(blocks)
     if bits == 4:  # one of 16 steps more: the extreme itself becomes -8
         low = low - 1
         largest = -largest * (top / (top + 1))
     best: tuple[Array, npt.NDArray[np.int8], Array] | None = None
     for clip in CLIPS[bits]:
         scale = largest * np.float32(clip / top)
-        q = nearest(blocks, scale[..., None], low, top)
+        q = round_to_nearest(blocks, scale[..., None], low, top)
         error = np.square(q * scale[..., None] - blocks).sum(-1) if len(CLIPS[bits]) > 1 else largest
         if best is None:
             best = error, q, scale
@@ -90,19 +90,19 @@ def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> 
     assert best is not None
     _, q, scale = best
     if seen is not None:
-        columns = compensated(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, seen)
+        columns = round_with_gptq(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, seen)
         q = np.ascontiguousarray(columns.T).reshape(q.shape)
     return Blocks(q, scale, bits)
 
 
-def products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
-    """The nodes that multiply by a constant matrix, but for narrow ones."""
+def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
+    """Return the nodes that multiply by a constant matrix, but for narrow ones."""
     found = [(node, constant_weight(node)) for node in graph]
     return [(node, weight) for node, weight in found if weight is not None and weight.rows >= LEAST_ROWS]
 
 
-def lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
-    """The nodes that look up words, with their tables."""
+def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
+    """Return the nodes that look up words, with their tables."""
     found = []
     for node in graph:
         table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] in graph.inputs else None
@@ -112,34 +112,34 @@ def lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
 
 
 def table_names(graph: ir.Graph) -> list[str]:
-    """The tables of words."""
-    return [str(table.name) for _, table in lookups(graph)]
+    """Return the names of the tables of words."""
+    return [str(table.name) for _, table in find_lookups(graph)]
 
 
-def quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
-    """The weights that `QuantizeWeights` rounds, by name, with functions that give their numbers (N, K)."""
-    found = [(weight.name, weight.array) for _, weight in products(graph)]
-    for _, table in lookups(graph):
+def find_quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
+    """Return the weights that `QuantizeWeights` rounds: names, and functions that give (N, K)."""
+    found = [(weight.name, weight.array) for _, weight in find_products(graph)]
+    for _, table in find_lookups(graph):
         assert table.const_value is not None
         found.append((str(table.name), table.const_value.numpy))
     return found
 
 
 def stored_bits(graph: ir.Graph) -> dict[str, int]:
-    """The bits of each weight that `QuantizeWeights` has rounded, by name."""
+    """Return the bits of each weight that `QuantizeWeights` has rounded, by name."""
     found = (re.fullmatch(r"(.+)\.int([48])\.(\d+|table)", name) for name in graph.initializers)
     return {match[1]: int(match[2]) for match in found if match}
 
 
-def extreme(blocks: Array) -> Array:
-    """The value of the largest magnitude (N, K / b) of each block (N, K / b, b); never zero."""
+def find_extremes(blocks: Array) -> Array:
+    """Return the value of the largest magnitude (N, K / b) of each block (N, K / b, b); never zero."""
     where = np.abs(blocks).argmax(-1)[..., None]
     found: Array = np.take_along_axis(blocks, where, -1)[..., 0]
     return np.where(found == 0, np.finfo(np.float32).tiny, found)
 
 
 class QuantizeWeights(ir.passes.InPlacePass):
-    """Makes the constant side of each MatMul, and the tables of words, whole numbers with a scale per block.
+    """Quantizes the constant side of each MatMul, and the tables of words, with a scale per block.
 
     Args:
         bits: 8 or 4.
@@ -158,16 +158,16 @@ class QuantizeWeights(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
-        for node, weight in products(graph):
+        for node, weight in find_products(graph):
             self.replace_product(graph, node, weight)
-        for node, table in lookups(graph):
+        for node, table in find_lookups(graph):
             self.replace_gather(graph, node, table)
         RemoveUnusedNodesPass()(model)
         graph.opset_imports[MICROSOFT] = 1
         return ir.passes.PassResult(model, modified=True)
 
     def blocks(self, name: str, array: Callable[[], Array]) -> Blocks:
-        """The weight `name`, of which `array` gives the numbers (N, K)."""
+        """Return the quantized weight `name`; `array` gives its numbers (N, K)."""
         if name not in self.done:
             try:
                 self.done[name] = quantize(array(), self.bits, self.size)
@@ -176,7 +176,7 @@ class QuantizeWeights(ir.passes.InPlacePass):
         return self.done[name]
 
     def stored(self, name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
-        """The tensors that go into the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
+        """Return the tensors for the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
         stem = f"{name}.int{blocks.bits}"
         return ir.tensor(blocks.packed(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
 

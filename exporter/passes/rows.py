@@ -1,4 +1,4 @@
-"""Computes the end of a decoder for the rows that are asked for only.
+"""Computes the end of a decoder only for the rows that are asked for.
 
 N rows, B batch, T tokens, E width
 """
@@ -13,8 +13,16 @@ from .weights import constant_weight, initializer
 
 # Operators whose result in a row depends on that row of their inputs alone.
 BY_ROW = {
-    *("Add", "Mul", "Relu", "Tanh", "Sigmoid", "Gelu", "LayerNormalization"),
-    *("SkipLayerNormalization", "FastGelu", "BiasGelu"),
+    "Add",
+    "Mul",
+    "Relu",
+    "Tanh",
+    "Sigmoid",
+    "Gelu",
+    "LayerNormalization",
+    "SkipLayerNormalization",
+    "FastGelu",
+    "BiasGelu",
 }
 
 
@@ -89,7 +97,7 @@ def is_by_row(node: ir.Node) -> bool:
 def rows_of(
     graph: ir.Graph, reader: ir.Node, value: ir.Value, rows: ir.Value, count: int | ir.SymbolicDim | None
 ) -> ir.Value:
-    """The chosen rows (N, X) of a value (B, T, X), computed before `reader`."""
+    """Return the chosen rows (N, X) of a value (B, T, X), computed before `reader`."""
     width = value.shape[-1] if value.shape is not None else None
     assert isinstance(width, int)
     target = initializer(graph, f"flat.{width}", ir.tensor(np.array([-1, width]), name=f"flat.{width}"))

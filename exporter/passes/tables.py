@@ -40,7 +40,7 @@ class SplitSharedTable(ir.passes.InPlacePass):
 
 
 def part_of_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.Value | None:
-    """The bias of a weight's rows."""
+    """Return the bias of `count` rows of a weight, from row `first` on."""
     bias = weight.bias
     if bias is None or count == weight.rows:
         return bias
@@ -49,7 +49,7 @@ def part_of_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.
 
 
 def parts_of(rows: int) -> list[tuple[int, int]]:
-    """(first row, number of rows) of the pieces of a weight."""
+    """Return (first row, number of rows) of each piece of a weight."""
     if rows < SPLIT_FROM_ROWS:
         return [(0, rows)]
     step = -(-rows // PARTS)
@@ -57,7 +57,7 @@ def parts_of(rows: int) -> list[tuple[int, int]]:
 
 
 def replace_by_parts(graph: ir.Graph, node: ir.Node, parts: Sequence[ir.Node]) -> None:
-    """Puts nodes, whose results side by side are the node's, in its place."""
+    """Replace a node by nodes whose results, side by side, are its result."""
     old = node.outputs[0]
     for number, part in enumerate(parts):
         part.name = f"{node.name}.{number}"

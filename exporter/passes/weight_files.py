@@ -19,7 +19,7 @@ NO_FILE = "which is no regular file"
 def refusal_of(graph: Path, location: str) -> str | None:
     """Return why a file of weights must not be opened, or None where it may be, or is missing.
 
-    Nothing is opened here: to open a pipe waits for ever, and of another's file even its size is told.
+    Nothing is opened here: a pipe would block for ever, and even the size of another's file would be told.
 
     Args:
         graph: the .onnx file that names it.

@@ -83,7 +83,7 @@ class Stored:
         return cls(match[1], bool(match[2]), int(match[3] or 0), None if match[4] is None else int(match[4]))
 
     def of(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """What is stored of a parameter in a tensor of this shape, before it gets the tensor's type."""
+        """Return what a tensor of this shape stores of a parameter, before it gets the tensor's type."""
         array = array.T if self.transposed else array
         array = np.ldexp(array, -self.shift) if self.shift else array
         return array if self.first is None else array[self.first : self.first + shape[0]]
@@ -94,7 +94,7 @@ def is_matrix_transpose(node: ir.Node) -> bool:
 
 
 def lazy(read: Callable[[], np.ndarray], shape: Sequence[int], dtype: np.dtype, name: str) -> ir.LazyTensor:
-    """A tensor that is read, made contiguous and converted only while it is written."""
+    """Return a tensor that is read, made contiguous and converted only while it is written."""
     return ir.LazyTensor(
         lambda: ir.tensor(np.ascontiguousarray(read(), dtype=dtype)),
         dtype=ir.DataType.from_numpy(dtype),
@@ -123,7 +123,7 @@ class Weight:
 
 
 def constant_weight(node: ir.Node) -> Weight | None:
-    """The weight of a MatMul or a plain Gemm, if it is a constant matrix."""
+    """Return the weight of a MatMul or a plain Gemm, or None if it is no constant matrix."""
     if node.op_type not in ("MatMul", "Gemm") or (value := node.inputs[1]) is None:
         return None
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
@@ -149,7 +149,7 @@ def constant_weight(node: ir.Node) -> Weight | None:
 
 
 def bias_of(matmul: ir.Node) -> ir.Node | None:
-    """The Add of a constant vector, as wide as the product, that alone reads it."""
+    """Return the Add of a constant vector, as wide as the product, that alone reads it, or None."""
     product = matmul.outputs[0]
     uses = list(product.uses())
     if len(matmul.inputs) > 2 or product.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
@@ -160,7 +160,7 @@ def bias_of(matmul: ir.Node) -> ir.Node | None:
 
 
 def vector_of(add: ir.Node) -> ir.Value | None:
-    """The constant vector that an Add adds."""
+    """Return the constant vector that an Add adds, or None."""
     constants = [v for v in add.inputs if v is not None and v.const_value is not None]
     return next((v for v in constants if v.const_value is not None and len(v.const_value.shape) == 1), None)
 
@@ -190,7 +190,7 @@ def view_of(base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> View:
 
 
 def initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """A constant of the graph, once per name."""
+    """Return a constant of the graph, which is added once per name."""
     if name not in graph.initializers:
         shape = ir.Shape(tensor.shape.numpy())
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
@@ -199,7 +199,7 @@ def initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Val
 
 
 def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_name: str) -> None:
-    """Writes graphs as `folder`/KEY and their large weights, each once, as `folder`/`data_name`.
+    """Write graphs as `folder`/KEY and their large weights, each once, as `folder`/`data_name`.
 
     Args:
         models: graphs whose initializers of one name and type hold the same values.
@@ -231,13 +231,13 @@ def large_initializers(models: Iterable[ir.Model]) -> list[ir.Value]:
 
 
 def base_of(value: ir.Value) -> ir.TensorProtocol:
-    """What is stored of a constant."""
+    """Return the tensor that is stored for a constant."""
     assert value.const_value is not None
     return value.const_value.base if isinstance(value.const_value, View) else value.const_value
 
 
 def part_of(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
-    """A view's place in the file that holds its base."""
+    """Return a view's place in the file that holds its base."""
     return ir.ExternalTensor(
         stored.location,
         (stored.offset or 0) + view.offset,

@@ -1,4 +1,4 @@
-"""PyTorch's answers, which every engine is held against.
+"""A decoder's reference outputs in PyTorch, which every engine is compared with.
 
 T tokens of one prompt and its continuation, N rows, V vocabulary
 """
@@ -25,7 +25,7 @@ from .rounding import RoundedCache, Rounding
 
 
 def reference_of(model: Any, rounding: Rounding | None = None) -> Reference:
-    """The answers of our own GPT-2, of transformers' model, or of optimum's graph.
+    """Return the reference for our own GPT-2, for transformers' model, or for optimum's graph.
 
     Args:
         rounding: what a precision does to keys and values; `Rounding.applied` rounds the rest.
@@ -34,7 +34,9 @@ def reference_of(model: Any, rounding: Rounding | None = None) -> Reference:
         return Reference(model, rounding)
     from .onnx_reference import OnnxDecoder, OnnxGraphs
 
-    return (OnnxDecoder if isinstance(model, OnnxGraphs) else HubReference)(model)
+    if isinstance(model, OnnxGraphs):
+        return OnnxDecoder(model)
+    return HubReference(model)
 
 
 class Reference:
@@ -42,7 +44,7 @@ class Reference:
 
     Args:
         model: the model.
-        rounding: of keys and values; None keeps them as they are.
+        rounding: how to round keys and values; None keeps them as they are.
     """
 
     def __init__(self, model: GPT2, rounding: Rounding | None = None) -> None:
@@ -54,7 +56,7 @@ class Reference:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
-        """Logits (N, V) of `rows` of one sequence, computed at once and without a past."""
+        """Return the logits (N, V) of `rows` of one sequence, computed at once and without a past."""
         ids = torch.tensor([list(tokens)])
         config = self.config
         past = empty_past(config.n_layer, 1, config.n_head, config.head_size, self.model.wte.weight)
@@ -64,12 +66,12 @@ class Reference:
 
     @torch.no_grad()
     def kept(self, tokens: Sequence[int]) -> list[KeyValue]:
-        """Each layer's keys and values (1, H, T, D) of one sequence."""
+        """Return each layer's keys and values (1, H, T, D) of one sequence."""
         return self.model(torch.tensor([list(tokens)]))[1]  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
-        """The likeliest continuation of each prompt, token by token through the cache."""
+        """Return the likeliest continuation of each prompt, token by token through the cache."""
         padded, valid = pad(prompts, "left")
         ids = torch.from_numpy(padded)
         mask = torch.from_numpy(valid).long()
@@ -83,9 +85,9 @@ class Reference:
         return torch.cat(tokens, dim=1).tolist()
 
     def gaps(self, expected: Expectation, rounding: Rounding) -> Gaps:
-        """The same model with rounded numbers, against itself.
+        """Compare the rounded model with itself unrounded.
 
-        Of fp16 weights alone are not enough: a checkpoint stored in that very type would allow no difference.
+        For fp16, rounding the weights alone is not enough: a checkpoint in fp16 would allow no difference.
         A case has some of the samples, or the context: the mean KL is that of the worst of them.
         """
         rounded = type(self)(self.model, rounding)
@@ -124,7 +126,7 @@ class HubReference(Reference):
         return [self.continuation(prompt, steps) for prompt in prompts]
 
     def continuation(self, prompt: Sequence[int], steps: int) -> list[int]:
-        """One prompt's, through the model's own cache."""
+        """Return one prompt's continuation, through the model's own cache."""
         ids = torch.tensor([list(prompt)])
         past = None
         tokens = []

@@ -1,4 +1,4 @@
-"""What a decoder must reproduce, asked of PyTorch."""
+"""What a decoder must reproduce, computed in PyTorch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Expectation(Golden):
 
 
 def expect(model: GPT2, bundle: Bundle, prompts: Sequence[str]) -> Expectation:
-    """Asks PyTorch.
+    """Compute the reference in PyTorch.
 
     Args:
         prompts: real text, cut to unequal lengths, so that batches are padded; all of it fills the context.
@@ -58,7 +58,7 @@ def expect(model: GPT2, bundle: Bundle, prompts: Sequence[str]) -> Expectation:
 
 
 def gaps(model: GPT2, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
-    """What rounding does in PyTorch."""
+    """Measure the effect of rounding in PyTorch."""
     del bundle
     from .decoder import reference_of
 
@@ -66,7 +66,7 @@ def gaps(model: GPT2, bundle: Bundle, expected: Expectation, rounding: Rounding)
 
 
 def run_texts(model: GPT2, expected: Expectation) -> None:
-    """Runs PyTorch over the texts to calibrate with."""
+    """Run PyTorch over the texts to calibrate with."""
     from .decoder import reference_of
 
     for tokens in expected.texts:
@@ -74,7 +74,7 @@ def run_texts(model: GPT2, expected: Expectation) -> None:
 
 
 def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
-    """The limits of a precision, from the one table and from what rounding does in PyTorch.
+    """Return the limits of a precision, from the table of caps and the effect of rounding in PyTorch.
 
     Raises:
         ValueError: the rounded model is not finite.
@@ -90,7 +90,7 @@ def expectation_of(
     context: int,
     tuned: Collection[int] = (),
 ) -> Expectation:
-    """Samples of unequal length, one of a single token, and a full context of `context` tokens.
+    """Compute samples of unequal length, one of a single token, and a full context of `context` tokens.
 
     Args:
         tuned: lengths of prompts that plans are tuned for.
@@ -130,10 +130,10 @@ def expectation_of(
 
 
 def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
-    """Samples, passages and some of the logits, as golden data keeps them."""
+    """Return samples, passages and some of the logits, as golden data keeps them."""
     return golden.to_arrays(expected) | passages.to_arrays(expected.passages)
 
 
 def from_arrays(arrays: Arrays) -> Expectation:
-    """What `to_arrays` made."""
+    """Return the expectation that `to_arrays` stored."""
     return Expectation(**vars(golden.from_arrays(arrays)), passages=passages.from_arrays(arrays))

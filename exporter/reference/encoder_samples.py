@@ -1,4 +1,4 @@
-"""What an encoder must reproduce, asked of PyTorch.
+"""What an encoder must reproduce, computed in PyTorch.
 
 T tokens, E hidden size
 """
@@ -55,7 +55,7 @@ class Expectation(Golden):
 
 
 def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
-    """Asks PyTorch for every output of the bundle's graph."""
+    """Compute the reference in PyTorch for every output of the bundle's graph."""
     manifest = bundle.manifest
     assert manifest.encoder is not None
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
@@ -64,17 +64,17 @@ def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
     head = LinearHead.of(bundle)
     samples = []
     encoded = [tokenizer.encode(text) for text in texts]
-    for piece in pieces_from(encoded, manifest.encoder, has_segments):
+    for piece in cut_pieces(encoded, manifest.encoder, has_segments):
         positions = evenly(len(piece), POSITIONS)
-        samples.append(Sample(piece, positions, reference(model, piece, positions, specs, head)))
+        samples.append(Sample(piece, positions, compute_outputs(model, piece, positions, specs, head)))
     per_token = tuple(spec.name for spec in specs if is_per_token(spec))
-    return Expectation(tuple(samples), per_token, tuple(pieces_behind(encoded, manifest.encoder)))
+    return Expectation(tuple(samples), per_token, tuple(cut_calibration_pieces(encoded, manifest.encoder)))
 
 
-def pieces_from(
+def cut_pieces(
     encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_segments: bool
 ) -> list[Piece]:
-    """Sequences of unequal length from real text; last come a pair, a single token, a full sequence."""
+    """Return sequences of unequal length from real text; the last are a pair, a token, a full sequence."""
     texts = [window for ids in encoded for window in windows(ids)[0]]
     if not texts:
         raise VerificationError("the texts to verify with have no tokens that this model knows")
@@ -83,7 +83,8 @@ def pieces_from(
         length = max(3 + defaults.separators, min(length, defaults.max_length))
         separators = defaults.separators
         fitted = fit(
-            *(first, second),
+            first,
+            second,
             max_length=length,
             tokens=defaults.tokens,
             truncation="head",
@@ -101,29 +102,29 @@ def pieces_from(
 
 
 def windows(ids: Sequence[int]) -> tuple[list[Sequence[int]], Sequence[int]]:
-    """A text's beginning, cut into what is judged, and the rest, to calibrate with."""
+    """Return a text's beginning, cut into windows to judge, and the rest, to calibrate with."""
     end = max(TEXT_TOKENS, round(JUDGED * len(ids)))
     cuts = [ids[start : min(start + TEXT_TOKENS, end)] for start in range(0, end, TEXT_TOKENS)]
     return [window for window in cuts if len(window) > 1], ids[end:]
 
 
-def pieces_behind(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults) -> list[Piece]:
-    """Sequences from what `windows` leaves to calibrate with; where it leaves nothing, the texts are both."""
+def cut_calibration_pieces(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults) -> list[Piece]:
+    """Return sequences to calibrate with, from what `windows` leaves; if nothing, from all of the texts."""
     rest = [token for ids in encoded for token in windows(ids)[1]]
     rest = rest or [token for ids in encoded for token in ids]
     length = min(CALIBRATION_TOKENS, defaults.max_length) - 2
     cuts = [rest[start : start + length] for start in range(0, len(rest), length)]
-    return [whole(ids, defaults) for ids in cuts]
+    return [make_piece(ids, defaults) for ids in cuts]
 
 
-def whole(ids: Sequence[int], defaults: EncoderDefaults) -> Piece:
-    """Tokens that fit into one sequence."""
+def make_piece(ids: Sequence[int], defaults: EncoderDefaults) -> Piece:
+    """Return tokens that fit into one sequence as a piece."""
     fitted = fit(ids, None, max_length=defaults.max_length, tokens=defaults.tokens, truncation="head")
     return fitted.pieces[0]
 
 
 def run_model(model: Bert, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Every layer's hidden states (1, T, E) of one sequence, and the heads' results."""
+    """Return every layer's hidden states (1, T, E) of one sequence, and the heads' results."""
     import torch
 
     from ...models import Bert, PaddedAttention
@@ -142,14 +143,14 @@ def run_model(model: Bert, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor
         return states, dict(model.head_outputs(states[-1], mask))
 
 
-def reference(
+def compute_outputs(
     model: Bert,
     piece: Piece,
     positions: Sequence[int],
     specs: Sequence[TensorSpec],
     head: LinearHead | None = None,
 ) -> Outputs:
-    """What PyTorch computes for one sequence, and what a fitted head makes of it."""
+    """Compute every output for one sequence in PyTorch, and a fitted head's logits."""
     states, results = run_model(model, piece)
     outputs = {}
     for spec in specs:
@@ -172,11 +173,11 @@ def reference(
 
 
 def gaps(model: Bert, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
-    """What rounding does in PyTorch to each output."""
+    """Measure the effect of rounding in PyTorch on each output."""
     specs = bundle.manifest.artifacts[0].outputs
     with rounding.applied(model):
         head = LinearHead.of(bundle)
-        got = [reference(model, s.piece, s.positions, specs, head) for s in expected.samples]
+        got = [compute_outputs(model, s.piece, s.positions, specs, head) for s in expected.samples]
     found: Gaps = dict(measure_all(got, [sample.outputs for sample in expected.samples], specs))
     # A case has some of the samples, and golden data some of their positions: a mean over all is at most the
     # largest of any part, and so is the angle of a vector that has one number from each token.
@@ -199,13 +200,13 @@ def gaps(model: Bert, bundle: Bundle, expected: Expectation, rounding: Rounding)
 
 
 def run_texts(model: Bert, expected: Expectation) -> None:
-    """Runs PyTorch over the texts to calibrate with."""
+    """Run PyTorch over the texts to calibrate with."""
     for piece in expected.texts:
         run_model(model, piece)
 
 
 def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
-    """The limits of each output's metrics, from the one table and from what rounding does in PyTorch.
+    """Return the limits of each output's metrics, from the caps and the effect of rounding in PyTorch.
 
     Raises:
         ValueError: the rounded model is not finite.
@@ -220,5 +221,5 @@ def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) ->
 
 
 def from_arrays(arrays: Arrays) -> Expectation:
-    """What `to_arrays` made."""
+    """Return the expectation that `to_arrays` stored."""
     return Expectation(**vars(golden.from_arrays(arrays)))

@@ -1,4 +1,4 @@
-"""What a fitted classifier makes of an encoder's states, computed with scikit-learn's numbers.
+"""The logits of a fitted classifier, computed from an encoder's states with scikit-learn's weights.
 
 T tokens, E hidden size, F features, C classes
 """
@@ -37,7 +37,7 @@ class LinearHead:
 
     @staticmethod
     def of(bundle: Bundle) -> LinearHead | None:
-        """The fitted head of a bundle; None where its heads are the checkpoint's."""
+        """Return the fitted head of a bundle; None where its heads are the checkpoint's."""
         defaults = bundle.manifest.encoder
         if defaults is None or defaults.fitted is None:
             return None
@@ -45,7 +45,7 @@ class LinearHead:
             return LinearHead(defaults.fitted.features, file["weight"], file["bias"], defaults.normalize)
 
     def logits(self, states: Sequence[Array], embedding: Array | None) -> Array:
-        """The logits (C,) of a text.
+        """Return the logits (C,) of a text.
 
         Args:
             states: its hidden states (T, E), from the embeddings to the last layer.

@@ -1,4 +1,4 @@
-"""The graphs that optimum wrote, on ONNX Runtime: what a bundle is compared with where no checkpoint is."""
+"""The graphs that optimum wrote, on ONNX Runtime: the reference of a bundle that has no checkpoint."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class OnnxGraphs:
         self.encoder = None if found.encoder is None else plain_session(found.encoder)
 
     def named_parameters(self, **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """None: its weights have no names of a checkpoint."""
+        """Return no parameters: the weights do not have a checkpoint's names."""
         del options
         return iter(())
 
     named_buffers = named_parameters
 
     def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """Every output, without a past.
+        """Return every output, computed without a past.
 
         Args:
-            given: inputs; what is not named is made of the ids.
+            given: inputs by name; missing ones are made from the ids.
         """
         ids = given["input_ids"]
         feeds = dict(given)
@@ -69,7 +69,7 @@ class OnnxGraphs:
 
 
 def run_encoder(graphs: OnnxGraphs, piece: Piece) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """The last hidden states (1, T, E) of one sequence, as those of any layer, and the head's results."""
+    """Return the last hidden states (1, T, E) of one sequence, for any layer, and the head's results."""
     given = {"input_ids": np.array([piece.ids]), "token_type_ids": np.array([piece.segments])}
     out = {name: torch.from_numpy(array) for name, array in graphs.run(given).items()}
     if "start_logits" in out:

@@ -1,4 +1,4 @@
-"""Real text, of which every token is predicted: how much a decoder loses by whole numbers.
+"""Real text, of which every token is predicted, to measure what a decoder loses in int8 and int4.
 
 T tokens of a passage, N rows, V vocabulary
 """
@@ -46,7 +46,7 @@ class Passage:
     logits: Logits
 
     def thinned(self) -> Passage:
-        """With the logits of `GOLDEN_ROWS` positions."""
+        """Return the passage with the logits of `GOLDEN_ROWS` positions."""
         keep = list(evenly(len(self.rows), GOLDEN_ROWS))
         return Passage(self.tokens, self.likeliest, self.logprobs, self.rows[keep], self.logits[keep])
 
@@ -56,7 +56,7 @@ class TextMetrics:
     """What a decoder loses on real text.
 
     Attributes:
-        text_kl: of the reference's distributions to the engine's, in nats, averaged over the known rows.
+        text_kl: KL divergence of the engine from the reference, in nats, averaged over the known rows.
         top1_changes: share of positions where another token is the likeliest.
         perplexity_change: of the text, as a share of the reference's perplexity; a gain counts as none.
         finite: no NaN and no infinity.
@@ -78,7 +78,7 @@ class TextMetrics:
 def windows(
     encoded: Sequence[Sequence[int]], context: int
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Texts one after the other, cut to passages: those to judge with, and the rest, to calibrate with.
+    """Cut the joined texts into passages: those to judge with, and the rest, to calibrate with.
 
     A text of a single passage is both.
     """
@@ -91,7 +91,7 @@ def windows(
 
 
 def passage_of(tokens: tuple[int, ...], logits: Logits, passages: int = 1) -> Passage:
-    """A passage, one of several, with as many of PyTorch's logits (T - 1, V) as memory allows each."""
+    """Return a passage, one of several, with as many of PyTorch's logits (T - 1, V) as memory allows each."""
     following = np.asarray(tokens[1:])
     logprobs = token_logprobs(logits, following).astype(np.float32)
     allowed = max(1, LOGITS_BYTES // (passages * logits[0].nbytes))
@@ -100,7 +100,7 @@ def passage_of(tokens: tuple[int, ...], logits: Logits, passages: int = 1) -> Pa
 
 
 def measure_text(got: Iterable[Logits], want: Sequence[Passage]) -> TextMetrics:
-    """Compares the logits (T - 1, V) of each passage; of the engine's only one passage is held at a time."""
+    """Compare the logits (T - 1, V) of each passage; the engine's are in memory for one passage at a time."""
     kl: list[Array] = []
     changed: list[npt.NDArray[np.bool_]] = []
     lost: list[npt.NDArray[np.float32]] = []  # of each token's log-probability
@@ -126,14 +126,14 @@ def measure_text(got: Iterable[Logits], want: Sequence[Passage]) -> TextMetrics:
 
 
 def read_passages(decoder: Decoder, passages: Sequence[Passage]) -> Iterator[Logits]:
-    """The engine's logits (T - 1, V) of each passage."""
+    """Yield the engine's logits (T - 1, V) of each passage."""
     for passage in passages:
         run = decoder.start(1, len(passage.tokens))
         yield np.concatenate(list(run.extend(passage.tokens[:-1])))
 
 
 def to_arrays(passages: Sequence[Passage]) -> dict[str, npt.NDArray[Any]]:
-    """Passages as golden data keeps them."""
+    """Return the passages as golden data keeps them."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for i, passage in enumerate(passages):
         thin = passage.thinned()
@@ -142,7 +142,7 @@ def to_arrays(passages: Sequence[Passage]) -> dict[str, npt.NDArray[Any]]:
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Passage, ...]:
-    """What `to_arrays` made."""
+    """Return the passages that `to_arrays` stored."""
     count = sum(name.startswith("passage.") and name.endswith(".tokens") for name in arrays)
     return tuple(
         Passage(

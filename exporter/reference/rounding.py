@@ -27,9 +27,9 @@ class Rounding:
 
     Attributes:
         dtype: of weights and of every operation's result.
-        weights: parameters in whole numbers, multiplied out again, by name.
-        cache_scales: of keys and values in whole numbers, (H * D,) by the cache's name ("cache.0.key").
-        products: of linears whose rows are rounded too, by their weights' names.
+        weights: parameters quantized to int8 or int4 and dequantized again, by name.
+        cache_scales: scales of keys and values in int8, (H * D,) by the cache's name ("cache.0.key").
+        products: products of linears whose rows are rounded too, by their weights' names.
     """
 
     dtype: torch.dtype | None = None
@@ -39,10 +39,12 @@ class Rounding:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Rounds the model's weights and results for a while; tied weights stay tied."""
+        """Round the model's weights and results inside the context; tied weights stay tied."""
         named = dict(model.named_parameters(remove_duplicate=False))
         originals = [(parameter, parameter.data) for parameter in model.parameters()]
-        hooks = [hook for both in self.products.items() for hook in round_rows(model, *both)]
+        hooks: list[RemovableHandle] = []
+        for names, product in self.products.items():
+            hooks += round_rows(model, names, product)
         try:
             for name, array in self.weights.items():
                 named[name].data = torch.from_numpy(array)
@@ -55,7 +57,7 @@ class Rounding:
                 yield
                 return
             for parameter, original in originals:
-                parameter.data = rounded_to(self.dtype, original)
+                parameter.data = round_to(self.dtype, original)
             with RoundResults(self.dtype):
                 yield
         finally:
@@ -66,9 +68,9 @@ class Rounding:
 
 
 def linear_of(model: nn.Module, weight: str) -> nn.Linear | None:
-    """The module that multiplies by a weight, by whichever name; None if the weight is only looked up.
+    """Return the module that multiplies by a weight, by whichever name; None if the weight is only looked up.
 
-    None too where the model has no parameter of that name, as of a matrix that an exporter has folded.
+    Also None where the model has no parameter of that name, such as a matrix that an exporter has folded.
     """
     parameter = dict(model.named_parameters(remove_duplicate=False)).get(weight)
     if parameter is None:
@@ -77,7 +79,7 @@ def linear_of(model: nn.Module, weight: str) -> nn.Linear | None:
 
 
 def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) -> list[RemovableHandle]:
-    """Makes linears see their rows as `product` rounds them, until the hooks are removed."""
+    """Make linears see their rows as `product` rounds them, until the hooks are removed."""
 
     def rounded(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         (x,) = inputs
@@ -89,7 +91,7 @@ def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) ->
 
 
 class RoundedCache(GrowingCache):
-    """A cache that keeps keys and values as whole numbers from -128 to 127.
+    """A cache that rounds keys and values to int8, from -128 to 127.
 
     Args:
         scales: (H * D,) of each layer's keys and values, by "cache.0.key" and so on.
@@ -123,12 +125,12 @@ class RoundResults(TorchDispatchMode):
 
         def rounded(tensor: Tensor) -> Tensor:
             is_view = tensor.untyped_storage().data_ptr() in shared  # rounded already
-            return tensor if is_view or not tensor.is_floating_point() else rounded_to(self.dtype, tensor)
+            return tensor if is_view or not tensor.is_floating_point() else round_to(self.dtype, tensor)
 
         return tree_map_only(Tensor, rounded, out)
 
 
-def rounded_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """A tensor's numbers as `dtype` keeps them; those beyond its range as they are, as a graph keeps them."""
+def round_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    """Return a tensor rounded to `dtype`; numbers beyond its range stay as they are, as in a graph."""
     near = tensor.to(dtype).float()
     return torch.where(near.isfinite(), near, tensor)

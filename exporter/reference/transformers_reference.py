@@ -1,4 +1,4 @@
-"""The same model in transformers, for verification. It needs any version of transformers that knows it.
+"""The same model in transformers, for verification; any version of transformers that knows it will do.
 
 T tokens, E hidden size, N outputs and K inputs of a linear layer
 """
@@ -30,25 +30,25 @@ OF_LOGITS = ("masked_lm", "sequence_classification", "token_classification")
 
 
 def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
-    """What an imported bundle is compared with: transformers' model, or the folder's graphs as they are."""
+    """Return the reference of an imported bundle: transformers' model, or the folder's graphs as they are."""
     if has_weights(folder):
-        return model_of_transformers(folder, task, heads)
+        return load_transformers_model(folder, task, heads)
     from .onnx_reference import OnnxGraphs
 
     return OnnxGraphs(read_folder(folder))
 
 
-def model_of_transformers(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
-    """A model with its weights in fp32.
+def load_transformers_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
+    """Load a model with its weights in fp32.
 
     Args:
         folder: the checkpoint.
-        task: of the bundle.
-        heads: of an encoder.
+        task: the bundle's task.
+        heads: an encoder's heads.
 
     Raises:
         VerificationError: transformers is not installed.
-        CheckpointError: it cannot read the folder; in its words.
+        CheckpointError: transformers cannot read the folder; gives its message.
     """
     try:
         import transformers
@@ -67,12 +67,12 @@ def model_of_transformers(folder: Path, task: str, heads: Sequence[str] = ()) ->
         )
     except Exception as error:  # transformers raises whatever a file brings it to
         raise CheckpointError(f"transformers cannot load {folder}: {first_line(error)}") from error
-    with_linears(model)
+    replace_conv1d(model)
     return model.eval().requires_grad_(False)
 
 
-def with_linears(model: nn.Module) -> None:
-    """GPT-2's Conv1D, a linear layer whose weight lies transposed, becomes one: so all weights are (N, K)."""
+def replace_conv1d(model: nn.Module) -> None:
+    """Replace GPT-2's Conv1D, whose weight is transposed, by linear layers, so all weights are (N, K)."""
     from torch.nn import Linear, Parameter
     from transformers.pytorch_utils import Conv1D
 
@@ -86,7 +86,7 @@ def with_linears(model: nn.Module) -> None:
 
 
 def run_encoder(model: Any, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """The last hidden states (1, T, E) of one sequence, as those of any layer, and the head's results."""
+    """Return the last hidden states (1, T, E) of one sequence, for any layer, and the head's results."""
     import torch
 
     from . import onnx_reference

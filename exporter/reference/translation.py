@@ -1,4 +1,4 @@
-"""PyTorch's answers of an encoder-decoder, which every engine is held against.
+"""An encoder-decoder's reference outputs in PyTorch, which every engine is compared with.
 
 S source tokens, T target tokens, V vocabulary, L layers, H heads, D head size, K beams
 """
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 
 def reference_of(model: Any, start: int, gives_attention: bool = False) -> Reference:
-    """The answers of our own Transformer, of transformers' model, or of optimum's graphs."""
+    """Return the reference for our own Transformer, for transformers' model, or for optimum's graphs."""
     if isinstance(model, Transformer):
         return Reference(model, start, gives_attention)
     from .onnx_reference import OnnxGraphs, OnnxTranslator
 
-    return (OnnxTranslator if isinstance(model, OnnxGraphs) else HubReference)(model, start)
+    if isinstance(model, OnnxGraphs):
+        return OnnxTranslator(model, start)
+    return HubReference(model, start)
 
 
 class Reference:
@@ -39,7 +41,7 @@ class Reference:
     Args:
         model: the model.
         start: the token that every target begins with.
-        gives_attention: whether `results` has the attention too.
+        gives_attention: whether `results` returns the attention too.
     """
 
     def __init__(self, model: Any, start: int, gives_attention: bool = False) -> None:
@@ -49,24 +51,24 @@ class Reference:
 
     @torch.no_grad()
     def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
-        """What the decoder's layers read of a source: L pairs of (1, H, S, D)."""
+        """Return the cross-attention keys and values of a source: L pairs of (1, H, S, D)."""
         ids = torch.tensor([list(source)])
         memory = self.model.encode(ids, PaddedAttention(torch.ones_like(ids)))
         found: list[KeyValue] = self.model.decoder.keys_values(memory)
         return found
 
     def cross(self, source: Sequence[int]) -> Logits:
-        """`keys_values` as (2 * L, S, H * D): key and value of layer 0, of layer 1, ..."""
+        """Return `keys_values` as (2 * L, S, H * D): key and value of layer 0, of layer 1, ..."""
         flat = [tensor[0].transpose(0, 1).flatten(1) for pair in self.keys_values(source) for tensor in pair]
         array: Logits = torch.stack(flat).numpy()
         return array
 
     @torch.no_grad()
     def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
-        """What PyTorch would say at each place of a target, computed at once and uncached.
+        """Compute the logits at each position of a target, at once and uncached.
 
         Returns:
-            Logits (T, V), and the attention over the source (L, H, T, S); empty if nobody asks for it.
+            Logits (T, V), and the attention over the source (L, H, T, S); empty unless `gives_attention`.
         """
         seen = SourceAttention(self.keys_values(source), torch.ones(1, len(source), dtype=torch.int64))
         logits, _ = self.model.step(torch.tensor([[self.start, *target[:-1]]]), seen)
@@ -75,11 +77,11 @@ class Reference:
         return logits[0].numpy(), attention.numpy()
 
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
-        """The best targets, searched with a copy of the source for every beam."""
+        """Search the best targets, with a copy of the source for every beam."""
         beams = BeamSearch(1, self.start, search)
         rows = [self.keys_values(source)] * search.num_beams
         mask = torch.ones(search.num_beams, len(source), dtype=torch.int64)
-        everything = SourceAttention(joined(rows), mask)
+        everything = SourceAttention(join_rows(rows), mask)
         past: list[KeyValue] | None = None
         with torch.no_grad():
             while not beams.done:
@@ -92,16 +94,16 @@ class Reference:
         return beams.hypotheses()[0]
 
     def score(self, source: Sequence[int], target: Sequence[int]) -> float:
-        """The mean log-probability of a target's tokens."""
+        """Return the mean log-probability of a target's tokens."""
         logprobs = token_logprobs(self.results(source, target)[0], np.asarray(target))
         return float(logprobs.mean())
 
     def gaps(self, samples: Sequence[Sample], rounding: Rounding) -> Gaps:
-        """The same model with rounded numbers, against itself.
+        """Compare the rounded model with itself unrounded.
 
         Returns:
-            The metrics of the logits (""), of what the decoder reads of the sources ("cross.") and of
-            the attention ("attention.", if it is asked for), by what their limits' names begin with.
+            The metrics of the logits (""), of the cross-attention keys and values ("cross.") and of
+            the attention ("attention.", if `gives_attention`), by the prefix of their limits' names.
         """
         from ...runtime.diagnostics.golden.translations import measure_attention, measure_cross
 
@@ -120,15 +122,15 @@ class Reference:
 
 
 class UncachedReference(Reference, ABC):
-    """An encoder-decoder of others: every target is computed whole, at each of its steps."""
+    """An encoder-decoder of another library: each step computes the whole target again."""
 
     @abstractmethod
     def states(self, source: Sequence[int]) -> Any:
-        """What the encoder makes of a source."""
+        """Return the encoder's output for a source."""
 
     @abstractmethod
     def step(self, states: Any, targets: Sequence[Sequence[int]]) -> Logits:
-        """Logits (K, T, V) of K targets of one source, each with the start token."""
+        """Return the logits (K, T, V) of K targets of one source, each with the start token."""
 
     def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
         logits = self.step(self.states(source), [[self.start, *target[:-1]]])
@@ -171,8 +173,8 @@ class HubReference(UncachedReference):
         return [(layer.keys, layer.values) for layer in out.past_key_values.cross_attention_cache.layers]
 
 
-def joined(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:
-    """The keys and values of several rows as one batch."""
+def join_rows(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:
+    """Join the keys and values of several rows into one batch."""
 
     def stacked(layer: int, kind: int) -> Tensor:
         return torch.cat([row[layer][kind] for row in rows])

@@ -1,4 +1,4 @@
-"""What an encoder-decoder must reproduce, with PyTorch where it is at hand."""
+"""What an encoder-decoder must reproduce, with PyTorch where it is available."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Expectation(Golden):
     """What every engine must reproduce.
 
     Attributes:
-        reference: PyTorch, where it is at hand.
+        reference: the model in PyTorch, where it is available.
         texts: other sources, to calibrate with; golden data does without.
     """
 
@@ -27,5 +27,5 @@ class Expectation(Golden):
 
 
 def from_arrays(arrays: Arrays) -> Expectation:
-    """What golden data keeps."""
+    """Return the expectation that golden data keeps."""
     return Expectation(**vars(translations.from_arrays(arrays)))

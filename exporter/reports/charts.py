@@ -1,4 +1,4 @@
-"""The geometry of a report's pictures; its template draws them."""
+"""Computes the geometry of an HTML report's charts; the template draws them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HIGHEST = 40
 
 @dataclass(frozen=True)
 class Box:
-    """Where a picture's plot lies in it."""
+    """The edges of a chart's plot area within the picture."""
 
     left: float
     top: float
@@ -34,16 +34,16 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """An artifact's errors.
+    """The line of one artifact's errors.
 
     Attributes:
-        label: at its end.
-        tone: the same for the same precision.
-        dash: another for each line of a tone.
-        paths: of SVG; several where a step is not finite.
-        broken: x of the steps that are not.
-        end: y of the last point.
-        label_y: of the label, which keeps clear of others.
+        label: the text at the line's end.
+        tone: the index of its colour, the same for the same precision.
+        dash: the index of its dash pattern, different for each line of a tone.
+        paths: SVG paths; several where a step is not finite.
+        broken: x of the steps that are not finite.
+        end: y of the last finite point.
+        label_y: y of the label, which does not overlap others.
     """
 
     label: str
@@ -60,13 +60,13 @@ class LineChart:
     """Errors over decode steps, on a logarithmic scale.
 
     Attributes:
-        case: what was run.
-        width, height: of the picture.
-        box: of its plot.
+        case: the case that was compared.
+        width, height: the picture's size.
+        box: the plot area.
         rows: y and label of each decade.
         steps: x and label of some steps.
         lines: one per artifact.
-        limits: y, label and tone of each.
+        limits: y, label and tone of each limit.
     """
 
     case: str
@@ -80,7 +80,7 @@ class LineChart:
 
 
 def line_charts(comparisons: Sequence[Comparison]) -> list[LineChart]:
-    """One for each case that has errors of steps."""
+    """Return a chart for each case that has errors of steps."""
     cases = dict.fromkeys(c.case for c in comparisons if c.errors)
     return [line_chart(case, [c for c in comparisons if c.case == case and c.errors]) for case in cases]
 
@@ -95,8 +95,8 @@ def line_chart(case: str, comparisons: Sequence[Comparison]) -> LineChart:
     }
     known = [error for c in comparisons for error in c.errors if math.isfinite(error) and error > 0]
     known += [limit for _, limit in limits if limit > 0]
-    low = math.floor(math.log10(clamped(min(known, default=1e-6))))
-    high = max(low + 1, math.ceil(math.log10(clamped(max(known, default=1.0)))))
+    low = math.floor(math.log10(clamp(min(known, default=1e-6))))
+    high = max(low + 1, math.ceil(math.log10(clamp(max(known, default=1.0)))))
     count = max(len(c.errors) for c in comparisons)
 
     def x(step: float) -> float:
@@ -123,7 +123,7 @@ def line_chart(case: str, comparisons: Sequence[Comparison]) -> LineChart:
         box=box,
         rows=tuple((y(10.0**k), f"10{str(k).translate(SUPERSCRIPTS)}") for k in range(low, high + 1, every)),
         steps=tuple((x(step), str(step)) for step in range(0, count, between)),
-        lines=spread(drawn, box),
+        lines=spread_labels(drawn, box),
         limits=tuple(
             (y(limit), f"limit of {name}: {figure(limit)}", tone) for (name, limit), tone in limits.items()
         ),
@@ -131,16 +131,16 @@ def line_chart(case: str, comparisons: Sequence[Comparison]) -> LineChart:
 
 
 def precision_of(comparison: Comparison) -> str:
-    """The end of the artifact's id."""
+    """Return the precision, which ends the artifact's id."""
     return comparison.artifact.rpartition(".")[2]
 
 
-def clamped(error: float) -> float:
+def clamp(error: float) -> float:
     return min(max(error, LEAST), MOST)
 
 
 def paths_of(errors: Sequence[float], x: Scale, y: Scale) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """SVG paths through errors, broken where one is not finite; and where that is."""
+    """Return SVG paths through errors, broken where one is not finite, and x of those steps."""
     paths: list[list[str]] = [[]]
     broken = []
     for step, error in enumerate(errors):
@@ -154,8 +154,8 @@ def paths_of(errors: Sequence[float], x: Scale, y: Scale) -> tuple[tuple[str, ..
     return tuple(drawn), tuple(broken)
 
 
-def spread(lines: Sequence[Line], box: Box) -> tuple[Line, ...]:
-    """Lines whose labels lie apart, in the order of their ends, inside the plot's height."""
+def spread_labels(lines: Sequence[Line], box: Box) -> tuple[Line, ...]:
+    """Return the lines with labels that do not overlap, in the order of their ends, within the plot."""
     ordered = sorted(lines, key=lambda line: line.end)
     places: list[float] = []
     for line in ordered:
@@ -172,8 +172,8 @@ class Bar:
     """Nodes of a magnitude of 2^power to 2^(power + 1).
 
     Attributes:
-        x, y, width, height: of its rectangle.
-        count: of nodes.
+        x, y, width, height: its rectangle.
+        count: how many nodes.
         beyond: whether fp16 cannot hold them.
     """
 
@@ -187,12 +187,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many nodes have results of which magnitude.
+    """The number of nodes by the magnitude of their results.
 
     Attributes:
-        width, height: of the picture.
-        box: of its plot.
-        bars: those that are not empty.
+        width, height: the picture's size.
+        box: the plot area.
+        bars: the bars that are not empty.
         powers: x and label of some powers of two.
         largest: x of fp16's largest number.
     """
@@ -206,13 +206,16 @@ class Histogram:
 
 
 def histogram(nodes: Sequence[Fp32Node]) -> Histogram:
-    """By the larger magnitude of each node's range."""
+    """Return a histogram of the larger magnitude of each node's range."""
     counts: dict[int, list[float]] = {}
     for node in nodes:
         magnitude = max(abs(node.low), abs(node.high))
-        power = (
-            HIGHEST if not math.isfinite(magnitude) else math.frexp(magnitude)[1] - 1 if magnitude else LOWEST
-        )
+        if not math.isfinite(magnitude):
+            power = HIGHEST
+        elif magnitude:
+            power = math.frexp(magnitude)[1] - 1
+        else:
+            power = LOWEST
         counts.setdefault(min(max(power, LOWEST), HIGHEST), []).append(magnitude)
     box = Box(8, 24, 412, 132)
     low = min([-2, *counts])

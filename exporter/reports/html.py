@@ -1,4 +1,4 @@
-"""A verification as one HTML page that needs nothing else: no script, no other file, no network."""
+"""Writes a verification report as one HTML page, which needs no script, other file or network."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from .tables import (
     Kept,
     cell_of,
     columns_of,
-    counted,
     figure,
-    grouped,
+    group_by_artifact,
     kept_groups,
     main_engine,
+    pluralize,
     share_of,
     state_of,
 )
@@ -49,8 +49,8 @@ class Subject:
     """What was verified.
 
     Attributes:
-        name: of the bundle's folder.
-        facts: what to say of it, by label.
+        name: the name of the bundle's folder.
+        facts: what the page's head lists, by label.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Subject:
 
     @classmethod
     def of(cls, folder: Path, report: VerificationReport) -> Subject:
-        """A bundle, or an .onnx file, that was verified just now."""
+        """Return the facts of a bundle, or an .onnx file, that was verified just now."""
         now = datetime.datetime.now(datetime.timezone.utc)
         if folder.is_file():
             used = {name: version_of(name) for name in ("planforge", "onnxruntime")}
             return cls(folder.name, {"verified with": versions(used), "date": f"{now:%Y-%m-%d %H:%M} UTC"})
         try:
             manifest = Bundle.open(folder).manifest
-        except PlanForgeError:  # which is what the report says
+        except PlanForgeError:  # which the report shows
             return cls(folder.resolve().name, {"date": f"{now:%Y-%m-%d %H:%M} UTC"})
         names = ["planforge", "onnxruntime", *(["torch"] if report.with_pytorch else [])]
         used = {name: version_of(name) for name in names}
@@ -81,7 +81,7 @@ class Subject:
 
 
 def version_of(distribution: str) -> str:
-    """As installed; of onnxruntime also under the name of its GPU package."""
+    """Return a package's installed version; onnxruntime's may be that of its GPU package."""
     for name in (distribution, f"{distribution}-gpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -97,11 +97,11 @@ class Row:
     """A comparison, or one output of it.
 
     Attributes:
-        case: the situation, or the output.
-        engine: where it is not that of most.
+        case: what was compared.
+        engine: the engine, where it is not the graph's usual one; of an output's row, the output's name.
         cells: one per column.
-        passed: the verdict.
-        failures: in words.
+        passed: whether the comparison passed.
+        failures: what went wrong, as text.
     """
 
     case: str
@@ -113,7 +113,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Nearest:
-    """A graph's figure that leaves least room: its metric, in which case, and the share of its limit."""
+    """A graph's figure that is nearest to its limit: its metric, its case, and its share of the limit."""
 
     metric: str
     case: str
@@ -125,15 +125,15 @@ class Graph:
     """An artifact's comparisons.
 
     Attributes:
-        anchor: of its table in the page.
-        name: its id.
-        engine: of most comparisons.
-        passed: whether all did.
-        failed: how many did not.
-        columns: with the limit of all their cells, or "" where cells have their own.
+        anchor: the HTML id of its table.
+        name: the artifact's id.
+        engine: the engine of most comparisons.
+        passed: whether all comparisons passed.
+        failed: how many did not pass.
+        columns: each with the limit of most of its cells, or "".
         rows: one per comparison.
-        outputs: of comparisons with several outputs, a row for each.
-        nearest: to its limit.
+        outputs: one per output, of comparisons with several outputs.
+        nearest: the figure that is nearest to its limit.
     """
 
     anchor: str
@@ -149,7 +149,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class KeptInFp32:
-    """What of one artifact stays in fp32."""
+    """The nodes of one artifact that stay in fp32."""
 
     artifact: str
     count: int
@@ -159,7 +159,7 @@ class KeptInFp32:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where greedy text leaves PyTorch's; the same in several cases is told once."""
+    """Where greedy text differs from PyTorch's first; the same in several cases is listed once."""
 
     artifact: str
     engine: str
@@ -168,33 +168,33 @@ class Parting:
 
     @property
     def explained(self) -> bool:
-        """Whether rounding does."""
+        """Whether rounding explains the difference."""
         return bool(self.told["margin"] <= self.told["allowed"])
 
 
 @functools.cache
-def page() -> jinja2.Template:
+def load_template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
-        finalize=shown,
+        finalize=escape_controls,
         lstrip_blocks=True,
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"counted": counted, "figure": any_figure, "clipped": clipped, "signs": signs}
+    environment.filters |= {"counted": pluralize, "figure": any_figure, "clipped": clip, "signs": show_spaces}
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def html_report(report: VerificationReport, subject: Subject) -> str:
-    """The page."""
+    """Return the page as HTML."""
     graphs = [
         graph_of(f"graph-{i}", name, comparisons)
-        for i, (name, comparisons) in enumerate(grouped(report.comparisons).items(), 1)
+        for i, (name, comparisons) in enumerate(group_by_artifact(report.comparisons).items(), 1)
     ]
-    return page().render(
+    return load_template().render(
         report=report,
         subject=subject,
-        sentence=sentence(report, graphs),
+        sentence=summarize(report, graphs),
         graphs=graphs,
         charts=line_charts(report.comparisons),
         kept=[
@@ -202,29 +202,28 @@ def html_report(report: VerificationReport, subject: Subject) -> str:
             for artifact, nodes in report.fp32_nodes.items()
             if nodes
         ],
-        partings=partings(report.comparisons),
+        partings=find_partings(report.comparisons),
         columns=columns_of(report.comparisons),
     )
 
 
-def shown(value: Any) -> Any:
-    """What the template writes: text without control characters; escaping comes after it."""
+def escape_controls(value: Any) -> Any:
+    """Replace control characters in text that the template writes; escaping comes after it."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def sentence(report: VerificationReport, graphs: Sequence[Graph]) -> str:
-    """The verdict in words."""
+def summarize(report: VerificationReport, graphs: Sequence[Graph]) -> str:
+    """Return the verdict as one sentence."""
     against = report.against
-    comparisons = counted(len(report.comparisons), "comparison")
+    comparisons = pluralize(len(report.comparisons), "comparison")
+    total = pluralize(len(graphs), "graph")
     if not report.comparisons:
         return f"Nothing was compared with {against}."
     failed = sum(graph.failed for graph in graphs)
     if not failed:
-        return f"{comparisons} of {counted(len(graphs), 'graph')} with {against}, all within their limits."
+        return f"{comparisons} of {total} with {against}, all within their limits."
     wrong = sum(not graph.passed for graph in graphs)
-    return (
-        f"{failed} of {comparisons} with {against} went wrong, in {wrong} of {counted(len(graphs), 'graph')}."
-    )
+    return f"{failed} of {comparisons} with {against} went wrong, in {wrong} of {total}."
 
 
 def graph_of(anchor: str, name: str, comparisons: Sequence[Comparison]) -> Graph:
@@ -250,18 +249,18 @@ def graph_of(anchor: str, name: str, comparisons: Sequence[Comparison]) -> Graph
         columns=tuple(zip(columns, common, strict=True)),
         rows=rows,
         outputs=tuple(row for c in comparisons for row in rows_of_outputs(c, columns)),
-        nearest=nearest(comparisons),
+        nearest=find_nearest(comparisons),
     )
 
 
 def common_limit(cells: Sequence[Cell]) -> str:
-    """The limit of most of a column's figures, or ""."""
+    """Return the limit of most of a column's figures, or ""."""
     limits = Counter(cell.limit for cell in cells if cell.text)
     return limits.most_common(1)[0][0] if limits else ""
 
 
 def rows_of_outputs(comparison: Comparison, columns: Sequence[Column]) -> Iterator[Row]:
-    """A row per output, where there are several."""
+    """Yield a row per output, where there are several."""
     outputs = dict.fromkeys(name.rpartition(".")[0] for name in comparison.metrics)
     if len(outputs) > 1:
         for output in outputs:
@@ -269,7 +268,7 @@ def rows_of_outputs(comparison: Comparison, columns: Sequence[Column]) -> Iterat
             yield Row(comparison.case, output, cells)
 
 
-def nearest(comparisons: Sequence[Comparison]) -> Nearest | None:
+def find_nearest(comparisons: Sequence[Comparison]) -> Nearest | None:
     limited = [
         (share_of(c.metrics[n], c.limits[n]), n, c) for c in comparisons for n in c.limits if n in c.metrics
     ]
@@ -278,19 +277,18 @@ def nearest(comparisons: Sequence[Comparison]) -> Nearest | None:
     share, name, comparison = max(limited, key=lambda item: item[0])
     output, _, metric = name.rpartition(".")
     title = next((column.title for column in COLUMNS if metric in column.metrics), metric)
-    text = (
-        "not finite"
-        if share == math.inf
-        else f"{100 * share:.0f} %"
-        if share < 10
-        else f"{figure(share)} times"
-    )
+    if share == math.inf:
+        text = "not finite"
+    elif share < 10:
+        text = f"{100 * share:.0f} %"
+    else:
+        text = f"{figure(share)} times"
     return Nearest(
         f"{title} of {output}" if output else title, comparison.case, Cell(text, "", share, state_of(share))
     )
 
 
-def partings(comparisons: Sequence[Comparison]) -> list[Parting]:
+def find_partings(comparisons: Sequence[Comparison]) -> list[Parting]:
     found: dict[tuple[str, str, str], Parting] = {}
     for c in comparisons:
         if c.divergence is not None:
@@ -304,11 +302,11 @@ def any_figure(value: float | None) -> str:
     return "not finite" if value is None else figure(value)
 
 
-def clipped(text: str) -> str:
-    """The end of a long text, which is what the next token follows."""
+def clip(text: str) -> str:
+    """Return the end of a long text, which the next token follows."""
     return text if len(text) <= LONGEST else f"… {text[-LONGEST:]}"
 
 
-def signs(token: str) -> str:
-    """A token whose spaces can be seen."""
+def show_spaces(token: str) -> str:
+    """Return a token with visible signs for its spaces."""
     return token.translate(SIGNS) or "(nothing)"

@@ -1,4 +1,4 @@
-"""A verification as JUnit XML, which CI systems show: a suite per graph, a test per comparison."""
+"""Writes a verification as JUnit XML, which CI systems show: a suite per graph, a test per comparison."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from xml.etree import ElementTree
 from ...runtime.diagnostics.metrics import Comparison
 from ..verification.report import VerificationReport
 from .output import printable
-from .tables import grouped, verdict_of
+from .tables import group_by_artifact, verdict_of
 
 
 def junit_xml(report: VerificationReport, name: str) -> str:
-    """The document.
+    """Return a report as JUnit XML.
 
     Args:
-        report: what was compared.
-        name: of the bundle.
+        report: the comparisons and their verdict.
+        name: the bundle's name.
     """
     root = ElementTree.Element("testsuites", name=printable(name))
-    for artifact, comparisons in grouped(report.comparisons).items():
+    for artifact, comparisons in group_by_artifact(report.comparisons).items():
         suite = ElementTree.SubElement(root, "testsuite", name=printable(artifact))
         culprits = [str(culprit) for culprit in report.culprits if culprit.artifact == artifact]
         for comparison in comparisons:
@@ -27,7 +27,7 @@ def junit_xml(report: VerificationReport, name: str) -> str:
             if not comparison.passed:
                 add_failure(case, "; ".join(comparison.failures), [*comparison.failures, *culprits])
             ElementTree.SubElement(case, "system-out").text = printable(numbers_of(comparison))
-    if not report.comparisons:  # nothing at all would be a success
+    if not report.comparisons:  # a document without any test would count as a success
         suite = ElementTree.SubElement(root, "testsuite", name=printable(name))
         add_failure(add_case(suite, name, "comparisons"), verdict_of(report), [])
     for element in (root, *root.iter("testsuite")):
@@ -48,7 +48,7 @@ def add_failure(case: ElementTree.Element, message: str, lines: Iterable[str]) -
 
 
 def numbers_of(comparison: Comparison) -> str:
-    """A line per metric, with its limit."""
+    """Return a line per metric, with its limit."""
     return "\n".join(
         f"{name}: {value}" + (f" (at most {comparison.limits[name]})" if name in comparison.limits else "")
         for name, value in comparison.metrics.items()

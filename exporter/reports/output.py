@@ -1,4 +1,4 @@
-"""Text from outside made fit to print, and files that are written whole or not at all."""
+"""Escapes text for display, and writes files whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""The text with what cannot be shown as an escape, such as \x1b."""
+    r"""Return the text with escapes for what cannot be shown, such as \x1b."""
     return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a file that could not be written later.
+    """Refuse a file that could not be written later.
 
     Raises:
         OutputError: it is a folder or a device, or its folder is not there or not writable.
@@ -29,7 +29,7 @@ def check_writable(path: Path) -> None:
     try:
         if path.exists() and not path.is_file():
             raise OutputError(f"{path} cannot be written: it is not a file")
-        temporary = beside(path)
+        temporary = temporary_path(path)
         temporary.touch()
         temporary.unlink()
     except (OSError, ValueError, RuntimeError) as error:
@@ -37,12 +37,12 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes UTF-8 beside `path` and renames it into its place.
+    """Write UTF-8 text beside `path` and rename it to `path`.
 
     Raises:
         OutputError: it cannot be written; what was there before still is.
     """
-    temporary = beside(path)
+    temporary = temporary_path(path)
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -54,8 +54,8 @@ def write_whole(path: Path, text: str) -> None:
         raise OutputError(f"{path} cannot be written: {reason_of(error)}") from error
 
 
-def beside(path: Path) -> Path:
-    """A name in the same folder; beside the file itself where `path` is a link to it."""
+def temporary_path(path: Path) -> Path:
+    """Return a temporary name in the same folder, or in that of the link's target if `path` is a link."""
     path = path.resolve()
     return path.with_name(f".{path.name}.partial-{os.getpid()}")
 

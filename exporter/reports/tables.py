@@ -1,4 +1,4 @@
-"""What a verification measured, in the words and figures that every report of it shares; a terminal's too."""
+"""Tables of a verification's results: the columns and figures of all reports, and the terminal's table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ..verification.report import VerificationReport
 
-NEAR = 0.8  # of its limit: a number from here on is marked
-CHANGES = {"top1_changes"}  # shown as what did not change
+NEAR = 0.8  # a figure of at least this share of its limit is marked
+CHANGES = {"top1_changes"}  # shown as the share that did not change
 MORE_IS_BETTER = {"top1_agreement", "top5_agreement", "common_prefix"}
 COUNTS = {"rows", "weights"}
 NOT_SHOWN = {"finite", "common_prefix_of"}
@@ -34,9 +34,9 @@ class Column:
     """A column of a table of comparisons.
 
     Attributes:
-        title: its heading.
-        metrics: a comparison has one of these.
-        meaning: for people who do not know it.
+        title: the heading.
+        metrics: the metrics that it shows; a comparison has one of them.
+        meaning: an explanation of the figure.
         percent: whether it is a share.
         brief: whether a terminal shows it.
     """
@@ -136,7 +136,7 @@ class Cell:
 
 
 def columns_of(comparisons: Sequence[Comparison]) -> list[Column]:
-    """Those that any comparison has something in; metrics that no column is meant for come last."""
+    """Return the columns that any comparison has a figure for; metrics without a column come last."""
     names = dict.fromkeys(name.rpartition(".")[2] for c in comparisons for name in c.metrics)
     known = {metric for column in COLUMNS for metric in column.metrics} | NOT_SHOWN
     others = [Column(name.replace("_", " "), (name,)) for name in names if name not in known]
@@ -144,7 +144,7 @@ def columns_of(comparisons: Sequence[Comparison]) -> list[Column]:
 
 
 def cell_of(comparison: Comparison, column: Column, output: str | None = None) -> Cell:
-    """The worst figure of a comparison's outputs, or that of one of them."""
+    """Return the worst figure of a comparison's outputs, or the figure of one output."""
     names = [
         name
         for name in comparison.metrics
@@ -161,17 +161,24 @@ def cell_of(comparison: Comparison, column: Column, output: str | None = None) -
     if metric in COUNTS:
         return Cell(f"{value} {metric}")
     share = None if limit is None else share_of(value, limit)
-    state = "over" if value is None else "" if share is None else state_of(share)
-    return Cell(written(value, column, metric), limit_text(limit, column, metric), share, state)
+    if value is None:
+        state = "over"
+    elif share is None:
+        state = ""
+    else:
+        state = state_of(share)
+    return Cell(format_value(value, column, metric), limit_text(limit, column, metric), share, state)
 
 
 def state_of(share: float) -> str:
-    """Of a figure with this share of its limit; NaN is over it."""
-    return "over" if not share <= 1 else "near" if share >= NEAR else ""
+    """Return the state of a figure with this share of its limit; NaN is over it."""
+    if not share <= 1:
+        return "over"
+    return "near" if share >= NEAR else ""
 
 
 def badness(comparison: Comparison, name: str) -> tuple[bool, float, float]:
-    """What is worst is largest: what is not finite, then what is nearest to its limit."""
+    """Return a sort key, largest for the worst: not finite, then nearest to its limit."""
     value = comparison.metrics[name]
     limit = comparison.limits.get(name)
     if value is None:
@@ -183,16 +190,18 @@ def badness(comparison: Comparison, name: str) -> tuple[bool, float, float]:
 def share_of(value: float | None, limit: float) -> float:
     if value is None or not math.isfinite(value):
         return math.inf
-    return value / limit if limit > 0 else (math.inf if value > limit else 0.0)
+    if limit > 0:
+        return value / limit
+    return math.inf if value > limit else 0.0
 
 
 def limit_text(limit: float | None, column: Column, metric: str) -> str:
     if limit is None:
         return ""
-    return f"{'≥' if metric in CHANGES else '≤'} {written(limit, column, metric)}"
+    return f"{'≥' if metric in CHANGES else '≤'} {format_value(limit, column, metric)}"
 
 
-def written(value: float | None, column: Column, metric: str) -> str:
+def format_value(value: float | None, column: Column, metric: str) -> str:
     if value is None or not math.isfinite(value):
         return "not finite"
     if metric in CHANGES:
@@ -201,13 +210,13 @@ def written(value: float | None, column: Column, metric: str) -> str:
 
 
 def figure(value: float) -> str:
-    """Three digits, as in 0.0123, 4.89e-6 or 3060."""
+    """Format with three digits, as in 0.0123, 4.89e-6 or 3060."""
     text = f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
     return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].replace('+', '')}{m[2]}", text)
 
 
 def percent(share: float) -> str:
-    """As in 99.97 %; what rounds to the whole is not called the whole."""
+    """Format a share, as in 99.97 %; what only rounds to 100 % is shown as >99.99 %."""
     text = f"{100 * share:.2f}"
     if text == "100.00" and share < 1:
         text = ">99.99"
@@ -216,8 +225,8 @@ def percent(share: float) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + "\N{NO-BREAK SPACE}%"
 
 
-def grouped(comparisons: Iterable[Comparison]) -> dict[str, list[Comparison]]:
-    """By artifact, in the order in which they come."""
+def group_by_artifact(comparisons: Iterable[Comparison]) -> dict[str, list[Comparison]]:
+    """Group comparisons by artifact, in the order in which they come."""
     groups: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault(comparison.artifact, []).append(comparison)
@@ -225,18 +234,18 @@ def grouped(comparisons: Iterable[Comparison]) -> dict[str, list[Comparison]]:
 
 
 def main_engine(comparisons: Sequence[Comparison]) -> str:
-    """The engine of most of them."""
+    """Return the engine of most comparisons."""
     return Counter(c.backend for c in comparisons).most_common(1)[0][0]
 
 
 def verdict_of(report: VerificationReport) -> str:
-    """As in "passed: 44 comparisons with PyTorch"."""
+    """Return a line such as "passed: 44 comparisons with PyTorch"."""
     against = report.against
     count = len(report.comparisons)
-    return f"{'passed' if report.passed else 'FAILED'}: {counted(count, 'comparison')} with {against}"
+    return f"{'passed' if report.passed else 'FAILED'}: {pluralize(count, 'comparison')} with {against}"
 
 
-def counted(count: int, thing: str) -> str:
+def pluralize(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
@@ -259,7 +268,7 @@ READS = re.compile(r"reads .*, which fp16 cannot hold")
 
 
 def kept_groups(nodes: Iterable[Fp32Node]) -> list[Kept]:
-    """By reason and operator, leaving apart what differs from node to node; the largest groups first."""
+    """Group nodes by reason and operator, without what differs per node; the largest groups come first."""
     groups: dict[tuple[str, str], list[Fp32Node]] = {}
     for node in nodes:
         kind = READS.sub("reads what fp16 cannot hold", REACHES.sub("reaches", node.reason))
@@ -273,20 +282,20 @@ def kept_groups(nodes: Iterable[Fp32Node]) -> list[Kept]:
 
 
 def kept_line(artifact: str, nodes: Sequence[Fp32Node]) -> str:
-    """As in "decoder.portable.fp16: 9 LayerNormalization (sums squares), 2 Add (reaches 1.1e+05)"."""
+    """Return a line such as "decoder.portable.fp16: 9 LayerNormalization (sums squares), 2 Add (...)"."""
     groups = [f"{len(group.nodes)} {group.op_type} ({group.reason})" for group in kept_groups(nodes)]
     return f"{artifact}: {', '.join(groups)}"
 
 
 def verification_table(report: VerificationReport) -> list[RenderableType]:
-    """For a terminal of 100 columns: the verdict, a line per case, and in full what is wrong."""
+    """Return tables for a terminal of 100 columns: verdict, a line per case, and what is wrong in full."""
     columns = [column for column in columns_of(report.comparisons) if column.brief]
     table = Table(title=Text(verdict_of(report)), title_justify="left", box=None, pad_edge=False)
     table.add_column("", overflow="fold", max_width=44)
     for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for artifact, comparisons in grouped(report.comparisons).items():
+    for artifact, comparisons in group_by_artifact(report.comparisons).items():
         engine = main_engine(comparisons)
         table.add_row(Text(printable(f"{artifact} on {engine}"), style="bold"))
         for c in comparisons:
@@ -304,7 +313,7 @@ RUN_PLANS = "graphs alone were compared; `planforge selftest BUNDLE` runs a plan
 
 
 def told(report: VerificationReport) -> dict[str, list[str]]:
-    """What a table has no room for."""
+    """Return the details that a table has no room for, as lines by title."""
     failures = [
         f"{c.artifact} on {c.backend}, {c.case}: {'; '.join(c.failures)}"
         for c in report.comparisons
@@ -320,7 +329,7 @@ def told(report: VerificationReport) -> dict[str, list[str]]:
 
 
 def paragraphs(title: str, lines: Sequence[str]) -> RenderableType:
-    """Each line with its continuation indented."""
+    """Return a titled table with a row for each line."""
     table = Table(title=Text(f"\n{title}"), title_justify="left", box=None, show_header=False, pad_edge=False)
     table.add_column("", overflow="fold")
     for line in lines:

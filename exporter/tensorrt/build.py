@@ -42,7 +42,7 @@ NAME_WITHIN = 2**20  # bytes: plans of TensorRT-RTX 1.7.1 have it at byte 516
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose of a build.
+    """Build options that a user may choose.
 
     Attributes:
         workspace: bytes that TensorRT may use while it tries kernels, and a plan while it runs.
@@ -65,7 +65,7 @@ USUAL = Options()
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What was built, by what, and for which GPUs."""
+    """What was built, with which library, and for which GPUs."""
 
     engine: str
     version: str
@@ -79,7 +79,7 @@ class PlanReport:
     warnings: tuple[str, ...] = ()
 
     def passport(self, built_from: str, file: str) -> Plan:
-        """The plan's entry in a bundle's manifest.
+        """Return the plan's entry in a bundle's manifest.
 
         Args:
             built_from: the id of the artifact.
@@ -87,7 +87,12 @@ class PlanReport:
         """
         profiles = tuple(profile.to_json() for profile in self.profiles)
         return Plan(
-            *(built_from, file, self.engine, self.version, self.sms, profiles),
+            built_from,
+            file,
+            self.engine,
+            self.version,
+            self.sms,
+            profiles,
             cuda=self.cuda,
             weights=self.weights,
             compatible=self.options.compatible,
@@ -107,19 +112,19 @@ def build_plan(
     release: tuple[int, int] | None = None,
     name: str = "",
 ) -> PlanReport:
-    """Builds one plan for all of `sms`.
+    """Build one plan for all of `sms`.
 
     Args:
         onnx: the graph, its weights beside it. The folder is only read.
         artifact: what the graph's inputs, outputs and aliases must be.
         engine: "tensorrt-rtx", which builds without a GPU, or "tensorrt", which builds for the GPU
             that is present.
-        options: of the build.
-        release: of TensorRT that the graph was chosen for; another major version is refused.
+        options: how to build it.
+        release: the version of TensorRT that the graph was chosen for; another major version is refused.
         sms: compute capabilities, as "sm86". "tensorrt" takes none, or the present one.
         profiles: from `profiles_for`.
         out: where the plan goes. What lies there is replaced when the plan is complete, not before.
-        name: of the network, from `network_name`; the runtime loads no plan of a bundle without it.
+        name: the network's name, from `network_name`; the runtime loads no plan of a bundle without it.
 
     Raises:
         BuildError: TensorRT refused the graph or a profile, or its process died.
@@ -173,7 +178,7 @@ def build_plan(
 
 
 def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
-    """The wanted compute capabilities, each once, if the engine is here and can build for them."""
+    """Return the wanted compute capabilities, each once; refuse what the engine cannot build for here."""
     if engine not in LIBRARIES:
         known = sorted(LIBRARIES)
         raise BuildOptionError(f"engine {engine!r} is not one of {known}{did_you_mean(engine, known)}")
@@ -193,7 +198,7 @@ def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
 
 
 def check_build_options(engine: str, options: Options) -> None:
-    """Refuses what a library has not."""
+    """Refuse options that the engine does not support."""
     if engine == "tensorrt-rtx" and options.timing_cache is not None:
         raise BuildOptionError(
             "TensorRT-RTX times nothing while it builds, as it compiles its kernels where the plan runs:"
@@ -207,7 +212,7 @@ def check_build_options(engine: str, options: Options) -> None:
 
 
 def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs the build in a child process. An interrupt here kills the child."""
+    """Run the build in a child process and return its answer. An interrupt here kills the child."""
     with tempfile.TemporaryDirectory(prefix="planforge-build-") as folder:
         files = [Path(folder, "request.json"), Path(folder, "answer.json")]
         files[0].write_text(json.dumps(request), encoding="utf-8")
@@ -220,15 +225,16 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
             errors="replace",
         )
         if child.returncode != 0 or not files[1].exists():
-            raise BuildError(f"{request['engine']} died while building {request['onnx']}: {end_of(child)}")
+            end = describe_end(child)
+            raise BuildError(f"{request['engine']} died while building {request['onnx']}: {end}")
         answer: dict[str, Any] = json.loads(files[1].read_text(encoding="utf-8"))
     if "error" in answer:
         raise error_named(answer["error"], answer["message"])
     return answer
 
 
-def end_of(child: subprocess.CompletedProcess[str]) -> str:
-    """How a child ended: the signal or exit code, and the last line it printed."""
+def describe_end(child: subprocess.CompletedProcess[str]) -> str:
+    """Return how a child ended: the signal or exit code, and the last line it printed."""
     lines = child.stdout.strip().splitlines()
     said = f", its last words: {lines[-1].strip()}" if lines else ""
     if child.returncode >= 0:
@@ -258,7 +264,7 @@ def check_plan_names(bundle: Bundle) -> None:
 
 
 def plan_summary(path: Path) -> dict[str, Any]:
-    """What a plan file says of itself to a reader without TensorRT, driver or GPU.
+    """Return what can be read from a plan file without TensorRT, driver or GPU.
 
     TensorRT-RTX's header was read in plans of 1.4.0.76, 1.6.1.120 and 1.7.1.116: bytes 0..3 "vtrt",
     16..23 the plan's length, 24..27 the version. What another header means is not claimed here.

@@ -27,12 +27,12 @@ SMALLEST_TAKEN = 2**16  # bytes of a weight that a stripped plan leaves out
 OLDEST = (8, 5)  # versions of TensorRT
 FIRST_TYPED = (9, 0)
 
-# Inputs that the parser passes over in silence, as if the graph did not have them.
+# Inputs that the parser ignores silently, as if the graph did not have them.
 IGNORED_INPUTS = {("Attention", 6): "nonpad_kv_seqlen"}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The child process: answers a request, with a report or with an error in words."""
+    """Run the child process: read a request, build, and write a report or an error message."""
     request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     try:
         answer = build_in_this_process(request)
@@ -42,20 +42,20 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Parses, checks and builds what a request asks for."""
-    trt = engine_module(request["engine"])
+    """Parse and check the graph of a request, and build its plan."""
+    trt = import_engine(request["engine"])
     check_release(trt, request["release"])
     artifact = Artifact.from_json(request["artifact"])
     profiles = [Profile.from_json(value) for value in request["profiles"]]
     slots = slots_of(profiles)
     log = make_logger(trt)
     library = LIBRARIES[request["engine"]]
-    sms, cuda = (request["sms"], library.cuda) if library.sms else present(request["sms"])
+    sms, cuda = (request["sms"], library.cuda) if library.sms else find_gpu(request["sms"])
     weak = request["engine"] == "tensorrt" and version_of(trt) < FIRST_TYPED
 
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(network_kind(trt, weak)))
-    model = frozen_graph(Path(request["onnx"]), slots)
+    model = load_graph(Path(request["onnx"]), slots)
     weights = take_out_weights(model) if request["options"]["strip"] else []
     if count := request["options"].get("candidates"):
         add_candidates(model, artifact, count)
@@ -93,7 +93,7 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_release(trt: Any, wanted: Sequence[int] | None) -> None:
-    """Refuses a library of another major version than the graph was chosen for."""
+    """Refuse a library of another major version than the graph was chosen for."""
     if wanted is not None and version_of(trt)[0] != wanted[0]:
         raise BuildError(
             f"the target is for TensorRT {wanted[0]}, installed is {trt.__version__}; --target tensorrt takes"
@@ -102,19 +102,19 @@ def check_release(trt: Any, wanted: Sequence[int] | None) -> None:
 
 
 def network_kind(trt: Any, weak: bool) -> Any:
-    """How precisions are chosen: by the graph's types. TensorRT 8 has a flag for it, and explicit batches."""
+    """Return the flag of a strongly typed network; for TensorRT 8, which has none, of explicit batches."""
     kinds = trt.NetworkDefinitionCreationFlag
     return kinds.EXPLICIT_BATCH if weak else kinds.STRONGLY_TYPED
 
 
 def with_int32(artifact: Artifact) -> Artifact:
-    """What TensorRT 8 makes of whole numbers at a graph's inputs."""
+    """Return the artifact with int32 for its int64 inputs, as TensorRT 8 reads them."""
     inputs = tuple(replace(s, dtype="int32") if s.dtype == "int64" else s for s in artifact.inputs)
     return replace(artifact, inputs=inputs)
 
 
 def set_options(trt: Any, config: Any, options: Mapping[str, Any]) -> None:
-    """What a user may choose of a build."""
+    """Apply the user's build options to a builder's config."""
     config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: precision is in the graph
     if options.get("workspace"):
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace"])
@@ -137,7 +137,7 @@ def set_options(trt: Any, config: Any, options: Mapping[str, Any]) -> None:
 
 
 def keep_timings(config: Any, path: str | None) -> None:
-    """Writes what was measured while building, for the next build."""
+    """Write the timing cache of this build, for the next one."""
     if path is not None:
         partial = Path(f"{path}.partial")
         try:
@@ -148,13 +148,13 @@ def keep_timings(config: Any, path: str | None) -> None:
 
 
 def version_of(trt: Any) -> tuple[int, int]:
-    """(10, 3) of "10.3.0.26"."""
+    """Return major and minor version: (10, 3) of "10.3.0.26"."""
     major, minor = trt.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
-def engine_module(engine: str) -> Any:
-    """The engine's Python module, if it is there and new enough."""
+def import_engine(engine: str) -> Any:
+    """Return the engine's Python module; refuse one that is too old."""
     trt = import_library(engine)
     if engine == "tensorrt" and version_of(trt) < OLDEST:
         raise BackendUnavailableError(
@@ -164,8 +164,8 @@ def engine_module(engine: str) -> Any:
     return trt
 
 
-def present(wanted: Sequence[str]) -> tuple[list[str], str]:
-    """The first GPU's compute capability, and the first CUDA of its driver's major version."""
+def find_gpu(wanted: Sequence[str]) -> tuple[list[str], str]:
+    """Return the first GPU's compute capability, and the first CUDA of its driver's major version."""
     major = ctypes.c_int()
     minor = ctypes.c_int()
     driver = ctypes.c_int()
@@ -190,8 +190,8 @@ def present(wanted: Sequence[str]) -> tuple[list[str], str]:
     return [sm], f"{driver.value // 1000}.0"
 
 
-def frozen_graph(path: Path, slots: int | None) -> ModelProto:
-    """The ONNX file with its slots axis as a number; the weights stay where they are."""
+def load_graph(path: Path, slots: int | None) -> ModelProto:
+    """Load an ONNX file without its weights, and give its slots axis a fixed length."""
     import onnx
 
     try:
@@ -214,7 +214,7 @@ def frozen_graph(path: Path, slots: int | None) -> ModelProto:
 
 
 def take_out_weights(model: ModelProto) -> list[PlanWeight]:
-    """Makes inputs of the large weights, so that a plan has none of them; where each lies in the bundle.
+    """Turn the large weights into inputs, which keeps them out of the plan; return where each one lies.
 
     TensorRT's own stripped plans are filled in by a refit, and TensorRT-RTX 1.7 builds a plan that can be
     refitted only where a GPU is. Inputs work everywhere, and a weight that two plans read is there once.
@@ -235,13 +235,13 @@ def take_out_weights(model: ModelProto) -> list[PlanWeight]:
 
 
 def with_weights(artifact: Artifact, weights: Sequence[PlanWeight]) -> Artifact:
-    """The artifact with weights among its inputs."""
+    """Return the artifact with weights among its inputs."""
     specs = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in weights)
     return replace(artifact, inputs=(*artifact.inputs, *specs))
 
 
 def allow_decomposed_attention(trt: Any, network: Any) -> None:
-    """Lets attention run as several kernels where a GPU has no fused one; else there is no plan."""
+    """Allow attention to run as several kernels where a GPU has no fused one; else there is no plan."""
     for i in range(network.num_layers):
         layer = network.get_layer(i)
         if layer.type.name == "ATTENTION_INPUT":
@@ -250,7 +250,7 @@ def allow_decomposed_attention(trt: Any, network: Any) -> None:
 
 
 def set_compute_capabilities(trt: Any, config: Any, sms: Sequence[str]) -> None:
-    """Names the GPUs to build for, which need not be present."""
+    """Set the GPUs to build for, which need not be present."""
     config.num_compute_capabilities = len(sms)
     for index, sm in enumerate(sms):
         capability = getattr(trt.ComputeCapability, sm.upper(), None)
@@ -260,7 +260,7 @@ def set_compute_capabilities(trt: Any, config: Any, sms: Sequence[str]) -> None:
 
 
 def write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, log: Any) -> None:
-    """Builds the plan straight into a file, where this TensorRT can: it is held once less."""
+    """Build the plan; stream it into the file where TensorRT can, which saves one copy in memory."""
     try:
         with path.open("wb") as file:
             if hasattr(builder, "build_serialized_network_to_stream"):
@@ -282,7 +282,7 @@ def write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, lo
 
 
 def plan_writer(trt: Any, file: BinaryIO) -> Any:
-    """An `IStreamWriter` into a file. It keeps the error, which TensorRT would pass over."""
+    """Return an `IStreamWriter` into a file. It keeps the error, which TensorRT would ignore."""
 
     class Writer(trt.IStreamWriter):  # type: ignore[misc]
         def __init__(self) -> None:

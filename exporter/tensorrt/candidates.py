@@ -1,4 +1,4 @@
-"""Lets a decoder's graph pick the likeliest tokens, so that only they need to leave the GPU."""
+"""Adds outputs to a decoder's graph that pick the likeliest tokens, so that only they leave the GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import BuildError
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-MOST = 3840  # that TensorRT's TopK takes
+MOST = 3840  # the largest K of TensorRT's TopK
 
 # The largest is subtracted before the exponentials, so that none overflows. 6 is int32.
 PICK = """candidates (float[rows, tokens] {logits})
@@ -32,7 +32,7 @@ PICK = """candidates (float[rows, tokens] {logits})
 
 
 def check_candidates(artifact: Artifact, count: int) -> None:
-    """Refuses a number of candidates that the graph or TensorRT does not have."""
+    """Refuse a number of candidates that the graph or TensorRT does not have."""
     vocabulary = artifact.output("logits").axes[-1]
     most = min(MOST, vocabulary) if isinstance(vocabulary, int) else MOST
     if not 1 <= count <= most:
@@ -43,7 +43,7 @@ def check_candidates(artifact: Artifact, count: int) -> None:
 
 
 def add_candidates(model: ModelProto, artifact: Artifact, count: int) -> None:
-    """Adds the outputs of `artifact.with_candidates(count)` to the graph that it describes."""
+    """Add the outputs of `artifact.with_candidates(count)` to the graph that it describes."""
     from onnx import parser
 
     picking = parser.parse_graph(PICK.format(logits=artifact.output("logits").name, count=count))

@@ -1,6 +1,6 @@
-"""What TensorRT says, and what it passes over in silence, as errors that name the ONNX node.
+"""Turns TensorRT's messages, and what it ignores silently, into errors that name the ONNX node.
 
-For the modules tensorrt and tensorrt_rtx alike: what comes from them is typed Any.
+Serves the modules tensorrt and tensorrt_rtx alike: their objects are typed Any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ASSERTION = re.compile(r"Assertion failed: \S.*?: (?=\S)")
 
 TYPES = r"Half|Float|BFloat16|Int\d+|Bool"
 
-# What TensorRT says, and what to say instead: for what happens often and is said darkly.
+# Messages of TensorRT that are frequent and unclear, and what to write instead.
 TRANSLATIONS = (
     (r"^false$", "TensorRT has no such operator"),
     (r"Plugin not found", "TensorRT has no such operator, and no plugin of that name is loaded"),
@@ -58,11 +58,11 @@ TRANSLATIONS = (
 
 
 def parse_errors(parser: Any, messages: Iterable[str]) -> str:
-    """What the parser refused, one node after the other.
+    """Return what the parser refused, one node after the other.
 
     Args:
         parser: an `OnnxParser` after a parse that failed.
-        messages: the log's errors, which know more of files than the parser does.
+        messages: the log's errors, which tell more about files than the parser does.
     """
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
     lines = [node_error(error) for error in errors if error.node() >= 0]
@@ -73,7 +73,7 @@ def parse_errors(parser: Any, messages: Iterable[str]) -> str:
 
 
 def node_error(error: Any) -> str:
-    """One parser error: the node, its operator, the functions around it, and what is wrong."""
+    """Return one parser error: the node, its operator, the functions around it, and what is wrong."""
     named = hasattr(error, "node_name")  # from 10.0 on
     name = error.node_name() if named else ""
     operator = error.node_operator() if named else "its operator is not said"
@@ -88,13 +88,13 @@ def node_error(error: Any) -> str:
 
 
 def build_errors(messages: Iterable[str]) -> str:
-    """Why no plan came out, from the log's errors."""
+    """Return why no plan was built, from the log's errors."""
     lines = dict.fromkeys(in_words(text) for text in messages)
     return "; ".join(lines) or "TensorRT gives no reason"
 
 
 def in_words(message: str, node: str = "") -> str:
-    """One message on one line, without TensorRT's own source positions."""
+    """Return a message on one line, without TensorRT's own source positions."""
     text = " ".join(message.split())
     for pattern, words in TRANSLATIONS:
         if match := re.search(pattern, text):
@@ -107,7 +107,7 @@ def in_words(message: str, node: str = "") -> str:
 
 
 def check_network(network: Any, artifact: Artifact, slots: int | None) -> None:
-    """Compares what the parser made of a graph with what the artifact says of it.
+    """Refuse a network whose inputs, outputs or updates in place differ from the artifact's.
 
     Raises:
         BuildError: lists every difference.
@@ -138,7 +138,7 @@ def check_network(network: Any, artifact: Artifact, slots: int | None) -> None:
 def differences(
     side: str, tensors: Sequence[Any], specs: Sequence[TensorSpec], slots: int | None
 ) -> list[str]:
-    """How a network's inputs or outputs differ from the artifact's."""
+    """Return how a network's inputs or outputs differ from the artifact's."""
     found = {t.name: (str(NUMPY_TYPES.get(t.dtype.name, t.dtype.name)), tuple(t.shape)) for t in tensors}
     meant = {spec.name: (spec.dtype, network_shape(spec, slots)) for spec in specs}
     problems = [f"{side} {name!r} is missing" for name in meant if name not in found]
@@ -151,6 +151,6 @@ def differences(
 
 
 def network_shape(spec: TensorSpec, slots: int | None) -> Shape:
-    """A tensor's shape in a network: -1 for dynamic axes, slots as a number."""
+    """Return a tensor's shape in a network: -1 for dynamic axes, slots as a number."""
     names = [slots if name == SLOTS and slots is not None else name for name in spec.axis_names()]
     return tuple(name if isinstance(name, int) else -1 for name in names)

@@ -1,4 +1,4 @@
-"""What a plan will need of a GPU's memory, estimated from its graph before there is a GPU to ask."""
+"""Estimates the GPU memory that a plan needs, from its graph and without a GPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 ALIVE = 2  # the largest results that exist at one time: what a layer reads, and what it writes
 
 
-def estimates(
+def estimate_memory(
     graph: Path, artifact: Artifact, profiles: Sequence[Profile], weights: int
 ) -> list[dict[str, int]]:
-    """Bytes on the device for each profile's largest shapes.
+    """Estimate the bytes on the device for each profile's largest shapes.
 
     Args:
         graph: the ONNX file, whose shapes are symbolic.
-        weights: their bytes.
+        weights: the size of the weights in bytes.
 
     Returns:
         "weights"; "tensors", inputs, outputs and caches, where what is written in place counts once; and
@@ -51,7 +51,7 @@ def estimates(
 
 
 def bytes_of(tensor: TypeProto.Tensor, lengths: Mapping[str, int]) -> int:
-    """A tensor's largest size; 0 where its shape is not known, or has only numbers, as a weight's."""
+    """Return a tensor's largest size in bytes; 0 for an unknown shape or one of numbers alone (a weight)."""
     from onnx import helper
 
     if not any(d.dim_param for d in tensor.shape.dim):
@@ -61,7 +61,7 @@ def bytes_of(tensor: TypeProto.Tensor, lengths: Mapping[str, int]) -> int:
 
 
 def length_of(expression: str, number: int, lengths: Mapping[str, int]) -> int:
-    """Of an axis such as "batch*tokens"; 0 of one with other names."""
+    """Return the length of an axis such as "batch*tokens"; 0 where it has unknown names."""
     if not expression:
         return number
 

@@ -1,4 +1,4 @@
-"""A graph as TensorRT 8 reads it: at opset 17 at most, with every operator that it lacks written out.
+"""Rewrites graphs for TensorRT 8: opset 17 at most, with every operator that it lacks written out.
 
 B, T and so on do not matter here: what is added works element by element, or along the last axis.
 """
@@ -20,7 +20,7 @@ WIDENED = {"Cast", "Constant", "ConstantOfShape", "Equal", "Identity", "Reshape"
 
 
 class Rewriter:
-    """Collects what takes the place of one node."""
+    """Collects the nodes that replace one node."""
 
     def __init__(self, node: NodeProto, types: dict[str, int]) -> None:
         self.node = node
@@ -28,7 +28,7 @@ class Rewriter:
         self.made: list[NodeProto] = []
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """One more node of fp32 results; its output's name."""
+        """Add a node with fp32 results and return its output's name."""
         from onnx import TensorProto, helper
 
         name = output or f"{self.node.output[0]}/{len(self.made)}"
@@ -41,22 +41,22 @@ class Rewriter:
 
         return self.add("Constant", value=helper.make_tensor("", TensorProto.FLOAT, [], [value]))
 
-    def widened(self, name: str) -> str:
-        """A value as fp32."""
+    def cast_to_fp32(self, name: str) -> str:
+        """Cast a value to fp32 and return the result's name."""
         from onnx import TensorProto
 
         return self.add("Cast", name, to=TensorProto.FLOAT)
 
     def result(self, name: str) -> None:
-        """The value that the node's readers get, in the type that they had."""
+        """Set the value that the node's readers get, in the type that they had."""
         output = self.node.output[0]
         self.add("Cast", name, output=output, to=self.types[output])
 
 
 def for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[str, int]:
-    """Rewrites a graph in place, for 8.5 (no LayerNormalization) or 8.6.
+    """Rewrite a graph in place, for 8.5 (no LayerNormalization) or 8.6.
 
-    What takes the place of an operator computes in fp32.
+    The nodes that replace an operator compute in fp32.
 
     Returns:
         the ONNX element type of every value.
@@ -94,8 +94,8 @@ def for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[str, int
 
 
 def gelu(r: Rewriter) -> None:
-    """https://onnx.ai/onnx/operators/onnx__Gelu.html."""
-    x = r.widened(r.node.input[0])
+    """Write out https://onnx.ai/onnx/operators/onnx__Gelu.html."""
+    x = r.cast_to_fp32(r.node.input[0])
     if any(a.name == "approximate" and a.s == b"tanh" for a in r.node.attribute):
         cube = r.add("Mul", r.add("Mul", x, x), r.add("Mul", x, r.number(0.044715)))
         inner = r.add("Tanh", r.add("Mul", r.add("Add", x, cube), r.number(math.sqrt(2 / math.pi))))
@@ -105,11 +105,11 @@ def gelu(r: Rewriter) -> None:
 
 
 def layer_norm(r: Rewriter) -> None:
-    """https://onnx.ai/onnx/operators/onnx__LayerNormalization.html, along the last axis."""
+    """Write out https://onnx.ai/onnx/operators/onnx__LayerNormalization.html, along the last axis."""
     attributes = {a.name: a for a in r.node.attribute}
     if "axis" in attributes and attributes["axis"].i != -1:
         raise BuildError(f"ONNX node {r.node.name!r} (LayerNormalization): TensorRT 8.5 gets only axis -1")
-    x, scale, *bias = (r.widened(name) for name in r.node.input)
+    x, scale, *bias = (r.cast_to_fp32(name) for name in r.node.input)
     centred = r.add("Sub", x, r.add("ReduceMean", x, axes=[-1], keepdims=1))
     variance = r.add("ReduceMean", r.add("Mul", centred, centred), axes=[-1], keepdims=1)
     epsilon = attributes["epsilon"].f if "epsilon" in attributes else 1e-5
@@ -119,14 +119,14 @@ def layer_norm(r: Rewriter) -> None:
 
 
 def split(r: Rewriter) -> None:
-    """Equal parts: as many as there are outputs, in older opsets without a word."""
+    """Drop the number of parts, which older opsets take from the number of outputs."""
     for attribute in list(r.node.attribute):
         if attribute.name == "num_outputs":
             r.node.attribute.remove(attribute)
 
 
-def reduction(r: Rewriter) -> None:
-    """Axes as an attribute, which are an input from opset 18 on."""
+def check_reduction(r: Rewriter) -> None:
+    """Refuse axes as an input, as they are from opset 18 on; an attribute is kept."""
     if len(r.node.input) > 1:
         raise BuildError(f"ONNX node {r.node.name!r} ({r.node.op_type}): TensorRT 8 gets no axes as an input")
 
@@ -135,12 +135,14 @@ REWRITES: dict[str, Callable[[Rewriter], None]] = {
     "Gelu": gelu,
     "LayerNormalization": layer_norm,
     "Split": split,
-    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin"), reduction),
+    "ReduceMax": check_reduction,
+    "ReduceMean": check_reduction,
+    "ReduceMin": check_reduction,
 }
 
 
 def keep_types(trt: Any, network: Any, types: dict[str, int]) -> None:
-    """Holds every layer to the type that the graph gives its result, as newer versions do by themselves.
+    """Set every layer to the type that the graph gives its result, as newer versions do by themselves.
 
     A parser adds the layers of one node after the other; the last of them has the node's output by its name.
     """
@@ -149,7 +151,9 @@ def keep_types(trt: Any, network: Any, types: dict[str, int]) -> None:
     wanted: dict[int, Any] = {TensorProto.FLOAT: trt.DataType.FLOAT, TensorProto.FLOAT16: trt.DataType.HALF}
     for layers, name in layers_of_nodes(network, types):
         dtype = wanted.get(types[name])
-        for layer in layers if dtype is not None else ():
+        if dtype is None:
+            continue
+        for layer in layers:
             outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
             if outputs[0].dtype not in wanted.values() or layer.type == trt.LayerType.CONSTANT:
                 continue
@@ -159,10 +163,11 @@ def keep_types(trt: Any, network: Any, types: dict[str, int]) -> None:
 
 
 def layers_of_nodes(network: Any, types: dict[str, int]) -> Iterator[tuple[list[Any], str]]:
-    """The layers that stand for each node, with the name of the node's output."""
+    """Yield the layers that stand for each node, with the name of the node's output."""
     waiting: list[Any] = []
     for index in range(network.num_layers):
-        waiting.append(layer := network.get_layer(index))
+        layer = network.get_layer(index)
+        waiting.append(layer)
         name = next((n for i in range(layer.num_outputs) if (n := layer.get_output(i).name) in types), None)
         if name is not None:
             yield waiting, name

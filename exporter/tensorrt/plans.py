@@ -1,4 +1,4 @@
-"""Plans for a bundle: derived from its graphs, added to its manifest. Needs no torch."""
+"""Builds TensorRT plans from a bundle's graphs and adds them to its manifest. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..bundle.writer import file_entries, install_change, staging_folder
 from ..errors import BuildError
 from ..targets import INSTALLED, NAMES, target_named
 from .build import USUAL, Options, build_plan
-from .memory import estimates
+from .memory import estimate_memory
 from .profiles import Profile, profiles_for
 
 log = logging.getLogger("planforge")
@@ -28,7 +28,7 @@ Progress: TypeAlias = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """Reports nothing."""
+    """Report nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,9 @@ class BuildResult:
     """What a build did to a bundle.
 
     Attributes:
-        bundle: its folder.
-        plans: that were added.
-        replaced: that are gone, since one of `plans` is of the same graph, engine, GPUs and lengths.
+        bundle: the bundle's folder.
+        plans: those that were added.
+        replaced: those that are gone, since one of `plans` is of the same graph, engine, GPUs and lengths.
     """
 
     bundle: Path
@@ -56,7 +56,7 @@ def build(
     options: Options = USUAL,
     progress: Progress = silent,
 ) -> BuildResult:
-    """Builds a TensorRT plan from a bundle's graph and adds it; the bundle stays whole throughout.
+    """Build a TensorRT plan from a bundle's graph and add it; the bundle stays whole throughout.
 
     Plans for other engines, GPUs or lengths stay, and `load` takes the one that fits best (see
     `runtime.backends.passport.best_plan`). A plan of the same graph, engine, GPUs and lengths is replaced.
@@ -76,7 +76,7 @@ def build(
         BuildError: TensorRT refused; names the ONNX node.
     """
     opened = Bundle.open(bundle)
-    name = checked_request(opened, target, engine, options)
+    name = choose_target(opened, target, engine, options)
     replaced: list[Plan] = []
     with staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
@@ -94,7 +94,7 @@ def build(
     return BuildResult(opened.folder, tuple(new), tuple(replaced))
 
 
-def checked_request(bundle: Bundle, target: str | None, engine: str | None, options: Options) -> str:
+def choose_target(bundle: Bundle, target: str | None, engine: str | None, options: Options) -> str:
     """Return the name of the target to build for.
 
     Raises:
@@ -119,7 +119,7 @@ def with_plans(
     """Return a manifest with more plans, and the plans that these replace.
 
     Args:
-        manifest: the bundle's.
+        manifest: the bundle's manifest.
         new: plans to add.
         entries: hashes and sizes of the new plans' files.
     """
@@ -133,7 +133,7 @@ def with_plans(
 
 
 def target_of(engine: str | None) -> str:
-    """The target that an engine's name alone stands for."""
+    """Return the target that an engine's name alone stands for."""
     names = {"tensorrt-rtx": "rtx", "tensorrt": INSTALLED}
     if engine is None:
         return "rtx"
@@ -145,7 +145,7 @@ def target_of(engine: str | None) -> str:
 
 
 def default_targets() -> list[str]:
-    """Both dialects; a plan too where TensorRT-RTX is installed (`build_plans` says so if it is not)."""
+    """Return the targets of both dialects; "rtx" gets a plan too where TensorRT-RTX is installed."""
     return ["cpu", "rtx"]
 
 
@@ -158,7 +158,7 @@ def build_plans(
     progress: Progress,
     refused: Callable[[str, BuildError], None] | None = None,
 ) -> list[Plan]:
-    """Return the plans of an export's targets. A default target's missing engine is said, not an error.
+    """Build the plans of an export's targets. A default target's missing engine is logged, not an error.
 
     Args:
         refused: called with a target's name where TensorRT refuses one of its graphs; by default that is
@@ -191,7 +191,7 @@ def build_plans_for(
     progress: Progress,
     options: Options = USUAL,
 ) -> list[Plan]:
-    """A target's plans, one of each graph, written below `folder`."""
+    """Build a target's plans, one for each graph, below `folder`."""
     target = target_named(target_name)
     if target_name.startswith("jetpack") and not is_installed(target.engine):
         raise BackendUnavailableError(
@@ -214,7 +214,7 @@ def build_plans_for(
         except BuildError as error:
             if not plans:
                 raise
-            for plan in plans:  # of no use without its partner
+            for plan in plans:  # an encoder's plan is of no use without its decoder's
                 (folder / plan.file).unlink()
             dropped = ", ".join(plan.built_from for plan in plans)
             raise BuildError(f"{error}\n  the plan of {dropped} was built, and is dropped with it") from error
@@ -230,7 +230,7 @@ def plan_of(
     folder: Path,
     options: Options,
 ) -> Plan:
-    """One graph's plan, written below `folder`."""
+    """Build one graph's plan below `folder`."""
     target = target_named(target_name)
     # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
     name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
@@ -252,16 +252,16 @@ def plan_of(
     tokenizers = bundle.manifest.tokenizer["files"]
     sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
     weights = sum(files[data].bytes for data in artifact.data)
-    memory = estimates(bundle.path(artifact.file), artifact, profiles, weights)
+    memory = estimate_memory(bundle.path(artifact.file), artifact, profiles, weights)
     passport = report.passport(artifact.id, name)
     described = tuple({**p, "memory": m} for p, m in zip(passport.profiles, memory, strict=True))
     return dataclasses.replace(passport, sources=sources, profiles=described)
 
 
 def fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
-    """The graphs that plans are built from; an encoder caches nothing, so it has one dialect.
+    """Return the graphs that plans are built from; an encoder caches nothing, so it has one dialect.
 
-    What another exporter made has the portable one alone.
+    Graphs of another exporter have the portable dialect alone.
     """
     found = []
     if manifest.source.get("exporter"):

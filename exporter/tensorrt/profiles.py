@@ -38,7 +38,7 @@ class Profile:
     axes: Mapping[str, Range]
 
     def shapes(self, spec: TensorSpec) -> tuple[Shape, Shape, Shape]:
-        """The smallest, the best and the largest shape of one input."""
+        """Return the smallest, the best and the largest shape of one input."""
         lowest, best, highest = (
             tuple(axis if isinstance(axis, int) else self.axes[axis][i] for axis in spec.axis_names())
             for i in range(3)
@@ -46,12 +46,12 @@ class Profile:
         return lowest, best, highest
 
     def to_json(self) -> dict[str, Any]:
-        """As in a plan's passport: {"name": "decode", "axes": {"batch": [1, 1, 8], ...}}."""
+        """Return it as in a plan's manifest entry: {"name": "decode", "axes": {"batch": [1, 1, 8], ...}}."""
         return {"name": self.name, "axes": {name: list(axis) for name, axis in self.axes.items()}}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Profile:
-        """Reads what `to_json` wrote."""
+        """Read what `to_json` wrote."""
         axes = {name: (int(a), int(b), int(c)) for name, (a, b, c) in value["axes"].items()}
         return Profile(str(value["name"]), axes)
 
@@ -59,7 +59,7 @@ class Profile:
 def profiles_for(
     artifact: Artifact, *, max_batch: int | None = None, max_length: int | None = None
 ) -> tuple[Profile, ...]:
-    """The profiles that cover every call of an artifact.
+    """Return the profiles that cover every call of an artifact.
 
     Args:
         artifact: its axes give the lengths, its constraints say which axis is a sum of others.
@@ -69,9 +69,9 @@ def profiles_for(
     Raises:
         BuildError: a maximum is outside the graph's own range.
     """
-    axes = limited(artifact, max_batch, max_length)
+    axes = limit_axes(artifact, max_batch, max_length)
     if not any(spec.role.startswith("past") for spec in artifact.inputs):  # an encoder: one way to call it
-        return (completed("encode", axes, artifact),)
+        return (complete_profile("encode", axes, artifact),)
     batch = axes["batch"]
     tokens = axes["tokens"]
     past = axes.get("past")
@@ -92,13 +92,13 @@ def profiles_for(
         ways["append"]["past"] = (0, min(past[1], tokens[2] - usual), past[2])
         ways["decode"]["past"] = (1, past[1], past[2])
     return tuple(
-        completed(name, {**axes, **{a: r for a, r in way.items() if a in axes}}, artifact)
+        complete_profile(name, axes | {a: r for a, r in way.items() if a in axes}, artifact)
         for name, way in ways.items()
     )
 
 
 def check_profile(profile: Profile, artifact: Artifact) -> None:
-    """Refuses a profile that TensorRT would refuse, or only warn of, and say less about.
+    """Refuse a profile that TensorRT would refuse, or only warn of, with a clearer message.
 
     Raises:
         BuildError: names the input, the axis and its values.
@@ -128,7 +128,7 @@ def check_profile(profile: Profile, artifact: Artifact) -> None:
 
 
 def slots_of(profiles: Sequence[Profile]) -> int | None:
-    """The one length of the slots axis in all profiles; None where a graph has none.
+    """Return the one length of the slots axis in all profiles; None where a graph has none.
 
     Raises:
         BuildError: more than one length.
@@ -141,13 +141,13 @@ def slots_of(profiles: Sequence[Profile]) -> int | None:
     return next(iter(lengths), None)
 
 
-def limited(artifact: Artifact, max_batch: int | None, max_length: int | None) -> dict[str, Range]:
-    """Every axis of the inputs as (min, opt, max), within the maxima asked for; sums left out."""
+def limit_axes(artifact: Artifact, max_batch: int | None, max_length: int | None) -> dict[str, Range]:
+    """Return every axis of the inputs as (min, opt, max), within the given maxima; sums are left out."""
     maxima: dict[str, int] = {}
     if max_batch is not None:
         maxima |= batch_maxima(artifact, max_batch)
     if max_length is not None:
-        length = checked("length", max_length, 2, artifact.axis("tokens").max)
+        length = check_maximum("length", max_length, 2, artifact.axis("tokens").max)
         maxima |= {"tokens": length, "source_tokens": length, SLOTS: length, "past": length - 1}
     ranges: dict[str, Range] = {}
     for name, (_, axis) in first_uses(artifact).items():
@@ -157,44 +157,44 @@ def limited(artifact: Artifact, max_batch: int | None, max_length: int | None) -
 
 
 def batch_maxima(artifact: Artifact, max_batch: int) -> dict[str, int]:
-    """The maximum of "batch"; of a decoder with a source, whose rows are beams, that of "sources" too."""
+    """Return the maximum of "batch", and of "sources" for a decoder with a source, whose rows are beams."""
     rows = artifact.axis("batch").max
     if "sources" not in first_uses(artifact):
-        return {"batch": checked("batch", max_batch, 1, rows)}
+        return {"batch": check_maximum("batch", max_batch, 1, rows)}
     sources = artifact.axis("sources").max
-    checked("batch", max_batch, 1, sources)
+    check_maximum("batch", max_batch, 1, sources)
     return {"sources": max_batch, "batch": max_batch * (rows // sources)}
 
 
-def checked(name: str, value: int, low: int, high: int) -> int:
-    """A maximum that was asked for, if the graph allows it."""
+def check_maximum(name: str, value: int, low: int, high: int) -> int:
+    """Return a maximum that the user gave; refuse one that the graph does not allow."""
     if not low <= value <= high:
         more = f"; for more, export again with a larger --max-{name}" if value > high else ""
         raise BuildError(f"--max {name}={value} is outside of what the graph allows, {low} to {high}{more}")
     return value
 
 
-def completed(name: str, axes: Mapping[str, Range], artifact: Artifact) -> Profile:
-    """A profile of `axes` and of the axes that are their sums."""
+def complete_profile(name: str, axes: Mapping[str, Range], artifact: Artifact) -> Profile:
+    """Return a profile of `axes` and of the axes that are their sums."""
     sums = {total: sum_of(axes, parts) for total, parts in sums_of(artifact).items()}
     return Profile(name, {**axes, **sums})
 
 
 def sums_of(artifact: Artifact) -> dict[str, list[str]]:
-    """The axes that are sums of others, from constraints such as "total = past + tokens"."""
+    """Return the axes that are sums of others, from constraints such as "total = past + tokens"."""
     names = first_uses(artifact)
     sides = [text.split(" = ", 1) for text in artifact.constraints if " = " in text]
     return {total: parts.split(" + ") for total, parts in sides if total in names}
 
 
 def sum_of(axes: Mapping[str, Range], names: Sequence[str]) -> Range:
-    """(min, opt, max) of a sum: each the sum of its parts."""
+    """Return (min, opt, max) of a sum: each is the sum of its parts."""
     low, opt, high = (sum(axes[name][i] for name in names) for i in range(3))
     return low, opt, high
 
 
 def first_uses(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
-    """Every named axis among the inputs, with the first input that has it."""
+    """Return every named axis among the inputs, with the first input that has it."""
     uses: dict[str, tuple[str, Axis]] = {}
     for spec in artifact.inputs:
         for axis in spec.axes:
@@ -204,7 +204,7 @@ def first_uses(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
 
 
 def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact) -> Profile | None:
-    """Adds one profile to a builder's config: as the builder has it then, or None where it refuses it."""
+    """Add a profile to a builder's config; return it as the builder has it, or None if it is refused."""
     added = builder.create_optimization_profile()
     for spec in artifact.inputs:
         added.set_shape(spec.name, *profile.shapes(spec))

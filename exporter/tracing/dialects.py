@@ -28,7 +28,7 @@ class SlotCache:
         self.bias: Tensor | None = None
 
     def positions(self, input_ids: Tensor) -> Tensor:
-        """Position ids (B, T), and the mask of this step, without which nothing is attended to."""
+        """Return position ids (B, T), and set the mask of this step, which `attend` needs."""
         T = input_ids.shape[1]
         S = self.slots[0][0].shape[2]
         positions = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
@@ -57,7 +57,7 @@ class SlotCache:
 class GroupQueryCache(SlotCache):
     """The `ort` dialect's attention: GroupQueryAttention, which reads no slot behind a row's own tokens.
 
-    Several tokens on top of a past are refused by its kernel for more than one row.
+    For more than one row its kernel refuses several tokens on top of a past.
     """
 
     def positions(self, input_ids: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class SourceNode(SourceAttention):
 
 
 def attention_node(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """The operator Attention-24."""
+    """Return the result of the operator Attention-24."""
     # The scale is an attribute: without it TensorRT's parser computes it with 16 layers each time.
     return torch.onnx.ops.symbolic(
         "Attention",
@@ -148,11 +148,11 @@ class OrtDecoder(InplaceDecoder):
 
 
 class SourceEncoder(nn.Module):
-    """The Transformer's encoder; its outputs are what the decoder's layers read of the source."""
+    """The Transformer's encoder; it returns the source's keys and values for the decoder's layers."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.model = without_custom_parts(model)
+        self.model = refuse_custom_parts(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         memory = self.model.encode(input_ids, PaddedAttention(attention_mask))
@@ -168,7 +168,7 @@ class TargetDecoder(nn.Module):
 
     def __init__(self, model: Transformer, weights: bool) -> None:
         super().__init__()
-        self.model = without_custom_parts(model)
+        self.model = refuse_custom_parts(model)
         self.weights = weights
         self.cross_count = 2 * model.config.decoder_layers
 
@@ -185,7 +185,7 @@ class TargetDecoder(nn.Module):
         return (logits, *present, *self.weight_outputs(source, input_ids))
 
     def weight_outputs(self, source: SourceAttention, input_ids: Tensor) -> list[Tensor]:
-        """Each layer's (B, H, K * T, S) as (R, H, T, S)."""
+        """Return each layer's weights (B, H, K * T, S) as (R, H, T, S)."""
         R, T = input_ids.shape
         unfolded = []
         for weights in source.weights.values() if self.weights else ():
@@ -237,11 +237,11 @@ class OrtTargetDecoder(InplaceTargetDecoder):
     source_type = SourceAttention
 
 
-def without_custom_parts(model: Transformer) -> Transformer:
-    """Refuses modules of the caller's own.
+def refuse_custom_parts(model: Transformer) -> Transformer:
+    """Return the model; refuse one with modules of the caller's own.
 
     Raises:
-        ValueError: names them.
+        ValueError: names those modules.
     """
     if own := model.custom_parts():
         raise ValueError(
@@ -254,7 +254,7 @@ class PortableEncoder(nn.Module):
     """An encoder whose results are flat tensors, as a graph needs it.
 
     Args:
-        layers: whose hidden states are outputs beside the last one; 0 is the embeddings.
+        layers: layers whose hidden states are outputs beside the last one; 0 is the embeddings.
         pooler_output: whether the pooler's result is an output too.
     """
 
@@ -265,7 +265,7 @@ class PortableEncoder(nn.Module):
         self.pooler_output = pooler_output
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """The recipe's outputs in order; `rest` is token_type_ids and logit_rows, if the model has them."""
+        """Return the recipe's outputs; `rest` is token_type_ids and logit_rows, if the model has them."""
         config = self.model.config
         others = list(rest)
         segments = others.pop(0) if config.type_vocab_size else None
@@ -285,5 +285,5 @@ class PortableEncoder(nn.Module):
 
 
 def pairs(flat: tuple[Tensor, ...]) -> list[KeyValue]:
-    """key, value, key, value, ... as a list of pairs."""
+    """Turn key, value, key, value, ... into a list of pairs."""
     return list(zip(flat[::2], flat[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""The static check after export: the graph's inputs, outputs, types and axes are the ones meant."""
+"""Checks after export that a graph's inputs, outputs, types and axes are the recipe's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def name_axes(model: ir.Model, constraints: Sequence[str]) -> None:
-    """Renames the outputs' axes that tracing named by a sum ("past + tokens") as the recipe does ("total").
+    """Rename the outputs' axes that tracing named by a sum ("past + tokens") as the recipe does ("total").
 
     Args:
         constraints: the recipe's; those of the form "total = past + tokens" say which sum has which name.
@@ -34,7 +34,7 @@ def name_axes(model: ir.Model, constraints: Sequence[str]) -> None:
 
 
 def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Compares a graph's signature with the recipe's, and looks for weights that went astray.
+    """Compare a graph's inputs and outputs with the recipe's, and look for inputs that no node uses.
 
     Raises:
         ExportError: lists every difference at once.

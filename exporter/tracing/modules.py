@@ -1,4 +1,4 @@
-"""Which PyTorch module each node of a traced graph computes a part of, written into the graph itself."""
+"""Records in a traced graph which PyTorch module each node belongs to."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 SCOPES = "pkg.torch.onnx.name_scopes"  # what tracing leaves: "['', 'model.h.0', 'model.h.0.attn', 'softmax']"
-MODULE = "planforge.module"  # of a node: "h.0.attn"
-RESULTS = "planforge.results"  # of a graph, as JSON: the values that are a module's result, and its path
+MODULE = "planforge.module"  # a node's key: "h.0.attn"
+RESULTS = "planforge.results"  # a graph's key, as JSON: the values that are a module's result, and its path
 WRAPPER = "model."  # a dialect's module has the reference model below this name
 
 
 def note_modules(model: ir.Model) -> None:
-    """Writes each node's module, and the graph's `RESULTS`, in place of what tracing says of both."""
+    """Write each node's module, and the graph's `RESULTS`, from the scopes that tracing left."""
     results: dict[str, str] = {}
     for node in model.graph:
         paths = scopes_of(node)
@@ -30,13 +30,13 @@ def note_modules(model: ir.Model) -> None:
 
 
 def scopes_of(node: ir.Node) -> list[str]:
-    """The modules around a traced node, outermost first."""
+    """Return the modules around a traced node, outermost first."""
     scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
     return [scope.removeprefix(WRAPPER) for scope in scopes[:-1] if scope.startswith(WRAPPER)]
 
 
 def keep_only_modules(model: ir.Model) -> None:
-    """Drops all other metadata, and results that a simplification has removed."""
+    """Drop all other metadata, and results that a simplification has removed."""
     names = {value.name for node in model.graph for value in node.outputs}
     results = {value: path for value, path in results_of(model).items() if value in names}
     for node in model.graph:
@@ -50,57 +50,57 @@ def keep_only_modules(model: ir.Model) -> None:
 
 
 def results_of(model: ir.Model) -> dict[str, str]:
-    """The path of the module that each of these values is the result of, by the value's name."""
+    """Return, by value name, the path of the module that each value is the result of."""
     found = json.loads(model.graph.metadata_props.get(RESULTS, "{}"))
     return {str(value): str(path) for value, path in found.items()}
 
 
 def module_of(node: ir.Node) -> str:
-    """The path of a node's module; of a node that a pass has made, by the weights that it reads; else ""."""
+    """Return the path of a node's module, by its weights for a node that a pass has made; else ""."""
     return node.metadata_props.get(MODULE) or scope_of(node) or module_of_weights(node)
 
 
 def scope_of(node: ir.Node) -> str:
-    """The module that a node's name says where torch's older exporter chose it: h.0 of "/h.0/MatMul"."""
+    """Return the module in a node's name from torch's older exporter: h.0 of "/h.0/MatMul"; else ""."""
     name = str(node.name or "")
     return ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
 
 
 def results_by_scope(graph: ir.Graph, paths: Collection[str]) -> dict[str, str]:
-    """Return the values that are a module's result, and its path, of a graph whose nodes' names say modules.
+    """Return the values that are a module's result, and its path, where nodes' names tell their modules.
 
     A module's result is the one value that nodes of other modules read; where they read several, none is.
 
     Args:
         graph: the graph.
-        paths: of the model's modules.
+        paths: paths of the model's modules.
     """
     known = set(paths)
     by_modules: dict[str, set[str]] = {}
-    by_others: dict[str, set[str]] = {}  # whose names say no module, as those that an import adds
+    by_others: dict[str, set[str]] = {}  # nodes without a module in their names, such as an import's own
     for node in graph:
         scope = scope_of(node)
         for value in node.outputs:
             readers = [scope_of(reader) for reader, _ in value.uses()]
-            for path in known.intersection(around(scope)):
-                if any(reader and path not in around(reader) for reader in readers):
+            for path in known.intersection(enclosing_paths(scope)):
+                if any(reader and path not in enclosing_paths(reader) for reader in readers):
                     by_modules.setdefault(path, set()).add(str(value.name))
                 elif not all(readers) or (value.is_graph_output() and not readers):
                     by_others.setdefault(path, set()).add(str(value.name))
     read_outside = {**by_others, **by_modules}
     single = {path: min(names) for path, names in read_outside.items() if len(names) == 1}
-    # Of a module and one in it with the same result the inner one, which says more.
+    # Where a module and one inside it have the same result, the inner one counts: it says more.
     return {name: path for path, name in sorted(single.items(), key=lambda item: len(item[0]))}
 
 
-def around(path: str) -> list[str]:
-    """A module's path and those of the modules around it: h, h.0 and h.0.attn of h.0.attn."""
+def enclosing_paths(path: str) -> list[str]:
+    """Return a module's path and those of the modules around it: h, h.0 and h.0.attn for h.0.attn."""
     parts = path.split(".") if path else []
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
 def module_of_weights(node: ir.Node) -> str:
-    """What the names of a node's weights say; else ""."""
+    """Return the module in the names of a node's weights; else ""."""
     weights = [
         str(v.name) for v in node.inputs if v is not None and v.is_initializer() and "." in str(v.name)
     ]
@@ -108,6 +108,6 @@ def module_of_weights(node: ir.Node) -> str:
 
 
 def layer_of(path: str) -> int | None:
-    """The layer that a module's path names: 3 of "h.3.attn"."""
+    """Return the layer in a module's path: 3 of "h.3.attn"."""
     number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
     return int(number[1]) if number else None

@@ -1,6 +1,6 @@
 """Traces one recipe into an ONNX graph without weights; runs as a child process of its own.
 
-Of the checkpoint only config.json and the names of the weights are read. The weights are graph inputs
+Only config.json and the names of the weights are read from the checkpoint. The weights are graph inputs
 while the graph is traced and simplified, so nothing can be folded, merged or dropped because of their
 values, and no process holds them twice.
 """
@@ -38,8 +38,8 @@ def trace_recipes(
     """Trace graphs in a child process each, while something else is done here; any error ends all children.
 
     Args:
-        checkpoint: its folder.
-        choices: of the export.
+        checkpoint: the checkpoint's folder.
+        choices: the export's choices.
         paths: where each recipe's graph is written, by the recipe's id; no file is left there.
         beside: what is done meanwhile.
 
@@ -74,14 +74,14 @@ def trace_in_child(checkpoint: Path, recipe: str, choices: Choices, out: Path) -
 
 
 def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
-    """Starts tracing in a child process; `finish_trace` waits for it."""
+    """Start tracing in a child process; `finish_trace` waits for it."""
     command = [*command_of(__name__), str(checkpoint.resolve()), recipe]
     command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
     return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
-    """The traced graph, with its weights still among the inputs.
+    """Return the traced graph, with its weights still among the inputs.
 
     Raises:
         PlanForgeError: what the child raised.
@@ -101,7 +101,7 @@ def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
 
 
 def trace(model: Model, recipe: Recipe) -> ir.Model:
-    """Runs torch.export over the recipe's module and simplifies the ONNX graph."""
+    """Run torch.export over the recipe's module, and simplify the ONNX graph."""
     import torch
 
     assert recipe.module is not None
@@ -122,14 +122,14 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
         )
     assert program is not None
     graph_model = program.model
-    weights_become_inputs(graph_model)
+    turn_weights_into_inputs(graph_model)
     note_modules(graph_model)
     simplify(graph_model)
     return graph_model
 
 
 def example_inputs(recipe: Recipe) -> tuple[Any, ...]:
-    """Tensors of the recipe's example lengths; torch.export reads only their shapes and types."""
+    """Return tensors of the recipe's example lengths; torch.export reads only their shapes and types."""
     import torch
 
     def zeros(spec: Any) -> Any:
@@ -140,9 +140,9 @@ def example_inputs(recipe: Recipe) -> tuple[Any, ...]:
 
 
 def dynamic_shapes(recipe: Recipe, module: nn.Module) -> tuple[Any, ...]:
-    """torch.export's dynamic_shapes: an axis name for each dynamic axis of each input.
+    """Return torch.export's dynamic_shapes: an axis name for each dynamic axis of each input.
 
-    What the module takes as *args is a tuple of its own.
+    The inputs that the module takes as *args are a tuple of their own.
     """
     per_input = [
         {i: name for i, name in enumerate(spec.axis_names()) if isinstance(name, str)}
@@ -154,21 +154,21 @@ def dynamic_shapes(recipe: Recipe, module: nn.Module) -> tuple[Any, ...]:
     return (*per_input[:single], *rest)
 
 
-def weights_become_inputs(model: ir.Model) -> None:
-    """Turns the module's parameters from initializers into inputs, under the reference model's names."""
+def turn_weights_into_inputs(model: ir.Model) -> None:
+    """Turn the module's parameters from initializers into inputs, under the reference model's names."""
     graph = model.graph
     for name, value in list(graph.initializers.items()):
         if name.startswith("model."):
             del graph.initializers[name]
             if not value.uses():
-                continue  # of a part that this graph does without, such as an unused pooler
+                continue  # a part that this graph does not use, such as a pooler
             value.const_value = None
             value.name = name.removeprefix("model.")
             graph.inputs.append(value)
 
 
 def simplify(model: ir.Model) -> None:
-    """Folds the shape arithmetic that tracing leaves behind, and drops what only debugging torch needs."""
+    """Fold the shape arithmetic that tracing leaves behind, and drop metadata that only debugging needs."""
     import onnxscript.optimizer
 
     onnxscript.optimizer.optimize_ir(model)
@@ -176,12 +176,12 @@ def simplify(model: ir.Model) -> None:
 
 
 def error_file(out: Path) -> Path:
-    """Return where a child says what went wrong, instead of writing its graph."""
+    """Return the file in which a child reports an error, instead of writing its graph."""
     return out.with_name(f"{out.name}.error")
 
 
 def main(arguments: list[str]) -> None:
-    """The child process: FOLDER RECIPE MAX_BATCH MAX_LENGTH OUTPUTS OUT.onnx."""
+    """Run the child process: FOLDER RECIPE MAX_BATCH MAX_LENGTH OUTPUTS OUT.onnx."""
     try:
         write_trace(*arguments)
     except PlanForgeError as error:

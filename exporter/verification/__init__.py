@@ -1,1 +1,1 @@
-"""Does the export still compute the model?"""
+"""Checks that an export still computes the model."""

@@ -1,6 +1,6 @@
-"""Where a graph leaves the model: the first node whose result is further off than its precision explains.
+"""Find the first node of a graph whose result is further from the model's than its precision explains.
 
-Two witnesses: PyTorch, for what its modules give, and for the nodes between them the same graph in fp32 and
+Two references: PyTorch, for what its modules give, and for the nodes between them the same graph in fp32 and
 in its own precision, converted once more from the checkpoint.
 """
 
@@ -32,7 +32,7 @@ PYTORCH = "PyTorch"
 # graph, converted again, is nearer than PyTorch, which rounds in other places.
 NODE_FACTOR = 5.0
 MODULE_FACTOR = 10.0
-CACHE_STEPS = 4  # that a key or value in whole numbers may be off: rounding moves some to the next
+CACHE_STEPS = 4  # that a key or value in int8 may be off: rounding moves some to the next
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Culprit:
     """The first node that leaves its band.
 
     Attributes:
-        artifact: whose graph.
+        artifact: the id of the graph.
         step: the run of the trial in which it does.
         node: its name in the ONNX file.
         op_type: its operator.
@@ -51,8 +51,8 @@ class Culprit:
         range: of the result, lowest and highest.
         meant: the range that it should have.
         error: the largest difference, in units of the spread of what was meant; None where not finite.
-        allowed: how large it may be.
-        witness: what it was held against.
+        allowed: how large the error may be.
+        witness: the reference that it was compared with.
     """
 
     artifact: str
@@ -103,7 +103,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Witnesses:
-    """What the results of a graph are held against.
+    """The references that the results of a graph are compared with.
 
     Attributes:
         nodes: results by step and name.
@@ -123,7 +123,7 @@ class LeftItsBandError(Exception):
 
 
 def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: Witnesses) -> Culprit | None:
-    """Executes a graph until a node leaves its band; None if none does."""
+    """Execute a graph until a node leaves its band; return None if none does."""
 
     def hold(node: ir.Node, name: str, array: Array) -> None:
         step = program.runs - 1
@@ -171,7 +171,7 @@ def culprit_of(
 
 
 def without_padding(trial: Trial, step: int, array: Array) -> Array:
-    """What a graph gives at the tokens: nobody reads what it makes of padding, and rounding changes it."""
+    """Return a result at the tokens: nobody reads what a graph makes of padding, and rounding changes it."""
     tokens = trial.tokens_of(step, array)
     return array if tokens is None else tokens
 
@@ -181,7 +181,7 @@ def ends_of(array: Array) -> tuple[float, float]:
 
 
 def distance(got: Array, want: Array) -> float:
-    """The largest difference in units of the spread of `want`; of whole numbers any at all is infinite."""
+    """Return the largest difference in units of the spread of `want`; of integers any at all is infinite."""
     if not want.size:
         return 0.0
     if want.dtype.kind != "f":
@@ -200,7 +200,7 @@ def distance(got: Array, want: Array) -> float:
 def node_bands(
     trial: Trial, artifact: Artifact, full: ir.Model, full_artifact: Artifact, own: ir.Model | None
 ) -> dict[Key, Band]:
-    """Bands of a graph's nodes from a healthy graph.
+    """Return the bands of a graph's nodes from a healthy graph.
 
     Args:
         trial: what to run.
@@ -227,7 +227,7 @@ def node_bands(
     for key, array in trial.values(own, artifact).items():
         array = without_padding(trial, key[0], array)
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
-            steps = array.astype(np.float32)  # as kept, which no unit of the exact ones compares with
+            steps = array.astype(np.float32)  # int8 steps, which have another unit than the exact ones
             spread = max(spread_of(steps.astype(np.float64)), 1.0) if steps.size else 1.0
             bands[key] = Band(steps, CACHE_STEPS / spread, witness)
         elif key in exact and exact[key].shape == array.shape:
@@ -243,13 +243,13 @@ def module_bands(
     rounding: Rounding | None,
     results: Mapping[str, str] | None = None,
 ) -> dict[Key, Band]:
-    """Bands of the values that are a module's result, from PyTorch.
+    """Return the bands of the values that are a module's result, from PyTorch.
 
     Args:
         trial: what to run.
         graph: the graph that is examined.
-        model: in PyTorch.
-        rounding: what the graph's precision does to its numbers; None of fp32.
+        model: the model in PyTorch.
+        rounding: what the graph's precision does to its numbers; None for fp32.
         results: the path of the module that a value is the result of; by default as tracing noted it.
     """
     results = results_of(graph) if results is None else results

@@ -1,4 +1,4 @@
-"""From graphs that failed to the nodes at fault."""
+"""Find the nodes at fault in the graphs that failed."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def explain(
     calibration: Calibration | None = None,
     traced: Tracer | None = None,
 ) -> VerificationReport:
-    """The report with the first node at fault in each graph that failed.
+    """Return the report with the first node at fault in each graph that failed.
 
     Args:
-        bundle: whose graphs were compared.
+        bundle: the bundle whose graphs were compared.
         report: the comparisons.
         expected: what they were compared with.
         progress: called with a line when a stage begins.
-        model: the model in PyTorch, ours or another exporter's; without it graphs are held against the
+        model: the model in PyTorch, ours or another exporter's; without it graphs are compared with the
             bundle's own in fp32.
-        calibration: of its whole numbers.
+        calibration: how its int8 and int4 numbers were chosen.
         traced: traces the model's graphs.
     """
     failed = failed_artifacts(bundle.manifest, report)
@@ -113,7 +113,7 @@ def explain(
 
 
 def inside_text(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
-    """Return what is said of a graph that failed while no node of it left its band."""
+    """Return the explanation of a failed graph none of whose nodes left its band."""
     if not PRECISIONS[artifact.precision].in_whole_numbers:
         return INSIDE
     ids = {other.id for other in manifest.artifacts}
@@ -122,7 +122,7 @@ def inside_text(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
 
 
 def as_traced(artifact: Artifact, manifest: Manifest) -> Artifact:
-    """A graph without the classifier that was fitted to it afterwards."""
+    """Return a graph without the classifier that was fitted to it afterwards."""
     if manifest.encoder is None or manifest.encoder.fitted is None:
         return artifact
     return dataclasses.replace(artifact, outputs=tuple(s for s in artifact.outputs if s.role != HEAD))
@@ -131,7 +131,7 @@ def as_traced(artifact: Artifact, manifest: Manifest) -> Artifact:
 def witnesses_of(
     artifact: Artifact, trial: Trial, healthy: ir.Model, model: Model, calibration: Calibration
 ) -> Witnesses:
-    """PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
+    """Return the references: PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
     full_artifact = in_fp32(artifact)
     full = converted(healthy, full_artifact, calibration)
     own = converted(healthy, artifact, calibration)
@@ -142,7 +142,7 @@ def witnesses_of(
 
 
 def failed_artifacts(manifest: Manifest, report: VerificationReport) -> list[Artifact]:
-    """Graphs that failed, without decoders whose encoder did: what they read is wrong already."""
+    """Return the graphs that failed, without decoders whose encoder did: what they read is wrong already."""
     names = {comparison.artifact for comparison in report.comparisons if not comparison.passed}
     failed = [artifact for artifact in manifest.artifacts if artifact.id in names]
     encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
@@ -150,12 +150,12 @@ def failed_artifacts(manifest: Manifest, report: VerificationReport) -> list[Art
 
 
 def tracer_of(manifest: Manifest, source: Source, model: Model) -> Tracer:
-    """Traces a bundle's graphs once more from its checkpoint."""
+    """Return a function that traces a bundle's graphs once more from its checkpoint."""
 
     def traced(recipes: Sequence[str]) -> dict[str, ir.Model]:
         from ..tracing.onnx_export import trace_recipes
 
-        checkpoint = Checkpoint(source, None, manifest.max_length, chosen_outputs(manifest))
+        checkpoint = Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest))
         with tempfile.TemporaryDirectory() as folder:
             paths = {recipe: Path(folder) / recipe for recipe in recipes}
             graphs, _ = trace_recipes(source.folder, checkpoint.choices, paths, lambda: None)
@@ -165,8 +165,8 @@ def tracer_of(manifest: Manifest, source: Source, model: Model) -> Tracer:
     return traced
 
 
-def chosen_outputs(manifest: Manifest) -> tuple[str, ...]:
-    """What was asked for with `outputs` at export."""
+def read_chosen_outputs(manifest: Manifest) -> tuple[str, ...]:
+    """Return the `outputs` that were chosen at export."""
     names = [spec.name for artifact in manifest.artifacts for spec in artifact.outputs]
     chosen = [n for n in names if n.startswith("hidden_states.") or n == "pooler_output"]
     chosen += ["cross_attentions" for n in names if n.startswith("cross_attentions.")]

@@ -1,4 +1,4 @@
-"""Any ONNX file, of whatever model: against the same graph node by node, and against another file."""
+"""Verify any ONNX file: compare it with the same graph node by node, and with another file."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Gap: TypeAlias = "tuple[dict[str, Array], dict[str, Array]] | None"
 
 @dataclasses.dataclass(frozen=True)
 class OnnxFile:
-    """A file that is no bundle's.
+    """An ONNX file that is not part of a bundle.
 
     Attributes:
-        path: of the graph.
+        path: of the file.
         model: the graph.
         artifact: the types of its inputs and outputs, and the lowest precision of anything in it.
     """
@@ -55,7 +55,7 @@ class OnnxFile:
 
     @classmethod
     def load(cls, path: Path) -> OnnxFile:
-        """Reads a graph; its weights stay mapped.
+        """Read a graph; its weights stay mapped.
 
         Raises:
             VerificationError: no file, no ONNX, weights outside of its folder, or inputs that numpy has no
@@ -97,9 +97,9 @@ def dtype_of(value: ir.Value, path: Path) -> str:
 def verify_file(
     path: Path, against: Path | None, inputs: Path | None, progress: Callable[[str], None]
 ) -> VerificationReport:
-    """Compares ONNX Runtime, as it would run a file, with the same graph node by node; and with another file.
+    """Compare ONNX Runtime, as it would run a file, with the same graph node by node, and with another file.
 
-    Node by node every result is rounded to its type, and none may leave the finite numbers. Where a node
+    Node by node every result is rounded to its type, and all must be finite. Where a node
     cannot run alone, such as an If, two files are compared on ONNX Runtime.
 
     Args:
@@ -113,56 +113,58 @@ def verify_file(
     """
     file = OnnxFile.load(path)
     other = None if against is None else OnnxFile.load(against)
-    feeds = read_inputs(inputs, file) if inputs is not None else made_up(file)
+    feeds = read_inputs(inputs, file) if inputs is not None else make_inputs(file)
     check_feeds(file, feeds)
     if other is not None:
-        same_inputs(file, other)
+        check_same_inputs(file, other)
         check_feeds(other, feeds)
     progress(f"verifying {path.name}: ort-cpu")
-    engine = on_engine(file, feeds)
+    engine = run_on_engine(file, feeds)
     if isinstance(engine, BackendError):
         unloadable = Comparison.failed(path.name, "ort-cpu", RUNNING, engine)
         return VerificationReport(False, (unloadable,), witness=f"itself {NODE_BY_NODE}")
     progress(f"verifying {path.name}: {NODE_BY_NODE}")
-    nodes = executed(file, feeds)
+    nodes = run_node_by_node(file, feeds)
     alone = not isinstance(nodes, BackendError)
     if not alone and other is None:
         raise VerificationError(
             f"{path} cannot be run {NODE_BY_NODE}: {nodes}; hold it against another file: --against FILE"
         )
-    # The same numbers on both sides, so whole numbers explain no difference.
+    # Both sides read the same quantized weights, so int8 and int4 explain no difference.
     own = "fp16" if file.artifact.precision == "fp16" else "fp32"
     lost = rounding_gap(file, feeds) if own == "fp16" and isinstance(nodes, dict) else None
-    itself = [compared(file, engine, nodes, own, f"against {NODE_BY_NODE}", lost)] if alone else []
+    itself = [compare_outputs(file, engine, nodes, own, f"against {NODE_BY_NODE}", lost)] if alone else []
     if other is None:
         return VerificationReport(False, tuple(itself), witness=f"itself {NODE_BY_NODE}")
     progress(f"verifying {other.path.name}")
     precision = next((n for n in TYPES if n in (file.artifact.precision, other.artifact.precision)), "fp32")
-    want = executed(other, feeds)
+    want = run_node_by_node(other, feeds)
     case = f"{NODE_BY_NODE}, against {other.path.name}"
     if not alone or isinstance(want, BackendError):
         nodes = engine
-        want = on_engine(other, feeds)
+        want = run_on_engine(other, feeds)
         case = f"against {other.path.name}"
         if isinstance(want, BackendError):
             raise VerificationError(f"{other.path} cannot be compared with: {want}")
     lost = rounding_gap(other, feeds) if precision == "fp16" and isinstance(want, dict) else None
-    both = compared(file, nodes, want, precision, case, lost)
+    both = compare_outputs(file, nodes, want, precision, case, lost)
     culprits: tuple[Culprit, ...] = ()
     if not both.passed and nodes is not engine and not isinstance(want, Exception):
-        culprits = node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
-    witness = " and ".join([*([f"itself {NODE_BY_NODE}"] if alone else []), other.path.name])
+        culprits = find_node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
+    references = [f"itself {NODE_BY_NODE}"] if alone else []
+    witness = " and ".join([*references, other.path.name])
     read = compare_files(path.name, file.model, other.model, other.path.name)
     return VerificationReport(False, (*itself, both, read), culprits, witness=witness)
 
 
-def same_inputs(file: OnnxFile, other: OnnxFile) -> None:
-    """Refuses to compare files whose inputs have different names.
+def check_same_inputs(file: OnnxFile, other: OnnxFile) -> None:
+    """Refuse to compare files whose inputs have different names.
 
     Raises:
         InputError: lists both.
     """
-    one, two = ([spec.name for spec in each.artifact.inputs] for each in (file, other))
+    one = [spec.name for spec in file.artifact.inputs]
+    two = [spec.name for spec in other.artifact.inputs]
     if set(one) != set(two):
         raise InputError(
             f"{file.path} has the inputs {', '.join(one)}, {other.path} has {', '.join(two)}: they cannot be"
@@ -171,7 +173,7 @@ def same_inputs(file: OnnxFile, other: OnnxFile) -> None:
 
 
 def check_feeds(file: OnnxFile, feeds: Mapping[str, Array]) -> None:
-    """Refuses arrays of another shape than a file takes.
+    """Refuse arrays of another shape than a file takes.
 
     Raises:
         InputError: names the input.
@@ -186,12 +188,12 @@ def check_feeds(file: OnnxFile, feeds: Mapping[str, Array]) -> None:
             raise InputError(f"{file.path}: input {name!r} is {shape}, given is an array of {got}")
 
 
-def typed(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def cast_inputs(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array]:
     return {spec.name: np.asarray(feeds[spec.name], spec.dtype) for spec in file.artifact.inputs}
 
 
-def on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array] | BackendError:
-    """The results of ONNX Runtime; or why it cannot load the file.
+def run_on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array] | BackendError:
+    """Return the results of ONNX Runtime, or why it cannot load the file.
 
     Raises:
         VerificationError: it does not run with these inputs.
@@ -201,7 +203,7 @@ def on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array] | 
     except BackendError as error:
         return error
     try:
-        return program.run(typed(file, feeds), {})
+        return program.run(cast_inputs(file, feeds), {})
     except BackendError as error:
         raise VerificationError(
             f"{file.path} does not run with these inputs: {error}; give an array for each of its inputs with"
@@ -210,7 +212,7 @@ def on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array] | 
 
 
 def inputs_text(file: OnnxFile) -> str:
-    """As in "x float32 [batch,4]"; of many the first ones."""
+    """Return the inputs as in "x float32 [batch,4]"; of many only the first."""
     found = [
         f"{spec.name} {spec.dtype} {value.shape}"
         for spec, value in zip(file.artifact.inputs, inputs_of(file.model.graph), strict=True)
@@ -218,10 +220,10 @@ def inputs_text(file: OnnxFile) -> str:
     return "; ".join(found[:MOST_INPUTS]) + ("" if len(found) <= MOST_INPUTS else "; ...")
 
 
-def executed(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
-    """The results node by node; or which left the finite numbers, or which cannot run alone."""
+def run_node_by_node(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
+    """Return the results node by node, or which one is not finite, or which node cannot run alone."""
     try:
-        return ExecutedProgram(file.model, file.artifact).run(typed(file, feeds), {})
+        return ExecutedProgram(file.model, file.artifact).run(cast_inputs(file, feeds), {})
     except (NotFiniteError, BackendError) as error:
         return error
     except TypeError as error:  # a type that numpy does not have
@@ -229,18 +231,19 @@ def executed(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
 
 
 def rounding_gap(file: OnnxFile, feeds: Mapping[str, Array]) -> Gap:
-    """A file's results in fp32, and with everything rounded to fp16; None where it cannot be run so."""
+    """Return a file's results in fp32, and with everything rounded to fp16; None if it cannot be run so."""
     try:
-        exact, rounded = (WideExecutor(file.model, how).run(typed(file, feeds)) for how in (False, True))
+        exact = WideExecutor(file.model, False).run(cast_inputs(file, feeds))
+        rounded = WideExecutor(file.model, True).run(cast_inputs(file, feeds))
     except (NotFiniteError, BackendError, TypeError):
         return None
     return exact, rounded
 
 
-def compared(
+def compare_outputs(
     file: OnnxFile, got: Results, want: Results, precision: str, case: str, gap: Gap = None
 ) -> Comparison:
-    """All outputs, each as one vector per row.
+    """Compare all outputs, each as one vector per row.
 
     Args:
         gap: the same results without and with rounding, whose difference limits that of `got` and `want`.
@@ -269,21 +272,22 @@ def outcome_of(
         if got[name].shape != array.shape:
             failures.append(f"{name}: is {got[name].shape} instead of {array.shape}")
         elif array.dtype.kind != "f":
-            failures += [] if distance(got[name], array) == 0 else [f"{name}: whole numbers differ"]
+            if distance(got[name], array) != 0:
+                failures.append(f"{name}: integers differ")
         elif array.size:
-            found = measured_rows(got[name], array)
-            lost = None if gap is None else measured_rows(gap[1][name], gap[0][name])
+            found = measure_rows(got[name], array)
+            lost = None if gap is None else measure_rows(gap[1][name], gap[0][name])
             usual = limits_for(precision, lost if lost is not None and lost.finite else None, names)
             failures += [f"{name}: {failure}" for failure in judge(found, usual)]
-            values = {**found.to_json()}
+            values = dict(found.to_json())
             del values["mean_cosine_gap"]  # nobody knows whether a row is a text
             metrics |= {f"{name}.{key}": value for key, value in values.items()}
             limits |= {f"{name}.{key}": value for key, value in usual.items()}
     return Outcome(metrics, limits, tuple(failures))
 
 
-def measured_rows(got: Array, want: Array) -> VectorMetrics:
-    """Each row of the last axis as a vector."""
+def measure_rows(got: Array, want: Array) -> VectorMetrics:
+    """Measure each row of the last axis as a vector."""
     width = want.shape[-1] if want.ndim else 1
     a, b = (array.reshape(-1, width).astype(np.float32) for array in (got, want))
     same = np.isinf(b) & (a == b)  # what is masked
@@ -291,10 +295,10 @@ def measured_rows(got: Array, want: Array) -> VectorMetrics:
     return measure_vectors(a, b)
 
 
-def node_at_fault(
+def find_node_at_fault(
     file: OnnxFile, other: OnnxFile, feeds: Mapping[str, Array], allowed: float
 ) -> tuple[Culprit, ...]:
-    """The first node of a file that is further from the node of that name in the other than allowed."""
+    """Return the first node of a file that is further than allowed from its namesake in the other."""
 
     def drive(program: Program) -> None:
         program.run({name: array for name, array in feeds.items()}, {})
@@ -307,7 +311,7 @@ def node_at_fault(
 
 
 def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:
-    """Arrays by the names of the graph's inputs."""
+    """Read the arrays by the names of the graph's inputs."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -323,15 +327,15 @@ def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:
     return {spec.name: arrays[spec.name] for spec in file.artifact.inputs}
 
 
-def made_up(file: OnnxFile) -> dict[str, Array]:
-    """Small numbers that most models take: 0 and 1 for ids, ones for masks, normally distributed floats."""
+def make_inputs(file: OnnxFile) -> dict[str, Array]:
+    """Return numbers that most models take: 0 and 1 for ids, ones for masks, normally distributed floats."""
     random = np.random.default_rng(0)
     lengths: dict[str, int] = {}
 
     def length(dim: int | ir.SymbolicDim) -> int:
         if isinstance(dim, int):
             return dim
-        return lengths.setdefault(str(dim.value), LENGTHS[bool(lengths)])
+        return lengths.setdefault(str(dim.value), LENGTHS[1] if lengths else LENGTHS[0])
 
     feeds = {}
     for value in inputs_of(file.model.graph):

@@ -42,7 +42,7 @@ class Fp32Node:
 def fp32_nodes(
     graph: ir.Model, artifact: Artifact, trial: Trial
 ) -> tuple[tuple[Fp32Node, ...], NotFiniteError | None]:
-    """Those of one graph, in its order; up to the node whose result is not finite, if there is one."""
+    """Return the fp32 nodes of one graph, in its order, up to the node whose result is not finite, if any."""
     found: dict[str, Fp32Node] = {}
 
     def see(node: ir.Node, name: str, array: Array) -> None:

@@ -22,7 +22,7 @@ class VerificationReport:
     """What was compared with what.
 
     Attributes:
-        with_pytorch: False when only golden data was at hand.
+        with_pytorch: False when only golden data was available.
         comparisons: one per artifact, engine and case.
         culprits: of graphs that failed, the first node that is at fault, where one was found.
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
@@ -41,7 +41,7 @@ class VerificationReport:
 
     @classmethod
     def of_error(cls, path: Path, error: Exception) -> VerificationReport:
-        """Of a verification that could not be done: failed, and why."""
+        """Return the report of a verification that could not be done: failed, and why."""
         failed = Comparison.failed(path.resolve().name, "nothing", "verifying it at all", error)
         return cls(False, (failed,), witness="nothing")
 
@@ -55,13 +55,13 @@ class VerificationReport:
         return bool(self.comparisons) and all(c.passed for c in self.comparisons)
 
     def where(self) -> list[str]:
-        """What is known of each graph that failed."""
+        """Return what is known of each graph that failed."""
         found = [str(culprit) for culprit in self.culprits]
         return found + [f"{artifact}: {why}" for artifact, why in self.unexplained.items()]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `planforge verify --json`."""
-        return {
+        """Return the fields of `planforge verify --json`."""
+        fields: dict[str, Any] = {
             "passed": self.passed,
             "with_pytorch": self.with_pytorch,
             "against": self.against,
@@ -69,11 +69,13 @@ class VerificationReport:
             "culprits": [c.to_json() for c in self.culprits],
             "unexplained": dict(self.unexplained),
             "fp32_nodes": {name: [n.to_json() for n in nodes] for name, nodes in self.fp32_nodes.items()},
-            **({"plans": self.plans} if self.plans else {}),
         }
+        if self.plans:
+            fields["plans"] = self.plans
+        return fields
 
     def gates(self) -> dict[str, dict[str, Any]]:
-        """For each artifact: the limits, and the worst value that any case measured."""
+        """Return for each artifact the limits, and the worst value that any case measured."""
         gates: dict[str, dict[str, Any]] = {}
         for comparison in self.comparisons:
             gate = gates.setdefault(
@@ -88,7 +90,7 @@ class VerificationReport:
         return gates
 
     def raise_if_failed(self) -> None:
-        """Raises a VerificationError that lists every failure."""
+        """Raise a VerificationError that lists every failure."""
         if not self.passed:
             lines = [
                 f"  {c.artifact} on {c.backend}, {c.case}: {'; '.join(c.failures)}"
@@ -98,7 +100,8 @@ class VerificationReport:
             lines += [f"  {line}" for line in self.where()]
             compared = {c.artifact for c in self.comparisons}
             failed = frozenset(c.artifact for c in self.comparisons if not c.passed)
-            bad, all_of_them = ({name.rpartition(".")[2] for name in names} for names in (failed, compared))
+            bad = {name.rpartition(".")[2] for name in failed}
+            all_of_them = {name.rpartition(".")[2] for name in compared}
             if good := sorted(all_of_them - bad):
                 lines.append(
                     f"  {', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision,"
@@ -115,7 +118,7 @@ def keep_checks(
     golden: Arrays,
     limits: Mapping[str, Mapping[str, float]],
 ) -> Manifest:
-    """Writes golden data and parity.json below `folder`; returns the manifest with each graph's gate."""
+    """Write golden data and parity.json below `folder`; return the manifest with each graph's gate."""
     checks = folder / "checks"
     name = manifest.export_id[:8]
     checks.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a graph must say, whatever its numbers come to: attributes, and weights that are the checkpoint's.
+"""Compare what a graph says without running it: its attributes, and its weights with the checkpoint's.
 
 An epsilon that is a tenth of the right one, or weights that are 1 % off, may hide behind rounding.
 """
@@ -23,11 +23,11 @@ from ..tracing.modules import module_of
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
-MOST = 3  # faults of a kind that are told
+MOST = 3  # faults of a kind that are reported
 NORMS = ("LayerNormalization", "RMSNormalization")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
-# Relative: attributes are written in single precision, constants may be in half.
+# Relative tolerances: attributes are stored in fp32, constants may be in fp16.
 SINGLE = 1e-6
 HALF = 2.0**-11
 SCALES_APART = 1.75  # of a cache, from those that real text gives here: other text reaches a little more
@@ -39,16 +39,16 @@ def compare_structure(
     tensors: Mapping[str, Array] | None = None,
     cache_scales: Mapping[str, Array] | None = None,
 ) -> Comparison:
-    """Reads a graph without running it.
+    """Compare a graph's attributes and weights without running it.
 
     Args:
-        bundle: that has the graph.
+        bundle: the bundle that has the graph.
         artifact: the graph.
         tensors: the checkpoint's, by name; without them only attributes are read.
-        cache_scales: of keys and values in whole numbers, as real text gives them; by the cache's name.
+        cache_scales: scales of keys and values in int8, as real text gives them; by the cache's name.
     """
     graph = load_graph(bundle.path(artifact.file)).graph
-    weights = [] if tensors is None else list(checked_weights(graph, tensors))
+    weights = [] if tensors is None else list(check_weights(graph, tensors))
     ours = not bundle.manifest.source.get("exporter")  # others scale where they like
     failures = []
     for faults in (
@@ -71,10 +71,10 @@ def compare_structure(
 
 
 def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> Comparison:
-    """Reads two graphs: attributes of nodes of one name, and weights of one name."""
+    """Compare two graphs: attributes of nodes of the same name, and weights of the same name."""
     theirs = {(str(node.name), node.op_type): node for node in other.graph if node.name}
     failures = [
-        f"{told(node)} has {key} {one:g}, in {against} it is {two:g}"
+        f"{describe_node(node)} has {key} {one:g}, in {against} it is {two:g}"
         for node in model.graph
         if (twin := theirs.get((str(node.name), node.op_type))) is not None
         for key, one, two in float_attributes(node, twin)
@@ -93,8 +93,8 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
             continue
         if constant.shape == meant.shape and constant.size > 1:  # a mask's number may be another
             compared += 1
-            if fault := difference(constant.numpy(), meant.numpy(), f"that of {against}"):
-                failures.append(f"weight {value.name!r} of {told(uses[0].node)} {fault}")
+            if fault := describe_difference(constant.numpy(), meant.numpy(), f"that of {against}"):
+                failures.append(f"weight {value.name!r} of {describe_node(uses[0].node)} {fault}")
     more = [f"and {len(failures) - MOST} more like it"] if len(failures) > MOST else []
     return Comparison(
         artifact=name,
@@ -107,7 +107,7 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
 
 
 def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float, float]]:
-    """Numbers that both nodes name, and that differ."""
+    """Yield the float attributes that both nodes have, and that differ."""
     for key, attribute in node.attributes.items():
         twin = other.attributes.get(key)
         if twin is not None and attribute.type == twin.type == ir.AttributeType.FLOAT:
@@ -118,17 +118,17 @@ def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float
 
 
 def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
-    """Normalisations whose epsilon is not the config's."""
+    """Yield the normalisations whose epsilon is not the config's."""
     meant = next((float(value) for name, value in config.items() if name.startswith("layer_norm_eps")), None)
     for node in graph:
         if node.op_type in NORMS and meant is not None:
             epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
             if not math.isclose(epsilon, meant, rel_tol=SINGLE):
-                yield f"{told(node)} has epsilon {epsilon:g}, the model's is {meant:g}"
+                yield f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {meant:g}"
 
 
 def wrong_scales(graph: ir.Graph) -> Iterator[str]:
-    """Attention whose scores are not scaled by 1 / sqrt(head size)."""
+    """Yield attention whose scores are not scaled by 1 / sqrt(head size)."""
     for node in graph:
         size = head_size(node)
         scale = attention_scale(node)
@@ -136,11 +136,11 @@ def wrong_scales(graph: ir.Graph) -> Iterator[str]:
             continue
         meant = size**-0.5
         if not math.isclose(scale, meant, rel_tol=HALF if isinstance(scale, np.float16) else SINGLE):
-            yield f"{told(node)} has scale {scale:g}, heads of {size} need {meant:g}"
+            yield f"{describe_node(node)} has scale {scale:g}, heads of {size} need {meant:g}"
 
 
 def wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iterator[str]:
-    """Scales of keys and values that are far from what the model's own need: steps too coarse, or clipped."""
+    """Yield scales far from what the model's keys and values need: steps too coarse, or values clipped."""
     for node in graph:
         if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:
             continue
@@ -150,16 +150,16 @@ def wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iterator[
                 continue
             found = scale.const_value.numpy()
             if found.shape != wanted.shape:
-                yield f"{told(node)} has {scale.name!r} of shape {found.shape}, not {wanted.shape}"
+                yield f"{describe_node(node)} has {scale.name!r} of shape {found.shape}, not {wanted.shape}"
                 continue
             with np.errstate(all="ignore"):
                 apart = float(np.exp(np.median(np.abs(np.log(found / wanted)))))
             if not apart <= SCALES_APART:  # NaN is not
-                yield f"{told(node)} has {scale.name!r}, {apart:.3g} times off what real text needs"
+                yield f"{describe_node(node)} has {scale.name!r}, {apart:.3g} times off what real text needs"
 
 
 def head_size(node: ir.Node) -> int | None:
-    """Of a node that scales what attention compares; None of others, and where the graph does not say."""
+    """Return the head size of a node that scales attention; None for others, or if the graph does not say."""
     index = {"Attention": 0, "GroupQueryAttention": 3}.get(node.op_type)
     value = None if index is None else node.inputs[index]
     if node.op_type == "Mul" and node.outputs[0].shape is not None and len(node.outputs[0].shape) == 4:
@@ -169,7 +169,7 @@ def head_size(node: ir.Node) -> int | None:
 
 
 def attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
-    """The attribute, or the one number that heads are multiplied by."""
+    """Return attention's scale: the attribute, or the one number that heads are multiplied by."""
     if node.op_type != "Mul":
         return node.attributes["scale"].as_float() if "scale" in node.attributes else None
     factor = node.inputs[1].const_value if node.inputs[1] is not None else None
@@ -179,24 +179,26 @@ def attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
     return number
 
 
-def checked_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str | None]:
-    """What is wrong with each weight that is kept as floats, or None."""
+def check_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str | None]:
+    """Yield what is wrong with each weight that is kept as floats, or None."""
     for value in graph.initializers.values():
         constant = value.const_value
         uses = list(value.uses())
         if constant is None or constant.dtype not in FLOATS or not uses:
             continue
         stored = Stored.by_name(str(value.name))
-        told_weight = f"weight {value.name!r} of {told(uses[0].node)}"
+        weight = f"weight {value.name!r} of {describe_node(uses[0].node)}"
         if stored.parameter in tensors:
-            fault = difference(read(constant), stored.of(tensors[stored.parameter], constant.shape.numpy()))
-            yield f"{told_weight} {fault}" if fault else None
+            got = read_tensor(constant)
+            meant = stored.of(tensors[stored.parameter], constant.shape.numpy())
+            fault = describe_difference(got, meant)
+            yield f"{weight} {fault}" if fault else None
         elif len(constant.shape) == 2 and any(use.node.op_type in PRODUCTS for use in uses):
-            yield f"{told_weight} is no tensor of the checkpoint"
+            yield f"{weight} is no tensor of the checkpoint"
 
 
-def read(constant: ir.TensorProtocol) -> Array:
-    """The numbers of a tensor that nobody else reads."""
+def read_tensor(constant: ir.TensorProtocol) -> Array:
+    """Return the numbers of a tensor that nobody else reads."""
     if not isinstance(constant, ir.ExternalTensor):
         return constant.numpy()
     array: Array = constant.numpy().copy()
@@ -204,8 +206,8 @@ def read(constant: ir.TensorProtocol) -> Array:
     return array
 
 
-def difference(got: Array, meant: Array, whose: str = "the checkpoint's") -> str:
-    """Of what a graph stores from what is meant, in the coarser of both types, in words; "" if none."""
+def describe_difference(got: Array, meant: Array, whose: str = "the checkpoint's") -> str:
+    """Return in words how `got` differs from `meant` in the coarser of both types; "" if it does not."""
     if got.shape != meant.shape:
         return f"is {got.shape}, {whose} is {meant.shape}"
     coarser = min(got.dtype, meant.dtype, key=lambda dtype: dtype.itemsize)
@@ -216,6 +218,6 @@ def difference(got: Array, meant: Array, whose: str = "the checkpoint's") -> str
     return f"is not {whose}: off by up to {off:.3g} of {largest:.3g}"
 
 
-def told(node: ir.Node) -> str:
+def describe_node(node: ir.Node) -> str:
     where = f" of {module_of(node)}" if module_of(node) else ""
     return f"node {node.name!r} ({node.op_type}){where}"

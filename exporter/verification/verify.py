@@ -62,21 +62,21 @@ def verify(
     inputs: str | Path | None = None,
     progress: Progress = lambda _: None,
 ) -> VerificationReport:
-    """Compares every ONNX graph of a bundle with the model it was exported from.
+    """Compare every ONNX graph of a bundle with the model it was exported from.
 
-    Of a single .onnx file, of whatever model, compares ONNX Runtime with the same graph node by node.
+    For a single .onnx file, of any model, compare ONNX Runtime with the same graph node by node.
 
     Args:
         bundle: the folder, or an .onnx file.
         source: the checkpoint; by default the recorded one, if it is still the same. Without it
             the bundle is compared with its golden data, and the report says so.
         backend: the engine to run the graphs on; "ort-cpu".
-        prompts: a file with a prompt a line, instead of the built-in ones; needs the checkpoint.
-        limits: of metrics, such as {"max_error": 1e-3}, where a user wants less than the usual; a larger
+        prompts: a file with one prompt per line, instead of the built-in ones; needs the checkpoint.
+        limits: limits of metrics, such as {"max_error": 1e-3}, stricter than the usual ones; a larger
             one changes nothing.
         only: ids of the graphs to compare, such as "decoder.ort.int8"; all when empty.
-        against: of an .onnx file, another one with the same inputs and outputs to compare it with.
-        inputs: of an .onnx file, a .npz with an array for each input; made up unless given.
+        against: for an .onnx file, another one with the same inputs and outputs to compare it with.
+        inputs: for an .onnx file, a .npz with an array for each input; made up unless given.
         progress: called with a line when a stage begins.
 
     Raises:
@@ -95,14 +95,15 @@ def verify(
     if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
         if source is not None or prompts is not None or only:
             raise InputError("source, prompts and only are for a bundle, not for an .onnx file")
-        other, arrays_file = (None if path is None else Path(path) for path in (against, inputs))
-        return tightened(verify_file(Path(bundle), other, arrays_file, progress), limits or {})
+        other = None if against is None else Path(against)
+        arrays_file = None if inputs is None else Path(inputs)
+        return tighten_limits(verify_file(Path(bundle), other, arrays_file, progress), limits or {})
     if against is not None or inputs is not None:
         raise InputError("against and inputs are for an .onnx file; a bundle has its own")
     opened = Bundle.open(bundle)
     progress("checking files")
     opened.verify_files()
-    wanted = restricted(opened, only)
+    wanted = restrict_to(opened, only)
     checkpoint = resolve_source(source) if source is not None else recorded_source(opened)
     if checkpoint is not None:
         texts = None if prompts is None else Path(prompts)
@@ -111,13 +112,13 @@ def verify(
         raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
     else:
         report = with_golden_data(wanted, limits or {}, progress)
-    if report.passed:  # a graph that was changed is told by its node, rather than by its plan
+    if report.passed:  # a graph that was changed is named by its node, rather than by its plan
         check_plan_names(opened)
     return report
 
 
 def with_golden_data(opened: Bundle, limits: Mapping[str, float], progress: Progress) -> VerificationReport:
-    """`verify` without the checkpoint."""
+    """Verify a bundle without its checkpoint."""
     file = golden_file(opened)
     if file is None:
         raise VerificationError(
@@ -132,32 +133,32 @@ def with_golden_data(opened: Bundle, limits: Mapping[str, float], progress: Prog
             " MODEL, or export again"
         ) from error
     report = compare_all(opened, expected, usual, progress)
-    return tightened(explain(opened, report, expected, progress), limits)
+    return tighten_limits(explain(opened, report, expected, progress), limits)
 
 
 def with_pytorch(
     opened: Bundle, checkpoint: Source, prompts: Path | None, limits: Mapping[str, float], progress: Progress
 ) -> VerificationReport:
-    """`verify` where the checkpoint is at hand."""
+    """Verify a bundle with its checkpoint."""
     if checkpoint.sha256() != opened.manifest.source.get("sha256"):
         raise VerificationError(
             f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
         )
-    model = model_of(opened, checkpoint)
+    model = load_reference(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
-    progress("asking PyTorch")
+    progress("computing the reference in PyTorch")
     expected = examiner_of(opened.manifest).expect(model, opened, texts)
     give_back_memory()
     calibration = recorded(opened, model)
     report, _, _ = examine(opened, model, expected, calibration, progress)
     if opened.manifest.source.get("exporter"):
-        return tightened(explain(opened, report, expected, progress, model, calibration), limits)
+        return tighten_limits(explain(opened, report, expected, progress, model, calibration), limits)
     tracer = tracer_of(opened.manifest, checkpoint, model)
-    return tightened(explain(opened, report, expected, progress, model, calibration, tracer), limits)
+    return tighten_limits(explain(opened, report, expected, progress, model, calibration, tracer), limits)
 
 
-def model_of(bundle: Bundle, checkpoint: Source) -> Any:
-    """The model in PyTorch: ours, or for what another exporter made, transformers'."""
+def load_reference(bundle: Bundle, checkpoint: Source) -> Any:
+    """Load the model in PyTorch: ours, or transformers' for what another exporter made."""
     if bundle.manifest.source.get("exporter"):
         from ..reference.transformers_reference import reference_model
 
@@ -172,8 +173,8 @@ def model_of(bundle: Bundle, checkpoint: Source) -> Any:
         raise CheckpointError(str(error)) from error
 
 
-def restricted(bundle: Bundle, only: Sequence[str]) -> Bundle:
-    """A bundle as if it had these graphs alone, with those that they run with.
+def restrict_to(bundle: Bundle, only: Sequence[str]) -> Bundle:
+    """Return a bundle as if it had these graphs alone, with those that they run with.
 
     Raises:
         InputError: it has no such graph; lists what it has.
@@ -193,8 +194,8 @@ def restricted(bundle: Bundle, only: Sequence[str]) -> Bundle:
     return Bundle(bundle.folder, dataclasses.replace(bundle.manifest, artifacts=tuple(chosen)))
 
 
-def tightened(report: VerificationReport, limits: Mapping[str, float]) -> VerificationReport:
-    """A report that holds metrics to a user's limits too.
+def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> VerificationReport:
+    """Return a report that holds metrics to a user's limits too.
 
     Raises:
         InputError: a metric that nothing was measured by.
@@ -210,12 +211,12 @@ def tightened(report: VerificationReport, limits: Mapping[str, float]) -> Verifi
         if usual and limit >= max(usual):
             log.warning("--limit %s=%g changes nothing: the usual one is %.3g", name, limit, max(usual))
     return dataclasses.replace(
-        report, comparisons=tuple(with_limits(comparison, limits) for comparison in report.comparisons)
+        report, comparisons=tuple(apply_limits(comparison, limits) for comparison in report.comparisons)
     )
 
 
 def finite_comparison(artifact: Artifact, trial: Trial, broken: NotFiniteError | None) -> Comparison:
-    """Whether every result of a trial, each rounded, was finite: of padding, and on top of a past."""
+    """Return whether every rounded result of a trial is finite, with padding and a past, as a comparison."""
     return Comparison(
         artifact=artifact.id,
         backend=rounded_engine(artifact.precision),
@@ -226,7 +227,7 @@ def finite_comparison(artifact: Artifact, trial: Trial, broken: NotFiniteError |
     )
 
 
-def with_limits(comparison: Comparison, limits: Mapping[str, float]) -> Comparison:
+def apply_limits(comparison: Comparison, limits: Mapping[str, float]) -> Comparison:
     own = {
         name: min(limits[metric], comparison.limits.get(name, math.inf))
         for name in comparison.metrics
@@ -243,7 +244,7 @@ def with_limits(comparison: Comparison, limits: Mapping[str, float]) -> Comparis
 
 
 def recorded_source(bundle: Bundle) -> Source | None:
-    """The checkpoint that the manifest names, if it is there and unchanged and torch can read it."""
+    """Return the checkpoint that the manifest names, if it is there and unchanged and torch can read it."""
     import importlib.util
 
     recorded = bundle.manifest.source
@@ -264,11 +265,11 @@ def recorded_source(bundle: Bundle) -> Source | None:
 def examine(
     bundle: Bundle, model: Model, expected: Any, calibration: Calibration, progress: Progress
 ) -> tuple[VerificationReport, dict[str, Any], dict[str, dict[str, float]]]:
-    """Compares every artifact with PyTorch.
+    """Compare every artifact with PyTorch.
 
     Args:
-        expected: what the bundle's examiner asked PyTorch.
-        calibration: how the bundle's whole numbers were chosen.
+        expected: what the bundle's examiner computed in PyTorch.
+        calibration: how the bundle's int8 and int4 numbers were chosen.
 
     Returns:
         The report, and what golden data keeps: PyTorch's answers and the limits.
@@ -277,10 +278,10 @@ def examine(
         VerificationError: rounded to a precision, the model itself is not finite.
     """
     examiner = examiner_of(bundle.manifest)
-    witness = getattr(model, "witness", "")  # of what is no PyTorch: nothing is known of what rounding does
+    witness = getattr(model, "witness", "")  # set where it is not PyTorch's: what rounding does is not known
 
     def limits_of(precision: str) -> dict[str, float]:
-        progress(f"asking PyTorch what {precision} may lose")
+        progress(f"computing what {precision} may lose")
         rounding = None if witness else calibration.rounding(precision)
         gaps = {} if rounding is None else examiner.gaps(model, bundle, expected, rounding)
         return examiner.limits(bundle, expected, precision, gaps)
@@ -296,18 +297,18 @@ def examine(
 
 
 def checked_tensors(bundle: Bundle, model: Model) -> dict[str, Array]:
-    """What weights are held against: the checkpoint's tensors, and scikit-learn's of a fitted head."""
+    """Return what to compare weights with: the checkpoint's tensors, and scikit-learn's for a fitted head."""
     tensors = {name: tensor.detach().numpy() for name, tensor in tensors_of(model).items()}
     head = LinearHead.of(bundle)
     return tensors if head is None else {**tensors, "head.weight": head.weight, "head.bias": head.bias}
 
 
 def checked_cache_scales(bundle: Bundle, model: Model, expected: Any) -> dict[str, Array]:
-    """Return what the scales of keys and values in whole numbers are held against.
+    """Return what the scales of keys and values in int8 are compared with.
 
     Returns:
-        (H * D,) by the cache's name; none where no graph keeps such, or where there is too little real text
-        for how far keys and values reach.
+        (H * D,) by the cache's name; empty where no graph has them, or where there is too little real text
+        to measure the range of keys and values.
     """
     if not any(PRECISIONS[artifact.precision].cache_bits for artifact in bundle.manifest.artifacts):
         return {}
@@ -323,7 +324,7 @@ def compare_all(
     progress: Progress,
     model: Model | None = None,
 ) -> VerificationReport:
-    """Every artifact, every case; with PyTorch's model the weights too."""
+    """Compare every artifact in every case; with PyTorch's model the weights too."""
     examiner = examiner_of(bundle.manifest)
     tensors = None if model is None else checked_tensors(bundle, model)
     scales = None if model is None else checked_cache_scales(bundle, model, expected)

@@ -1,4 +1,4 @@
-"""What a graph is held against where its model cannot be traced again: of imports, and without PyTorch."""
+"""Find references for a graph whose model cannot be traced again: of imports, and without PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADD_FP32 = (
     "it would be held against the same graph in fp32, if that passed; where it is missing, add fp32 to"
     " --precision"
 )
-NO_WITNESS = (
+NO_REFERENCE = (
     "nothing is at hand that is known to be right: --source CHECKPOINT, with weights that PyTorch reads, or"
     " the same graph in another dialect, such as --target cpu,portable"
 )
@@ -40,21 +40,21 @@ def find_witnesses(
     model: Any = None,
     calibration: Calibration | None = None,
 ) -> Witnesses:
-    """Return all that a graph's nodes can be held against.
+    """Return all references that a graph's nodes can be compared with.
 
     Args:
-        bundle: whose graph failed.
-        manifest: of the bundle with all of its graphs.
+        bundle: the bundle whose graph failed.
+        manifest: the bundle's, with all of its graphs.
         artifact: the graph that failed.
-        graph: it.
+        graph: its ONNX model.
         trial: what to run.
-        failed: the graphs that failed, which are no witnesses.
-        expected: what the bundle's examiner asked of the model.
-        model: in PyTorch, another exporter's, or None.
-        calibration: of the bundle's whole numbers.
+        failed: the graphs that failed, which are no references.
+        expected: what the bundle's examiner computed with the model.
+        model: the model in PyTorch, another exporter's graphs, or None.
+        calibration: how the bundle's int8 and int4 numbers were chosen.
 
     Raises:
-        VerificationError: nothing is at hand; says what would be.
+        VerificationError: there is no reference; says what would be one.
     """
     nodes: dict[Key, Band] = {}
     modules: dict[Key, Band] = {}
@@ -72,12 +72,12 @@ def find_witnesses(
         for other in others[:1]:
             modules = sibling_bands(bundle, graph, other, expected)
     if not nodes and not modules:
-        raise VerificationError(NO_WITNESS if artifact.precision == "fp32" else ADD_FP32)
+        raise VerificationError(NO_REFERENCE if artifact.precision == "fp32" else ADD_FP32)
     return Witnesses(nodes, modules)
 
 
 def is_module(model: Any) -> bool:
-    """Whether a model is one of PyTorch, whose modules can be looked into."""
+    """Tell whether a model is a PyTorch module, which can be looked into."""
     if model is None:
         return False
     from torch import nn
@@ -91,7 +91,7 @@ def results_in(graph: ir.Model, paths: Sequence[str]) -> Mapping[str, str]:
 
 
 def scopes_in(graph: ir.Model) -> list[str]:
-    """Return the modules that nodes' names say."""
+    """Return the modules that the nodes' names show."""
     return list(dict.fromkeys(scope_of(node) for node in graph.graph))
 
 
@@ -99,10 +99,10 @@ def sibling_bands(bundle: Bundle, graph: ir.Model, other: Artifact, expected: An
     """Return bands of modules' results, from the same model in another dialect that has passed.
 
     Args:
-        bundle: that has both.
+        bundle: the bundle that has both.
         graph: the graph that is examined.
         other: the sound one, in fp32.
-        expected: what the bundle's examiner asked of the model.
+        expected: what the bundle's examiner computed with the model.
     """
     sibling = load_graph(bundle.path(other.file))
     trial = examiner_of(bundle.manifest).trial(bundle, other, expected)

@@ -1,4 +1,4 @@
-"""Dates written in many ways, each with its ISO form: what transformer-demo learns from.
+"""Training data of transformer-demo: dates written in many ways, each with its ISO form.
 
 A format is a named template; within it, month names, padding, commas, case and spaces vary at random. Numeric
 dates name the day first. Two-digit years are 1969 to 2068, as POSIX reads them.
@@ -83,18 +83,18 @@ SEPARATOR = re.compile(r"(?<=\d)[-/.](?=\d)")
 
 
 def has_short_year(format_name: str) -> bool:
-    """Whether a format writes two digits of the year."""
+    """Tell whether a format writes two digits of the year."""
     return "{y}" in FORMATS[format_name]
 
 
 def held_out(day: date, format_name: str) -> bool:
-    """Whether this date in this format is kept from the training; the same on every machine."""
+    """Tell whether this date in this format is kept from the training; the same on every machine."""
     digest = hashlib.sha256(f"{day.isoformat()} {format_name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % 50 == 0
 
 
 def write(day: date, format_name: str, rng: random.Random) -> str:
-    """The date in a format, with a free hand within it.
+    """Write a date in a format, whose details vary at random.
 
     Raises:
         ValueError: the year does not fit the format.
@@ -109,7 +109,7 @@ def write(day: date, format_name: str, rng: random.Random) -> str:
 
 
 def fields(day: date, rng: random.Random) -> dict[str, str]:
-    """What templates are made of."""
+    """Return the values of a template's fields."""
     weekday = WEEKDAYS[day.weekday()]
     return {
         "Y": f"{day.year}",
@@ -131,14 +131,14 @@ def fields(day: date, rng: random.Random) -> dict[str, str]:
 
 
 def ordinal_ending(number: int) -> str:
-    """The letters after 1 in 1st, after 2 in 2nd, and so on."""
+    """Return the letters after 1 in 1st, after 2 in 2nd, and so on."""
     if number in (11, 12, 13):
         return "th"
     return {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
 def month_name(month: int, rng: random.Random, dots: bool) -> str:
-    """In full or abbreviated, and then with or without a dot."""
+    """Return a month's name in full, or abbreviated with or without a dot."""
     name = MONTHS[month - 1]
     if rng.random() < 0.55:
         return name
@@ -148,7 +148,7 @@ def month_name(month: int, rng: random.Random, dots: bool) -> str:
 
 
 def with_spaces(text: str, rng: random.Random) -> str:
-    """Now and then, with spaces that need not be there."""
+    """Add spaces that need not be there, now and then."""
     if rng.random() < 0.04:
         text = SEPARATOR.sub(r" \g<0> ", text)
     if rng.random() < 0.04:
@@ -157,7 +157,7 @@ def with_spaces(text: str, rng: random.Random) -> str:
 
 
 def with_case(text: str, rng: random.Random) -> str:
-    """As it is in most texts; else lower, upper or title case."""
+    """Return most texts unchanged, the others in lower, upper or title case."""
     draw = rng.random()
     if draw < 0.6:
         return text
@@ -167,7 +167,7 @@ def with_case(text: str, rng: random.Random) -> str:
 
 
 def random_date(format_name: str, rng: random.Random) -> date:
-    """A date that the format can write; more often one of our times than of others."""
+    """Return a random date that the format can write; more often one of the usual years."""
     if has_short_year(format_name):
         first, last = SHORT_YEARS
     else:
@@ -176,7 +176,7 @@ def random_date(format_name: str, rng: random.Random) -> date:
 
 
 def training_pairs(seed: int) -> Iterator[tuple[str, str]]:
-    """Texts and their ISO forms without end; none is of a held-out pair."""
+    """Yield texts and their ISO forms without end; none is of a held-out pair."""
     rng = random.Random(seed)
     names = list(FORMATS)
     while True:
@@ -187,10 +187,10 @@ def training_pairs(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def held_out_sample(format_name: str, count: int, seed: int) -> list[tuple[str, str]]:
-    """Texts of held-out dates of one format, all different, with their ISO forms.
+    """Return texts of held-out dates of one format, all different, with their ISO forms.
 
     Raises:
-        ValueError: that many dates may not be there.
+        ValueError: there may not be that many dates.
     """
     if count > LARGEST_SAMPLE:
         raise ValueError(f"count={count} is more than {LARGEST_SAMPLE}")

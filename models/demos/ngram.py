@@ -18,7 +18,7 @@ Discounts = tuple[float, float, float]
 
 
 def estimate_discounts(counts: Iterable[int]) -> Discounts:
-    """Discounts for counts of 1, 2 and 3+, from how many n-grams occur 1 to 4 times."""
+    """Estimate the discounts for counts of 1, 2 and 3+, from how many n-grams occur 1 to 4 times."""
     n = Counter(count for count in counts if count <= 4)
     if min(n[i] for i in (1, 2, 3, 4)) == 0:
         return (0.5, 0.5, 0.5)
@@ -38,7 +38,7 @@ class Level:
     backoffs: dict[Context, float] = field(default_factory=dict)
 
     def finish(self) -> None:
-        """Work out the discounts and, per context, the weight left for the shorter order."""
+        """Compute the discounts and, per context, the weight left for the shorter order."""
         followers = self.counts.values()
         self.discounts = estimate_discounts(c for nexts in followers for c in nexts.values())
         for context, nexts in self.counts.items():
@@ -69,7 +69,7 @@ class KneserNey:
     def _continuations(
         longer: dict[Context, dict[int, int]],
     ) -> dict[Context, dict[int, int]]:
-        """Kneser-Ney counts: in how many one-longer n-grams each n-gram is the ending."""
+        """Return the Kneser-Ney counts: how many n-grams longer by one end in each n-gram."""
         shorter: dict[Context, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for context, nexts in longer.items():
             ending = shorter[context[1:]]
@@ -78,7 +78,7 @@ class KneserNey:
         return shorter
 
     def prob(self, context: Sequence[int], symbol: int) -> float:
-        """P(symbol | the last order - 1 symbols of context)."""
+        """Return P(symbol | the last order - 1 symbols of context)."""
         history = tuple(context[max(0, len(context) - self.order + 1) :])
         value = 1.0 / self.vocab_size
         for length in range(len(history) + 1):
@@ -93,7 +93,7 @@ class KneserNey:
         return value
 
     def bits(self, data: Sequence[int]) -> float:
-        """Negative log2 likelihood of data[1:], each symbol given those before it."""
+        """Return the negative log2 likelihood of data[1:], each symbol given those before it."""
         symbols = tuple(data)
         total = 0.0
         for i in range(1, len(symbols)):
@@ -101,7 +101,7 @@ class KneserNey:
         return total
 
     def check_sums(self, contexts: Iterable[Sequence[int]]) -> float:
-        """The largest distance from 1 of the summed probabilities after these contexts."""
+        """Return the largest distance from 1 of the summed probabilities after these contexts."""
         everything = range(self.vocab_size)
         sums = [sum(self.prob(context, symbol) for symbol in everything) for context in contexts]
         return max(abs(1.0 - total) for total in sums)

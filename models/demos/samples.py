@@ -1,4 +1,4 @@
-"""Samples of the demo model, looked through for loops."""
+"""Draws samples from the demo model and counts those that loop."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PROMPTS = (
 NEW_TOKENS = 200
 TEMPERATURE = 0.8
 TOP_K = 40
-LOOP = 20  # tokens that come twice
+LOOP = 20  # repeated tokens, from which on a sample counts as a loop
 
 
 def longest_repeat(tokens: Sequence[int]) -> int:
-    """The length of the longest run of tokens that occurs twice."""
+    """Return the length of the longest run of tokens that occurs twice."""
     longest = 0
     while repeats(tokens, longest + 1):
         longest += 1
@@ -40,7 +40,7 @@ def repeats(tokens: Sequence[int], length: int) -> bool:
 
 
 def sample_report(model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Draws one sample from each prompt; how many loop, and the longest repeat of any."""
+    """Draw a sample from each prompt; return how many loop, and the longest repeat of any."""
     longest = []
     for seed, prompt in enumerate(PROMPTS):
         torch.manual_seed(seed)

@@ -57,7 +57,7 @@ def log(message: str) -> None:
 
 
 def read_bible() -> str:
-    """The whole King James Bible, a verse per line after its reference."""
+    """Return the whole King James Bible, a verse per line after its reference."""
     program = shutil.which("bible")
     if program is None:
         sys.exit("error: the program `bible` is missing; install the Debian package bible-kjv")
@@ -66,7 +66,7 @@ def read_bible() -> str:
 
 
 def parse_books(raw: str) -> dict[str, str]:
-    """Each book as one text: a chapter per paragraph, its verses flowing, no references."""
+    """Return each book as one text: a chapter per paragraph, its verses flowing, no references."""
     chapters: dict[str, dict[int, list[str]]] = {}
     for line in raw.splitlines():
         match = VERSE.match(line)
@@ -81,7 +81,7 @@ def parse_books(raw: str) -> dict[str, str]:
 
 
 def split_books(books: dict[str, str]) -> tuple[list[str], list[str]]:
-    """The texts of the training books and of the held-out books."""
+    """Return the texts of the training books and of the held-out books."""
     missing = set(HELD_OUT) - set(books)
     if missing or len(books) != 66:
         raise ValueError(f"expected the 66 books, got {len(books)}; missing: {sorted(missing)}")
@@ -90,7 +90,7 @@ def split_books(books: dict[str, str]) -> tuple[list[str], list[str]]:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """A byte-level BPE tokenizer like GPT-2's."""
+    """Train a byte-level BPE tokenizer like GPT-2's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -106,7 +106,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def token_stream(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
-    """END, then every text followed by END."""
+    """Return the tokens of END, then of every text followed by END."""
     stream = [END_ID]
     for text in texts:
         stream += [*tokenizer.encode(text).ids, END_ID]
@@ -114,7 +114,7 @@ def token_stream(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
 
 
 def char_stream(texts: list[str]) -> list[int]:
-    """The same for single characters; all are ASCII, so 256 stands for END."""
+    """Return the same as `token_stream`, of characters; all are ASCII, so 256 stands for END."""
     stream = [256]
     for text in texts:
         stream += [*text.encode("ascii"), 256]
@@ -122,7 +122,7 @@ def char_stream(texts: list[str]) -> list[int]:
 
 
 def new_model() -> GPT2LMHeadModel:
-    """A fresh GPT-2. The activation is gelu_new's formula in its fused, faster form."""
+    """Return an untrained GPT-2. The activation is gelu_new's formula in its fused, faster form."""
     config = GPT2Config(
         vocab_size=VOCAB_SIZE,
         n_positions=CONTEXT,
@@ -140,7 +140,7 @@ def new_model() -> GPT2LMHeadModel:
 
 
 def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
-    """Roughly the nearest (semi-)orthogonal matrix, by five Newton-Schulz steps."""
+    """Return roughly the nearest (semi-)orthogonal matrix, by five Newton-Schulz steps."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x: torch.Tensor = wide / (wide.norm() + 1e-7)
     for _ in range(5):
@@ -177,7 +177,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def new_optimizers(model: GPT2LMHeadModel, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks; AdamW for embeddings, biases and norms."""
+    """Return Muon for the matrices of the blocks, and AdamW for embeddings, biases and norms."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if ".h." in name and p.dim() == 2]
     embeddings = [p for name, p in named if ".h." not in name and p.dim() == 2]
@@ -190,7 +190,7 @@ def new_optimizers(model: GPT2LMHeadModel, rate: float) -> list[torch.optim.Opti
 
 
 def schedule(done: float) -> float:
-    """The share of the peak learning rate to use once `done` of the training is over."""
+    """Return the share of the peak learning rate to use once `done` of the training is over."""
     if done < WARMUP:
         return max(done / WARMUP, 0.01)
     progress = min(1.0, (done - WARMUP) / (1.0 - WARMUP))
@@ -263,7 +263,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @torch.no_grad()
 def model_bits(model: GPT2LMHeadModel, stream: list[int]) -> float:
-    """Negative log2 likelihood of stream[1:].
+    """Return the negative log2 likelihood of stream[1:].
 
     Windows of CONTEXT tokens move on by EVAL_STRIDE; only the tokens that are new in a
     window are scored, so each has at least CONTEXT - EVAL_STRIDE tokens before it (or all
@@ -285,7 +285,7 @@ def model_bits(model: GPT2LMHeadModel, stream: list[int]) -> float:
 
 
 def baseline_bits(train_stream: list[int], held_out: list[int], vocab_size: int) -> float:
-    """The same for an n-gram model, which is checked to be a proper distribution."""
+    """Return the same as `model_bits`, of an n-gram model; check that its probabilities sum to 1."""
     model = KneserNey(train_stream, NGRAM_ORDER, vocab_size)
     rng = np.random.default_rng(SEED)
     ends = rng.integers(NGRAM_ORDER, len(held_out), 20)
@@ -296,7 +296,7 @@ def baseline_bits(train_stream: list[int], held_out: list[int], vocab_size: int)
 
 
 def evaluate(out: Path, train_texts: list[str], held_texts: list[str]) -> dict[str, Any]:
-    """Held-out figures of the saved model (weights as stored, computing in float32)."""
+    """Return held-out figures of the saved model (weights as stored, computing in float32)."""
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     model = GPT2LMHeadModel.from_pretrained(out, dtype=torch.float32)
     model.eval()
@@ -363,7 +363,7 @@ def build(args: argparse.Namespace, train_texts: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Train the GPT-2 demo model.")
     parser.add_argument("--out", type=Path, required=True, help="output folder")
     parser.add_argument("--minutes", type=float, default=40.0, help="training time")

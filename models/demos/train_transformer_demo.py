@@ -69,7 +69,7 @@ def log(message: str) -> None:
 
 
 def character_tokenizer(letters: Sequence[str]) -> Tokenizer:
-    """One token a character, and END after the last."""
+    """Return a tokenizer with one token per character, and END after the last."""
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, *letters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -82,7 +82,7 @@ def character_tokenizer(letters: Sequence[str]) -> Tokenizer:
 
 
 def source_tokenizer() -> Tokenizer:
-    """Reads dates: without regard to case, to how much space there is, or to which dash or quote it is."""
+    """Return the tokenizer of dates, which ignores case, extra space, and kinds of dashes and quotes."""
     tokenizer = character_tokenizer(SOURCE_LETTERS)
     tokenizer.normalizer = normalizers.Sequence(
         [
@@ -100,7 +100,7 @@ def source_tokenizer() -> Tokenizer:
 
 
 def target_tokenizer() -> Tokenizer:
-    """Writes ISO dates."""
+    """Return the tokenizer of ISO dates."""
     return character_tokenizer(TARGET_LETTERS)
 
 
@@ -114,7 +114,7 @@ class DateModel:
 
     @torch.no_grad()
     def answers(self, texts: Sequence[str]) -> list[str]:
-        """The likeliest character at each step, until all answers have ended."""
+        """Return answers of the likeliest character at each step, until all have ended."""
         ids, mask = padded([encoding.ids for encoding in self.source.encode_batch(texts)])
         memory = self.model.encode(ids, PaddedAttention(mask))
         source = SourceAttention(self.model.decoder.keys_values(memory), mask)  # type: ignore[operator]
@@ -130,7 +130,7 @@ class DateModel:
 
 
 def new_model() -> DateModel:
-    """With random weights."""
+    """Return a model with random weights."""
     source = source_tokenizer()
     target = target_tokenizer()
     config = TransformerConfig(
@@ -155,7 +155,7 @@ def new_model() -> DateModel:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids (B, S) and mask (B, S), 0 at the padding on the right."""
+    """Return ids (B, S) and mask (B, S), which is 0 at the padding on the right."""
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[PAD_ID] * (width - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
@@ -163,7 +163,7 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def batches(dated: DateModel, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Source ids and mask (B, S), and target ids (B, 11), each without end."""
+    """Yield batches without end: source ids and mask, each (B, S), and target ids (B, 11)."""
     rng = random.Random(seed)
     pairs = dates.training_pairs(seed)
     while True:
@@ -183,14 +183,14 @@ def batches(dated: DateModel, seed: int) -> Iterator[tuple[Tensor, Tensor, Tenso
 
 
 def schedule(done: float) -> float:
-    """The share of the peak learning rate to use once `done` of the training is over."""
+    """Return the share of the peak learning rate to use once `done` of the training is over."""
     if done < WARMUP:
         return done / WARMUP
     return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * (done - WARMUP) / (1.0 - WARMUP)))
 
 
 def train(dated: DateModel, steps: int, seed: int) -> dict[str, Any]:
-    """Train with teacher forcing; returns the facts for training.json."""
+    """Train with teacher forcing; return the facts for training.json."""
     model = dated.model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=1e-9)
     started = time.monotonic()
@@ -220,7 +220,7 @@ def train(dated: DateModel, steps: int, seed: int) -> dict[str, Any]:
 
 
 def evaluate(dated: DateModel, seed: int) -> dict[str, Any]:
-    """The share of held-out texts whose answer is right, overall and of each format."""
+    """Return the share of held-out texts whose answer is right, overall and of each format."""
     dated.model.eval()
     shares = {}
     for name in dates.FORMATS:
@@ -239,7 +239,7 @@ def evaluate(dated: DateModel, seed: int) -> dict[str, Any]:
 
 
 def save(out: Path, dated: DateModel) -> None:
-    """Write the model, its tokenizers, how to generate, and the prompts."""
+    """Write the model, its tokenizers, the generation config, and the prompts."""
     save_model(dated.model.eval(), out)
     dated.source.save(str(out / "tokenizer.source.json"))
     dated.target.save(str(out / "tokenizer.target.json"))
@@ -262,7 +262,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Train the Transformer demo model.")
     parser.add_argument("--out", type=Path, required=True, help="output folder")
     parser.add_argument("--steps", type=int, default=2000, help="training steps")

@@ -1,6 +1,6 @@
-"""The narrow waist between decoding and engines.
+"""The interface between decoding and engines.
 
-Protocols, so that an engine's backend needs no import from here, and a fake to test against without one.
+Protocols that a backend implements without an import from here, and a fake engine for tests.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Buffer(Protocol):
     def shape(self) -> Shape: ...
 
     def view(self, shape: Shape) -> Buffer:
-        """The first elements of the same memory under another shape."""
+        """Return the first elements of the same memory under another shape."""
         ...
 
     def row(self, index: int) -> Buffer:
-        """Batch row `index` of the same memory, as a batch of one."""
+        """Return batch row `index` of the same memory, as a batch of one."""
         ...
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` slots (axis 2) of batch row `source` over row `target`."""
+        """Copy the first `length` slots (axis 2) of batch row `source` over row `target`."""
         ...
 
     def numpy(self) -> Array:
-        """A copy in host memory, for tests and reports."""
+        """Return a copy in host memory, for tests and reports."""
         ...
 
 
@@ -45,11 +45,11 @@ class Program(Protocol):
     """One opened graph."""
 
     def allocate(self, name: str, shape: Shape) -> Buffer:
-        """A zeroed buffer of the type that tensor `name` has."""
+        """Return a zeroed buffer of the type that tensor `name` has."""
         ...
 
     def free_memory(self) -> int | None:
-        """Bytes that `allocate` still has; None where that is the host's memory."""
+        """Return the bytes that `allocate` still has; None where that is the host's memory."""
         ...
 
     def run(
@@ -58,7 +58,7 @@ class Program(Protocol):
         buffers: Mapping[str, Buffer],
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        """One step.
+        """Run one step.
 
         Args:
             inputs: host arrays by input name.
@@ -75,12 +75,12 @@ class Program(Protocol):
 
 
 class Backend(Protocol):
-    """Opens graphs with one engine. As a str it says where they run."""
+    """Opens graphs with one engine; its str says where they run."""
 
     name: str
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
-        """What this engine would open of a graph: of `precision`, or of the bundle's usual one.
+        """Return what this engine would open of a graph, in `precision` or the bundle's default one.
 
         Raises:
             InputError: the bundle has no such precision.

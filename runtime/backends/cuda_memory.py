@@ -25,7 +25,7 @@ NO_DRIVER = (
     " machine with a GPU"
 )
 CLOSED = "the model was closed; load() it again"
-NON_BLOCKING = 1  # cudaStreamNonBlocking: what others ask of this GPU disturbs no capture
+NON_BLOCKING = 1  # cudaStreamNonBlocking: other work on this GPU disturbs no capture
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Gpu:
 
 
 def import_cuda() -> Any:
-    """NVIDIA's bindings, or an error that says how to install them."""
+    """Return NVIDIA's bindings, or raise an error that says how to install them."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -67,11 +67,11 @@ class CudaError(BackendError):
         self.code = code
 
 
-def called(cuda: Any, function: str, *arguments: Any) -> Any:
-    """A CUDA function's result.
+def call_cuda(cuda: Any, function: str, *arguments: Any) -> Any:
+    """Call a CUDA function and return its result.
 
     Raises:
-        CudaError: in CUDA's words.
+        CudaError: with CUDA's own message.
     """
     status, *values = getattr(cuda, function)(*arguments)
     if int(status):
@@ -80,8 +80,8 @@ def called(cuda: Any, function: str, *arguments: Any) -> Any:
     return values[0] if values else None
 
 
-def gpus() -> list[Gpu]:
-    """The GPUs that can be used here.
+def list_gpus() -> list[Gpu]:
+    """Return the GPUs that can be used here.
 
     Raises:
         BackendUnavailableError: the bindings or the driver are missing, or the driver is too old; says which.
@@ -90,9 +90,9 @@ def gpus() -> list[Gpu]:
     driver = cuda_of_driver()
     if driver == (0, 0):
         raise BackendUnavailableError(NO_DRIVER)
-    needed = cuda_version(called(cuda, "cudaRuntimeGetVersion"))
+    needed = cuda_version(call_cuda(cuda, "cudaRuntimeGetVersion"))
     try:
-        count = called(cuda, "cudaGetDeviceCount")
+        count = call_cuda(cuda, "cudaGetDeviceCount")
     except CudaError as error:
         if driver < needed:
             raise BackendUnavailableError(
@@ -102,7 +102,7 @@ def gpus() -> list[Gpu]:
         raise BackendUnavailableError(f"no NVIDIA GPU can be used: {error}") from error
     found_gpus = []
     for index in range(count):
-        properties = called(cuda, "cudaGetDeviceProperties", index)
+        properties = call_cuda(cuda, "cudaGetDeviceProperties", index)
         name = properties.name.decode() if isinstance(properties.name, bytes) else properties.name
         sm = f"sm{properties.major}{properties.minor}"
         found_gpus.append(Gpu(index, name, sm, int(properties.totalGlobalMem)))
@@ -110,15 +110,15 @@ def gpus() -> list[Gpu]:
 
 
 def cuda_of_driver() -> tuple[int, int]:
-    """The newest version of CUDA that the driver has, such as (13, 0); (0, 0) where there is no driver."""
+    """Return the newest version of CUDA that the driver has, such as (13, 0); (0, 0) without a driver."""
     try:
-        return cuda_version(called(import_cuda(), "cudaDriverGetVersion"))
+        return cuda_version(call_cuda(import_cuda(), "cudaDriverGetVersion"))
     except RuntimeError:  # of cuda-bindings below 12.9
         return 0, 0
 
 
 def driver_is_missing() -> bool:
-    """Whether there is no driver for sure; where the bindings are missing too, by looking for its library."""
+    """Tell whether the driver is surely missing; without the bindings, by looking for its library."""
     try:
         return cuda_of_driver() == (0, 0)
     except BackendUnavailableError:
@@ -145,18 +145,18 @@ def library_is_there(name: str) -> bool:
 
 
 def cuda_version(number: int) -> tuple[int, int]:
-    """(12, 6) of CUDA's 12060."""
+    """Return (12, 6) for CUDA's 12060."""
     return number // 1000, number % 1000 // 10
 
 
 def gpu_at(index: int) -> Gpu:
-    """One GPU.
+    """Return one GPU.
 
     Raises:
-        BackendUnavailableError: as `gpus`; or there is no GPU.
+        BackendUnavailableError: as `list_gpus`; or there is no GPU.
         InputError: there are GPUs, but none of that number.
     """
-    found = gpus()
+    found = list_gpus()
     if not found:
         raise BackendUnavailableError("the NVIDIA driver finds no GPU")
     if not 0 <= index < len(found):
@@ -166,7 +166,7 @@ def gpu_at(index: int) -> Gpu:
 
 
 class Device:
-    """A GPU with one stream of work. Whoever uses it takes a turn: programs of one bundle share it."""
+    """A GPU with one stream of work. The programs of a bundle share it and take turns."""
 
     def __init__(self, index: int = 0) -> None:
         self.gpu = gpu_at(index)
@@ -183,15 +183,15 @@ class Device:
         weakref.finalize(self, LEFT_BEHIND.append, left).atexit = False
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """A CUDA function's result; errors as exceptions."""
-        return called(self.cuda, function, *arguments)
+        """Call a CUDA function and return its result; errors are raised."""
+        return call_cuda(self.cuda, function, *arguments)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """One thread at a time, which sees this GPU.
+        """Let one thread at a time use this GPU, as its current device.
 
         Raises:
-            ClosedError: the last program has left, and the stream with it; also for who waited meanwhile.
+            ClosedError: the last program and the stream are closed; also for threads that waited meanwhile.
         """
         with self.lock:
             if not self.streams:
@@ -200,14 +200,14 @@ class Device:
             yield
 
     def synchronise(self) -> None:
-        """Waits until all that was asked for is done."""
+        """Wait until all work on the stream is done."""
         self.call("cudaStreamSynchronize", self.stream)
 
     def allocate(self, size: int, what: str) -> Memory:
-        """Device memory with any content.
+        """Return uninitialized device memory.
 
         Raises:
-            MemoryLimitError: names what for, what is free.
+            MemoryLimitError: says what it is for and how much is free.
         """
         size = max(size, 1)
         with self.turn():
@@ -231,7 +231,7 @@ class Device:
                 ) from error
 
     def free_memory(self) -> int:
-        """Bytes that can still be allocated, what was freed and kept included."""
+        """Return the bytes that can still be allocated, freed memory that is kept included."""
         with self.turn():
             status, free, _ = self.cuda.cudaMemGetInfo()
             if int(status):
@@ -240,7 +240,7 @@ class Device:
             return int(free) + sum(size * len(blocks) for size, blocks in self.pool.items())
 
     def release(self, address: int, size: int) -> None:
-        """Keeps memory for the next buffer of its size, as a batch often follows one like it.
+        """Keep memory for the next buffer of its size, as a batch often follows one like it.
 
         In the order in which it was allocated, so that the same addresses serve again, which graphs know.
         Called when garbage is collected, in any thread, perhaps while a graph is captured: it calls nothing.
@@ -253,7 +253,7 @@ class Device:
             self.pool[size].append(address)
 
     def sweep(self) -> None:
-        """Frees what was released, also by models that were dropped without being closed."""
+        """Free what was released, also by models that were dropped without being closed."""
         while LEFT_BEHIND:
             LEFT_BEHIND.popleft().free()
         with self.turn():
@@ -265,7 +265,7 @@ class Device:
                 self.call("cudaFreeHost", self.unpinned.pop())
 
     def capture(self, work: Callable[[], None]) -> Graph | None:
-        """`work`, recorded without being done; None where it cannot be recorded."""
+        """Record `work` in a graph without running it; None where it cannot be recorded."""
         mode = self.cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self.call("cudaStreamBeginCapture", self.stream, mode)
         try:
@@ -284,7 +284,7 @@ class Device:
         return Graph(self, graph)
 
     def leave(self) -> None:
-        """Said by a program that closes; the last one frees kept memory and the stream."""
+        """Count a program as closed; the last one frees kept memory and the stream."""
         with self.turn():
             self.programs -= 1
             self.sweep()
@@ -294,7 +294,7 @@ class Device:
 
 @dataclass
 class Leftovers:
-    """What a device had when it was garbage. Another one frees it: here may be any thread, or a capture."""
+    """What a collected device held. Another one frees it: collection runs in any thread, or in a capture."""
 
     cuda: Any
     index: int
@@ -310,8 +310,8 @@ class Leftovers:
         calls += [("cudaFreeHost", address) for address in self.unpinned]
         calls += [("cudaStreamDestroy", stream) for stream in self.streams]
         for function, argument in calls:
-            with contextlib.suppress(CudaError):  # it is nobody's any more
-                called(self.cuda, function, argument)
+            with contextlib.suppress(CudaError):  # nobody uses it any more
+                call_cuda(self.cuda, function, argument)
 
 
 LEFT_BEHIND: deque[Leftovers] = deque()
@@ -364,6 +364,6 @@ class Pinned:
         weakref.finalize(self, device.unpinned.append, self.address).atexit = False
 
     def array(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """The memory's beginning as an array; no copy."""
+        """Return the memory's beginning as an array, without a copy."""
         count = int(np.prod(shape)) * dtype.itemsize
         return self.bytes[:count].view(dtype).reshape(shape)

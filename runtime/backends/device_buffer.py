@@ -1,4 +1,4 @@
-"""Tensors in a GPU's memory, and their way to and from the host's."""
+"""Tensors in a GPU's memory, and copies of them to and from the host's."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ class DeviceBuffer:
         if not length:
             return
         with device.turn():
-            device.call(
-                "cudaMemcpy2DAsync",
-                *(self.row(target).address, slots * one, self.row(source).address, slots * one),
-                *(length * one, heads, device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice, device.stream),
-            )
+            kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+            to = self.row(target).address
+            start = self.row(source).address
+            pitch = slots * one
+            width = length * one
+            device.call("cudaMemcpy2DAsync", to, pitch, start, pitch, width, heads, kind, device.stream)
 
     def numpy(self) -> Array:
         device = self.memory.device
@@ -65,15 +66,15 @@ class DeviceBuffer:
 
 
 def new_buffer(device: Device, name: str, shape: Shape, dtype: np.dtype[Any]) -> DeviceBuffer:
-    """A zeroed buffer for a tensor."""
+    """Return a zeroed buffer for a tensor."""
     memory = device.allocate(int(np.prod(shape)) * dtype.itemsize, name)
     buffer = DeviceBuffer(memory, shape, dtype)
     buffer.fill_with_zeros()
     return buffer
 
 
-def uploaded(device: Device, name: str, values: Array) -> DeviceBuffer:
-    """A buffer with a copy of values."""
+def upload_array(device: Device, name: str, values: Array) -> DeviceBuffer:
+    """Return a buffer with a copy of values."""
     buffer = DeviceBuffer(device.allocate(values.nbytes, name), values.shape, values.dtype)
     with device.turn():
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -94,14 +95,14 @@ class Staging:
         self.memory: Memory | None = None
 
     def on_device(self, shape: Shape) -> DeviceBuffer:
-        """Device memory of a shape."""
+        """Return device memory of a shape."""
         size = int(np.prod(shape)) * self.dtype.itemsize
         if self.memory is None or self.memory.size < size:
             self.memory = self.device.allocate(size, self.name)
         return DeviceBuffer(self.memory, shape, self.dtype)
 
     def on_host(self, shape: Shape) -> Array:
-        """Pinned memory of a shape."""
+        """Return pinned memory of a shape."""
         size = int(np.prod(shape)) * self.dtype.itemsize
         if self.pinned is None or self.pinned.size < size:
             self.pinned = Pinned(self.device, size)
@@ -113,7 +114,7 @@ class Staging:
         return self.pinned.address
 
     def upload(self, shape: Shape) -> None:
-        """Starts the copy of the pinned array to the device."""
+        """Start the copy of the pinned array to the device."""
         device = self.device
         to = self.on_device(shape)
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -121,7 +122,7 @@ class Staging:
         device.call("cudaMemcpyAsync", to.address, host, to.nbytes, kind, device.stream)
 
     def download(self, shape: Shape) -> None:
-        """Starts the copy from the device to the pinned array."""
+        """Start the copy from the device to the pinned array."""
         device = self.device
         source = self.on_device(shape)
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
@@ -132,11 +133,11 @@ class Staging:
 def device_buffers(
     buffers: Mapping[str, Buffer], written: Collection[str], writer: object
 ) -> dict[str, DeviceBuffer]:
-    """The same, known to lie on a device.
+    """Return the same buffers, checked to be on a device.
 
     Args:
-        written: names of those that a program writes.
-        writer: that program; what one has written no other writes.
+        written: names of the buffers that a program writes.
+        writer: that program; no other program writes its buffers.
     """
     found = {}
     for name, buffer in buffers.items():

@@ -16,7 +16,7 @@ CUDA_DIALECTS = ("ort", "portable")
 def choose_artifact(
     bundle: Bundle, graph: str, precision: str | None, dialects: Sequence[str] = CPU_DIALECTS
 ) -> Artifact:
-    """A graph of `precision`, or of the manifest's default, or of the first given at export.
+    """Return the graph of `precision`, else of the manifest's default, else of the first given at export.
 
     Args:
         dialects: those that can be run, the fastest first.

@@ -1,4 +1,4 @@
-"""Which engine runs a bundle here, and why not a better one."""
+"""Chooses the engine that runs a bundle here, and says why no better one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_on(
     device: int = 0,
     max_length: int | None = None,
 ) -> tuple[Backend, Model]:
-    """A model on the named engine, or with "auto" on the best one that opens it; one log line says why.
+    """Open a model on the named engine, or with "auto" on the best that works; one log line says why.
 
     With "auto" only an engine that cannot be used here, or that refuses its plan or graph, is passed over.
     What the caller asked for and cannot have (`InputError`, `MemoryLimitError`) is raised, as the next engine
@@ -65,9 +65,9 @@ def open_on(
         else:
             break
     else:
-        said = "; ".join(skipped(reasons))
+        said = "; ".join(describe_skipped(reasons))
         raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {said}")
-    said = "; ".join([str(backend), *skipped(reasons)])
+    said = "; ".join([str(backend), *describe_skipped(reasons)])
     missed = name == "auto" and backend.name == "ort-cpu" and gpu_is_present()
     place = f"{backend.name} though an NVIDIA GPU is here" if missed else backend.name
     log.log(
@@ -82,8 +82,8 @@ def open_on(
     return backend, model
 
 
-def skipped(reasons: Mapping[str, Sequence[str]]) -> list[str]:
-    """Which rungs were passed over, by why."""
+def describe_skipped(reasons: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return which engines were skipped, grouped by the reason."""
     found = []
     for reason, (first, *others) in reasons.items():
         names = f"{', '.join((first, *others[:-1]))} and {others[-1]} were" if others else f"{first} was"
@@ -100,7 +100,7 @@ def new_backend(
     device: int,
     max_length: int | None = None,
 ) -> Backend:
-    """One engine for a bundle. What an engine needs is imported when it is tried."""
+    """Return one engine for a bundle. What an engine needs is imported when it is tried."""
     if name == "ort-cpu":
         from .ort_backend import OrtCpuBackend
 

@@ -25,7 +25,7 @@ CPU = ("CPUExecutionProvider",)
 
 # For 1,024 rows of 768 the fused kernel takes 3.8 ms, Add, Add and LayerNormalization 0.6 (ORT 1.31.1).
 SLOW_FUSIONS = ["SkipLayerNormFusion"]
-# Of a root mean square that a graph takes in fp32 between fp16: an error of 8e-3 instead of 4e-4.
+# For a root mean square computed in fp32 within an fp16 graph: an error of 8e-3 instead of 4e-4.
 COARSE_FUSIONS = ["SimplifiedLayerNormFusion"]
 
 # Workers that wait for more work spin for tens of milliseconds unless told otherwise, on cores that another
@@ -38,7 +38,7 @@ SPINNING = {
 
 
 def import_onnxruntime() -> ModuleType:
-    """ONNX Runtime, or an error that names the extra."""
+    """Return ONNX Runtime's module, or raise an error that names the extra."""
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
@@ -124,7 +124,7 @@ class OrtProgram:
         return {name: value.numpy() for name, value in values if name not in buffers}
 
     def close(self) -> None:
-        """Lets go of the session. Closing twice is fine."""
+        """Drop the session. Closing twice is fine."""
         self.session = None
 
 
@@ -156,7 +156,7 @@ class OrtCpuBackend:
 def new_session(
     model: Path | bytes, options: Any, providers: Sequence[Any] = CPU, disabled: Sequence[str] = ()
 ) -> Any:
-    """An ONNX Runtime session with threads of its own, or on the program's pool where it made one.
+    """Return an ONNX Runtime session with its own threads, or on the global pool where the program made one.
 
     A program that calls set_global_thread_pool_sizes can have no session with threads of its own.
     """
@@ -180,7 +180,7 @@ def new_session(
 
 
 def plain_session(model: Path | bytes, optimized: bool = True) -> Any:
-    """A session for numbers, not for speed: silent, and its threads sleep as soon as they have no work.
+    """Return a session for checks, not for speed: silent, and its threads sleep as soon as they are idle.
 
     Threads that spin, ONNX Runtime's default, take 25 ms of a core for each session that is closed.
     """
@@ -195,7 +195,7 @@ def plain_session(model: Path | bytes, optimized: bool = True) -> Any:
 
 @contextmanager
 def mapped_errors(doing: str) -> Iterator[None]:
-    """Turns ONNX Runtime's exceptions into BackendError, in one line."""
+    """Raise ONNX Runtime's exceptions as BackendError, in one line."""
     try:
         yield
     except Exception as error:

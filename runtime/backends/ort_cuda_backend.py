@@ -19,15 +19,15 @@ from .dialects import CUDA_DIALECTS, choose_artifact
 from .ort_backend import CPU, OrtProgram, import_onnxruntime, mapped_errors
 
 PROVIDER = "CUDAExecutionProvider"
-PRECISIONS = ("fp16", "fp32")  # the better first; whole numbers were never tried there
+PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never tried there
 
 
 class OrtCudaBackend:
-    """Opens a bundle's graphs of floats on an NVIDIA GPU.
+    """Opens a bundle's fp16 and fp32 graphs on an NVIDIA GPU.
 
     Args:
-        bundle: whose graphs are looked at.
-        precision: fp16 or fp32; fp16 when None, where it was found to be right.
+        bundle: the bundle whose graphs are considered.
+        precision: fp16 or fp32; when None, fp16 where it passed verification.
         device: the GPU's number.
         verify: compare the hash of files above 256 MiB too.
 
@@ -69,7 +69,7 @@ class OrtCudaBackend:
 
 
 def precision_for(bundle: Bundle, wanted: str | None) -> str:
-    """The precision to run.
+    """Return the precision to run.
 
     Raises:
         BackendUnavailableError: the bundle has no graph in it that runs there.
@@ -105,7 +105,7 @@ class OrtCudaProgram(OrtProgram):
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """The device's turn, for a program that is still open.
+        """Take the device's turn, for a program that is still open.
 
         Raises:
             ClosedError: it is not, or was closed while this thread waited.
@@ -149,7 +149,7 @@ class OrtCudaProgram(OrtProgram):
             return {name: value.numpy() for name, value in values if name not in bound}
 
     def close(self) -> None:
-        """Frees the session; waits for a step that is running. Closing twice is fine."""
+        """Free the session; waits for a step that is running. Closing twice is fine."""
         with self.device.lock:
             if self.session is not None:
                 super().close()

@@ -1,4 +1,4 @@
-"""Whether a plan runs here: asked of its manifest, before anything is loaded."""
+"""Checks by the manifest whether a plan runs here, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ JETSON = ("sm72", "sm87", "sm101", "sm110")
 
 @dataclass(frozen=True)
 class Host:
-    """What a plan meets.
+    """The machine that a plan is to run on.
 
     Attributes:
-        version: of the library that is installed.
-        sm: of the GPU, such as "sm86".
+        version: version of the installed library.
+        sm: the GPU's compute capability, such as "sm86".
         cuda: the newest version of CUDA that the driver has, such as (13, 0).
     """
 
@@ -28,11 +28,11 @@ class Host:
 
 
 def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[str, list[Plan]], str]:
-    """A library's plans that may be taken, by the graph they were built from, or why there are none.
+    """Return a library's usable plans, by the graph they were built from, or why there are none.
 
     Args:
         precision: the one that was asked for. Without one it is the bundle's default if that was chosen by
-            measurement, else any whose graph was found to be right.
+            measurement, else any whose graph passed verification.
     """
     manifest = bundle.manifest
     wanted = precision or manifest.default_precision
@@ -47,7 +47,7 @@ def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[
             reasons.append(f"its plan is {artifact.precision}, wanted is {wanted}{default}")
         elif precision is None and not artifact.passed:
             reasons.append(f"{artifact.id} was not verified; name precision={artifact.precision!r} to run it")
-        elif changed := changed_since(plan, bundle):
+        elif changed := find_changed_source(plan, bundle):
             reasons.append(f"{changed}; {rebuild_command(bundle, library)}")
         else:
             found[artifact.graph].append(plan)
@@ -55,7 +55,7 @@ def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[
 
 
 def way_to_a_plan(bundle: Bundle, library: str) -> str:
-    """The command that builds a plan, if the bundle has the graphs for it; else that which exports them."""
+    """Return the command that builds a plan; without the graphs for it, the one that exports them."""
     artifacts = bundle.manifest.artifacts
     of_encoders = {"encoder": ("portable",)}
     of_decoders = ("inplace",) if library == "tensorrt-rtx" else ("inplace", "portable")
@@ -70,8 +70,8 @@ def way_to_a_plan(bundle: Bundle, library: str) -> str:
     return f"it has no graphs for one either; export it again with --precision fp32,fp16 --target {targets}"
 
 
-def changed_since(plan: Plan, bundle: Bundle) -> str:
-    """What a plan was built from that is not in the bundle any more; empty where all is."""
+def find_changed_source(plan: Plan, bundle: Bundle) -> str:
+    """Return which source of a plan has changed in the bundle since; empty where none has."""
     artifact = bundle.manifest.artifact(plan.built_from)
     for name, sha256 in plan.sources.items():
         entry = bundle.manifest.files.get(name)
@@ -82,8 +82,8 @@ def changed_since(plan: Plan, bundle: Bundle) -> str:
     return ""
 
 
-def misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
-    """Why a plan does not run on a host, and what to do; empty where it runs."""
+def explain_misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
+    """Return why a plan does not run on a host, and what to do; empty where it runs."""
     again = f"; {rebuild_command(bundle, plan.engine, host.sm, plan)}"
     if LIBRARIES[plan.engine].sms and host.sm not in LIBRARIES[plan.engine].sms:
         again = ", which it does not know: use backend='ort-cuda', or a plan of TensorRT"
@@ -127,14 +127,14 @@ def best_plan(plans: Sequence[Plan], max_length: int | None, gpu_memory: int) ->
 
 
 def covers(listed: str, present: str) -> bool:
-    """Whether a listed architecture, "sm86" or "sm80+" for it and all later ones, is the present one."""
+    """Tell whether a listed architecture, "sm86" or "sm80+" for it and all later ones, covers the GPU's."""
     if listed.endswith("+"):  # hardware compatibility is not for Jetson
         return int(present[2:]) >= int(listed[2:-1]) and present not in JETSON
     return listed == present
 
 
 def reads(installed: str, built: str) -> bool:
-    """Whether a library takes a version-compatible plan: a newer one, of the same or the next major version.
+    """Tell whether a library reads an older version-compatible plan, of its own or the last major version.
 
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/engine-compatibility.html
     """
@@ -145,21 +145,25 @@ def reads(installed: str, built: str) -> bool:
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """(13, 0) of "13.0"."""
+    """Return (13, 0) for "13.0"."""
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
 
 
 def rebuild_command(bundle: Bundle, library: str, sm: str | None = None, plan: Plan | None = None) -> str:
-    """The command that makes a plan for this machine.
+    """Return the command that builds a plan for this machine.
 
     Args:
-        plan: whose options are kept.
+        plan: the plan whose options are kept.
     """
     command = f"planforge build {bundle.folder} --target {'rtx' if library == 'tensorrt-rtx' else library}"
     if library == "tensorrt-rtx" and (sm or plan):
         command += f" --sm {sm or ','.join(plan.sms if plan else ())}"
     if plan is not None:
-        command += " --strip" * bool(plan.weights) + " --compatible" * plan.compatible
-        command += f" --top-k {plan.candidates}" * bool(plan.candidates)
+        if plan.weights:
+            command += " --strip"
+        if plan.compatible:
+            command += " --compatible"
+        if plan.candidates:
+            command += f" --top-k {plan.candidates}"
     return command

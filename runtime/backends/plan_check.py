@@ -1,7 +1,7 @@
-"""Whether a loaded plan is the one that its entry in manifest.json describes.
+"""Checks that a loaded plan is the one that its entry in manifest.json describes.
 
 The sha256 of a plan's file says that the file is the listed one. It does not say that the listed one was
-built from this bundle's graph: for that, the plan itself is asked, before its first step.
+built from this bundle's graph: that is read from the plan itself, before its first step.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NAME_START = "planforge "  # what every name that `network_name` gives begins wi
 
 
 def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Artifact) -> None:
-    """Refuse an engine that was built from something else than its passport says.
+    """Refuse an engine that was not built from what its manifest entry says.
 
     Args:
         trt: the library's module.
         engine: an `ICudaEngine`, just loaded.
         bundle: the bundle that lists the plan.
-        plan: the plan's passport.
+        plan: the plan's entry in the manifest.
         artifact: what the plan takes, as `Plan.narrowed` gives it.
 
     Raises:
@@ -54,7 +54,7 @@ def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Ar
 
 
 def tensor_problems(trt: Any, engine: Any, plan: Plan, artifact: Artifact) -> list[str]:
-    """Return how an engine's tensors and profiles differ from its passport, a line each."""
+    """Return how an engine's tensors and profiles differ from its manifest entry, a line each."""
     weights = [TensorSpec(w.name, "weight", w.dtype, w.shape) for w in plan.weights]
     inputs = {spec.name: spec for spec in (*artifact.inputs, *weights)}
     outputs = {spec.name: spec for spec in artifact.outputs}
@@ -88,7 +88,7 @@ def name_problems(side: str, found: Iterable[str], meant: Iterable[str]) -> list
 def type_and_shape_problems(engine: Any, spec: TensorSpec) -> list[str]:
     """Return how one tensor's type and shape differ.
 
-    TensorRT 8 takes whole numbers as int32. An axis is compared only where both sides give a number.
+    TensorRT 8 takes int64 as int32. An axis is compared only where both sides give a number.
     """
     problems = []
     name = engine.get_tensor_dtype(spec.name).name
@@ -105,7 +105,7 @@ def type_and_shape_problems(engine: Any, spec: TensorSpec) -> list[str]:
 
 
 def profile_problems(engine: Any, index: int, axes: Any, spec: TensorSpec) -> list[str]:
-    """Return how the lengths of one input in one profile differ from the passport's."""
+    """Return how the lengths of one input in one profile differ from the manifest's."""
     shapes = engine.get_tensor_profile_shape(spec.name, index)
     found = [tuple(int(length) for length in shape) for shape in shapes]
     meant = [

@@ -13,8 +13,8 @@ from ..errors import BackendUnavailableError
 log = logging.getLogger("planforge")
 
 # The first versions whose CPU provider ran such graphs, of all from 1.20 to 1.31.
-WHOLE_NUMBERS = (1, 23)
-WHOLE_NUMBER_CACHE = (1, 27)
+QUANTIZED_WEIGHTS = (1, 23)
+QUANTIZED_CACHE = (1, 27)
 CPUINFO = Path("/proc/cpuinfo")
 VNNI = {"avx512_vnni", "avx_vnni"}
 # Exact kernels instead of fast ones, on a processor with VNNI too, where int8 would take twice as long.
@@ -23,13 +23,17 @@ EXACT_PRODUCTS = {"session.x64quantprecision": "1"}
 
 
 def check_version(artifact: Artifact, installed: str) -> None:
-    """Refuses a graph that an older ONNX Runtime would not open, or answer with an error at its first step.
+    """Refuse a graph that the installed ONNX Runtime is too old to open or to run.
 
     Raises:
         BackendUnavailableError: names the version that is needed, and the command that installs it.
     """
     chosen = artifact.quantization
-    needed = WHOLE_NUMBER_CACHE if "cache_bits" in chosen else WHOLE_NUMBERS if chosen else (0,)
+    needed: tuple[int, ...] = (0,)
+    if "cache_bits" in chosen:
+        needed = QUANTIZED_CACHE
+    elif chosen:
+        needed = QUANTIZED_WEIGHTS
     found = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
     if found and found < needed:
         version = ".".join(map(str, needed))
@@ -40,7 +44,7 @@ def check_version(artifact: Artifact, installed: str) -> None:
 
 
 def say_if_slow(artifact: Artifact, machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> None:
-    """Warns where whole numbers run without vector instructions: right, but slower than fp32 may be."""
+    """Warn where quantized weights run without vector instructions: right, but perhaps slower than fp32."""
     flags = x86_flags(machine, cpuinfo)
     if artifact.quantization.get("bits") and flags and "avx2" not in flags:
         log.warning(
@@ -51,7 +55,7 @@ def say_if_slow(artifact: Artifact, machine: str = platform.machine(), cpuinfo: 
 
 
 def products_saturate(machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> bool:
-    """Whether sums of uint8 * int8 products may be wrong unless `EXACT_PRODUCTS` is set.
+    """Tell whether sums of uint8 * int8 products may be wrong unless `EXACT_PRODUCTS` is set.
 
     So it is on x86 without VNNI, which adds pairs of them in 16 bits; it may be where the system doesn't say.
     """
@@ -59,9 +63,9 @@ def products_saturate(machine: str = platform.machine(), cpuinfo: Path = CPUINFO
     return flags is not None and not VNNI & flags
 
 
-@functools.cache  # every graph that is opened asks
+@functools.cache  # called for every graph that is opened
 def x86_flags(machine: str, cpuinfo: Path) -> frozenset[str] | None:
-    """What an x86 processor can do, as Linux names it; empty where it is not said, None of others."""
+    """Return an x86 processor's features as Linux names them; empty if unknown, None for other processors."""
     if machine not in ("x86_64", "AMD64"):
         return None
     if not cpuinfo.exists():

@@ -14,15 +14,15 @@ MOST_BYTES = 2**30
 
 
 class RuntimeCache:
-    """The file. Its first line says what it belongs to and holds the sha256 of the rest.
+    """The cache file. Its first line says what it belongs to and holds the sha256 of the rest.
 
     A cache that is missing, cut short, changed, or of another plan or GPU, is passed over; where none can be
     written, as in a folder that is only readable, kernels are compiled at each start.
 
     Args:
         plan: the plan's path.
-        version: of TensorRT-RTX.
-        sm: of the GPU.
+        version: TensorRT-RTX's version.
+        sm: the GPU's compute capability.
     """
 
     def __init__(self, plan: Path, version: str, sm: str) -> None:
@@ -31,7 +31,7 @@ class RuntimeCache:
         self.loaded: str | None = None
 
     def load(self) -> bytes | None:
-        """What was saved, if it is whole."""
+        """Return what was saved; None where it cannot be used."""
         try:
             with self.path.open("rb") as file:
                 said = json.loads(file.readline(4096))
@@ -46,7 +46,7 @@ class RuntimeCache:
         return content
 
     def save(self, content: bytes) -> None:
-        """Replaces the file if there is more to keep than was loaded."""
+        """Replace the file if the content differs from what was loaded."""
         content = bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
         if sha256 == self.loaded or not content:

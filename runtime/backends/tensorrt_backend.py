@@ -13,8 +13,8 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, Axis, Plan, PlanWeight
 from ..errors import BackendError, BackendUnavailableError, BundleError, ManifestError
 from .cuda_memory import Device, cuda_of_driver, gpu_at
-from .device_buffer import DeviceBuffer, uploaded
-from .passport import Host, best_plan, misfit, plans_of, rebuild_command
+from .device_buffer import DeviceBuffer, upload_array
+from .passport import Host, best_plan, explain_misfit, plans_of, rebuild_command
 from .plan_check import check_engine
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import import_library, make_logger
@@ -25,9 +25,9 @@ class TensorRtBackend:
     """Runs those graphs of a bundle that have a plan for this machine.
 
     Args:
-        name: of the library.
-        bundle: whose plans are looked at, none of them loaded.
-        precision: the one to run; any that was found to be right when None.
+        name: the library's name.
+        bundle: the bundle whose plans are considered; none of them is loaded.
+        precision: the one to run; when None, any that passed verification.
         device: the GPU's number.
         verify: compare the hash of weights above 256 MiB too.
         max_length: context that the caller asked for; of several plans one that holds it is taken.
@@ -57,7 +57,7 @@ class TensorRtBackend:
         host = Host(self.trt.__version__, gpu.sm, cuda_of_driver())
         self.plans: dict[str, Plan] = {}
         for graph, candidates in plans.items():
-            misfits = {plan.file: misfit(plan, host, bundle) for plan in candidates}
+            misfits = {plan.file: explain_misfit(plan, host, bundle) for plan in candidates}
             fitting = [plan for plan in candidates if not misfits[plan.file]]
             if not fitting:
                 raise BackendUnavailableError(misfits[candidates[-1].file])
@@ -72,7 +72,7 @@ class TensorRtBackend:
         return f"{self.device.gpu.name}: the plan of {' and '.join(plans)}"
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
-        """What the graph's plan takes."""
+        """Return the artifact, narrowed to what the graph's plan takes."""
         if graph not in self.plans:
             raise BundleError(f"{bundle.folder} has no {graph}; it has {', '.join(self.plans)}")
         plan = self.plans[graph]
@@ -90,7 +90,7 @@ class TensorRtBackend:
             return TensorRtProgram(self.trt, engine, self.device, path.name, cache, way_out, weights)
 
     def weight(self, bundle: Bundle, weight: PlanWeight) -> DeviceBuffer:
-        """A weight that a plan leaves out; one that several read is on the device once."""
+        """Return a weight that a plan leaves out; one that several plans read is on the device once."""
         place = weight.file, weight.offset
         if place not in self.weights:
             path = bundle.path(weight.file, verify=self.verify)
@@ -98,7 +98,7 @@ class TensorRtBackend:
             if weight.offset + math.prod(weight.shape) * dtype.itemsize > path.stat().st_size:
                 raise ManifestError(f"{bundle.folder}: {weight.name} lies beyond the end of {weight.file}")
             values = np.memmap(path, dtype, "r", weight.offset, weight.shape)
-            self.weights[place] = uploaded(self.device, weight.name, values)
+            self.weights[place] = upload_array(self.device, weight.name, values)
         return self.weights[place].view(weight.shape)
 
     @property
@@ -107,7 +107,7 @@ class TensorRtBackend:
 
 
 def explain(bundle: Bundle, plan: Plan, name: str, axis: int, length: int) -> str:
-    """What to do about a length of an input's axis that no profile takes."""
+    """Return what to do about a length of an input's axis that no profile takes."""
     artifact = bundle.manifest.artifact(plan.built_from)
     (spec,) = (spec for spec in artifact.inputs if spec.name == name)
     graphs = spec.axes[axis]
@@ -120,10 +120,10 @@ def explain(bundle: Bundle, plan: Plan, name: str, axis: int, length: int) -> st
 
 
 def load_engine(trt: Any, path: Path, plan: Plan) -> Any:
-    """The plan as an engine.
+    """Load a plan as an engine.
 
     Raises:
-        BackendError: the library refuses it; in its words.
+        BackendError: the library refuses it; with the library's own message.
     """
     logger = make_logger(trt)
     runtime = trt.Runtime(logger)
@@ -135,14 +135,14 @@ def load_engine(trt: Any, path: Path, plan: Plan) -> Any:
         if validity == trt.EngineValidity.INVALID:
             kinds = trt.EngineInvalidityDiagnostics.__members__.items()
             names = [name for name, kind in kinds if int(bits) & int(kind)]
-            why = ", ".join(names) or said(logger)
+            why = ", ".join(names) or join_errors(logger)
             raise BackendError(f"{trt.__name__} says that {path.name} cannot run here: {why}")
     engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
-        raise BackendError(f"{trt.__name__} cannot load {path.name}: {said(logger)}")
+        raise BackendError(f"{trt.__name__} cannot load {path.name}: {join_errors(logger)}")
     return engine
 
 
-def said(logger: Any) -> str:
-    """What a library complained of, on one line."""
+def join_errors(logger: Any) -> str:
+    """Return the errors that a library logged, on one line."""
     return "; ".join(" ".join(text.split()) for text in logger.errors) or "it gives no reason"

@@ -15,7 +15,7 @@ from ..errors import BackendUnavailableError
 
 @dataclass(frozen=True)
 class Library:
-    """One of the two.
+    """One of the two libraries.
 
     Attributes:
         module: its Python module.
@@ -53,12 +53,12 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 
 
 def is_installed(name: str) -> bool:
-    """Whether a library's Python module is there, without loading it."""
+    """Tell whether a library's Python module is installed, without loading it."""
     return importlib.util.find_spec(LIBRARIES[name].module) is not None
 
 
 def import_library(name: str) -> Any:
-    """A library's Python module.
+    """Return a library's Python module.
 
     Raises:
         BackendUnavailableError: not installed; names NVIDIA's package and the extra.
@@ -70,14 +70,14 @@ def import_library(name: str) -> Any:
 
 
 def not_installed(name: str) -> BackendUnavailableError:
-    """The error that names NVIDIA's package and the extra that installs it."""
+    """Return the error that names NVIDIA's package and the extra that installs it."""
     return BackendUnavailableError(
         f"engine {name!r} needs NVIDIA's package {LIBRARIES[name].package}: pip install 'planforge[{name}]'"
     )
 
 
 def make_logger(trt: Any) -> Any:
-    """An `ILogger` of the module `trt` that collects messages.
+    """Return an `ILogger` of the module `trt` that collects messages.
 
     Returns:
         the logger; its `errors` and `warnings` are lists of what TensorRT said.

@@ -37,7 +37,7 @@ class Step:
 
 @dataclass
 class Lane:
-    """One profile's context, what it was told last, and that captured: a graph is of a context's state."""
+    """One profile's context, the last step it was set up for, and the CUDA graph captured of it."""
 
     context: Any
     shapes: Shapes = ()
@@ -45,7 +45,7 @@ class Lane:
     graph: Graph | None = None
 
     def forget(self) -> None:
-        """Lets go of the last step, before the context is told something else."""
+        """Drop the last step and its graph, before the context is set up for another one."""
         self.last = None
         if self.graph is not None:
             self.graph.close()
@@ -61,10 +61,10 @@ class TensorRtProgram:
     Args:
         trt: the library.
         engine: an `ICudaEngine`.
-        name: for messages.
-        cache: of kernels that TensorRT-RTX compiled on this GPU before.
-        way_out: what to do about a length that no profile takes, told the input, the axis and the length.
-        weights: inputs that are the same at every step, and have no profiles.
+        name: the plan's name for messages.
+        cache: kernels that TensorRT-RTX compiled on this GPU before.
+        way_out: returns what to do about a length that no profile takes, given input, axis and length.
+        weights: inputs that are the same at every step and have no profiles.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class TensorRtProgram:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The device's turn, for a program that is still open.
+        """Take the device's turn, for a program that is still open.
 
         Raises:
             ClosedError: it is not, or was closed while this thread waited.
@@ -167,14 +167,14 @@ class TensorRtProgram:
 
     @contextmanager
     def mapped_errors(self) -> Iterator[None]:
-        """The library's own exceptions in ours."""
+        """Raise the library's exceptions as BackendError."""
         try:
             yield
         except RuntimeError as error:
             raise BackendError(f"{self.name}: {' '.join(str(error).split())}") from error
 
     def launch(self, step: Step, addresses: Mapping[str, int], work: Callable[[], None]) -> None:
-        """Does the work, from the second time in succession on as one captured graph."""
+        """Do the work, from the second time in succession on as one captured graph."""
         lane = self.lanes[step.profile]
         if lane.last != step:
             lane.forget()
@@ -206,7 +206,7 @@ class TensorRtProgram:
         lane.shapes = shapes
 
     def way_of(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:
-        """The profile for inputs of these shapes, and every tensor's shape."""
+        """Return the profile for inputs of these shapes, and every tensor's shape."""
         if shapes not in self.ways:
             profile = self.profile_for(shapes)
             lane = self.lane(profile)
@@ -218,7 +218,7 @@ class TensorRtProgram:
         return self.ways[shapes]
 
     def addresses(self, bound: Mapping[str, DeviceBuffer], sizes: Mapping[str, Shape]) -> dict[str, int]:
-        """Where every tensor lies."""
+        """Return every tensor's address."""
         for output, source in self.aliases.items():
             if output in bound and (source not in bound or bound[output].address != bound[source].address):
                 raise InputError(f"{self.name}: {output!r} must be bound to the buffer of {source!r}")
@@ -231,7 +231,7 @@ class TensorRtProgram:
         }
 
     def profile_for(self, shapes: Shapes) -> int:
-        """The profile that takes these shapes, and among several the one that is tuned nearest to them.
+        """Return the profile that takes these shapes; of several, the one tuned nearest to them.
 
         Raises:
             InputError: none does; names the input, its axis, the lengths that are taken and the way out.
@@ -246,7 +246,7 @@ class TensorRtProgram:
         return min(fitting, key=lambda i: sum(distance(s, self.profiles[i][n]) for n, s in shapes))
 
     def nearest_miss(self, shapes: Shapes) -> str:
-        """Where the profile that takes most of the shapes does not."""
+        """Return which shape is outside the profile that takes most of the shapes."""
         misses = [
             [(n, s, profile[n]) for n, s in shapes if not within(s, profile[n])] for profile in self.profiles
         ]
@@ -259,11 +259,11 @@ class TensorRtProgram:
         return f"takes {lengths} on axis {axis} of input {name!r}, not {shape[axis]}; {way_out}"
 
     def lane(self, profile: int) -> Lane:
-        """A profile's context; all share one piece of memory for what they compute on the way."""
+        """Return a profile's context; all contexts share one piece of memory for activations."""
         if profile not in self.lanes:
             if self.activations is None:
                 size = max(activation_bytes(self.engine, index) for index in range(len(self.profiles)))
-                self.activations = self.device.allocate(size, f"what {self.name} computes on the way")
+                self.activations = self.device.allocate(size, f"the activations of {self.name}")
             context = self.new_context(profile)
             if context is None:
                 raise BackendError(f"{self.name}: no context could be made")
@@ -295,7 +295,7 @@ class TensorRtProgram:
         return self.engine.create_execution_context(strategy.USER_MANAGED)
 
     def close(self) -> None:
-        """Frees the plan; waits for a step that is running. Closing twice is fine."""
+        """Free the plan; waits for a step that is running. Closing twice is fine."""
         with self.device.lock:
             if self.closed:
                 return
@@ -314,7 +314,7 @@ class TensorRtProgram:
 
 
 def rtx_config(trt: Any, engine: Any, cache: RuntimeCache) -> Any:
-    """How TensorRT-RTX launches, in its own graphs, and keeps what it compiles."""
+    """Return TensorRT-RTX's configuration: its own CUDA graphs, and a cache of compiled kernels."""
     config = engine.create_runtime_config()
     config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
     config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
@@ -326,7 +326,7 @@ def rtx_config(trt: Any, engine: Any, cache: RuntimeCache) -> Any:
 
 
 def aliases_of(engine: Any, outputs: Sequence[str]) -> dict[str, str]:
-    """Outputs that are written at an input's address, with that input."""
+    """Return the outputs that are written at an input's address, with that input."""
     if not hasattr(engine, "get_aliased_input_tensor"):  # below 10.15, which has no such operator
         return {}
     found = {name: engine.get_aliased_input_tensor(name) for name in outputs}
@@ -344,18 +344,18 @@ def within(shape: Shape, lengths: Range) -> bool:
 
 
 def only_the_batch_varies(profile: Mapping[str, Range]) -> bool:
-    """Whether every axis but the first has one length: a decode step in fixed slots."""
+    """Tell whether every axis but the first has one length: a decode step in fixed slots."""
     return all(low[1:] == high[1:] for low, _, high in profile.values())
 
 
 def distance(shape: Shape, lengths: Range) -> float:
-    """How far a shape is from what a profile is tuned for, in powers of two."""
+    """Return how far a shape is from what a profile is tuned for, in powers of two."""
     best = lengths[1]
     return math.fsum(abs(math.log2((n + 1) / (b + 1))) for n, b in zip(shape, best, strict=True))
 
 
 def activation_bytes(engine: Any, profile: int) -> int:
-    """Device memory that a context needs beside weights, inputs and outputs."""
+    """Return the device memory that a context needs beside weights, inputs and outputs."""
     if hasattr(engine, "get_device_memory_size_for_profile_v2"):
         return int(engine.get_device_memory_size_for_profile_v2(profile))
     if hasattr(engine, "get_device_memory_size_for_profile"):

@@ -34,7 +34,7 @@ def choose_threads(
     cpus: Collection[int] | None = None,
     root: Path = ROOT,
 ) -> Threads:
-    """`wanted`, else OMP_NUM_THREADS, else a thread for each physical core, within the cgroup's limit.
+    """Return `wanted`, else OMP_NUM_THREADS, else one thread per physical core, within the cgroup's limit.
 
     Two threads of one core share its arithmetic units, so a second one slows matrix products down. A cgroup's
     limit of 1.5 cores gives 2 threads: one alone would leave a third of it unused.
@@ -65,7 +65,7 @@ def choose_threads(
 
 
 def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
-    """Of how many cores these logical processors are, at least 1.
+    """Return the number of physical cores of these logical processors, at least 1.
 
     Where Linux does not say, an x86 processor is taken to have two logical ones per core.
     """
@@ -77,7 +77,7 @@ def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
 
 
 def core_of(cpu: int, root: Path) -> str | None:
-    """A name of the core that a logical processor is part of."""
+    """Return a name of the core that a logical processor is part of."""
     folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     if siblings := text_of(folder / "thread_siblings_list"):
         return siblings  # such as "0,4" or "0-1": the same for both
@@ -86,7 +86,7 @@ def core_of(cpu: int, root: Path) -> str | None:
 
 
 def cgroup_limit(root: Path = ROOT) -> float | None:
-    """Cores' worth of time that the process's cgroups leave it: the least of all; None without a limit."""
+    """Return the process's lowest CPU limit of all its cgroups, in cores; None without a limit."""
     limits = [
         limit
         for line in (text_of(root / "proc/self/cgroup") or "").splitlines()
@@ -97,7 +97,7 @@ def cgroup_limit(root: Path = ROOT) -> float | None:
 
 
 def cgroup_folders(line: str, root: Path) -> Iterator[Path]:
-    """The folders that one line of /proc/self/cgroup stands for, from the group up to the mount.
+    """Yield the folders that one line of /proc/self/cgroup stands for, from the group up to the mount.
 
     A line is number:controllers:path. A container may see its own group as the mount itself, under a path
     that is the host's.
@@ -116,7 +116,7 @@ def cgroup_folders(line: str, root: Path) -> Iterator[Path]:
 
 
 def quota(folder: Path) -> float | None:
-    """Cores' worth of time per period that one cgroup allows."""
+    """Return the CPU limit of one cgroup, in cores; None without one."""
     allowed, _, period = (text_of(folder / "cpu.max") or "").partition(" ")
     if not allowed:
         allowed = text_of(folder / "cpu.cfs_quota_us") or ""
@@ -127,7 +127,7 @@ def quota(folder: Path) -> float | None:
 
 
 def text_of(path: Path) -> str | None:
-    """A small file's text; None where it cannot be read or is empty."""
+    """Return a small file's text; None where it cannot be read or is empty."""
     try:
         return path.read_text(encoding="utf-8").strip() or None
     except (OSError, ValueError):  # no such file, no text, or a name that no file can have

@@ -9,8 +9,8 @@ from typing import Any
 from ..errors import ManifestError
 from .json_reader import FILE_NAME, Reader, file_name
 
-SLOTS = "slots"  # the axis of a cache's capacity, which a plan has as a number
-CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")  # outputs of a plan that picks them, and roles
+SLOTS = "slots"  # the axis of a cache's capacity, fixed in a plan
+CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")  # roles and names, where a plan picks them
 DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
 
 
@@ -32,7 +32,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of a graph. An axis is an `Axis`, or a whole number where it is fixed."""
+    """An input or output of a graph. An axis is an `Axis`, or an integer where it is fixed."""
 
     name: str
     role: str
@@ -76,7 +76,7 @@ class Artifact:
     outputs: tuple[TensorSpec, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)  # output name -> input at its address
     constraints: tuple[str, ...] = ()
-    quantization: Mapping[str, Any] = field(default_factory=dict)  # how its whole numbers were chosen
+    quantization: Mapping[str, Any] = field(default_factory=dict)  # how it was quantized
     gate: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -95,7 +95,7 @@ class Artifact:
         return _by_role(self.outputs, role, self.id)
 
     def axis(self, name: str) -> Axis:
-        """The dynamic axis of that name, wherever it occurs among the inputs."""
+        """Return the dynamic axis of that name, wherever it occurs among the inputs."""
         for spec in self.inputs:
             for axis in spec.axes:
                 if isinstance(axis, Axis) and axis.name == name:
@@ -103,7 +103,7 @@ class Artifact:
         raise ManifestError(f"artifact {self.id} has no axis {name!r}")
 
     def with_candidates(self, count: int) -> Artifact:
-        """With outputs for the `count` likeliest tokens and the log of the sum of all exponentials."""
+        """Return it with outputs for the `count` likeliest tokens and the log-sum-exp of all logits."""
         *rows, _ = self.output("logits").axes
         columns = (("float32", count), ("int32", count), ("float32", 1))
         more = tuple(
@@ -113,7 +113,7 @@ class Artifact:
         return replace(self, outputs=(*self.outputs, *more))
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        value: dict[str, Any] = {
             "id": self.id,
             "graph": self.graph,
             "dialect": self.dialect,
@@ -126,9 +126,11 @@ class Artifact:
             "outputs": [t.to_json() for t in self.outputs],
             "aliases": dict(self.aliases),
             "constraints": list(self.constraints),
-            **({"quantization": dict(self.quantization)} if self.quantization else {}),
-            "gate": dict(self.gate),
         }
+        if self.quantization:
+            value["quantization"] = dict(self.quantization)
+        value["gate"] = dict(self.gate)
+        return value
 
     @staticmethod
     def from_json(value: Any) -> Artifact:

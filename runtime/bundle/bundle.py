@@ -1,4 +1,4 @@
-"""A bundle on disk: its manifest, and files that are what the manifest says."""
+"""A bundle on disk: its manifest, and its files, which are checked against the manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALWAYS_HASHED_BYTES = 256 * 2**20  # above this, ONNX files and data are hashed 
 
 
 def sha256_of(path: Path) -> str:
-    """The file's sha256 as hex, read in pieces."""
+    """Return the file's sha256 as hex, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(2**20):
@@ -41,7 +41,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | Path) -> Bundle:
-        """Reads the manifest; files are checked when they are used.
+        """Read the manifest; files are checked when they are used.
 
         Raises:
             BundleNotFoundError: no such folder, or no manifest in it.
@@ -73,7 +73,7 @@ class Bundle:
         return cls(folder, Manifest.from_json(text))
 
     def path(self, name: str, *, verify: bool = True) -> Path:
-        """The path of a listed file, after checking that it is the listed one.
+        """Return the path of a listed file, after checking that it is the listed one.
 
         A file that was hashed before, and that nobody has written to since, is not hashed again.
 
@@ -100,7 +100,7 @@ class Bundle:
 
     @contextmanager
     def checking(self, names: Sequence[str], *, verify: bool = True) -> Iterator[None]:
-        """Checks files as `path` does, beside what the caller does meanwhile with their content.
+        """Check files as `path` does, in parallel with what the caller does with their content.
 
         Raises:
             IntegrityError: at the end, whatever the caller's own work came to; at once where no content
@@ -117,7 +117,7 @@ class Bundle:
                     check.result()
 
     def located(self, name: str) -> Path:
-        """The path of a listed file that is there, in the folder, and as long as listed.
+        """Return the path of a listed file that exists, lies in the folder, and has the listed size.
 
         Raises:
             IntegrityError: it is not.
@@ -138,6 +138,6 @@ class Bundle:
         return path
 
     def verify_files(self) -> None:
-        """Checks every listed file, whatever its size."""
+        """Check every listed file, whatever its size."""
         for name in self.manifest.files:
             self.path(name)

@@ -1,4 +1,4 @@
-"""What a bundle's tasks do unless told otherwise, as its manifest keeps it."""
+"""The default settings of a bundle's tasks, as its manifest records them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .json_reader import FILE_NAME, Reader
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What decides how a sequence begins and ends, and how it is searched for.
+    """The defaults of generation and translation: how a sequence begins and ends, and how it is searched for.
 
     Attributes:
         eos: tokens that end it.
@@ -22,13 +22,13 @@ class GenerationDefaults:
         forced_bos, forced_eos: the target's first token after that, and its last at full length.
         suppressed: tokens that are never generated.
         num_beams, length_penalty, early_stopping, no_repeat_ngram_size: see `decoding.beam.Search`.
-        min_new_tokens: before which none of `eos` is generated.
-        renormalize: whether what these rules leave is made a distribution again.
-        max_new_tokens: of a translation, or where the checkpoint's own settings are asked for.
+        min_new_tokens: number of tokens before which none of `eos` is generated.
+        renormalize: whether probabilities are normalized again after these rules.
+        max_new_tokens: of a translation, or with the checkpoint's own settings.
         max_length: tokens of one sequence, at most.
-        do_sample: whether a language model's checkpoint means its tokens to be drawn. If not, the likeliest
-            is taken, whatever the next four say.
-        temperature, top_k, top_p, min_p: how they are drawn; None turns one off.
+        do_sample: whether a language model's checkpoint samples its tokens. If not, decoding is greedy,
+            whatever the next four say.
+        temperature, top_k, top_p, min_p: how they are sampled; None turns one off.
         repetition_penalty: for tokens that the prompt or the answer already has; 1.0 is none.
     """
 
@@ -98,7 +98,7 @@ class FittedHead:
 
     Attributes:
         features: "embedding", or the name of a choice of hidden states, averaged over the tokens.
-        file: in the bundle, its weight (C, F) and bias (C,) as the fit gave them.
+        file: file of the bundle with its weight (C, F) and bias (C,) as the fit gave them.
     """
 
     features: str
@@ -107,7 +107,7 @@ class FittedHead:
 
 @dataclass(frozen=True)
 class EncoderDefaults:
-    """What an encoder's results mean, and what its tasks do unless told otherwise.
+    """What an encoder's results mean, and the default settings of its tasks.
 
     Attributes:
         max_length: tokens of one sequence, special ones included.
@@ -117,7 +117,7 @@ class EncoderDefaults:
         labels: of the classification head's classes, in order.
         problem_type: "regression", "single_label_classification" or "multi_label_classification".
         score_activation: "sigmoid" or "identity": how a cross-encoder's one logit becomes a score.
-        pooling: how one vector is made of a text's.
+        pooling: how the vectors of a text's tokens become one.
         normalize: whether that vector gets length 1.
         prompts: texts to put before a text, by name.
         default_prompt: the name of the prompt that every text gets.

@@ -1,4 +1,4 @@
-"""Reads manifest.json field by field: it is data from elsewhere, so nothing in it is taken for granted."""
+"""Reads manifest.json field by field, and checks each: the file may come from anywhere."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Reader:
 
 
 def file_name(name: Any) -> str:
-    """A relative POSIX path that stays in the bundle's folder."""
+    """Return a name that is a relative POSIX path inside the bundle's folder; refuse any other."""
     path = PurePosixPath(str(name))
     if (
         not isinstance(name, str)

@@ -40,7 +40,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything manifest.json says; `generation` of a decoder, `encoder` of an encoder."""
+    """The content of manifest.json; an encoder has `encoder`, other models have `generation`."""
 
     family: str
     task: str
@@ -72,25 +72,27 @@ class Manifest:
         )
 
     def to_json(self) -> str:
-        value = {
+        value: dict[str, Any] = {
             "format": FORMAT,
             "family": self.family,
             "task": self.task,
             "export_id": self.export_id,
             "config": dict(self.config),
-            **({"generation": self.generation.to_json()} if self.generation else {}),
-            **({"encoder": self.encoder.to_json()} if self.encoder else {}),
-            "tokenizer": dict(self.tokenizer),
-            "files": {
-                name: {"sha256": entry.sha256, "bytes": entry.bytes}
-                for name, entry in sorted(self.files.items())
-            },
-            "artifacts": [a.to_json() for a in self.artifacts],
-            "plans": [p.to_json() for p in self.plans],
-            **({"default_precision": self.default_precision} if self.default_precision else {}),
-            "source": dict(self.source),
-            "tools": dict(self.tools),
         }
+        if self.generation:
+            value["generation"] = self.generation.to_json()
+        if self.encoder:
+            value["encoder"] = self.encoder.to_json()
+        value["tokenizer"] = dict(self.tokenizer)
+        value["files"] = {
+            name: {"sha256": entry.sha256, "bytes": entry.bytes} for name, entry in sorted(self.files.items())
+        }
+        value["artifacts"] = [a.to_json() for a in self.artifacts]
+        value["plans"] = [p.to_json() for p in self.plans]
+        if self.default_precision:
+            value["default_precision"] = self.default_precision
+        value["source"] = dict(self.source)
+        value["tools"] = dict(self.tools)
         return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @staticmethod
@@ -138,8 +140,8 @@ class Manifest:
         return manifest
 
     def check_files_are_listed(self) -> None:
-        """Every file that an artifact, plan or tokenizer names must have an entry with its hash."""
-        named = [*(name for a in self.artifacts for name in (a.file, *a.data))]
+        """Refuse a manifest that names a file, such as an artifact's, without listing its hash."""
+        named = [name for a in self.artifacts for name in (a.file, *a.data)]
         named += [name for p in self.plans for name in (p.file, *(w.file for w in p.weights))]
         if self.encoder is not None and self.encoder.fitted is not None:
             named.append(self.encoder.fitted.file)

@@ -33,8 +33,8 @@ class PlanWeight:
     """A weight that a plan reads from the bundle, as an input.
 
     Attributes:
-        name: of the plan's input.
-        file: of the bundle, in which it begins at `offset`.
+        name: name of the plan's input.
+        file: file of the bundle in which it begins, at `offset`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class PlanWeight:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES or self.offset < 0 or not all(length > 0 for length in self.shape):
             raise ManifestError(
-                f"weight {self.name!r}: {self.dtype} {self.shape} at {self.offset} is no place"
+                f"weight {self.name!r}: {self.dtype} {self.shape} at {self.offset} is not a valid weight"
             )
 
     @staticmethod
@@ -66,13 +66,13 @@ class Plan:
     """A TensorRT plan and its passport: what made it, and where it runs.
 
     Attributes:
-        built_from: the id of an artifact.
+        built_from: id of the artifact that it was built from.
         engine: "tensorrt-rtx" or "tensorrt".
-        version: of that library; another one does not read the plan.
+        version: version of that library; another one does not read the plan.
         sms: the GPUs' compute capabilities, such as "sm86"; "sm80+" stands for it and all later ones.
-        profiles: the lengths of every axis that it takes.
+        profiles: the lengths that it takes, of every axis.
         cuda: the oldest version of CUDA whose driver runs it; None where that is not known.
-        weights: those that a stripped plan leaves out; it reads the bundle's.
+        weights: weights that a stripped plan leaves out and reads from the bundle.
         compatible: whether later versions of the library, up to the next major one, read it too.
         candidates: how many of the likeliest tokens it picks by itself; 0 if it gives all logits only.
         sources: the sha256 of each file that it was built from, and of the tokenizers that belong to it.
@@ -96,7 +96,9 @@ class Plan:
         looks += [("one of sms", sm, r"sm\d+\+?", "sm86") for sm in self.sms]
         for name, text, pattern, example in looks:
             if not re.fullmatch(pattern, text):
-                raise ManifestError(f"plan {self.file!r}: {name} is {text!r}, meant is such as {example!r}")
+                raise ManifestError(
+                    f"plan {self.file!r}: {name} is {text!r}, expected something like {example!r}"
+                )
         for profile in self.profiles:
             axes = Reader(Reader(profile, "profile").object("axes"), "axes")
             for name in axes.value:
@@ -107,7 +109,7 @@ class Plan:
                         f" not {list(lengths)}"
                     )
         if self.candidates < 0:
-            raise ManifestError(f"plan {self.file!r}: {self.candidates} candidates cannot be")
+            raise ManifestError(f"plan {self.file!r}: candidates is {self.candidates}, must be 0 or more")
 
     def longest(self, axis: str) -> int:
         """Return the largest length of an axis in any profile; 0 where no profile has that axis."""
@@ -120,7 +122,7 @@ class Plan:
         return max((sum(values) for values in known if all(isinstance(v, int) for v in values)), default=0)
 
     def configuration(self) -> tuple[Any, ...]:
-        """Return what a plan was asked for: of plans that are alike in this, `build` keeps the last one."""
+        """Return the settings that it was built for; of plans with equal ones `build` keeps the last."""
         limits = tuple(
             (name, tuple(lengths))
             for profile in self.profiles
@@ -129,7 +131,7 @@ class Plan:
         return self.built_from, self.engine, tuple(sorted(self.sms)), limits
 
     def narrowed(self, artifact: Artifact) -> Artifact:
-        """The artifact it was built from, with the lengths that its profiles take; cache slots are fixed.
+        """Return its artifact with the lengths that the profiles take; cache slots are fixed.
 
         Raises:
             ManifestError: the profiles are not those of this artifact.
@@ -154,19 +156,25 @@ class Plan:
         return narrowed.with_candidates(self.candidates) if self.candidates else narrowed
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        value: dict[str, Any] = {
             "built_from": self.built_from,
             "file": self.file,
             "engine": self.engine,
             "version": self.version,
             "sms": list(self.sms),
             "profiles": [dict(p) for p in self.profiles],
-            **({"cuda": self.cuda} if self.cuda else {}),
-            **({"weights": [asdict(weight) for weight in self.weights]} if self.weights else {}),
-            **({"compatible": True} if self.compatible else {}),
-            **({"candidates": self.candidates} if self.candidates else {}),
-            **({"sources": dict(self.sources)} if self.sources else {}),
         }
+        if self.cuda:
+            value["cuda"] = self.cuda
+        if self.weights:
+            value["weights"] = [asdict(weight) for weight in self.weights]
+        if self.compatible:
+            value["compatible"] = True
+        if self.candidates:
+            value["candidates"] = self.candidates
+        if self.sources:
+            value["sources"] = dict(self.sources)
+        return value
 
     @staticmethod
     def from_json(value: Any) -> Plan:

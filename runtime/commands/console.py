@@ -35,7 +35,7 @@ HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 
 
 class PlainConsole(Console):
-    """A console that leaves it to us what happens when nobody reads what it prints."""
+    """A console that raises `BrokenPipeError` when nobody reads what it prints."""
 
     def on_broken_pipe(self) -> None:
         """Raise what rich turns into an exit code of its own."""
@@ -46,20 +46,20 @@ errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Settings:
-    """What the options before the command say."""
+    """The options given before the command."""
 
     debug = False
 
 
 class Shown:
-    """The stages that are shown now; results are printed when they are out of the way."""
+    """The stages that are shown now; they end before results are printed."""
 
     stages: Stages | None = None
 
 
 @contextmanager
 def running() -> Iterator[Stages]:
-    """Shows the stages of a command: a bar on a terminal's stderr, else a line each with the time it took."""
+    """Show the stages of a command: a bar on a terminal's stderr, else a line each with the time it took."""
     with Stages(errors) as Shown.stages:
         try:
             yield Shown.stages
@@ -69,10 +69,10 @@ def running() -> Iterator[Stages]:
 
 @contextmanager
 def exit_codes(context: typer.Context) -> Iterator[None]:
-    """Turns what a command raises into one line on stderr and an exit code; --debug shows the traceback.
+    """Turn what a command raises into one line on stderr and an exit code; --debug shows the traceback.
 
     Args:
-        context: of all commands; it knows which one runs, by which a missing extra is named.
+        context: of all commands; it names the one that runs, whose extra a missing module belongs to.
     """
     forget_changes()
     try:
@@ -85,10 +85,10 @@ def exit_codes(context: typer.Context) -> Iterator[None]:
             raise
         fail(f"this command needs {error.name}: pip install 'planforge[{extra}]'", FAILED, error)
     except Terminated as error:
-        say(f"terminated{during()}; {what_was_changed()}")
+        say(f"terminated{describe_stage()}; {what_was_changed()}")
         raise typer.Exit(128 + error.number) from None
     except KeyboardInterrupt:
-        say(f"\ninterrupted{during()}; {what_was_changed()}")
+        say(f"\ninterrupted{describe_stage()}; {what_was_changed()}")
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -96,27 +96,27 @@ def exit_codes(context: typer.Context) -> Iterator[None]:
 
 
 def fail(message: str, code: int, error: BaseException) -> None:
-    """Says what was wrong and ends the command; with --debug the error goes on, for its traceback."""
+    """Print what was wrong and end the command; with --debug raise the error, for its traceback."""
     if Settings.debug:
         raise error
-    with suppress(OSError):  # of a stderr that cannot be written nobody reads
+    with suppress(OSError):  # nobody reads a stderr that cannot be written
         errors.print(Text("error: ", style="red").append(message, style="default"))
     raise typer.Exit(code) from error
 
 
 def say(line: str) -> None:
-    """Prints a line to stderr."""
+    """Print a line to stderr."""
     with suppress(OSError):
         errors.print(line, markup=False)
 
 
-def during() -> str:
-    """The stage that was interrupted, in words."""
+def describe_stage() -> str:
+    """Return the stage that was interrupted, in words."""
     return Shown.stages.current() if Shown.stages is not None else ""
 
 
 def emit(text: str, end: str = "\n") -> None:
-    """Prints to stdout; control characters of a model's text reach a pipe, never a terminal.
+    """Print to stdout; control characters of a model's text reach a pipe, never a terminal.
 
     Raises:
         typer.Exit: whoever read the output has gone.
@@ -125,13 +125,13 @@ def emit(text: str, end: str = "\n") -> None:
     if sys.stdout.isatty():
         if Shown.stages is not None:
             Shown.stages.clear()
-        text = visible(text)
+        text = escape_controls(text)
     with writing():
         sys.stdout.write(text + end)  # typer.echo would take escape sequences out of what goes to a pipe
 
 
-def visible(text: str) -> str:
-    r"""The text with its control characters written out, as \x1b, but for line breaks and tabs."""
+def escape_controls(text: str) -> str:
+    r"""Return the text with its control characters written out, as \x1b, but for line breaks and tabs."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -147,14 +147,14 @@ def json_line(value: Any, indent: int | None = None) -> str:
 
 
 def print_json(value: Any, indent: int | None = None) -> None:
-    """Prints a value as JSON, whose strings hold no control characters, after what shows the stages."""
+    """Print a value as JSON, whose strings hold no control characters, after ending the stages."""
     end_stages()
     with writing():
         sys.stdout.write(json_line(value, indent) + "\n")
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines that are ours, never folded, after what shows the stages."""
+    """Print our own lines, never folded, after ending the stages."""
     end_stages()
     with writing():
         for line in lines:
@@ -162,14 +162,14 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_tables(tables: Sequence[RenderableType]) -> None:
-    """Prints tables to stdout, as wide as the terminal, or wide enough for a file."""
+    """Print tables to stdout, as wide as the terminal, or wide enough for a file."""
     end_stages()
     with writing():
         PlainConsole(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
 
 
 def show(result: Any, as_json: bool) -> None:
-    """Prints an inspection as JSON or as tables."""
+    """Print an inspection as JSON or as tables."""
     if as_json:
         print_json(result.to_json())
     else:
@@ -177,14 +177,14 @@ def show(result: Any, as_json: bool) -> None:
 
 
 def end_stages() -> None:
-    """Finishes the stages before results are printed."""
+    """Finish the stages before results are printed."""
     if Shown.stages is not None:
         Shown.stages.end()
 
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Turns what goes wrong with stdout into an exit code, and keeps Python from trying again at its end."""
+    """Turn errors of writing to stdout into an exit code, and keep Python from trying again at its end."""
     try:
         yield
         sys.stdout.flush()
@@ -196,7 +196,7 @@ def writing() -> Iterator[None]:
 
 
 def give_up_stdout() -> None:
-    """Lets what is left in stdout's buffer go nowhere."""
+    """Discard what is left in stdout's buffer."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -204,5 +204,5 @@ def give_up_stdout() -> None:
 
 
 def names(text: str) -> list[str]:
-    """A comma-separated list."""
+    """Return the names in a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]

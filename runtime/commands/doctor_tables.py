@@ -1,4 +1,4 @@
-"""A diagnosis of `planforge doctor` for a terminal."""
+"""The tables that `planforge doctor` prints to a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_KNOWN = "not known"
 
 
 def diagnosis_tables(found: Diagnosis) -> list[RenderableType]:
-    """The machine, its GPUs, its packages, and the backends with what each lacks."""
+    """Return tables of the machine, its GPUs, its packages, and the backends with what each lacks."""
     facts = found.facts
     backends = [(r.backend, "yes" if r.available else "no", r.reason, r.remedy) for r in found.rungs]
     return [
@@ -27,7 +27,7 @@ def diagnosis_tables(found: Diagnosis) -> list[RenderableType]:
 
 
 def machine_rows(facts: Facts) -> list[tuple[str, str]]:
-    """Processor, memory, and the board of a Jetson."""
+    """Return rows for the processor, the memory, and the board of a Jetson."""
     cpu = facts.processor
     memory = facts.memory
     cores = f"{cpu.physical_cores} physical of {cpu.logical_cores} logical cores"
@@ -54,7 +54,7 @@ def machine_rows(facts: Facts) -> list[tuple[str, str]]:
 
 
 def gpu_rows(facts: Facts) -> list[tuple[str, str]]:
-    """Each GPU, and their driver."""
+    """Return a row for each GPU, and rows for their driver and CUDA."""
     found = facts.graphics
     shared = "memory shared with the processor" if facts.jetson else f"memory {NOT_KNOWN}"
     rows = [
@@ -70,7 +70,7 @@ def gpu_rows(facts: Facts) -> list[tuple[str, str]]:
 
 
 def package_rows(facts: Facts) -> list[tuple[str, str, str]]:
-    """Each package that is installed, and each module that is not there."""
+    """Return a row for each installed package, and for each missing module."""
     return [
         (name, version, "not needed to run bundles" if package.module in NOT_NEEDED else "")
         for package in facts.packages

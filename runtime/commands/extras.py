@@ -1,12 +1,12 @@
-"""Which extra brings a module that is missing, by the command that needs it."""
+"""Finds the extra that installs a missing module, by the command that needs it."""
 
 from __future__ import annotations
 
 CLI = {"rich", "typer"}
 VERIFY = {*CLI, "jinja2", "onnx_ir", "onnxruntime"}
 EXPORT = {*VERIFY, "huggingface_hub", "onnx", "onnxscript", "safetensors", "torch"}
-# What each extra brings, as pyproject.toml has it; the first that has a module is named where the command's
-# own has it not.
+# What each extra installs, as in pyproject.toml. If a command's own extra lacks a module, the first one that
+# has it is named.
 EXTRAS = {
     "cli": CLI,
     "cpu": {"onnxruntime"},
@@ -19,7 +19,7 @@ EXTRAS = {
     "tensorrt": {"cuda", "onnx", "tensorrt"},
     "tensorrt-rtx": {"cuda", "onnx", "tensorrt_rtx"},
 }
-# What a command as a whole needs.
+# The extra that a command as a whole needs.
 OF_COMMAND = {
     "export": "export",
     "import": "import",
@@ -32,14 +32,14 @@ OF_COMMAND = {
 
 
 def extra_of(command: str, module: str) -> str | None:
-    """The extra to install for a module that a command lacks: the command's own, if it brings it.
+    """Return the extra to install for a module that a command lacks: the command's own, if it has it.
 
     Args:
         command: its name on the command line.
         module: as in `import module`; of a dotted name the first part counts.
 
     Returns:
-        The extra's name; None of a module that no extra brings, which is a fault of ours.
+        The extra's name; None for a module that no extra installs, which is a bug of ours.
     """
     module = module.partition(".")[0]
     own = OF_COMMAND.get(command)

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     Model: TypeAlias = TextGenerator | TextEncoder | Translator
 Iterate: TypeAlias = Callable[[Iterable[Any]], Iterator[Any]]
 
-# What a bundle with this head does unless told otherwise; the first that it has counts.
+# The default task of a bundle with this head; the first head that it has counts.
 HEAD_TASKS = {
     "sequence_classification": "classify",
     "token_classification": "tag",
@@ -79,7 +79,7 @@ HEAD_TASKS = {
 }
 # Tasks of models that have no other, and what such models do.
 ONLY_TASKS = {"generate": "generates text", "translate": "translates"}
-# Options whose values on the command line are words for what Python has values for.
+# Options that are words on the command line, and the values that they stand for.
 WORDS: dict[str, dict[str, Any]] = {
     "early_stopping": {"true": True, "false": False, "never": "never"},
     "generation": {"checkpoint": "checkpoint", "none": None},
@@ -174,7 +174,7 @@ def start(
         if "top_logprobs" in options and not as_json:
             raise InputError("--top-logprobs goes with --json, which shows them")
         options["logprobs"] = as_json
-    # Values of options were typed, and are refused before a text is read, which may be wrong as well.
+    # Wrong values of options are refused before a text is read.
     list(iterator_of(model, task, options)([]))
     with reading(source):
         if is_chat:
@@ -219,7 +219,7 @@ def show_all(
 
 @contextmanager
 def answering(source: TextSource) -> Iterator[None]:
-    """Let a text that somebody typed into a terminal, and that cannot be used, not end the command."""
+    """Print the error of a text that was typed into a terminal, instead of ending the command."""
     try:
         yield
     except InputError as error:
@@ -229,7 +229,7 @@ def answering(source: TextSource) -> Iterator[None]:
 
 
 def iterator_of(model: Model, task: str, options: Mapping[str, Any]) -> Iterate:
-    """Return what computes a task's results one after the other, reading texts ahead."""
+    """Return a function that computes a task's results one after the other, reading texts ahead."""
     from .. import TextEncoder
 
     if isinstance(model, TextEncoder):
@@ -238,7 +238,7 @@ def iterator_of(model: Model, task: str, options: Mapping[str, Any]) -> Iterate:
 
 
 def single_text(task: str) -> Callable[[Item], str]:
-    """Return what refuses a pair where a task takes texts."""
+    """Return a function that refuses a pair where a task takes texts."""
 
     def checked(item: Item) -> str:
         if not isinstance(item, str):
@@ -250,7 +250,7 @@ def single_text(task: str) -> Callable[[Item], str]:
 
 
 def stream(model: TextGenerator, item: Item | None, options: dict[str, Any]) -> None:
-    """Continue a prompt, shown as it comes."""
+    """Continue a prompt, printing each chunk as it comes."""
     if item is None:
         emit("")
         return
@@ -272,7 +272,7 @@ def rank(model: Model, source: TextSource, options: dict[str, Any], keep: int | 
 
 
 def task_of(model: Model, beside: dict[str, str]) -> str:
-    """Return what a bundle does unless told otherwise."""
+    """Return the task that a bundle has by default."""
     from .. import TextEncoder
 
     if only := only_task(model):

@@ -23,14 +23,14 @@ EXIT = "/exit"
 def converse(
     model: TextGenerator, source: TextSource, options: dict[str, Any], system: str | None, as_json: bool
 ) -> None:
-    """Answer each message, shown as it comes.
+    """Answer each message, printing the answer as it comes.
 
     Lines of stdin are turns of one conversation, in which /reset begins anew and /exit ends; other messages
     begin their own. On a terminal both speakers are named, and a message that cannot be answered does not
     end the conversation.
 
     Args:
-        system: what a conversation begins with.
+        system: system message that a conversation begins with.
     """
     begin = [] if system is None else [message("system", system)]
     messages = list(begin)
@@ -38,16 +38,17 @@ def converse(
     is_talk = source.is_typed and sys.stdout.isatty() and not as_json
     if is_one:
         options["reuse_prompt"] = True
-    for text in typed_messages() if is_talk else source.items():
+    for text in read_typed_messages() if is_talk else source.items():
         if text is None:
-            blank_line(as_json)
+            print_blank_line(as_json)
         elif is_one and text == EXIT:
             break
         elif is_one and text == RESET:
             messages = list(begin)
             say("a new conversation")
         else:
-            asked = [*(messages if is_one else begin), message("user", checked_message(text))]
+            before = messages if is_one else begin
+            asked = [*before, message("user", check_message(text))]
             try:
                 messages = [*asked, message("assistant", answer(model, asked, options, as_json, is_talk))]
             except InputError as error:
@@ -79,9 +80,9 @@ def answer(
     return "".join(pieces)
 
 
-def typed_messages() -> Iterator[Item]:
+def read_typed_messages() -> Iterator[Item]:
     """Yield what is typed behind a prompt sign, until Ctrl-D or /exit; blank lines are passed over."""
-    with contextlib.suppress(ImportError):  # Windows has its own
+    with contextlib.suppress(ImportError):  # Windows has no readline, but its own editing
         import readline  # noqa: F401  (arrow keys, and what was typed before)
     say(f"{RESET} begins anew, {EXIT} or Ctrl-D ends")
     while True:
@@ -94,7 +95,7 @@ def typed_messages() -> Iterator[Item]:
             yield text.strip()
 
 
-def blank_line(as_json: bool) -> None:
+def print_blank_line(as_json: bool) -> None:
     """Print what stands for a blank line, so that the lines of both sides belong together."""
     if as_json:
         emit_json(None)
@@ -102,7 +103,7 @@ def blank_line(as_json: bool) -> None:
         emit("")
 
 
-def checked_message(text: Item) -> str:
+def check_message(text: Item) -> str:
     if not isinstance(text, str):
         raise InputError("--chat takes messages, not pairs of texts")
     return text

@@ -26,8 +26,8 @@ class TextSource:
 
     Attributes:
         texts: its arguments.
-        file: of JSON lines; "-" is stdin.
-        beside: what an option puts beside each text, at most one, by the option's name.
+        file: file of JSON lines; "-" is stdin.
+        beside: second text that an option puts beside each text, by the option's name; at most one.
     """
 
     texts: tuple[str, ...]
@@ -65,7 +65,7 @@ class TextSource:
         """
         count = 0
         for item in self._read():
-            yield item if item is None else paired(item, self.beside)
+            yield item if item is None else pair_with(item, self.beside)
             count += 1
         if not count:
             raise InputError("there are no texts: give arguments, lines on stdin, or --input FILE")
@@ -103,7 +103,7 @@ def text_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
 
     Args:
         stream: UTF-8; read line by line, as lines come.
-        name: of the stream, for errors.
+        name: name of the stream, for errors.
 
     Raises:
         DataError: a line is not UTF-8; names the line and the byte.
@@ -118,7 +118,7 @@ def text_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
             ) from error
 
 
-def paired(item: Item, beside: Mapping[str, str]) -> Item:
+def pair_with(item: Item, beside: Mapping[str, str]) -> Item:
     """Return a text with what an option puts beside it: --pair after it, the others before it."""
     if not beside or not isinstance(item, str):
         return item
@@ -184,7 +184,7 @@ def with_blanks(
 
 @contextlib.contextmanager
 def reading(source: TextSource) -> Iterator[None]:
-    """Make an error of a text that was read, not typed as an argument, one of the data."""
+    """Turn an `InputError` into a `DataError` where texts are read from stdin or a file."""
     try:
         yield
     except DataError:

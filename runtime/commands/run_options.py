@@ -28,8 +28,22 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machine
 SEARCH = ("num_beams", "length_penalty", "early_stopping", "n_best", "no_repeat_ngram_size")
 MANY = ("truncation", "batch_size")
 GENERATION = (
-    *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop"),
-    *("ignore_eos", "generation", "speculative", "top_logprobs", *SEARCH, *MANY, "chat", "system"),
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "generation",
+    "speculative",
+    "top_logprobs",
+    *SEARCH,
+    *MANY,
+    "chat",
+    "system",
 )
 TRANSLATION = ("max_new_tokens", "min_new_tokens", "repetition_penalty", *SEARCH, *MANY)
 ALL_TEXTS = (*MANY, "stride")

@@ -23,7 +23,7 @@ class Picture:
     head: int | None
 
     def check(self, task: str) -> None:
-        """Refuse a picture of a task that has none, and a layer or head of no picture."""
+        """Refuse a picture for other tasks than translation, and a layer or head without a picture."""
         if self.path is not None and task != "translate":
             raise InputError(f"--attention is no option of the task {task}")
         if self.path is None and (self.layer is not None or self.head is not None):
@@ -32,7 +32,7 @@ class Picture:
     def draw_only(
         self, model: Translator, items: Iterator[Item | None], options: dict[str, Any]
     ) -> Iterator[Item | None]:
-        """Draw the attention of the one text that there is, and hand it on.
+        """Draw the attention of the only text, and return an iterator over it.
 
         Raises:
             InputError: there are several, or none but blank lines, or it is a pair.

@@ -44,7 +44,7 @@ def selftest(
 
 
 def selftest_table(name: str, result: SelftestResult) -> RenderableType:
-    """A row for each comparison, with the figure that is nearest to its limit."""
+    """Return a table with a row for each comparison, with the metric that is nearest to its limit."""
     from .tables import table
 
     verdict = "passed" if result.passed else "FAILED"
@@ -71,14 +71,16 @@ def row_of(comparison: Comparison) -> list[str]:
 
 
 def share_of(value: float | None, limit: float) -> float:
-    """A figure in units of its limit; what is not finite is furthest beyond it."""
+    """Return a metric in units of its limit; infinity where it is not finite."""
     if value is None:
         return math.inf
-    return value / limit if limit else math.inf if value else 0.0
+    if limit:
+        return value / limit
+    return math.inf if value else 0.0
 
 
 def remarks(result: SelftestResult) -> Iterator[str]:
-    """What failed, what was another token by rounding alone, and what was not compared."""
+    """Yield what failed, what was another token by rounding alone, and what was not compared."""
     if not result.comparisons:
         yield "nothing was compared, which is no pass"
     for comparison in result.comparisons:

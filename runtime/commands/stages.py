@@ -18,10 +18,10 @@ class Stages:
 
     A stage's line may go on behind ": " with what changes within it, such as a case of many; a terminal
     shows all of it, a file only the stage, once, when it ends. Stages of other threads, such as a plan that
-    is built beside the verification, are said when they begin.
+    is built beside the verification, are printed when they begin.
 
     Args:
-        console: of stderr.
+        console: console of stderr.
     """
 
     def __init__(self, console: Console) -> None:
@@ -42,7 +42,7 @@ class Stages:
         self._stop_bar()
 
     def __call__(self, line: str) -> None:
-        """Says that a stage begins, or goes on with something else behind its ": "."""
+        """Show that a stage begins, or goes on with something else behind its ": "."""
         if self._console.is_terminal:
             self._show_bar(line)
         stage = line.partition(": ")[0]
@@ -56,7 +56,7 @@ class Stages:
             self._began = time.monotonic()
 
     def count(self, done: int) -> None:
-        """Says how many texts are done: on a terminal at once, in a file every half minute."""
+        """Show how many texts are done: on a terminal at once, in a file every half minute."""
         line = f"{done:,} texts"
         if self._console.is_terminal:
             self._show_bar(line)
@@ -65,17 +65,17 @@ class Stages:
             self._print(f"{line} ({self._counted - self._began:.0f} s)")
 
     def end(self) -> None:
-        """Ends the last stage, and takes the bar from the terminal."""
+        """End the last stage, and remove the bar from the terminal."""
         self._stop_bar()
         self._say_stage()
         self._stage = ""
 
     def clear(self) -> None:
-        """Takes the bar from the terminal until the next line."""
+        """Remove the bar from the terminal until the next line."""
         self._stop_bar()
 
     def current(self) -> str:
-        """The stage that is not finished and its seconds, in words to put behind others; or nothing."""
+        """Return the unfinished stage, as in " while loading, after 3 s"; "" if there is none."""
         return f" while {self._stage}, after {self._seconds():.0f} s" if self._stage else ""
 
     def _seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""A table that cuts no word: where its columns do not fit side by side, each row is told line by line."""
+"""A table that cuts no word: where its columns do not fit side by side, each row becomes several lines."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def size_text(count: float) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes as text, such as "1.5 MB"."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

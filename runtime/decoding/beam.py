@@ -1,6 +1,6 @@
 """Greedy and beam search over a decoder's logits, step by step, as transformers searches.
 
-The engine computes logits and holds a K/V cache; this only says what to feed, which cache rows to
+The engine computes logits and holds a K/V cache; this module only says what to feed, which cache rows to
 copy, and what came out. A source is a text to translate, or a prompt to continue. R engine rows = sources *
 num_beams, the rows of a source adjacent; V vocabulary.
 """
@@ -99,10 +99,10 @@ class Search:
 
 
 def search_of(defaults: GenerationDefaults, **given: Any) -> Search:
-    """A bundle's own way to search, but for what is given.
+    """Return a bundle's default search, changed by what is given.
 
     Args:
-        defaults: the bundle's.
+        defaults: the bundle's generation defaults.
         **given: fields of `Search` and `Constraints`; None is the same as nothing.
 
     Raises:
@@ -129,7 +129,8 @@ def search_of(defaults: GenerationDefaults, **given: Any) -> Search:
         "early_stopping": defaults.early_stopping,
         "repetition_penalty": defaults.repetition_penalty,
     }
-    return Search(constraints=constraints, max_new_tokens=most, **{**usual, **chosen})
+    options: dict[str, Any] = {**usual, **chosen}
+    return Search(constraints=constraints, max_new_tokens=most, **options)
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ class BeamSearch:
         self.active[source] = False
 
     def hypotheses(self) -> list[list[Hypothesis]]:
-        """The n_best hypotheses of each source, best first.
+        """Return the n_best hypotheses of each source, best first.
 
         Fewer where the constraints leave fewer, and those finished so far of a source that is
         still active.
@@ -312,7 +313,7 @@ class BeamSearch:
         return float(score / np.float32(length**self.search.length_penalty))
 
     def _ends(self, finished: list[Hypothesis], best: Extension, length: int, limit: int) -> bool:
-        """Whether a source keeps what it has: its running hypotheses are not expected to be better."""
+        """Tell whether a source has ended: its running hypotheses are not expected to be better."""
         search = self.search
         if len(finished) < search.num_beams:
             return False
@@ -346,7 +347,7 @@ class BeamSearch:
         return copies
 
     def _candidates(self, source: int, first: int, logits: Logits) -> list[Extension]:
-        """The best continuations of a source, best first, and enough of them that num_beams go on."""
+        """Return a source's best continuations, best first, enough of them that num_beams go on."""
         n = self.search.num_beams
         V = logits.shape[1]
         rows = slice(first, first + n)
@@ -392,7 +393,7 @@ class BeamSearch:
         ]
 
     def _buffer(self, V: int) -> Float32:
-        """Room for a source's scores and one row more; its width in whole blocks, -inf beyond V."""
+        """Return room for a source's scores and one row more; its width in whole blocks, -inf beyond V."""
         width = -(-V // BLOCKS_OF) * BLOCKS_OF
         if self._room is None or self._room.shape[1] != width:
             self._room = np.empty((self.search.num_beams + 1, width), dtype=np.float32)

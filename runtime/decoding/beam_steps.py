@@ -1,6 +1,6 @@
-"""Beam search over a decoder whose prompts are each taken in once.
+"""Runs beam search on a decoder; each prompt is computed once.
 
-B prompts, V vocabulary
+B prompts
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two ways a decoder graph keeps its keys and values. Nothing here sees their numbers.
+"""The two ways a decoder graph keeps its keys and values. Nothing here depends on these numbers.
 
 B batch, T tokens of this step, P cached columns, H heads, D head size, N logit rows, V vocabulary
 """
@@ -18,7 +18,7 @@ from ..errors import ContextLengthError, InputError, ManifestError, MemoryLimitE
 
 @dataclass(frozen=True)
 class Context:
-    """What every step of a batch sees beside its own tokens: of a translation, the source.
+    """What every step of a batch sees beside its own tokens: the source of a translation.
 
     Attributes:
         inputs: host arrays by input name.
@@ -39,7 +39,7 @@ class PendingContext:
 
     Attributes:
         byte_count: what its buffers will take.
-        compute: returns it.
+        compute: returns the context.
     """
 
     byte_count: int
@@ -53,7 +53,7 @@ class Cache(Protocol):
     """The cache of one batch, in the layout of one dialect."""
 
     def check_room(self, width: int) -> None:
-        """Refuses `width` more columns when they don't fit.
+        """Refuse `width` more columns when they don't fit.
 
         Raises:
             ContextLengthError: before anything was written.
@@ -63,7 +63,7 @@ class Cache(Protocol):
     def step(
         self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
-        """Runs the graph over new tokens on top of what is cached.
+        """Run the graph over new tokens on top of what is cached.
 
         Args:
             ids: (B, T) int64, padded on the dialect's side.
@@ -77,7 +77,7 @@ class Cache(Protocol):
         ...
 
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Makes rows what others are.
+        """Overwrite rows with copies of others.
 
         Args:
             copies: (source, target) rows; no target is a source.
@@ -85,14 +85,14 @@ class Cache(Protocol):
         ...
 
     def spread(self) -> None:
-        """Makes each row as many adjacent ones as `new_cache` left room for: its copies. At most once.
+        """Copy each row to as many adjacent ones as `new_cache` left room for. At most once.
 
-        So one row takes in a prompt that several continue.
+        So a prompt that several rows continue is computed once.
         """
         ...
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` tokens of every row; rows that have fewer stay as they are.
+        """Forget all but the first `length` tokens of every row; rows that have fewer stay as they are.
 
         The next step continues each row behind what it kept, with the results that it would have if the
         forgotten tokens had never been given, and check_room counts only what is kept. With fixed slots
@@ -148,7 +148,7 @@ class GrowingCache:
     ) -> dict[str, Array]:
         B, T = ids.shape
         self.check_room(T)
-        moved = self.moved_together(T) if self.forgotten else {}
+        moved = self.compact_past(T) if self.forgotten else {}
         past = self.columns
         total = self.columns + T
         self.mask[:, past:total] = valid
@@ -188,8 +188,8 @@ class GrowingCache:
         seen = np.flatnonzero(mask.any(axis=0))
         self.forgotten = self.columns - len(seen)
 
-    def moved_together(self, width: int) -> dict[str, Array]:
-        """The past without its forgotten columns, for one step of `width`, once it is worth its copy."""
+    def compact_past(self, width: int) -> dict[str, Array]:
+        """Return the past without forgotten columns, for one step of `width`, once it is worth a copy."""
         if self.forgotten <= MASKED_COLUMNS and self.columns + width <= self.capacity:
             return {}
         seen = np.flatnonzero(self.mask[:, : self.columns].any(axis=0))
@@ -261,7 +261,7 @@ class SlotCache:
 
 
 def spread_rows(buffer: Buffer, rows: int, copies: int, length: int) -> None:
-    """Copies each of the first `rows` rows of a buffer over `copies` adjacent ones, up to `length` slots."""
+    """Copy each of the first `rows` rows of a buffer over `copies` adjacent ones, up to `length` slots."""
     for row in reversed(range(rows)):  # the last first: what is written over was copied, or was never used
         for target in range(row * copies, (row + 1) * copies):
             if target != row:
@@ -320,7 +320,7 @@ def new_cache(
     context: Context = NO_CONTEXT,
     copies: int = 1,
 ) -> Cache:
-    """An empty cache for `batch` rows of up to `capacity` tokens, with room for `copies` times as many."""
+    """Return an empty cache for `batch` rows of `capacity` tokens, with room for `copies` times as many."""
     if artifact.dialect not in LAYOUTS:
         raise ManifestError(
             f"artifact {artifact.id} has dialect {artifact.dialect!r}, known are {list(LAYOUTS)}"
@@ -330,7 +330,7 @@ def new_cache(
 
 
 def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int) -> None:
-    """Refuses a cache that an engine's own memory has no room for.
+    """Refuse a cache that the engine's own memory has no room for.
 
     Raises:
         MemoryLimitError: says what is needed, what is free, and what would fit.
@@ -356,11 +356,11 @@ def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int
 
 
 def capacity_for(artifact: Artifact, lengths: Sequence[int], new_tokens: Sequence[int]) -> int:
-    """Tokens per row that a batch needs.
+    """Return the tokens per row that a batch needs.
 
     Args:
-        lengths: of the prompts.
-        new_tokens: that follow each; the last of them is never fed back.
+        lengths: tokens of each prompt.
+        new_tokens: how many follow each; the last of them is never fed back.
     """
     if artifact.dialect == "portable":  # every row is as wide as the longest prompt, padding included
         return max(lengths) + max(new_tokens) - 1
@@ -368,7 +368,7 @@ def capacity_for(artifact: Artifact, lengths: Sequence[int], new_tokens: Sequenc
 
 
 def cache_bytes(artifact: Artifact, batch: int, capacity: int) -> int:
-    """What `new_cache` allocates."""
+    """Return the bytes that `new_cache` allocates."""
     sets = 2 if artifact.dialect == "portable" else 1
     return sets * sum(
         int(np.prod(cache_shape(spec, batch, capacity))) * np.dtype(spec.dtype).itemsize
@@ -377,7 +377,7 @@ def cache_bytes(artifact: Artifact, batch: int, capacity: int) -> int:
 
 
 def cache_pairs(artifact: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
-    """Each past input with the present output that continues it."""
+    """Return each past input with the present output that continues it."""
     return [
         (spec, artifact.output("present" + spec.role.removeprefix("past")))
         for spec in artifact.inputs
@@ -386,7 +386,7 @@ def cache_pairs(artifact: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
 
 
 def cache_shape(spec: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
-    """(B, H, length, D) of one cache tensor."""
+    """Return (B, H, length, D) of one cache tensor."""
     axes = spec.axis_names()
     if len(axes) == 4 and isinstance(axes[2], int):  # a plan's slots
         refuse_overflow(length, axes[2])

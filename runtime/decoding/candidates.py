@@ -1,4 +1,4 @@
-"""The likeliest tokens of each row alone, where the engine picks them: a few numbers instead of all logits.
+"""Candidates: each row's likeliest tokens, which the engine picks, instead of all its logits.
 
 N rows, K candidates, V vocabulary
 """
@@ -36,7 +36,7 @@ class Chosen:
 
 
 def results_for(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0) -> Sequence[str]:
-    """The results that choosing a token needs: the candidates if they are enough, else all logits."""
+    """Return the results that choosing a token needs: the candidates if they are enough, else all logits."""
     most = next((spec.axes[-1] for spec in artifact.outputs if spec.role == CANDIDATES[0]), 0)
     wanted = 1 if sampling.greedy else sampling.top_k
     if wanted is None or sampling.processes or top_logprobs or not isinstance(most, int) or wanted > most:
@@ -45,7 +45,7 @@ def results_for(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0) -
 
 
 def scores_of(results: Mapping[str, Array]) -> Array:
-    """What a step says of the next tokens: logits (N, V), or candidates (N, K) in the order of their ids."""
+    """Return a step's scores of the next tokens: logits (N, V), or candidates (N, K) ordered by id."""
     if LOGITS[0] in results:
         return results[LOGITS[0]]
     logits, ids, log_sum = (results[name] for name in CANDIDATES)
@@ -67,7 +67,7 @@ def choose_tokens(
     logprobs: bool = True,
     top_logprobs: int = 0,
 ) -> Chosen:
-    """The next token of each row.
+    """Choose the next token of each row.
 
     Candidates give the token that all logits would give, but where more than K of a row's are equal at
     top_k's border.
@@ -95,7 +95,7 @@ def choose_tokens(
 
 
 def likeliest_tokens(logits: Logits, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The tokens of each row that the model itself finds the likeliest, the likeliest first.
+    """Return each row's likeliest tokens under the model itself, the likeliest first.
 
     Args:
         logits: (N, V), any float type, before any processing.

@@ -1,4 +1,4 @@
-"""One answer as it is made: its chunks, and the stream that they come in."""
+"""The chunks of an answer, and the stream that they come in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may come next: rules that forbid or force tokens, those of transformers in their order.
+"""Rules that forbid or force tokens: those of transformers, in their order.
 
 R rows, T tokens so far (the start token or the prompt counts), V vocabulary.
 """
@@ -61,7 +61,7 @@ class Constraints:
             raise InputError(f"renormalize is {self.renormalize!r}; it must be True or False")
 
     def forced(self, length: int, max_new_tokens: int) -> int | None:
-        """The one token that may follow `length` tokens (the start token counts), if there is such."""
+        """Return the one token that may follow `length` tokens (the start token counts), if there is one."""
         if length == max_new_tokens and self.forced_eos is not None:
             return self.forced_eos
         return self.forced_bos if length == 1 else None

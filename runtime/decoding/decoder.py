@@ -20,7 +20,7 @@ from .candidates import scores_of
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
-LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # the way out of a refusal
+LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory
 
 
 class Decoder:
@@ -104,19 +104,19 @@ class Decoder:
 
 
 def cache_name(batch: int, capacity: int) -> str:
-    """Return what errors call a cache."""
+    """Return a cache's name for errors."""
     return f"a cache of {batch} x {capacity} tokens"
 
 
 class DecoderRun:
     """One batch being decoded.
 
-    What a step says of the next tokens are logits (V,) for each row, or with `outputs` from `results_for`
+    A step's scores of the next tokens are logits (V,) for each row, or with `outputs` from `results_for`
     perhaps candidates (K,).
 
     Args:
-        decoder: what it runs.
-        cache: of the batch.
+        decoder: the decoder that it runs.
+        cache: the batch's cache.
         reservation: the cache's memory, which is held as long as the cache lives.
     """
 
@@ -131,7 +131,7 @@ class DecoderRun:
         chunk: int = PREFILL_CHUNK,
         outputs: Sequence[str] = LOGITS,
     ) -> Array:
-        """Takes in each row's prompt; the logits (B, V) that follow each prompt's last token."""
+        """Run each row's prompt; return the logits (B, V) that follow each prompt's last token."""
         ids, valid = pad(prompts, self.decoder.artifact.padding_side)
         self.cache.check_room(ids.shape[1])
         last = [int(np.flatnonzero(row)[-1]) for row in valid]
@@ -152,7 +152,7 @@ class DecoderRun:
         active: Sequence[bool] | None = None,
         outputs: Sequence[str] = LOGITS,
     ) -> Array:
-        """One more token per row; the logits (B, V) that follow it.
+        """Run one more token per row; return the logits (B, V) that follow it.
 
         Args:
             tokens: one for each row.
@@ -165,45 +165,45 @@ class DecoderRun:
     def extend(
         self, tokens: Sequence[int], chunk: int = SCORE_CHUNK, outputs: Sequence[str] = LOGITS
     ) -> Iterator[Array]:
-        """Several tokens on top of the cache, batch 1; the logits (T, V) that follow them, chunk by chunk."""
+        """Run several tokens behind the cache at batch 1; yield the logits (T, V) behind them in chunks."""
         for start in range(0, len(tokens), chunk):
             ids = np.asarray([tokens[start : start + chunk]], np.int64)
             yield self.step(ids, np.ones_like(ids, bool), range(ids.shape[1]), outputs)
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` tokens of every row; see `Cache.truncate`."""
+        """Forget all but the first `length` tokens of every row; see `Cache.truncate`."""
         self.cache.truncate(length)
 
     def step(
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
     ) -> Array:
-        """The graph once: the scores (N, ...) of `logit_rows`, flat indices into the B * T of this step."""
+        """Run the graph once; return the scores (N, ...) of `logit_rows`, flat indices into its B * T."""
         return scores_of(self.results(ids, valid, logit_rows, outputs))
 
     def results(
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]
     ) -> dict[str, Array]:
-        """The graph once: the named results."""
+        """Run the graph once; return the named results."""
         self.reservation.use()
         with self.decoder.lock:
             self.decoder.check_open()
             return self.cache.step(ids, valid, np.asarray(logit_rows, np.int64), outputs)
 
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Makes rows of the cache what others are, as (source, target); no target is a source."""
+        """Copy rows of the cache over others, as (source, target); no target is a source."""
         with self.decoder.lock:
             self.decoder.check_open()
             self.cache.copy_rows(copies)
 
     def spread(self) -> None:
-        """Makes each row of the cache as many adjacent ones as `Decoder.start_spreading` left room for."""
+        """Copy each row of the cache to as many adjacent ones as `Decoder.start_spreading` left room for."""
         with self.decoder.lock:
             self.decoder.check_open()
             self.cache.spread()
 
 
 def pad(rows: Sequence[Sequence[int]], side: str) -> tuple[Array, Array]:
-    """Rows of unequal length as ids (B, T) int64 and valid (B, T) bool, padded with 0 on `side`."""
+    """Return rows of unequal length as ids (B, T) int64 and valid (B, T) bool, padded with 0 on `side`."""
     width = max(len(row) for row in rows)
     ids = np.zeros((len(rows), width), np.int64)
     valid = np.zeros((len(rows), width), bool)

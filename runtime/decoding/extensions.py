@@ -30,9 +30,9 @@ class Extension(NamedTuple):
 def best_candidates(
     scores: Float32, terms: Float32, ranks: npt.NDArray[np.int64], count: int
 ) -> list[Extension]:
-    """The `count` best tokens of all rows together, best first, without -inf.
+    """Return the `count` best tokens of all rows together, best first, without -inf.
 
-    Of equal ones the first: by the row's rank, then by token. The rank is what transformers counts
+    Equal ones come by the row's rank, then by token. The rank is what transformers counts
     rows by; which of equal ones it takes is up to torch.topk.
 
     Args:
@@ -62,7 +62,7 @@ def best_candidates(
 
 
 def add_terms(scores: Float32, terms: Float32) -> Float32:
-    """The rows' sums with these scores added: torch's float32 operations in torch's order."""
+    """Return the rows' sums with these scores added: torch's float32 operations in torch's order."""
     total: Float32 = scores - terms[..., 0]
     total -= terms[..., 1]
     total += terms[..., 2]
@@ -70,7 +70,7 @@ def add_terms(scores: Float32, terms: Float32) -> Float32:
 
 
 def log_of_sum(row: Float32, highest: np.float32, room: Float32) -> np.float32:
-    """The logarithm of a softmax's divisor, computed in `room`: a row at a time stays in the CPU's cache."""
+    """Return the log of a softmax's divisor, computed in `room`: one row at a time fits the CPU's cache."""
     np.subtract(row, highest, out=room)
     np.exp(room, out=room)
     return np.log(room.sum())  # type: ignore[no-any-return]

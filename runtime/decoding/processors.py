@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen: transformers' processors, with its arithmetic.
+"""Logits processors: those of transformers, with its arithmetic.
 
 Each function changes the scores it is given. B rows, T tokens so far, V vocabulary.
 """
@@ -67,7 +67,7 @@ def forbid_repeats(scores: Float32, histories: Sequence[Sequence[int]], size: in
 
 
 def run_processor(processor: LogitsProcessor, history: Sequence[int], row: Float32) -> None:
-    """Replace a row by what a caller's processor makes of it.
+    """Replace a row by the result of a caller's processor.
 
     Raises:
         InputError: it returned no (V,) floats, or left no token.

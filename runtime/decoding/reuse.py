@@ -24,7 +24,7 @@ class PromptReuse:
     def run(
         self, history: Sequence[int], start: Callable[[], DecoderRun]
     ) -> Iterator[tuple[DecoderRun, int]]:
-        """A run for a prompt, and how many of its tokens, at most all but the last, it holds already.
+        """Yield a run for a prompt, and how many of its tokens, at most all but the last, it holds already.
 
         When the block ends, or its generator is abandoned, the run is kept, unless an error ended it.
 
@@ -47,7 +47,7 @@ class PromptReuse:
         self._keep(history, run)
 
     def drop(self) -> bool:
-        """Frees what is kept; whether there was anything."""
+        """Free what is kept; tell whether there was anything."""
         try:
             self._kept.pop()
         except IndexError:
@@ -63,5 +63,5 @@ class PromptReuse:
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Return the length of two sequences' common prefix, in tokens."""
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

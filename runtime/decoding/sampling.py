@@ -129,7 +129,7 @@ class Sampling:
 
 
 def row_generators(seed: int | None, rows: Iterable[int]) -> list[np.random.Generator]:
-    """One random generator for each row, by its place in the caller's list of prompts.
+    """Return one random generator for each row, by its place in the caller's list of prompts.
 
     A row's draws depend on the seed and its number only: not on the other rows, the batch, or how
     a long list was cut into batches.
@@ -269,7 +269,7 @@ def choose(
 
 
 def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
-    """The log-probabilities of a model's own logits, before any processing.
+    """Return the log-probabilities of a model's own logits, before any processing.
 
     Args:
         logits: (B, V), any float type.
@@ -288,7 +288,7 @@ def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
 
 
 def token_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """The log-probabilities that the model itself gives to one token of each row, or to N.
+    """Return the log-probabilities that the model itself gives to one token of each row, or to N.
 
     Args:
         logits: (B, V), any float type, before any processing.
@@ -308,7 +308,7 @@ def token_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np
 
 
 def check_logits(logits: Logits) -> None:
-    """Refuse logits from which no honest choice can be made.
+    """Refuse logits from which no token can be chosen.
 
     Raises:
         BackendError: A row of (B, V) has NaN, infinity, or nothing but -inf; names the row.

@@ -34,7 +34,7 @@ class PromptLookup:
         self._behind: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in SIZES}
 
     def draft(self, most: int) -> list[int]:
-        """The tokens that may come next, at most `most`; none where nothing that long came before."""
+        """Return at most `most` tokens that may come next; none without a match that is long enough."""
         self._index()
         start = self._find()
         if start is None or most < 1:
@@ -46,7 +46,7 @@ class PromptLookup:
         return [self.history[start + i % period] for i in range(min(length, most))]
 
     def learn(self, accepted: int) -> None:
-        """Takes note of how many tokens of the last draft, which had some, were right."""
+        """Note how many tokens of the last draft, which had some, were right."""
         self.least = LEAST_MATCH if accepted else LEAST_AFTER_FAILURE
 
     def _index(self) -> None:
@@ -58,7 +58,7 @@ class PromptLookup:
         self._indexed = len(history)
 
     def _find(self) -> int | None:
-        """The position behind the latest earlier occurrence of the longest n-gram that has one."""
+        """Return the position behind the latest earlier occurrence of the longest n-gram that has one."""
         for size, behind in self._behind.items():
             start = behind.get(tuple(self.history[-size:]))
             if start is not None:
@@ -66,7 +66,7 @@ class PromptLookup:
         return None
 
     def _match(self, start: int) -> int:
-        """How many tokens before `start` are those at the end, up to `MOST_DRAFTS`."""
+        """Return how many tokens before `start` equal those at the end, up to `MOST_DRAFTS`."""
         history = self.history
         length = 0
         while length < min(MOST_DRAFTS, start) and history[start - 1 - length] == history[-1 - length]:

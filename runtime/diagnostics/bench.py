@@ -1,4 +1,4 @@
-"""How fast one bundle is on this machine: each precision in a process of its own, all taking turns."""
+"""Measures how fast a bundle is on this machine: each precision in its own process, all taking turns."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ CHILD = "import sys; sys.path[:] = [p for p in sys.path if p]; from {} import ma
 
 @dataclass(frozen=True)
 class Case:
-    """One precision, measured.
+    """The measurements of one precision.
 
     Attributes:
         backend: the engine.
         artifact: the graph that takes the time.
-        precision: that was loaded.
-        gate_passed: whether every graph that ran was found to be PyTorch's model.
-        batch: texts of a call.
+        precision: the one that was loaded.
+        gate_passed: whether every graph that ran was found equal to PyTorch's model.
+        batch: texts in a call.
         prompt: tokens of each.
         new_tokens: generated for each; 0 of an encoder.
         ttft_ms: from the text to the first new token, median; None of an encoder.
@@ -56,10 +56,10 @@ class Case:
         tokens_per_s: new tokens of all rows over the whole call, median; of an encoder tokens read.
         tokens_per_s_range: "p25" and "p75" of the same over the rounds: half of them lie between.
         texts_per_s: of all rows.
-        load_ms: load() alone, files in memory or not, as it happened to be.
+        load_ms: load() alone, whether or not its files were cached in memory.
         peak_rss_mb: of the process; None where the system doesn't say.
-        bandwidth_share: of the memory bandwidth measured in the same run, what one step needs at least
-            (each weight once, the cache) took between two tokens; None where that is not known.
+        bandwidth_share: share of the memory bandwidth measured in the same run: the bytes that one step reads
+            at least (each weight once, the cache) over the time between two tokens; None where not known.
     """
 
     backend: str
@@ -129,7 +129,7 @@ class BenchResult:
         return min(as_fast, key=lambda case: place_in_exactness(case.precision))
 
     def to_json(self) -> dict[str, Any]:
-        """{"environment", "cases"}."""
+        """Return {"environment", "cases"}."""
         return {"environment": self.environment, "cases": [asdict(case) for case in self.cases]}
 
 
@@ -165,11 +165,11 @@ class Process:
 
     @property
     def seconds(self) -> float:
-        """Of all its rounds together."""
+        """The seconds of all its rounds together."""
         return math.fsum(one["seconds"] for one in self.rounds)
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Sends a line and waits for the answer."""
+        """Send a line and wait for the answer."""
         assert self.child.stdin is not None and self.child.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.child.stdin.write(line + "\n")
@@ -178,7 +178,7 @@ class Process:
         if not answer:
             raise PlanForgeError(
                 f"the process that measured {self.precision} ended with exit code {self.child.wait()};"
-                " -9 as a rule means that the memory was full"
+                " -9 usually means that memory ran out"
             )
         value: dict[str, Any] = json.loads(answer)
         if "error" in value:
@@ -187,7 +187,7 @@ class Process:
         return value
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         assert self.child.stdin is not None and self.child.stdout is not None
         self.child.kill()
         with contextlib.suppress(BrokenPipeError):
@@ -207,16 +207,16 @@ def bench(
     batch: int = 1,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BenchResult:
-    """Measures a bundle's precisions: generation, translation or embedding, by its task.
+    """Measure a bundle's precisions: generation, translation or embedding, by its task.
 
     Each has a process of its own, which stays loaded and warm; they take turns, so that what else the machine
     does meets all of them. Generation and translation are greedy, and no end token ends them.
 
     Args:
         bundle: the folder.
-        backend: as of `load`.
+        backend: as in `load`.
         precisions: those to measure; all when empty.
-        threads: as of `load`.
+        threads: as in `load`.
         prompt_tokens: of each text; 32, or of an encoder 128, when None.
         new_tokens: to generate for each; 64 when None.
         batch: texts of one call.
@@ -231,7 +231,7 @@ def bench(
     known = [a.precision for a in opened.manifest.artifacts if a.graph == graph]
     chosen = list(dict.fromkeys(precisions or known))
     for precision in chosen:
-        choose_artifact(opened, graph, precision)  # a wrong name is said before anything is loaded
+        choose_artifact(opened, graph, precision)  # a wrong name is refused before anything is loaded
     used = choose_threads(threads)
     block = np.ones(READ_BYTES // 8, np.int64)
     read = 0.0
@@ -248,12 +248,12 @@ def bench(
             read = max(read, read_bandwidth(block, used.count))
             for process in processes:
                 process.rounds.append(process.ask("go"))
-    cases = tuple(case_of(opened, process, batch, read) for process in processes)
+    cases = tuple(make_case(opened, process, batch, read) for process in processes)
     return BenchResult(environment(used, read), cases)
 
 
-def case_of(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
-    """The figures of one process's rounds; `read` is the memory's bandwidth in bytes/s."""
+def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
+    """Return the figures of one process's rounds; `read` is the memory's bandwidth in bytes/s."""
     facts = process.facts
     rounds = process.rounds
     seconds = [one["seconds"] for one in rounds]
@@ -287,13 +287,13 @@ def case_of(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Median and 99th, to three decimals."""
+    """Return the median and the 99th percentile, to three decimals."""
     p50, p99 = np.percentile(values, (50, 99))
     return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
 
 
 def read_bandwidth(block: np.ndarray[Any, np.dtype[np.int64]], threads: int) -> float:
-    """Bytes per second that so many threads read of memory, each its part of a block."""
+    """Measure the bytes per second that so many threads read from memory, each its part of a block."""
     parts = np.array_split(block, threads)
     with ThreadPoolExecutor(threads) as pool:
         started = time.perf_counter()
@@ -302,7 +302,7 @@ def read_bandwidth(block: np.ndarray[Any, np.dtype[np.int64]], threads: int) -> 
 
 
 def environment(threads: Threads, read: float) -> dict[str, Any]:
-    """The machine, and the versions of what was measured."""
+    """Return facts about the machine, and the versions of what was measured."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "cpu": processor(),
@@ -322,7 +322,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():

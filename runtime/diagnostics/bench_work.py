@@ -1,8 +1,8 @@
-"""What `bench` times, in a process of its own: one bundle in one precision, a round each time it is told to.
+"""The process that `bench` times: one bundle in one precision, one round for each line that it reads.
 
 The process reads a line of JSON, a `Work`, and answers with the facts of what it loaded; then every further
 line is answered with one more round. An error is answered as {"error": "...", "wrong_input":
-whether the caller can put it right}.
+whether the caller can correct it}.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Subject(Protocol):
     artifacts: tuple[Artifact, ...]
 
     def round(self, number: int) -> dict[str, Any]:
-        """One call on another text than the rounds before: what is kept of a text doesn't help."""
+        """Time one call on another text than the rounds before, so that nothing cached of a text helps."""
         ...
 
 
 def timings(started: float, known: Sequence[float], ended: float) -> dict[str, Any]:
-    """Return what a round says of a call.
+    """Return the times of a call, as a round reports them.
 
     Args:
         started: when the call began.
@@ -165,7 +165,7 @@ class Embedding:
         self.model = model
         self.batch = work.batch
         longest = model.defaults.max_length
-        self.prompt = checked_length("prompt_tokens", work.prompt_tokens, ENCODER_PROMPT, longest)
+        self.prompt = choose_length("prompt_tokens", work.prompt_tokens, ENCODER_PROMPT, longest)
         self.new_tokens = 0
         check_batch(work.batch, model.encoder.max_batch)
         self.artifacts: tuple[Artifact, ...] = (model.artifact,)
@@ -189,7 +189,7 @@ SUBJECTS: dict[str, Callable[[Any, Work], Subject]] = {
 
 
 def passage(count: Callable[[str], int], tokens: int, start: int) -> str:
-    """Running text from some word on that has at most, and as a rule exactly, so many tokens."""
+    """Return running text from some word on that has at most, and usually exactly, so many tokens."""
     start = start * 7 % len(WORDS)
     words = islice(cycle([*WORDS[start:], *WORDS[:start]]), tokens)  # each is a token at least
     text = " ".join(words)
@@ -202,13 +202,13 @@ def passage(count: Callable[[str], int], tokens: int, start: int) -> str:
 
 
 def decoding_lengths(work: Work, longest: int, *, together: bool) -> tuple[int, int]:
-    """Tokens of the prompt and new ones, which share the context or have one each."""
-    prompt = checked_length("prompt_tokens", work.prompt_tokens, min(DECODER_PROMPT, longest // 2), longest)
+    """Return how many prompt tokens and new tokens there are, which share the context or have one each."""
+    prompt = choose_length("prompt_tokens", work.prompt_tokens, min(DECODER_PROMPT, longest // 2), longest)
     room = longest - prompt if together else longest
-    return prompt, checked_length("new_tokens", work.new_tokens, NEW_TOKENS, room)
+    return prompt, choose_length("new_tokens", work.new_tokens, NEW_TOKENS, room)
 
 
-def checked_length(name: str, given: int | None, default: int, longest: int) -> int:
+def choose_length(name: str, given: int | None, default: int, longest: int) -> int:
     if given is None:
         return max(1, min(default, longest))
     if not 1 <= given <= longest:
@@ -224,7 +224,7 @@ def check_batch(batch: int, largest: int) -> None:
 
 
 def step_bytes(manifest: Manifest, subject: Subject, batch: int) -> int | None:
-    """What one decoding step moves at least: every weight once, and half-way through, the cache.
+    """Return the bytes that one decoding step moves at least: every weight once, and the cache half-way.
 
     None where the weights file holds more than one step reads: of an encoder-decoder, or no decoder.
     """
@@ -236,7 +236,7 @@ def step_bytes(manifest: Manifest, subject: Subject, batch: int) -> int | None:
 
 
 def peak_rss() -> float | None:
-    """The most memory that this process has had, in MB; None where the system doesn't say."""
+    """Return the most memory that this process has had, in MB; None where the system doesn't say."""
     status = Path("/proc/self/status")
     if status.is_file():  # getrusage's number also has what the parent held when it made this process
         for line in status.read_text(encoding="utf-8").splitlines():
@@ -254,7 +254,7 @@ def answer(value: dict[str, Any]) -> None:
 
 
 def serve(work: Work) -> None:
-    """Loads, does a round to get warm, tells what was loaded, and then does a round for each line."""
+    """Load the model, run a warm-up round, answer with what was loaded, then run a round for each line."""
     opened = Bundle.open(work.bundle)
     started = time.perf_counter()
     with load(work.bundle, backend=work.backend, precision=work.precision, threads=work.threads) as model:
@@ -276,7 +276,7 @@ def serve(work: Work) -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Serve the work that stdin describes, and answer errors as JSON."""
     try:
         serve(Work(**json.loads(sys.stdin.readline())))
     except PlanForgeError as error:

@@ -1,4 +1,4 @@
-"""What `planforge doctor` says: what this machine has, which backends run on it, what the next one needs."""
+"""Diagnoses this machine: what it has, which backends run on it, and what the next one needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ..backends.tensorrt_library import LIBRARIES
 from ..backends.threads import ROOT
-from .jetson import Jetson, completed, jetson
+from .jetson import Jetson, fill_in_from_board, jetson
 from .machine import Graphics, Memory, Processor, graphics, memory, processor
 from .packages import DISTRIBUTIONS, OnnxRuntime, Package, installed, major_of, onnxruntime
 
@@ -27,7 +27,7 @@ CUDA_12_WHEEL = "'planforge[gpu]' 'onnxruntime-gpu[cuda,cudnn]<1.27'"
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known of a machine."""
+    """All that is known about a machine."""
 
     planforge: str
     python: str
@@ -41,7 +41,7 @@ class Facts:
     onnxruntime: OnnxRuntime
 
     def package(self, module: str) -> Package:
-        """One of the packages."""
+        """Return the package of a module."""
         return next(package for package in self.packages if package.module == module)
 
 
@@ -69,12 +69,12 @@ class Diagnosis:
     summary: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         return asdict(self)
 
 
 def diagnose(root: Path = ROOT) -> Diagnosis:
-    """Examines this machine. Imports ONNX Runtime, and none of the other engines.
+    """Examine this machine. Of the engines, only ONNX Runtime is imported.
 
     Args:
         root: where etc, proc and sys lie.
@@ -85,7 +85,7 @@ def diagnose(root: Path = ROOT) -> Diagnosis:
 
 
 def examine(root: Path = ROOT) -> Facts:
-    """What this machine has. A fact that can't be found is None."""
+    """Return the facts of this machine. A fact that can't be found is None."""
     board = jetson(root)
     card = graphics(root)
     return Facts(
@@ -95,7 +95,7 @@ def examine(root: Path = ROOT) -> Facts:
         libc=" ".join(platform.libc_ver()).strip() or None,
         processor=processor(root),
         memory=memory(root),
-        graphics=completed(card, board) if board else card,
+        graphics=fill_in_from_board(card, board) if board else card,
         jetson=board,
         packages=tuple(installed(module) for module in DISTRIBUTIONS),
         onnxruntime=onnxruntime(),
@@ -103,7 +103,7 @@ def examine(root: Path = ROOT) -> Facts:
 
 
 def rungs(facts: Facts) -> tuple[Rung, ...]:
-    """The backends, the best first."""
+    """Return the backends, the best first."""
     found = []
     for backend, (runs_with, checks) in LADDER.items():
         obstacle = next(filter(None, (check(facts) for check in checks)), None)
@@ -115,7 +115,7 @@ def rungs(facts: Facts) -> tuple[Rung, ...]:
 
 
 def no_cuda(facts: Facts) -> Obstacle | None:
-    """Where nothing runs on a GPU."""
+    """Return the obstacle where nothing runs on a GPU."""
     found = facts.graphics
     if not found.gpus and found.problem:
         return found.problem, f"{NEW_DRIVER}; a container needs --gpus all"
@@ -130,7 +130,7 @@ def no_cuda(facts: Facts) -> Obstacle | None:
 
 
 def not_for_rtx(facts: Facts) -> Obstacle | None:
-    """TensorRT-RTX is for some GPUs in x86-64 machines."""
+    """Return the obstacle where TensorRT-RTX has no support for the GPUs or for the architecture."""
     architecture = facts.processor.architecture
     sms = LIBRARIES["tensorrt-rtx"].sms
     present = [gpu.sm or "a GPU of unknown architecture" for gpu in facts.graphics.gpus]
@@ -141,7 +141,7 @@ def not_for_rtx(facts: Facts) -> Obstacle | None:
 
 
 def too_old_for_tensorrt(facts: Facts) -> Obstacle | None:
-    """TensorRT 11 dropped what came before Turing."""
+    """Return the obstacle where all GPUs are older than Turing, which TensorRT 11 does not support."""
     sms = [gpu.sm for gpu in facts.graphics.gpus if gpu.sm]
     version = facts.package("tensorrt").major or FIRST_TURING_ONLY
     if not sms or any(int(sm[2:]) >= TURING for sm in sms) or version < FIRST_TURING_ONLY:
@@ -149,8 +149,8 @@ def too_old_for_tensorrt(facts: Facts) -> Obstacle | None:
     return f"TensorRT {FIRST_TURING_ONLY} is for sm{TURING} and newer, this machine has {', '.join(sms)}", ""
 
 
-def lacks(library: str) -> Check:
-    """The check of a TensorRT's module and of CUDA's."""
+def make_package_check(library: str) -> Check:
+    """Return the check of a TensorRT library's module and of CUDA's bindings."""
 
     def check(facts: Facts) -> Obstacle | None:
         engine = facts.package(LIBRARIES[library].module)
@@ -159,7 +159,7 @@ def lacks(library: str) -> Check:
         for package in (engine, bindings):
             if driver and package.cuda and package.cuda > driver:
                 reason = f"{package} is for CUDA {package.cuda}, the driver has {facts.graphics.cuda}"
-                return reason, instead_of(package, library, facts)
+                return reason, suggest_replacement(package, library, facts)
         needed = {library: engine, "cuda-bindings": bindings}
         absent = [name for name, package in needed.items() if not package.versions]
         if absent:
@@ -167,23 +167,24 @@ def lacks(library: str) -> Check:
             jetpack = facts.jetson.jetpack if facts.jetson else None
             if library in absent and jetpack and not facts.python.startswith(f"{jetpack.python}."):
                 reason += f"; JetPack's is for Python {jetpack.python}, this is {facts.python}"
-            return reason, to_install(library, absent, facts)
+            return reason, suggest_install(library, absent, facts)
         return None
 
     return check
 
 
-def instead_of(package: Package, library: str, facts: Facts) -> str:
-    """What to do about a package that is for a newer CUDA than the driver's."""
+def suggest_replacement(package: Package, library: str, facts: Facts) -> str:
+    """Return what to do about a package that is for a newer CUDA than the driver's."""
     if package.module == "cuda.bindings":
-        return to_install(library, ["cuda-bindings"], facts)
+        return suggest_install(library, ["cuda-bindings"], facts)
     if library == "tensorrt":
-        return f"pip uninstall {' '.join(package.versions)}, then {to_install(library, [library], facts)}"
+        install = suggest_install(library, [library], facts)
+        return f"pip uninstall {' '.join(package.versions)}, then {install}"
     return NEW_DRIVER  # there is no other TensorRT-RTX
 
 
-def to_install(library: str, absent: Sequence[str], facts: Facts) -> str:
-    """The commands that install a TensorRT, CUDA's bindings, or both."""
+def suggest_install(library: str, absent: Sequence[str], facts: Facts) -> str:
+    """Return the commands that install a TensorRT library, CUDA's bindings, or both."""
     driver = cuda_of(facts)
     steps = []
     packages = []
@@ -205,7 +206,7 @@ def to_install(library: str, absent: Sequence[str], facts: Facts) -> str:
 
 
 def no_onnxruntime(facts: Facts) -> Obstacle | None:
-    """Where not even the CPU's engine runs."""
+    """Return the obstacle where not even the CPU's engine runs."""
     package = facts.package("onnxruntime")
     error = facts.onnxruntime.error
     if not package.versions:
@@ -217,7 +218,7 @@ def no_onnxruntime(facts: Facts) -> Obstacle | None:
 
 
 def no_cuda_provider(facts: Facts) -> Obstacle | None:
-    """Where ONNX Runtime runs on the CPU alone."""
+    """Return the obstacle where ONNX Runtime runs on the CPU alone."""
     package = facts.package("onnxruntime")
     runtime = facts.onnxruntime
     driver = cuda_of(facts)
@@ -240,10 +241,10 @@ def no_cuda_provider(facts: Facts) -> Obstacle | None:
 
 
 def no_bindings(facts: Facts) -> Obstacle | None:
-    """Where CUDA's bindings, which keep the cache on the GPU, are missing or too new."""
+    """Return the obstacle where CUDA's bindings, which keep the cache on the GPU, are missing or too new."""
     bindings = facts.package("cuda.bindings")
     driver = cuda_of(facts)
-    remedy = to_install("", ["cuda-bindings"], facts)
+    remedy = suggest_install("", ["cuda-bindings"], facts)
     if not bindings.versions:
         return "cuda-bindings is not installed", remedy
     if driver and bindings.cuda and bindings.cuda > driver:
@@ -253,20 +254,20 @@ def no_bindings(facts: Facts) -> Obstacle | None:
 
 # The backends, the best first: the module that runs each, and what may stand in its way.
 LADDER: dict[str, tuple[str, tuple[Check, ...]]] = {
-    "tensorrt-rtx": ("tensorrt_rtx", (no_cuda, not_for_rtx, lacks("tensorrt-rtx"))),
-    "tensorrt": ("tensorrt", (no_cuda, too_old_for_tensorrt, lacks("tensorrt"))),
+    "tensorrt-rtx": ("tensorrt_rtx", (no_cuda, not_for_rtx, make_package_check("tensorrt-rtx"))),
+    "tensorrt": ("tensorrt", (no_cuda, too_old_for_tensorrt, make_package_check("tensorrt"))),
     "ort-cuda": ("onnxruntime", (no_cuda, no_cuda_provider, no_bindings)),
     "ort-cpu": ("onnxruntime", (no_onnxruntime,)),
 }
 
 
 def cuda_of(facts: Facts) -> int | None:
-    """The major version of CUDA that the driver has."""
+    """Return the major version of CUDA that the driver has."""
     return major_of(facts.graphics.cuda)
 
 
 def advice(facts: Facts) -> tuple[str, ...]:
-    """What is wrong or slow though bundles run."""
+    """Return what is wrong or slow although bundles run."""
     said = []
     builds = " ".join(facts.package("onnxruntime").versions)
     if " " in builds:
@@ -286,7 +287,7 @@ def advice(facts: Facts) -> tuple[str, ...]:
 
 
 def summary(found: Sequence[Rung]) -> str:
-    """One line: the backends that bundles run on, and how to get the next better one."""
+    """Return one line: the backends that bundles run on, and how to get the next better one."""
     available = [rung.backend for rung in found if rung.available]
     best = next((place for place, rung in enumerate(found) if rung.available), len(found))
     line = f"bundles run on: {', '.join(available) or 'nothing'}"

@@ -11,9 +11,12 @@ from .machine import Gpu, Graphics, answer_of
 
 # By the board's name, or by what its device tree calls the chip.
 ARCHITECTURES = {
-    **dict.fromkeys(("xavier", "tegra194"), "sm72"),
-    **dict.fromkeys(("orin", "tegra234"), "sm87"),
-    **dict.fromkeys(("thor", "tegra264"), "sm110"),
+    "xavier": "sm72",
+    "tegra194": "sm72",
+    "orin": "sm87",
+    "tegra234": "sm87",
+    "thor": "sm110",
+    "tegra264": "sm110",
 }
 
 
@@ -35,9 +38,14 @@ class JetPack:
 JETPACKS = {
     "32": JetPack("4", "10.2", "3.6"),
     "35": JetPack("5", "11.4", "3.8"),
-    **dict.fromkeys(("35.2", "35.3", "35.4", "35.5", "35.6"), JetPack("5.1", "11.4", "3.8")),
+    "35.2": JetPack("5.1", "11.4", "3.8"),
+    "35.3": JetPack("5.1", "11.4", "3.8"),
+    "35.4": JetPack("5.1", "11.4", "3.8"),
+    "35.5": JetPack("5.1", "11.4", "3.8"),
+    "35.6": JetPack("5.1", "11.4", "3.8"),
     "36": JetPack("6.2", "12.6", "3.10"),
-    **dict.fromkeys(("36.2", "36.3"), JetPack("6.0", "12.2", "3.10")),
+    "36.2": JetPack("6.0", "12.2", "3.10"),
+    "36.3": JetPack("6.0", "12.2", "3.10"),
     "36.4.0": JetPack("6.1", "12.6", "3.10"),
     "38": JetPack("7.0", "13.0", "3.12"),
     "38.4": JetPack("7.1", "13.0", "3.12"),
@@ -50,7 +58,7 @@ class Power:
     """How fast the board may run.
 
     Attributes:
-        mode: of nvpmodel, such as "15W".
+        mode: nvpmodel's mode, such as "15W".
         number: the mode's.
         fastest: the number of the mode without limits, which is not 0 on every board.
         clocks_held: whether the processor's clocks are held at their highest, as jetson_clocks does.
@@ -62,7 +70,7 @@ class Power:
     clocks_held: bool | None
 
     def commands(self) -> list[str]:
-        """What brings the board to full speed; none where it is there, or where that can't be read."""
+        """Return the commands that bring the board to full speed; none if it is there or can't be read."""
         slow = self.mode is not None and self.number != self.fastest
         if self.number is None:  # nvpmodel doesn't always print it
             slow = self.mode is not None and not self.mode.startswith("MAXN")
@@ -76,7 +84,7 @@ class Jetson:
 
     Attributes:
         board: such as "NVIDIA Jetson AGX Orin Developer Kit".
-        release: of Jetson Linux, such as "36.4.3".
+        release: release of Jetson Linux, such as "36.4.3".
         sm: its GPU's compute capability.
     """
 
@@ -88,7 +96,7 @@ class Jetson:
 
 
 def jetson(root: Path) -> Jetson | None:
-    """The board, from its device tree and /etc below `root`; None on other machines."""
+    """Return the board, from its device tree and /etc below `root`; None on other machines."""
     model, compatible = (device_tree(root, name) for name in ("model", "compatible"))
     release = parse_release(text_of(root / "etc/nv_tegra_release") or "")
     if release is None and "nvidia,tegra" not in compatible and "jetson" not in model.lower():
@@ -98,30 +106,30 @@ def jetson(root: Path) -> Jetson | None:
 
 
 def device_tree(root: Path, name: str) -> str:
-    """A text of the device tree, which ends with, and is divided by, zero bytes."""
+    """Return a text of the device tree, with spaces for the zero bytes that divide it."""
     return (text_of(root / "proc/device-tree" / name) or "").replace("\0", " ").strip()
 
 
 def parse_release(text: str) -> str | None:
-    """The release in /etc/nv_tegra_release: "36.4.3" of "# R36 (release), REVISION: 4.3, ..."."""
+    """Return the release in /etc/nv_tegra_release: "36.4.3" of "# R36 (release), REVISION: 4.3, ..."."""
     found = re.search(r"\bR([0-9]+) \(release\), REVISION: ([0-9]+(?:\.[0-9]+)*)", text)
     return f"{found[1]}.{found[2]}" if found else None
 
 
 def jetpack_of(release: str | None) -> JetPack | None:
-    """The JetPack of a release of Jetson Linux; of an unknown one its family's newest."""
+    """Return the JetPack of a release of Jetson Linux; for an unknown one its family's newest."""
     parts = (release or "").split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((JETPACKS[prefix] for prefix in prefixes if prefix in JETPACKS), None)
 
 
 def sm_in(text: str) -> str | None:
-    """The compute capability of the board or GPU that a text names."""
+    """Return the compute capability of the board or GPU that a text names."""
     return next((sm for word, sm in ARCHITECTURES.items() if word in text.lower()), None)
 
 
 def power(root: Path) -> Power:
-    """The power mode, by nvpmodel and its configuration, and the first processor's clocks below `root`."""
+    """Return the power mode, by nvpmodel and its configuration, and the clocks of the first core."""
     mode, number = parse_mode(answer_of("nvpmodel", "-q")[0])
     clocks = root / "sys/devices/system/cpu/cpu0/cpufreq"
     lowest, highest = (text_of(clocks / f"scaling_{end}_freq") for end in ("min", "max"))
@@ -130,20 +138,20 @@ def power(root: Path) -> Power:
 
 
 def parse_mode(text: str) -> tuple[str | None, int | None]:
-    """The mode and its number, from "NV Power Mode: MAXN" and a line "0" after it."""
+    """Return the mode and its number, from "NV Power Mode: MAXN" and a line "0" after it."""
     found = re.search(r"NV Power Mode:[ \t]*(\S+)[^\n]*(?:\n\s*([0-9]{1,4})\s*$)?", text, re.MULTILINE)
     return (found[1], int(found[2]) if found[2] else None) if found else (None, None)
 
 
 def fastest_mode(configuration: str) -> int:
-    """The number of MAXN_SUPER, or of MAXN, in nvpmodel's configuration; 0 where it has neither."""
+    """Return the number of MAXN_SUPER, or of MAXN, in nvpmodel's configuration; 0 where it has neither."""
     modes = re.findall(r"<\s*POWER_MODEL\s+ID=([0-9]{1,4})\s+NAME=(\S+)", configuration)
     numbers = {name: int(number) for number, name in modes}
     return numbers.get("MAXN_SUPER", numbers.get("MAXN", 0))
 
 
-def completed(found: Graphics, board: Jetson) -> Graphics:
-    """The GPU as the board has it, where nvidia-smi is missing or doesn't know."""
+def fill_in_from_board(found: Graphics, board: Jetson) -> Graphics:
+    """Return the GPUs and CUDA as the board has them, where nvidia-smi is missing or doesn't know."""
     gpus = tuple(replace(gpu, sm=gpu.sm or sm_in(gpu.name) or board.sm) for gpu in found.gpus)
     if not gpus and board.sm:
         gpus = (Gpu(0, board.board, board.sm),)

@@ -1,4 +1,4 @@
-"""What this machine is, as its system and nvidia-smi say; a fact that they don't tell is None."""
+"""Facts about this machine from its system and nvidia-smi; a fact that they don't give is None."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..backends.requirements import x86_flags
 from ..backends.threads import cgroup_limit, physical_cores, text_of
 
-# Instructions that fp16 and whole numbers are fast with, as Linux names them.
+# Instructions that make fp16 and int8 fast, as Linux names them.
 X86_FEATURES = ("avx2", "avx512_vnni", "avx_vnni")
 ARM_FEATURES = ("asimd", "fphp", "asimddp", "i8mm")
 
@@ -81,7 +81,7 @@ class Graphics:
 
 
 def processor(root: Path) -> Processor:
-    """The processor, from /proc and /sys below `root`."""
+    """Return the processor, from /proc and /sys below `root`."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     architecture = platform.machine()
     name = cpuinfo_line(root, "model name") or platform.processor() or architecture
@@ -92,7 +92,7 @@ def processor(root: Path) -> Processor:
 
 
 def processor_features(architecture: str, root: Path) -> dict[str, bool]:
-    """Whether it has each of the instructions that matter; empty where the system doesn't say."""
+    """Return whether it has each of the instructions that matter; empty where the system doesn't say."""
     flags = x86_flags(architecture, root / "proc/cpuinfo")
     wanted = X86_FEATURES if flags is not None else ARM_FEATURES
     found = (cpuinfo_line(root, "Features") or "").split() if flags is None else flags
@@ -100,13 +100,13 @@ def processor_features(architecture: str, root: Path) -> dict[str, bool]:
 
 
 def cpuinfo_line(root: Path, key: str) -> str | None:
-    """What /proc/cpuinfo says of the first core."""
+    """Return the value of a key in /proc/cpuinfo, for the first core."""
     found = re.search(rf"^{key}[ \t]*:(.*)$", text_of(root / "proc/cpuinfo") or "", re.MULTILINE)
     return found[1].strip() or None if found else None
 
 
 def memory(root: Path) -> Memory:
-    """Main memory, from /proc/meminfo below `root`."""
+    """Return the main memory, from /proc/meminfo below `root`."""
     text = text_of(root / "proc/meminfo") or ""
     sizes = {
         name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s*([0-9]+) kB$", text, re.MULTILINE)
@@ -115,7 +115,7 @@ def memory(root: Path) -> Memory:
 
 
 def graphics(root: Path) -> Graphics:
-    """NVIDIA's GPUs and driver, from nvidia-smi, /proc and /sys below `root`."""
+    """Return NVIDIA's GPUs and driver, from nvidia-smi, /proc and /sys below `root`."""
     table, problem = answer_of("nvidia-smi", f"--query-gpu={COLUMNS}", "--format=csv,noheader")
     gpus = parse_gpus(table)
     listed = (gpu.driver for gpu in gpus if gpu.driver)
@@ -130,7 +130,7 @@ def graphics(root: Path) -> Graphics:
 
 
 def answer_of(*command: str) -> tuple[str, str]:
-    """What a command prints, and why it failed; neither where there is no such command."""
+    """Return what a command prints, and why it failed; both empty where there is no such command."""
     try:
         done = subprocess.run(
             command,
@@ -153,7 +153,7 @@ def answer_of(*command: str) -> tuple[str, str]:
 
 
 def parse_gpus(table: str) -> tuple[Gpu, ...]:
-    """The GPUs of nvidia-smi's table with `COLUMNS`; other lines are passed over."""
+    """Return the GPUs of nvidia-smi's table with `COLUMNS`; other lines are skipped."""
     rows = ([cell.strip() for cell in line.split(",")] for line in table.splitlines())
     return tuple(
         Gpu(int(index), ", ".join(name), sm_of(capability), bytes_of(size), version_in(driver))
@@ -163,36 +163,36 @@ def parse_gpus(table: str) -> tuple[Gpu, ...]:
 
 
 def sm_of(capability: str) -> str | None:
-    """The architecture of a compute capability: "sm86" of "8.6"."""
+    """Return the architecture of a compute capability: "sm86" of "8.6"."""
     found = re.fullmatch(r"([0-9]+)\.([0-9])", capability)
     return f"sm{int(found[1])}{found[2]}" if found else None
 
 
 def bytes_of(size: str) -> int | None:
-    """Bytes of "24564 MiB"; None of "[N/A]"."""
+    """Return the bytes of "24564 MiB"; None for "[N/A]"."""
     found = re.fullmatch(r"([0-9]{1,12}) MiB", size)
     return int(found[1]) * 2**20 if found else None
 
 
 def version_in(text: str) -> str | None:
-    """The first version in a text, as in "550.54.14"."""
+    """Return the first version in a text, as in "550.54.14"."""
     found = re.search(r"[0-9]+(?:\.[0-9]+)+", text)
     return found[0] if found else None
 
 
 def parse_driver(text: str) -> str | None:
-    """The driver's version from /proc/driver/nvidia/version."""
+    """Return the driver's version from /proc/driver/nvidia/version."""
     return version_in(text.partition("Kernel Module")[2].partition("\n")[0])
 
 
 def parse_cuda(header: str) -> str | None:
-    """The version of CUDA in nvidia-smi's header; drivers from 610 on call it the UMD's."""
+    """Return the version of CUDA in nvidia-smi's header; drivers from 610 on call it the UMD's."""
     found = re.search(r"CUDA (?:UMD )?Version:\s*([0-9]+\.[0-9]+)", header)
     return found[1] if found else None
 
 
 def has_nvidia_card(root: Path) -> bool:
-    """Whether a display device of NVIDIA's is on the PCI bus."""
+    """Tell whether a display device of NVIDIA's is on the PCI bus."""
     return any(
         text_of(device / "vendor") == NVIDIA and (text_of(device / "class") or "").startswith(DISPLAY)
         for device in root.glob("sys/bus/pci/devices/*")

@@ -1,4 +1,4 @@
-"""What a difference between two engines' results means, and whether it is within its limits.
+"""Metrics of the difference between two engines' results, and whether they are within their limits.
 
 N rows, V vocabulary or classes, E width of a vector
 """
@@ -32,7 +32,7 @@ class Metrics:
         mean_kl: of the reference's distribution to the engine's, in nats, averaged over rows.
         top1_agreement: share of rows whose likeliest token is the same.
         top5_agreement: share of the reference's five likeliest tokens that are among the engine's five.
-        flip_margin: the reference's largest margin where it is not: at 0.01 a flip is rounding, at 3.0 a bug.
+        flip_margin: the reference's largest margin where the likeliest differs: 0.01 is rounding, 3.0 a bug.
         finite: no NaN and no infinity on either side.
         rows: how many rows were compared.
     """
@@ -108,11 +108,11 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison came to.
+    """The result of a comparison.
 
     Attributes:
         metrics: by name; None where not finite.
-        limits: of some of them.
+        limits: limits of some of the metrics.
         failures: what exceeds them, in words.
         errors: `max_error` of each decode step, where there are steps.
         divergence: where the engine, free to choose, left PyTorch's tokens, as text.
@@ -127,7 +127,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Outcome):
-    """One artifact on one engine, in one situation, against PyTorch."""
+    """One artifact on one engine, in one case, against PyTorch."""
 
     artifact: str
     backend: str
@@ -135,7 +135,7 @@ class Comparison(Outcome):
 
     @classmethod
     def failed(cls, artifact: str, backend: str, case: str, why: Exception) -> Comparison:
-        """Of what could not be measured."""
+        """Return a comparison that failed because it could not be measured."""
         return cls(artifact=artifact, backend=backend, case=case, metrics={}, limits={}, failures=(str(why),))
 
     @property
@@ -143,7 +143,7 @@ class Comparison(Outcome):
         return not self.failures
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        value: dict[str, Any] = {
             "artifact": self.artifact,
             "backend": self.backend,
             "case": self.case,
@@ -151,13 +151,16 @@ class Comparison(Outcome):
             "limits": dict(self.limits),
             "passed": self.passed,
             "failures": list(self.failures),
-            **({"errors": [plain(error) for error in self.errors]} if self.errors else {}),
-            **({"divergence": dict(self.divergence)} if self.divergence is not None else {}),
         }
+        if self.errors:
+            value["errors"] = [plain(error) for error in self.errors]
+        if self.divergence is not None:
+            value["divergence"] = dict(self.divergence)
+        return value
 
 
 def measure(got: Logits, want: Logits) -> Metrics:
-    """Compares logits (N, V) row by row."""
+    """Compare logits (N, V) row by row."""
     finite = bool(np.isfinite(got).all() and np.isfinite(want).all())
     if not finite:
         return Metrics(math.nan, math.nan, math.nan, 0.0, 0.0, math.inf, False, len(want))
@@ -180,7 +183,7 @@ def measure(got: Logits, want: Logits) -> Metrics:
 
 
 def shared_likeliest(got: Logits, want: Logits, count: int = LIKELIEST) -> npt.NDArray[np.float64]:
-    """Of each row, the share of the `count` likeliest that both sides have."""
+    """Return the share of the `count` likeliest that both sides have, for each row."""
     count = min(count, want.shape[-1])
     both = [np.argpartition(logits, -count, axis=-1)[:, -count:] for logits in (got, want)]
     return np.array([len(np.intersect1d(a, b)) / count for a, b in zip(*both, strict=True)])
@@ -189,10 +192,10 @@ def shared_likeliest(got: Logits, want: Logits, count: int = LIKELIEST) -> npt.N
 def measure_vectors(
     got: Logits, want: Logits, least_scale: float = 1e-6, of_texts: bool = False
 ) -> VectorMetrics:
-    """Compares vectors (N, E) row by row.
+    """Compare vectors (N, E) row by row.
 
     Args:
-        least_scale: of the units of `max_error`, where the reference varies less than this.
+        least_scale: smallest unit of `max_error`, used where the reference varies less than this.
         of_texts: whether each vector is that of a whole text.
     """
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
@@ -212,18 +215,18 @@ def measure_vectors(
 
 
 def spread_of(array: npt.NDArray[np.float64]) -> float:
-    """What differences of a tensor's numbers are measured in."""
+    """Return the unit in which differences of a tensor's numbers are measured."""
     return max(float(array.std()), SPREAD_OF_LARGEST * float(np.abs(array).max()))
 
 
 def scale_of(logits: Logits) -> float:
-    """What errors are measured in, so that a model with large logits is not held to a finer grain."""
+    """Return the unit of logits' errors, so that a model with large logits is not held to a finer grain."""
     centred = logits - logits.mean(-1, keepdims=True)  # softmax sees no offset of a whole row
     return max(1.0, float(centred.std()))
 
 
 def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
-    """KL(want || got) of each row, in nats; what rounding leaves below zero of two alike is zero."""
+    """Return KL(want || got) of each row, in nats; 0 where rounding leaves it below zero."""
     log_p, log_q = (log_softmax(logits) for logits in (want, got))
     divergence: npt.NDArray[np.float64] = (np.exp(log_p) * (log_p - log_q)).sum(-1)
     return np.maximum(divergence, 0.0)
@@ -237,21 +240,24 @@ def judged(
     errors: Sequence[float] = (),
     names: Sequence[str] | None = None,
 ) -> Outcome:
-    """The outcome of metrics whose limits' names begin with `prefix`.
+    """Return the outcome of metrics whose limits' names begin with `prefix`.
 
     Args:
-        names: of the metrics to judge; by default all that have a limit.
-        failures: what is wrong beside them.
-        errors: of each decode step.
+        names: names of the metrics to judge; by default all that have a limit.
+        failures: other failures.
+        errors: error of each decode step.
     """
     own = {name: limits[prefix + name] for name in (metrics.LIMITED if names is None else names)}
-    found = (*(f"{prefix}{failure}" for failure in judge(metrics, own)), *failures)
+    found = [f"{prefix}{failure}" for failure in judge(metrics, own)]
+    found += failures
     values = {f"{prefix}{name}": value for name, value in metrics.to_json().items()}
-    return Outcome(values, {f"{prefix}{name}": limit for name, limit in own.items()}, found, tuple(errors))
+    return Outcome(
+        values, {f"{prefix}{name}": limit for name, limit in own.items()}, tuple(found), tuple(errors)
+    )
 
 
 def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:
-    """What exceeds its limit, in words; NaN always does."""
+    """Return what exceeds its limit, in words; NaN always does."""
     failures = [] if metrics.finite else ["NaN or infinity in the results"]
     for name, limit in limits.items():
         value = getattr(metrics, name)
@@ -261,5 +267,5 @@ def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """Return a value as JSON can hold it: None for NaN and infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

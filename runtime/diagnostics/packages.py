@@ -1,4 +1,4 @@
-"""Which Python packages are installed, without importing them; ONNX Runtime is asked for its providers."""
+"""Finds installed Python packages without importing them, except ONNX Runtime for its providers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Package:
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """What ONNX Runtime says of itself.
+    """What ONNX Runtime says about itself.
 
     Attributes:
         cuda: the version of CUDA that it was made for.
@@ -67,13 +67,13 @@ class OnnxRuntime:
 
 
 def major_of(version: str | None) -> int | None:
-    """13 of "13.0"; None of what is no version."""
+    """Return 13 for "13.0"; None for what is no version."""
     found = re.match("[0-9]{1,4}", version or "")
     return int(found[0]) if found else None
 
 
 def installed(module: str) -> Package:
-    """A module's packages, without importing it."""
+    """Return a module's packages, without importing it."""
     versions = {}
     for name in DISTRIBUTIONS[module]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -84,7 +84,7 @@ def installed(module: str) -> Package:
 
 
 def is_there(module: str) -> bool:
-    """Whether there is a module that no package claims; of cuDNN, a library of the system."""
+    """Tell whether there is a module that no package claims; for cuDNN, a library of the system."""
     if module == "nvidia.cudnn":
         return any(ctypes.util.find_library(name) for name in ("cudnn", "cudnn64_9"))
     try:
@@ -94,7 +94,7 @@ def is_there(module: str) -> bool:
 
 
 def onnxruntime() -> OnnxRuntime:
-    """What ONNX Runtime says of itself."""
+    """Return what ONNX Runtime says about itself."""
     try:
         ort = import_onnxruntime()
         return OnnxRuntime(tuple(ort.get_available_providers()), getattr(ort, "cuda_version", "") or None)

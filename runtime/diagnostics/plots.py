@@ -21,13 +21,13 @@ MOST_INCHES = 40.0
 def draw_attention(
     alignment: Alignment, path: Path, *, layer: int | None = None, head: int | None = None
 ) -> None:
-    """Draws how much each target token (a row) looked at each source token (a column).
+    """Draw how much each target token (a row) looked at each source token (a column).
 
     Args:
         alignment: from `Translator.align`.
-        path: of the picture; its ending, such as .png or .svg, says its kind.
-        layer: of the decoder, from 0; the average of all when None.
-        head: likewise.
+        path: file of the picture; its ending, such as .png or .svg, says its kind.
+        layer: layer of the decoder, from 0; the average of all when None.
+        head: head of the layer, likewise.
 
     Raises:
         BackendUnavailableError: matplotlib is not installed.
@@ -35,13 +35,15 @@ def draw_attention(
     """
     weights = alignment.averaged(layer, head)
     rows, columns = weights.shape
-    figure = figure_for(path, *(min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * n) for n in (columns, rows)))
+    width = min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * columns)
+    height = min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * rows)
+    figure = figure_for(path, width, height)
     axes = figure.add_subplot()
     image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
     figure.colorbar(image, ax=axes, shrink=0.6, label="weight")
     axes.xaxis.tick_top()
-    axes.set_xticks(range(columns), [shown(token) for token in alignment.source])
-    axes.set_yticks(range(rows), [shown(token) for token in alignment.target])
+    axes.set_xticks(range(columns), [show_token(token) for token in alignment.source])
+    axes.set_yticks(range(rows), [show_token(token) for token in alignment.target])
     for label, token in zip(axes.get_xticklabels(), alignment.source, strict=True):
         label.set_rotation(90 if len(token) > 2 else 0)
     axes.tick_params(length=0)
@@ -52,13 +54,13 @@ def draw_attention(
 
 
 def draw_bench(result: BenchResult, path: Path) -> None:
-    """Draws what `bench` measured: a bar per precision of its speed, time to the first token, and memory.
+    """Draw what `bench` measured: a bar per precision of its speed, time to the first token, and memory.
 
     A line at the end of a bar of speed goes from p25 to p75 of the rounds.
 
     Args:
         result: from `bench`.
-        path: of the picture; its ending, such as .png or .svg, says its kind.
+        path: file of the picture; its ending, such as .png or .svg, says its kind.
 
     Raises:
         BackendUnavailableError: matplotlib is not installed.
@@ -97,7 +99,7 @@ def draw_bench(result: BenchResult, path: Path) -> None:
 
 
 def figure_for(path: Path, width: float, height: float) -> Figure:
-    """An empty picture, in inches."""
+    """Return an empty picture of this width and height, in inches."""
     if not path.suffix:
         raise InputError(f"the picture {path} needs an ending that says its kind, such as .png")
     try:
@@ -114,6 +116,6 @@ def save(figure: Figure, path: Path) -> None:
         raise InputError(f"the picture {path} cannot be written: {error}") from error
 
 
-def shown(token: str) -> str:
-    """A token's text where a space alone would not be seen, and matplotlib reads no formula."""
+def show_token(token: str) -> str:
+    """Return a token's text with a lone space made visible, and no formula for matplotlib to read."""
     return ("␣" if token == " " else token).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Whether an engine on this machine still computes a bundle's model: golden data, without PyTorch."""
+"""Compares an engine on this machine with a bundle's golden data, without PyTorch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class SelftestResult:
         backend: the engine.
         artifacts: ids of the graphs that ran; of a plan, the one that it was built from.
         comparisons: one per graph and case, with what was measured and what is allowed.
-        skipped: golden data that the graphs, or their plans, take too little for.
-        seconds: for all of it, files hashed and engine loaded.
+        skipped: golden data that is too large for the graphs, or for their plans.
+        seconds: for everything, hashing the files and loading the engine included.
     """
 
     backend: str
@@ -53,7 +53,7 @@ class SelftestResult:
         return compared == set(self.artifacts) and all(c.passed for c in self.comparisons)
 
     def to_json(self) -> dict[str, object]:
-        """The fields of `planforge selftest --json`."""
+        """Return the fields of `planforge selftest --json`."""
         return {
             "passed": self.passed,
             "backend": self.backend,
@@ -66,7 +66,7 @@ class SelftestResult:
 
 @dataclass(frozen=True)
 class Subject:
-    """A graph that was opened, what it is held against, and what it cannot be."""
+    """A graph that was opened, the cases to compare it in, and the golden data that it skips."""
 
     artifact: Artifact
     cases: Mapping[str, Case]
@@ -80,7 +80,7 @@ def selftest(
     device: int = 0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> SelftestResult:
-    """Compares logits and tokens on one engine with those that PyTorch gave at export.
+    """Compare logits and tokens on one engine with those that PyTorch gave at export.
 
     The model is opened as `load` opens it, after every file of the bundle was hashed, and driven through
     the runtime's own loops: caches, padded batches, greedy text. An engine, free to choose, may leave
@@ -88,8 +88,8 @@ def selftest(
 
     Args:
         bundle: the folder that `planforge export` wrote.
-        backend: as of `load`.
-        precision: as of `load`.
+        backend: as in `load`.
+        precision: as in `load`.
         device: the GPU's number.
         progress: called with a line when a stage begins.
 
@@ -106,7 +106,7 @@ def selftest(
     task = opened.manifest.task
     if task not in SUBJECTS:
         raise ManifestError(f"{opened.folder} is for {task!r}, which this version does not run")
-    arrays, limits = golden_of(opened)
+    arrays, limits = load_golden(opened)
     progress("checking files")
     opened.verify_files()
     progress("loading it")
@@ -120,7 +120,7 @@ def selftest(
         try:
             subjects = SUBJECTS[task](model, arrays, limits)
         except KeyError as error:
-            raise outdated(opened, error) from error
+            raise outdated_error(opened, error) from error
         for subject in subjects:
             name = subject.artifact.id
             for case, run in subject.cases.items():
@@ -136,8 +136,8 @@ def selftest(
     )
 
 
-def golden_of(bundle: Bundle) -> tuple[Arrays, Limits]:
-    """A bundle's golden data and its limits.
+def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:
+    """Load a bundle's golden data and its limits.
 
     Raises:
         BundleError: it has none, or none that this version reads.
@@ -153,17 +153,17 @@ def golden_of(bundle: Bundle) -> tuple[Arrays, Limits]:
     try:
         return read_golden(file)
     except KeyError as error:
-        raise outdated(bundle, error) from error
+        raise outdated_error(bundle, error) from error
 
 
-def outdated(bundle: Bundle, missing: KeyError) -> BundleError:
+def outdated_error(bundle: Bundle, missing: KeyError) -> BundleError:
     return BundleError(
         f"the golden data of {bundle.folder} is that of another PlanForge, without {missing}; export it again"
     )
 
 
-def of_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[Subject]:
-    """A decoder: prompts through its cache, greedy text, a full context."""
+def prepare_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[Subject]:
+    """Prepare a decoder's cases: prompts through its cache, greedy text, a full context."""
     from .golden import decoders
 
     golden = decoders.from_arrays(arrays)
@@ -172,8 +172,8 @@ def of_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> list[S
     return [Subject(artifact, cases, decoders.skipped(artifact, golden))]
 
 
-def of_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subject]:
-    """An encoder: every output, alone and in a padded batch."""
+def prepare_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subject]:
+    """Prepare an encoder's cases: every output, alone and in a padded batch."""
     from .golden import encoders
 
     golden = encoders.from_arrays(arrays)
@@ -182,10 +182,10 @@ def of_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subje
     return [Subject(artifact, cases, encoders.skipped(artifact, golden))]
 
 
-def of_translator(model: Translator, arrays: Arrays, limits: Limits) -> list[Subject]:
-    """What the encoder writes, and the decoder's targets, one by one, greedy and searched with beams.
+def prepare_translator(model: Translator, arrays: Arrays, limits: Limits) -> list[Subject]:
+    """Prepare the cases of what the encoder writes, and of the decoder: one by one, greedy and with beams.
 
-    Of beams that golden data does not know, the engine's own steps, held against it too, say what they score.
+    Beams that golden data does not know are scored by the engine's own steps, which are compared with it too.
     """
     from .golden import translations, translators
     from .golden.translation_engine import Engine
@@ -210,7 +210,7 @@ def of_translator(model: Translator, arrays: Arrays, limits: Limits) -> list[Sub
 
 
 SUBJECTS: dict[str, Callable[[Any, Arrays, Limits], list[Subject]]] = {
-    "text-generation": of_generator,
-    "text-encoding": of_encoder,
-    "translation": of_translator,
+    "text-generation": prepare_generator,
+    "text-encoding": prepare_encoder,
+    "translation": prepare_translator,
 }

@@ -1,4 +1,4 @@
-"""Logits of an answer's first and last token -> the best stretches of the context.
+"""Finds the best answers in a context, from the logits of their first and last token.
 
 T tokens of a window
 """
@@ -15,7 +15,7 @@ from .probabilities import softmax
 from .results import Answer, Answers
 
 
-def answers_of(
+def find_answers(
     context: str,
     offsets: Sequence[tuple[int, int]],
     pieces: Sequence[Piece],
@@ -25,15 +25,15 @@ def answers_of(
     max_tokens: int,
     dropped: int,
 ) -> Answers:
-    """The best stretches over all windows.
+    """Return the best stretches of text over all windows.
 
     Args:
         context: the text that may hold the answer.
         offsets: characters [start, end) of each of its tokens.
         pieces: windows over it.
-        logits: of each window, start and end (T,).
+        logits: start and end (T,) of each window.
         n_best: at most so many answers.
-        max_tokens: of an answer.
+        max_tokens: the most tokens of an answer.
         dropped: tokens of the context that are in no window.
 
     Returns:

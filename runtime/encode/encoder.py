@@ -1,4 +1,4 @@
-"""Runs an encoder's graph over sequences of unequal length, and takes the padding off again.
+"""Runs an encoder's graph over sequences of unequal length: pads them, and removes the padding.
 
 B batch, T tokens, N logit rows
 """
@@ -17,9 +17,9 @@ from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError, ManifestError
 from ..memory_budget import MemoryBudget
-from ..text.batching import TOKEN_BUDGET, batches, in_reading_order
+from ..text.batching import TOKEN_BUDGET, group_by_length, in_reading_order
 from ..text.long_text import Piece
-from .memory import batch_bytes, sections
+from .memory import batch_bytes, split_into_sections
 
 
 class Encoder:
@@ -30,7 +30,7 @@ class Encoder:
         artifact: what its inputs and outputs mean.
         pad: the id of the padding token.
         budget: that batches and outputs are held in; None for no limit.
-        config: the model's, of which a limit needs the sizes.
+        config: the model's config, whose sizes a memory limit needs.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Encoder:
 
         Args:
             pieces: sequences.
-            roles: of the outputs to return.
-            rows: of each sequence, the positions whose "masked_lm" logits are wanted.
+            roles: roles of the outputs to return.
+            rows: the positions of each sequence whose "masked_lm" logits are wanted.
             batch_size: the most sequences of a batch; None: as many as the graph takes.
 
         Raises:
@@ -85,7 +85,7 @@ class Encoder:
             For each sequence of a batch, by its index, an array per role, without padding.
         """
         for section, needed in self.sections(pieces, roles, rows):
-            groups = batches([len(pieces[i]) for i in section], batch_size or self.max_batch)
+            groups = group_by_length([len(pieces[i]) for i in section], batch_size or self.max_batch)
             what = f"{len(section)} sequences with their outputs"
             for group in in_reading_order(groups):
                 indices = [section[i] for i in group]
@@ -102,7 +102,7 @@ class Encoder:
         available = self.budget.available()
         if available is None:
             return [(range(len(pieces)), 0)]
-        return sections(
+        return split_into_sections(
             self.config,
             [self.artifact.output(role) for role in roles],
             [len(piece) for piece in pieces],
@@ -149,7 +149,7 @@ class Encoder:
         return results
 
     def close(self) -> None:
-        """Frees the engine; closing twice is fine."""
+        """Free the engine; closing twice is fine."""
         with self.lock:
             if not self.closed:
                 self.closed = True
@@ -158,7 +158,7 @@ class Encoder:
 
 
 def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:
-    """Refuses a manifest whose parts contradict each other, before anything relies on them.
+    """Refuse a manifest whose parts contradict each other, before anything relies on them.
 
     Raises:
         ManifestError: names what is wrong.
@@ -183,7 +183,7 @@ def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mappin
 def check_memory(
     weight_bytes: int, config: Mapping[str, Any], max_length: int, memory_limit: int | None
 ) -> None:
-    """Refuses a limit below the weights and the largest batch together."""
+    """Refuse a limit below the weights and the largest batch together."""
     tokens = max(TOKEN_BUDGET, max_length)
     batch = batch_bytes(config, tokens, max_length)
     way_out = "A smaller max_length, or a precision of fewer bits, needs less"

@@ -1,4 +1,4 @@
-"""What an encoder's batches take of memory, and how much is read ahead under a limit.
+"""The memory that an encoder's batches take, and how many texts are read ahead under a limit.
 
 Sequences run in batches of like length, and results are given out in the order in which texts came. So
 outputs wait for their turn; under a limit sequences are computed in sections, each of which is given out
@@ -25,9 +25,9 @@ def batch_bytes(config: Mapping[str, Any], tokens: int, longest: int) -> int:
     input, query, key, value, context, sum), and every head's scores of every token for every token.
 
     Args:
-        config: the model's.
-        tokens: of the batch, padding included.
-        longest: of its sequences, in tokens.
+        config: the model's config.
+        tokens: tokens of the batch, padding included.
+        longest: its longest sequence, in tokens.
     """
     width = config["intermediate_size"] + 6 * config["hidden_size"]
     return int(4 * tokens * (width + config["num_attention_heads"] * longest))
@@ -39,23 +39,27 @@ def section_bytes(
     """Return what a section needs: its largest batch, and the outputs of all its sequences.
 
     Args:
-        config: the model's.
+        config: the model's config.
         specs: the outputs that are wanted.
-        count: sequences.
-        longest: of these, in tokens.
+        count: number of sequences.
+        longest: the longest of them, in tokens.
         rows: positions whose masked-word logits are wanted.
     """
     outputs = 0
     for spec in specs:
         names = spec.axis_names()
         numbers = math.prod(axis for axis in names if isinstance(axis, int))
-        places = rows if names[0] == "rows" else count * longest if "tokens" in names else count
+        places = count
+        if names[0] == "rows":
+            places = rows
+        elif "tokens" in names:
+            places = count * longest
         outputs += places * numbers * np.dtype(spec.dtype).itemsize
     tokens = min(count * longest, max(TOKEN_BUDGET, longest))
     return outputs + batch_bytes(config, tokens, longest)
 
 
-def sections(
+def split_into_sections(
     config: Mapping[str, Any],
     specs: Sequence[TensorSpec],
     lengths: Sequence[int],
@@ -67,10 +71,10 @@ def sections(
     A sequence that needs more than there is makes a section of its own.
 
     Args:
-        config: the model's.
+        config: the model's config.
         specs: the outputs that are wanted.
-        lengths: of each sequence, in tokens.
-        rows: of each sequence, how many masked-word logits are wanted.
+        lengths: the length of each sequence in tokens.
+        rows: how many masked-word logits of each sequence are wanted.
         available: bytes beside the weights.
     """
     begin = 0

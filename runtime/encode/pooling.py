@@ -24,20 +24,20 @@ POOLINGS = ("cls", "mean", "max")
 
 
 def combined(states: Sequence[Array], layers: str) -> Array:
-    """The features (T, F) of the states (T, E) of the layers that `LAYERS` names."""
+    """Return the features (T, F) for the states (T, E) of the layers that `LAYERS` names."""
     if layers == "concat_last_four":
         return np.concatenate(states, axis=-1)
     return np.add.reduce(np.stack(states))  # type: ignore[no-any-return]
 
 
 def pooled(states: Array, pooling: str) -> Array:
-    """One vector (E,) of a text's states (T, E)."""
+    """Return one vector (E,) for a text's states (T, E)."""
     by_name: dict[str, Array] = {"cls": states[0], "mean": states.mean(0), "max": states.max(0)}
     return by_name[pooling]
 
 
-def merged(vectors: Sequence[Array], lengths: Sequence[int], pooling: str) -> Array:
-    """One vector (E,) of several windows': their maximum, or their mean by their number of tokens."""
+def merge_windows(vectors: Sequence[Array], lengths: Sequence[int], pooling: str) -> Array:
+    """Return one vector (E,) for those of several windows: their maximum, or their mean by token count."""
     if len(vectors) == 1:
         return vectors[0]
     vector: Array = (
@@ -47,5 +47,5 @@ def merged(vectors: Sequence[Array], lengths: Sequence[int], pooling: str) -> Ar
 
 
 def normalized(vector: Array) -> Array:
-    """The vector with length 1; a zero vector stays."""
+    """Return the vector scaled to length 1; a zero vector stays."""
     return vector / max(float(np.linalg.norm(vector)), 1e-12)

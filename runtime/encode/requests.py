@@ -1,4 +1,4 @@
-"""From texts to sequences to results: read some ahead, run them in batches, give results in order."""
+"""Runs an encoder's task over texts: reads some ahead, runs them in batches, yields results in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TextRequest:
     """One text, or a pair, as the encoder gets it.
 
     Attributes:
-        number: of the text among those of the call.
+        number: the text's index in the call.
         item: the text, and its pair if it has one.
         first, second: their tokens.
         fitted: the sequences that the model takes.
@@ -91,7 +91,11 @@ class RequestRunner:
             log.warning(
                 "%d of %d texts were longer than the %d tokens that this model takes, and %d tokens were"
                 " dropped (truncation=%r); truncation='windows' keeps all",
-                *(shortened, done, self.defaults.max_length, dropped, reading.truncation),
+                shortened,
+                done,
+                self.defaults.max_length,
+                dropped,
+                reading.truncation,
             )
 
     def finished_batches(
@@ -129,11 +133,11 @@ class RequestRunner:
         requests = []
         for number, (pair, first) in enumerate(zip(pairs, firsts, strict=True), done):
             second = None if pair[1] is None else next(seconds)
-            fitted = self.fitted(number, first.ids, None if second is None else second.ids, reading)
+            fitted = self.fit_tokens(number, first.ids, None if second is None else second.ids, reading)
             requests.append(TextRequest(number, pair, first, second, fitted))
         return requests
 
-    def fitted(
+    def fit_tokens(
         self, number: int, first: Sequence[int], second: Sequence[int] | None, reading: Reading
     ) -> FittedText:
         """Fit the tokens of a text, or of a pair, to the model; `number` is what an error calls it."""

@@ -18,10 +18,10 @@ Array: TypeAlias = npt.NDArray[np.float32]
 
 
 class Result:
-    """Base of the results: plain JSON on request."""
+    """Base of the results; each converts to JSON."""
 
     def to_json(self) -> dict[str, object]:
-        """The fields of `planforge run --json`."""
+        """Return the fields of `planforge run --json`."""
         return asdict(self)  # type: ignore[call-overload,no-any-return]
 
 
@@ -82,7 +82,7 @@ class Ranked(Result):
     """A text, scored against a query.
 
     Attributes:
-        index: of the text among those given.
+        index: the text's place among those given.
         score: higher is more relevant.
     """
 

@@ -1,4 +1,4 @@
-"""Tags of tokens -> tagged stretches of words.
+"""Merges the tags of tokens into tagged stretches of words.
 
 T tokens, C classes
 """
@@ -15,14 +15,14 @@ from .results import Entity
 OUTSIDE = "O"
 
 
-def entities_of(
+def find_entities(
     text: str,
     probabilities: Array,
     offsets: Sequence[tuple[int, int]],
     words: Sequence[int | None],
     labels: Sequence[str],
 ) -> tuple[Entity, ...]:
-    """Merges the tokens of a word, then the words of an entity.
+    """Merge the tokens of a word, then the words of an entity.
 
     Args:
         text: what was tagged.
@@ -42,20 +42,20 @@ def entities_of(
         start, end = offsets[t]
         if word == previous_word and word is not None:
             if kind != OUTSIDE:
-                entities[-1] = stretched(entities[-1], text, end, scores)
+                entities[-1] = extend_entity(entities[-1], text, end, scores)
             continue
         previous_word = word
         if not np.isfinite(probabilities[t]).all():
             kind = OUTSIDE
             continue
         best = int(probabilities[t].argmax())
-        prefix, name = split(labels[best])
+        prefix, name = split_label(labels[best])
         score = float(probabilities[t, best])
         if name == OUTSIDE:
             kind = OUTSIDE
         elif prefix != "B" and name == kind:
             scores.append(score)
-            entities[-1] = stretched(entities[-1], text, end, scores)
+            entities[-1] = extend_entity(entities[-1], text, end, scores)
         else:
             kind = name
             scores = [score]
@@ -63,13 +63,13 @@ def entities_of(
     return tuple(entities)
 
 
-def split(label: str) -> tuple[str, str]:
-    """The prefix and the rest of "B-PER"; a label without a prefix continues, as in transformers."""
+def split_label(label: str) -> tuple[str, str]:
+    """Return the prefix and the rest of "B-PER"; a label without a prefix continues, as in transformers."""
     if label[:2] in ("B-", "I-"):
         return label[0], label[2:]
     return "I", label
 
 
-def stretched(entity: Entity, text: str, end: int, scores: Sequence[float]) -> Entity:
-    """The entity up to `end`."""
+def extend_entity(entity: Entity, text: str, end: int, scores: Sequence[float]) -> Entity:
+    """Return the entity, extended to `end`."""
     return Entity(entity.label, float(np.mean(scores)), text[entity.start : end], entity.start, end)

@@ -1,4 +1,4 @@
-"""Every task of an encoder as a stream: texts in, results out, in order, never all of them held."""
+"""Every task of an encoder as a stream: texts in, results out, in order, without holding all of them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ..options import (
     option_names,
 )
 from ..text.long_text import best_window
-from ..text.reading import Item, Reading, check_item, check_pair, check_text, checked
+from ..text.reading import Item, Reading, check_each, check_item, check_pair, check_text
 from ..text.tokenizer import Tokenizer
-from .answering import answers_of
+from .answering import find_answers
 from .encoder import Encoder
-from .pooling import LAYERS, POOLINGS, combined, merged, normalized, pooled
+from .pooling import LAYERS, POOLINGS, combined, merge_windows, normalized, pooled
 from .probabilities import sigmoid, softmax
 from .requests import Outputs, RequestRunner, TextRequest
 from .results import (
@@ -43,7 +43,7 @@ from .results import (
     Ranked,
     Tags,
 )
-from .tagging import entities_of
+from .tagging import find_entities
 
 log = logging.getLogger("planforge")
 
@@ -76,21 +76,21 @@ class TaskStreams(RequestRunner):
         how = pooling or defaults.pooling
         before = self.prompt_text(options.get("prompt_name"), options.get("prompt"))
         width = self.encoder.artifact.output(role).axes[-1]
-        keep = checked_width(options.get("truncate_dim"), width)
+        keep = check_width(options.get("truncate_dim"), width)
 
         def finish(request: TextRequest, outputs: Outputs) -> Embedding:
             vectors = [array if own else pooled(array, how) for (array,) in outputs]
-            vector = merged(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
+            vector = merge_windows(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
             return Embedding(normalized(vector) if unit else vector, request.fitted.dropped)
 
-        prompted = (before + text for text in checked(texts, check_text))
+        prompted = (before + text for text in check_each(texts, check_text))
         return self.results(prompted, [role], finish, reading)
 
     def prompt_text(self, name: str | None, prompt: str | None) -> str:
         """Return what to put before each text, as sentence-transformers decides it.
 
         Args:
-            name: of one of the checkpoint's prompts; None: the default one.
+            name: the name of one of the checkpoint's prompts; None: the default one.
             prompt: the text itself, which takes precedence.
         """
         if prompt is not None:
@@ -130,10 +130,10 @@ class TaskStreams(RequestRunner):
                 dropped=request.fitted.dropped,
             )
 
-        return self.results(checked(texts, check_text), roles, finish, reading)
+        return self.results(check_each(texts, check_text), roles, finish, reading)
 
     def layer_roles(self, layers: Layers) -> list[str]:
-        """The roles of the hidden states that a choice of features needs."""
+        """Return the roles of the hidden states that a choice of layers needs."""
         check_choice("layers", layers, LAYERS)
         needed = LAYERS[layers](self.need_states("features"))
         if min(needed) < 0:
@@ -165,7 +165,7 @@ class TaskStreams(RequestRunner):
             probabilities = dict(zip(labels, map(float, shares), strict=True))
             return Classification(labels[best], float(shares[best]), probabilities, dropped)
 
-        items = checked(texts, check_item, "classify(text, pair=other)")
+        items = check_each(texts, check_item, "classify(text, pair=other)")
         return self.results(items, ["sequence_classification"], finish, reading)
 
     def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[Ranked]:
@@ -181,7 +181,7 @@ class TaskStreams(RequestRunner):
             score = float(activation(np.max(outputs)))
             return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
-        items = checked(pairs, check_pair, "rank(query, [text])")
+        items = check_each(pairs, check_pair, "rank(query, [text])")
         return self.results(items, ["sequence_classification"], finish, reading)
 
     def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[NextSentence]:
@@ -192,7 +192,7 @@ class TaskStreams(RequestRunner):
             share = float(np.mean([softmax(array)[0] for (array,) in outputs]))  # class 0 is "it follows"
             return NextSentence(share > 0.5, share, request.fitted.dropped)
 
-        items = checked(pairs, check_pair, "next_sentence(text, other)")
+        items = check_each(pairs, check_pair, "next_sentence(text, other)")
         return self.results(items, ["next_sentence"], finish, reading)
 
     def fill_mask(self, texts: Iterable[str], options: FillMaskOptions) -> Iterator[FilledMask]:
@@ -225,10 +225,10 @@ class TaskStreams(RequestRunner):
             masks = tuple(self.best_words(next(taken[piece]), top_k) for piece, _ in places(request))
             return FilledMask(masks, request.fitted.dropped)
 
-        return self.results(checked(texts, check_text), ["masked_lm"], finish, reading, rows)
+        return self.results(check_each(texts, check_text), ["masked_lm"], finish, reading, rows)
 
     def best_words(self, logits: Array, top_k: int) -> tuple[Fill, ...]:
-        """The likeliest words of one row of logits (V,)."""
+        """Return the likeliest words of one row of logits (V,)."""
         shares = softmax(logits)
         best = np.argsort(-shares[: self.tokenizer.vocab_size], kind="stable")[:top_k]
         return tuple(Fill(self.tokenizer.spelling(int(t)), int(t), float(shares[t])) for t in best)
@@ -245,10 +245,10 @@ class TaskStreams(RequestRunner):
                     shares[t] = softmax(outputs[piece][0][position])
             text = request.item[0]
             encoding = request.first
-            entities = entities_of(text, shares, encoding.offsets, encoding.words, labels)
+            entities = find_entities(text, shares, encoding.offsets, encoding.words, labels)
             return Tags(entities, request.fitted.dropped)
 
-        return self.results(checked(texts, check_text), ["token_classification"], finish, reading)
+        return self.results(check_each(texts, check_text), ["token_classification"], finish, reading)
 
     def answer(self, pairs: Iterable[Item], options: AnswerOptions) -> Iterator[Answers]:
         reading = self.reading(options, AnswerOptions, "windows")
@@ -261,7 +261,7 @@ class TaskStreams(RequestRunner):
 
         def finish(request: TextRequest, outputs: Outputs) -> Answers:
             context, encoding = request.body
-            return answers_of(
+            return find_answers(
                 context,
                 encoding.offsets,
                 request.fitted.pieces,
@@ -272,14 +272,14 @@ class TaskStreams(RequestRunner):
             )
 
         roles = ["question_answering.start", "question_answering.end"]
-        items = checked(pairs, check_pair, "answer(question, context)")
+        items = check_each(pairs, check_pair, "answer(question, context)")
         return self.results(items, roles, finish, reading)
 
     def reading(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
         """Check the names of a call's options, and the values of those that all tasks have.
 
         Args:
-            options: the caller's.
+            options: the caller's options.
             known: the TypedDict of the task's options.
             truncation: what the task does unless told otherwise.
         """
@@ -287,7 +287,7 @@ class TaskStreams(RequestRunner):
         return Reading.of(options, truncation=truncation, max_batch=self.encoder.max_batch)
 
     def need_states(self, task: str) -> int:
-        """The last layer's number; refuses a graph that gives only its head's logits."""
+        """Return the last layer's number; refuse a graph that gives only its head's logits."""
         if self.last_layer is None:
             raise InputError(
                 f"{task} needs hidden states, which this bundle's graph does not give; its heads are"
@@ -296,13 +296,13 @@ class TaskStreams(RequestRunner):
         return self.last_layer
 
     def need_head(self, task: str, head: str) -> None:
-        """Refuses a task that this bundle's graph has no head for."""
+        """Refuse a task that this bundle's graph has no head for."""
         if head not in self.defaults.heads:
             known = ", ".join(self.defaults.heads) or "none: it embeds texts (embed, features)"
             raise InputError(f"{task} needs the head {head}; this bundle's heads are {known}")
 
 
-def checked_width(truncate_dim: int | None, width: object) -> int | None:
+def check_width(truncate_dim: int | None, width: object) -> int | None:
     """Return how many of a vector's numbers to keep; None: all."""
     if truncate_dim is None:
         return None

@@ -22,7 +22,7 @@ from ..model import Model
 from ..opening import LoadRequest, bytes_of, length_of, opening, tokenizer_files
 from ..options import RankOptions, check_options, option_names
 from ..text.long_text import SPECIAL_TOKENS
-from ..text.reading import Item, check_text, checked
+from ..text.reading import Item, check_each, check_text
 from ..text.tokenizer import Tokenizer
 from .encoder import Encoder, check_manifest, check_memory
 from .results import (
@@ -179,7 +179,7 @@ class TextEncoder(Model):
         if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
             raise InputError(f"top_k={top_k!r} must be None or a whole number of at least 1")
         check_text(query)
-        pairs = ((query, text) for text in checked(texts, check_text))
+        pairs = ((query, text) for text in check_each(texts, check_text))
         ranked = list(self._tasks.rank(pairs, options))
         return sorted(ranked, key=lambda result: -result.score)[:top_k]
 

@@ -1,4 +1,4 @@
-"""A conversation as the tokens of a prompt that fits the context."""
+"""Turns a conversation into the tokens of a prompt that fits the context."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ log = logging.getLogger("planforge")
 
 @dataclass(frozen=True)
 class ChatReader:
-    """Words conversations by a bundle's chat template.
+    """Renders conversations with a bundle's chat template.
 
     Args:
         chat: the template; None where the bundle has none.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         max_length: the context in tokens.
     """
 

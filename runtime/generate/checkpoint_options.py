@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config says, as options of a call."""
+"""A checkpoint's generation_config as options of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What generating a text came to."""
+"""The results of generating text."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Generation:
     candidates: tuple[GenerationCandidate, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """The fields of `planforge run --json`."""
+        """Return the fields of `planforge run --json`."""
         return asdict(self)
 
 
-def generation(row: Row, seconds: Sequence[float]) -> Generation:
-    """The answer of a row that has a finish reason, after steps of so many seconds."""
+def make_generation(row: Row, seconds: Sequence[float]) -> Generation:
+    """Return the answer of a row that has a finish reason, after steps that took these seconds."""
     assert row.finish_reason is not None
     prefill = seconds[0]
     decode = sum(seconds[1:])

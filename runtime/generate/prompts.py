@@ -1,4 +1,4 @@
-"""What a caller gives for a prompt, as tokens that fit the context."""
+"""Turns a caller's prompt into tokens that fit the context."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PromptReader:
     """Turns prompts into tokens behind the special ones that begin every prompt.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         defaults: name the special tokens.
         max_length: the context in tokens.
         vocabulary: how many tokens the model has.
@@ -137,7 +137,7 @@ class PromptReader:
         return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
 
     def _behind_prefix(self, tokens: list[int]) -> list[int]:
-        """Tokens behind the special ones that begin every prompt, unless they are there already."""
+        """Put the special tokens that begin every prompt before these, unless they are there already."""
         prefix = list(self.defaults.prefix)
         return tokens if tokens[: len(prefix)] == prefix else prefix + tokens
 

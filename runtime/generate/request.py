@@ -1,4 +1,4 @@
-"""What one call of `TextGenerator` is asked for: its options, checked, in one frozen object."""
+"""The checked options of one call of `TextGenerator`, in one frozen object."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def resolve_request(
     streams: bool = False,
     several: bool = False,
 ) -> GenerationRequest:
-    """Return what a call is asked for: the options given, before the checkpoint's, before the defaults.
+    """Return a call's request: the options given, before the checkpoint's, before the defaults.
 
     Options of the checkpoint give way where they do not go with those that are given: its beams to drawn
     tokens, streams and what else beams do not take, its drawing to beams.
@@ -115,7 +115,7 @@ def resolve_request(
     given: dict[str, Any] = dict(options)
     source = given.pop("generation", None)
     check_choice("generation", source, SOURCES_OF_DEFAULTS)
-    request = request_of(given)
+    request = make_request(given)
     if source is None:
         return request
     left_out: Sequence[str] = ()
@@ -124,10 +124,10 @@ def resolve_request(
     elif streams or request.options_without_beams():
         left_out = BEAMS
     usual = {name: value for name, value in checkpoint.items() if name not in left_out}
-    return request_of({**usual, **given})
+    return make_request({**usual, **given})
 
 
-def request_of(options: Mapping[str, Any]) -> GenerationRequest:
+def make_request(options: Mapping[str, Any]) -> GenerationRequest:
     """Return the request that options make, some of which are those of `Sampling`."""
     names = {field.name for field in fields(Sampling)}
     sampling = Sampling(**{name: value for name, value in options.items() if name in names})

@@ -1,4 +1,4 @@
-"""One prompt while it is answered."""
+"""The state of one prompt while it is answered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Row:
         room: the most new tokens that the context holds behind it.
         request: the call's options.
         eos: tokens that end the answer.
-        number: of the prompt, among those of the call.
+        number: the prompt's index in the call.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Row:
         self._add(int(chosen.tokens[place]))
 
     def accept(self, drafts: Sequence[int], scores: Array, generator: np.random.Generator) -> int:
-        """Takes the tokens that the model chooses, up to the first that is no draft or ends the row.
+        """Take the tokens that the model chooses, up to the first that is no draft or ends the row.
 
         Each is chosen after those before it, with the processors and draws it would have had one at a time.
 
         Args:
-            drafts: k tokens that the model was given behind the row's last.
-            scores: (1 + k, ...) that follow that one and each of them.
+            drafts: k drafted tokens that followed the row's last in the step.
+            scores: (1 + k, ...), those that follow the last token and each draft.
 
         Returns:
             How many drafts were right.

@@ -1,4 +1,4 @@
-"""From what a caller gives to rows that are ready to be answered."""
+"""Turns a caller's prompts and conversations into rows that are ready to be answered."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from ..text.tokenizer import Tokenizer
 from .beams import BeamGenerator, resolve_search
 from .chat_prompt import ChatReader
 from .checkpoint_options import CheckpointOptions
-from .generation import Generation, generation
+from .generation import Generation, make_generation
 from .prompts import Prompt, PromptReader, is_one_prompt, vocabulary_of
 from .request import GenerationRequest, resolve_request
 from .row import Row, report_row
@@ -110,7 +110,7 @@ class TextGenerator(Model):
     def generate(
         self, prompt: Prompt | Sequence[Prompt], **options: Unpack[BatchGenerationOptions]
     ) -> Generation | list[Generation]:
-        """Continues one prompt, or each of several.
+        """Continue one prompt, or each of several.
 
         Args:
             prompt: a prompt, or a sequence of prompts; a flat sequence of token ids is one. Several run
@@ -141,7 +141,7 @@ class TextGenerator(Model):
     def iterate(
         self, prompts: Iterable[Prompt], **options: Unpack[BatchGenerationOptions]
     ) -> Iterator[Generation]:
-        """Continues any number of prompts: answers come in order, and never all of them are held.
+        """Continue any number of prompts: answers come in order, and never all of them are held.
 
         Prompts are read `batch_size` at a time, when their answers are asked for. One that cannot be used
         raises after the answers of those before it.
@@ -160,7 +160,7 @@ class TextGenerator(Model):
         return self._iterate(enumerate(prompts), request, Progress(request.progress, "prompts"))
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
-        """Continues one prompt, a chunk at each step.
+        """Continue one prompt, a chunk at each step.
 
         The chunks' texts joined are `generate`'s text. May be abandoned at any point.
 
@@ -175,7 +175,7 @@ class TextGenerator(Model):
         return self._stream(self._rows.read(prompt, request), request)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Generation:
-        """Answers a conversation, worded by the checkpoint's chat template.
+        """Answer a conversation, worded by the checkpoint's chat template.
 
         Special tokens that a message spells are plain text unless parse_special=True. reuse_prompt=True
         spares a conversation that grows what was computed before. Unlike `generate`, what the checkpoint's
@@ -198,12 +198,12 @@ class TextGenerator(Model):
         return self._answer([self._rows.read_chat(messages, request)], request)[0]
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> TextStream:
-        """Answers a conversation as `chat` does, a chunk at each step as `stream` does."""
+        """Answer a conversation as `chat` does, a chunk at each step as `stream` does."""
         request = self._resolve({"generation": "checkpoint", **options}, streams=True)
         return self._stream(self._rows.read_chat(messages, request), request)
 
     def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
-        """The log-probability of each of the text's tokens after the first, given those before it.
+        """Return the log-probability of each of the text's tokens after the first, given those before it.
 
         Of a model whose prompts begin with a special token, that one is the first.
 
@@ -232,11 +232,11 @@ class TextGenerator(Model):
         return len(self._chats.read(text, parse_special))
 
     def forget_prompt(self) -> None:
-        """Frees the cache that a call with reuse_prompt=True kept, if there is one."""
+        """Free the cache that a call with reuse_prompt=True kept, if there is one."""
         self._reuse.drop()
 
     def close(self) -> None:
-        """Frees the engine. Later calls raise ClosedError; closing twice is fine."""
+        """Free the engine. Later calls raise ClosedError; closing twice is fine."""
         self.decoder.close()
         self._reuse.drop()
 
@@ -319,7 +319,7 @@ class TextGenerator(Model):
                 for row in rows:
                     if row.has_news:
                         report_row(row, request.on_token)
-        return [generation(row, seconds) for row in rows]
+        return [make_generation(row, seconds) for row in rows]
 
     def _stream(self, row: Row, request: GenerationRequest) -> TextStream:
         return TextStream(lambda cancellation: self._chunks(row, request, cancellation))
@@ -340,7 +340,7 @@ class TextGenerator(Model):
     def _steps(
         self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]
     ) -> Generator[float, None, None]:
-        """Decodes until every row has a finish reason; yields each step's seconds."""
+        """Decode until every row has a finish reason; yield each step's seconds."""
         if request.one_by_one:
             return self._row_steps(rows[0], request, generators[0])
         return self._batch_steps(rows, request, generators)
@@ -348,7 +348,7 @@ class TextGenerator(Model):
     def _batch_steps(
         self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]
     ) -> Generator[float, None, None]:
-        """A new token for each row at each step."""
+        """Add a new token to each row at each step; yield each step's seconds."""
         run = self.decoder.start(len(rows), self._capacity(rows, request))
         outputs = results_for(self.artifact, request.sampling, request.top_logprobs)
         start = time.perf_counter()
@@ -376,7 +376,7 @@ class TextGenerator(Model):
     def _row_steps(
         self, row: Row, request: GenerationRequest, generator: np.random.Generator
     ) -> Generator[float, None, None]:
-        """One row, which may reuse a cache, and has a new token and those that were guessed at each step."""
+        """Decode one row, which may reuse a cache and draft tokens; yield each step's seconds."""
         with self._run_of(row, request) as (run, row.reused):
             lookup = PromptLookup(row.history) if request.speculative else None
             drafts: list[int] = []
@@ -397,7 +397,7 @@ class TextGenerator(Model):
                 (scores,) = run.extend([row.history[-1], *drafts], 1 + len(drafts), outputs)
 
     def _run_of(self, row: Row, request: GenerationRequest) -> AbstractContextManager[tuple[DecoderRun, int]]:
-        """A run of batch 1 for a row, and how many tokens of its prompt it holds."""
+        """Return a run of batch 1 for a row, and how many tokens of its prompt it holds."""
         if request.reuse_prompt:
             return self._reuse.run(row.history, lambda: self.decoder.start(1, self.max_length))
         return nullcontext((self.decoder.start(1, self._capacity([row], request)), 0))

@@ -9,13 +9,13 @@ TOKEN_BUDGET = 1024  # rows x longest row; larger batches leave the processor's 
 BATCH_COST = 16
 
 
-def batches(
+def group_by_length(
     lengths: Sequence[int], max_batch: int, budget: int = TOKEN_BUDGET, batch_cost: int = BATCH_COST
 ) -> list[list[int]]:
-    """Groups sequences so that padded tokens and the number of batches together cost least.
+    """Group sequences so that padded tokens and the number of batches together cost least.
 
     Args:
-        lengths: of each sequence, in tokens.
+        lengths: the length of each sequence in tokens.
         max_batch: the most rows of a batch.
         budget: the most padded tokens of a batch; a longer sequence runs alone.
         batch_cost: what a further batch costs, in tokens.

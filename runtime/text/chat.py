@@ -1,4 +1,4 @@
-"""Messages of a conversation to the tokens of a prompt."""
+"""Turns the messages of a conversation into the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Chat:
 
     @classmethod
     def of(cls, bundle: Bundle) -> Chat | None:
-        """The template of a bundle, if it has one.
+        """Return the template of a bundle, if it has one.
 
         Raises:
             BundleError: its file is missing, has changed, is too large or no text.
@@ -72,7 +72,7 @@ class Chat:
     def encode(
         self, messages: Sequence[Message], tokenizer: Tokenizer, parse_special: bool = False
     ) -> list[int]:
-        """The tokens of a conversation, up to where the model is to answer.
+        """Return the tokens of a conversation, up to where the model is to answer.
 
         The template's own special tokens are read as such. Those that a message spells are plain text, so
         that a user cannot end his turn and speak as another.
@@ -89,7 +89,7 @@ class Chat:
             BackendUnavailableError: jinja2 is missing or too old.
         """
         guard = Guard(() if parse_special else tokenizer.special_tokens)
-        rendered = self._render(checked(messages, guard.mark))
+        rendered = self._render(check_messages(messages, guard.mark))
         if not rendered:
             raise InputError(f"the chat template made nothing of these messages; see {self.source}")
         return guard.encode(rendered, tokenizer)
@@ -113,7 +113,9 @@ class Chat:
         return self.compiled.render(
             {
                 **self.tokens,
-                **{"tools": None, "documents": None, "add_generation_prompt": True},
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": True,
                 "messages": messages,
             }
         )
@@ -136,17 +138,17 @@ class Guard:
         return self.spelled.sub(lambda found: MARK.join(found[0]), text)
 
     def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
-        """The tokens of a text with marks, which are left out."""
+        """Return the tokens of a text with marks, which are left out."""
         first, *others = self.marked.split(text)
         ids = tokenizer.encode(first, parse_special=True)
         for number, piece in enumerate(others):
             if piece:
-                ids += continued(tokenizer, piece.replace(MARK, ""), parse_special=bool(number % 2))
+                ids += encode_continuation(tokenizer, piece.replace(MARK, ""), parse_special=bool(number % 2))
         return ids
 
 
-def continued(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
-    """The tokens of a text that follows another: some tokenizers put a space before the first of all."""
+def encode_continuation(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]:
+    """Return the tokens of a text that follows another: some tokenizers put a space before the first."""
     before = tokenizer.encode("\n")
     ids = tokenizer.encode("\n" + text, parse_special=parse_special)
     if ids[: len(before)] == before:
@@ -154,8 +156,8 @@ def continued(tokenizer: Tokenizer, text: str, parse_special: bool) -> list[int]
     return tokenizer.encode(text, parse_special=parse_special)
 
 
-def checked(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dict[str, Any]]:
-    """The messages in plain types, every text through `mark`; keys without a value are left out."""
+def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Return the messages in plain types, every text through `mark`; keys without a value are left out."""
     form = 'a list of {"role": "user", "content": "..."}'
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InputError(f"messages must be {form}, not {type(messages).__name__}")
@@ -173,7 +175,11 @@ def checked(messages: Sequence[Message], mark: Callable[[str], str]) -> list[dic
                 raise InputError(f"messages[{number}]: {key!r} must be a text, but is {got}")
     try:
         return [
-            {key: value for key, value in plain(message, f"messages[{i}]", mark).items() if value is not None}
+            {
+                key: value
+                for key, value in copy_plain(message, f"messages[{i}]", mark).items()
+                if value is not None
+            }
             for i, message in enumerate(messages)
         ]
     except RecursionError as error:
@@ -213,23 +219,23 @@ def with_one_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "".join(part["text"] for part in parts_of(message))}
 
 
-def plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
-    """A value without methods of its own, which a template might call."""
+def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
+    """Copy a value to plain types, which have no methods of its own for a template to call."""
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):
         return mark(str.__str__(value))
     if isinstance(value, list | tuple):
-        return [plain(item, f"{name}[{i}]", mark) for i, item in enumerate(value)]
+        return [copy_plain(item, f"{name}[{i}]", mark) for i, item in enumerate(value)]
     if isinstance(value, Mapping) and all(type(key) is str for key in value):
-        return {key: plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
+        return {key: copy_plain(item, f"{name}[{key!r}]", mark) for key, item in value.items()}
     raise InputError(
         f"{name} is {type(value).__name__}; messages hold texts, numbers, lists and mappings of them"
     )
 
 
 def check_template_size(size: int) -> None:
-    """Refuses what is too large for a template.
+    """Refuse a template that is too large.
 
     Raises:
         ValueError: it has more than 1 MiB.

@@ -31,8 +31,8 @@ LEAST_VERSION = (3, 1, 6)  # those before have known ways out of the sandbox
 MAX_STEPS = 1_000_000  # turns of loops, and calls, which take as long as so many turns:
 CALL_STEPS = 10
 MAX_LENGTH = 2**24  # characters of what is rendered, elements of what operators make
-MAX_BITS = 4096  # of whole numbers that operators make
-# Filters that no template can name: what is between these loops and operators and their operands.
+MAX_BITS = 4096  # of integers that operators make
+# Filters that no template can name: they stand between loops or `~` and their operands.
 COUNTED = "counted steps"
 JOINED = "joined texts"
 
@@ -68,7 +68,7 @@ class ChatTemplate:
             ) from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text of a conversation.
+        """Return the text of a conversation.
 
         Args:
             variables: messages and the like; nothing but texts, numbers, lists and dicts.
@@ -103,10 +103,10 @@ class Refused(jinja2.TemplateError):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """transformers' environment, and it counts.
+    """transformers' environment, which counts steps.
 
     Attributes:
-        steps: taken since a rendering began.
+        steps: how many were taken since a rendering began.
     """
 
     intercepted_binops = frozenset(["+", "*", "**"])
@@ -114,11 +114,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
         self.steps = 0
-        self.filters |= {"tojson": tojson, COUNTED: self.counted, JOINED: joined}
+        self.filters |= {"tojson": tojson, COUNTED: self.counted, JOINED: join_texts}
         del self.globals["lipsum"]
         self.globals |= {
-            **{"raise_exception": raise_exception, "strftime_now": strftime_now},
-            **{"dict": Dict(), "namespace": PublicNamespace},
+            "raise_exception": raise_exception,
+            "strftime_now": strftime_now,
+            "dict": Dict(),
+            "namespace": PublicNamespace,
         }
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -142,7 +144,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length(), right.bit_length()
-            most = bits[0] * abs(right) if operator == "**" else max(bits) if operator == "+" else sum(bits)
+            most = sum(bits)
+            if operator == "**":
+                most = bits[0] * abs(right)
+            elif operator == "+":
+                most = max(bits)
             check_size(f"a number from {operator!r}", most, MAX_BITS, "bits")
         elif operator == "+" and isinstance(left, Sequence) and isinstance(right, Sequence):
             check_size("'+'", len(left) + len(right), MAX_LENGTH, "elements")
@@ -158,15 +164,15 @@ class Bounds(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (jinja2's way to name them)
         self.generic_visit(node)
-        node.iter = filtered(node.iter, COUNTED)
+        node.iter = add_filter(node.iter, COUNTED)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return filtered(nodes.List(node.nodes, lineno=node.lineno), JOINED)
+        return add_filter(nodes.List(node.nodes, lineno=node.lineno), JOINED)
 
 
-def filtered(node: nodes.Node, name: str) -> nodes.Filter:
+def add_filter(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
@@ -207,8 +213,8 @@ def check_name(name: str) -> None:
         raise SecurityError(f"a namespace's {name!r} begins with '_'")
 
 
-def joined(values: Sequence[Any]) -> str:
-    """What `~` makes."""
+def join_texts(values: Sequence[Any]) -> str:
+    """Join the operands of `~`."""
     texts = [str(value) for value in values]
     check_size("'~'", sum(map(len, texts)), MAX_LENGTH, "characters")
     return "".join(texts)
@@ -221,7 +227,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; jinja2's own escapes HTML."""
+    """Return plain JSON; jinja2's own filter escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -241,5 +247,5 @@ def check_size(what: str, size: int, most: int, unit: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text without line ends."""
+    """Return an error's text without line ends."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -15,7 +15,7 @@ class CutChat:
     """A conversation as far as it fits.
 
     Attributes:
-        tokens: of the messages that are left.
+        tokens: token ids of the messages that are left.
         dropped_messages: how many of the oldest were dropped.
         dropped_tokens: by how many tokens the conversation became shorter.
     """

@@ -1,4 +1,4 @@
-"""Which class reads a bundle's tokenizer."""
+"""Chooses the class that reads a bundle's tokenizer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ KINDS = (PLAIN, PIECES)
 
 
 def open_tokenizer(data: bytes, source: str, kind: str, vocab_size: int) -> Tokenizer:
-    """A tokenizer of a kind.
+    """Return a tokenizer of a kind.
 
     Args:
         data: the bytes of a tokenizer.json.
         source: what error messages call it.
         kind: one of `KINDS`.
-        vocab_size: the model's.
+        vocab_size: the model's number of tokens.
 
     Raises:
         ManifestError: no such kind.

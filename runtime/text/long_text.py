@@ -1,4 +1,4 @@
-"""Texts that are longer than the model: what is kept, and what is said to be dropped.
+"""Fits texts that are longer than the model: by truncation, or in windows.
 
 M is the room for text in one sequence: the model's length without the special tokens.
 """
@@ -68,12 +68,12 @@ def fit(
     stride: int | None = None,
     separators: int = 1,
 ) -> FittedText:
-    """Makes sequences of at most `max_length` tokens.
+    """Make sequences of at most `max_length` tokens.
 
     Args:
         first: token ids of a text.
-        second: of its pair.
-        max_length: of a sequence, special tokens included.
+        second: token ids of its pair.
+        max_length: tokens of a sequence, special tokens included.
         tokens: the ids of "cls" and "sep".
         truncation: one of `TRUNCATIONS`. "head" keeps the beginning, of a pair it shortens the longer
             text; "tail" keeps the end; "head+tail" both (Sun et al., 2019); "windows" keeps all of it in
@@ -107,16 +107,18 @@ def fit(
         parts = windows(long if second is None else len(second), room, stride, max_length)
         chosen = [(part, None) if second is None else (range(len(first)), part) for part in parts]
     elif second is None:
-        chosen = [(kept(len(first), M, truncation), None)]
+        chosen = [(keep_tokens(len(first), M, truncation), None)]
     else:
-        rooms = shared_room(len(first), len(second), M)
-        chosen = [(kept(len(first), rooms[0], truncation), kept(len(second), rooms[1], truncation))]
-    pieces = tuple(piece_of(first, second, a, b, tokens, separators) for a, b in chosen)
+        rooms = share_room(len(first), len(second), M)
+        chosen = [
+            (keep_tokens(len(first), rooms[0], truncation), keep_tokens(len(second), rooms[1], truncation))
+        ]
+    pieces = tuple(build_piece(first, second, a, b, tokens, separators) for a, b in chosen)
     dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - special)
     return FittedText(pieces, dropped)
 
 
-def piece_of(
+def build_piece(
     first: Sequence[int],
     second: Sequence[int] | None,
     of_first: Sequence[int],
@@ -124,7 +126,7 @@ def piece_of(
     tokens: Mapping[str, int],
     separators: int,
 ) -> Piece:
-    """The sequence of some tokens of a text, or of a pair."""
+    """Return a sequence of some tokens of a text, or of a pair."""
     ids = [tokens["cls"], *(first[i] for i in of_first)]
     ids += [tokens["sep"]] * (1 if of_second is None else separators)
     segments = [0] * len(ids)
@@ -134,8 +136,8 @@ def piece_of(
     return Piece(ids, segments, of_first, of_second, separators)
 
 
-def kept(length: int, room: int, truncation: str) -> Sequence[int]:
-    """The tokens of one text that stay."""
+def keep_tokens(length: int, room: int, truncation: str) -> Sequence[int]:
+    """Return the tokens of one text that are kept."""
     if length <= room:
         return range(length)
     if truncation == "head":
@@ -147,14 +149,14 @@ def kept(length: int, room: int, truncation: str) -> Sequence[int]:
     return [*range(head), *range(length - (room - head), length)]
 
 
-def shared_room(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens each text of a pair keeps when the longer one is shortened first."""
+def share_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens each text of a pair keeps when the longer one is shortened first."""
     short = min(first, second, room // 2)
     return (short, room - short) if first <= second else (room - short, short)
 
 
 def room_beside(first: Sequence[int], room: int, length: int) -> int:
-    """What the first text of a pair leaves for windows over the second: at least half."""
+    """Return the room that a pair's first text leaves for windows over the second: at least half."""
     if len(first) > room // 2:
         raise ContextLengthError(
             f"the first text (the question or query) has {len(first)} tokens; beside windows over the second"
@@ -166,7 +168,7 @@ def room_beside(first: Sequence[int], room: int, length: int) -> int:
 
 
 def windows(length: int, room: int, stride: int | None, max_length: int) -> list[range]:
-    """Overlapping ranges over `length` tokens; the last one ends where the text does."""
+    """Return overlapping ranges over `length` tokens; the last one ends where the text does."""
     if stride is None:
         stride = min(max_length // 4, room - 1)
     if not isinstance(stride, int) or isinstance(stride, bool) or not 0 <= stride < room:
@@ -178,7 +180,7 @@ def windows(length: int, room: int, stride: int | None, max_length: int) -> list
 
 
 def best_window(pieces: Sequence[Piece], length: int) -> list[tuple[int, int]]:
-    """For each token of the text that windows slide over, where it has most context on both sides.
+    """Return for each token of a text in windows the place where it has most context on both sides.
 
     Returns:
         (index of the piece, position in it) per token; (-1, -1) for a dropped one.

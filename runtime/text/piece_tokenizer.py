@@ -97,11 +97,11 @@ class PieceTokenizer(Tokenizer):
         return self._codes
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token spelled ``text`` in the vocabulary, or None."""
+        """Return the id of the token spelled ``text`` in the vocabulary, or None."""
         return self._special_tokens.get(text, self._ids.get(text))
 
     def piece(self, token_id: int) -> str | None:
-        """The vocabulary's spelling of an id, such as ``"▁the"``; None if it decodes to nothing.
+        """Return the vocabulary's spelling of an id, such as ``"▁the"``; None if it decodes to nothing.
 
         Raises:
             InputError: The id is outside the vocabulary.
@@ -110,7 +110,7 @@ class PieceTokenizer(Tokenizer):
         return None if not spelled or spelled in self._silent else spelled
 
     def spelling(self, token_id: int) -> str:
-        """How the vocabulary spells an id, special tokens too; empty for an id without a token.
+        """Return how the vocabulary spells an id, special tokens too; empty for an id without a token.
 
         Raises:
             InputError: The id is outside the vocabulary.
@@ -119,7 +119,7 @@ class PieceTokenizer(Tokenizer):
         return self._spellings[index] if index < len(self._spellings) else ""
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
-        """What a person should see for each id: ``" the"`` for ``"▁the"``, special tokens as they are.
+        """Return each id's text for display: ``" the"`` for ``"▁the"``, special tokens as they are.
 
         Raises:
             InputError: An id is outside the vocabulary.
@@ -153,7 +153,7 @@ class PieceTokenizer(Tokenizer):
     def encode_batch(
         self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0
     ) -> NoReturn:
-        """Not offered: these tokens have no places in the text.
+        """Refuse every call: these tokens have no places in the text.
 
         Raises:
             InputError: Always.
@@ -171,7 +171,7 @@ class PieceTokenizer(Tokenizer):
         return "".join(map(self.text_of, ids)).strip()
 
     def text_of(self, token_id: int) -> str:
-        """What one id adds to a text, before `decode` trims it.
+        """Return what one id adds to a text, before `decode` trims it.
 
         Raises:
             InputError: The id is outside the vocabulary.
@@ -179,11 +179,11 @@ class PieceTokenizer(Tokenizer):
         return (self.piece(token_id) or "").replace(SPACE, " ")
 
     def stream(self) -> TextStream:
-        """A new decoder for ids that come one at a time."""
+        """Return a new decoder for ids that come one at a time."""
         return _PieceStream(self)
 
     def _without_code(self, text: str) -> tuple[list[int], str]:
-        """The id of the language code that a text begins with, and the rest of it."""
+        """Return the id of the language code that a text begins with, and the rest of it."""
         end = text.find("<<") + 2
         if not text.startswith(">>") or end < 2:
             return [], text
@@ -198,7 +198,7 @@ class PieceTokenizer(Tokenizer):
         return [self._ids.get(code, self._unk)], text[end:]
 
     def _normalized(self, text: str) -> str:
-        """The text as SentencePiece cuts it: characters mapped, spaces spelled as pieces spell them."""
+        """Return the text as SentencePiece cuts it: characters mapped, spaces spelled as in pieces."""
         if not text:
             return ""
         parts = [SPACE] if self._prefixes else []
@@ -233,7 +233,7 @@ class Charsmap:
         self._replacements = data[4 + size :]
 
     def mapped(self, text: str) -> Iterator[str]:
-        """The text in parts, each a rule's replacement or one character that no rule fits."""
+        """Yield the text in parts, each a rule's replacement or one character that no rule fits."""
         data = text.encode()
         at = 0
         while at < len(data):
@@ -247,7 +247,7 @@ class Charsmap:
             at += length
 
     def _longest(self, data: bytes, start: int) -> tuple[int, int]:
-        """How many bytes the longest rule fits, and where its replacement begins; 0 for none."""
+        """Return how many bytes the longest rule fits, and where its replacement begins; 0 for none."""
         units = self._units
         length = offset = 0
         node = _step(units[0])
@@ -280,7 +280,7 @@ class Lattice:
         self._scores.update(scores)
 
     def pieces(self, text: str) -> list[str]:
-        """The pieces of a text; unknown characters in a row are one piece."""
+        """Return the pieces of a text; unknown characters in a row are one piece."""
         scores = self._scores
         size = len(text)
         best = array("f", [-math.inf]) * (size + 1)  # of single precision, as ties depend on it
@@ -344,14 +344,18 @@ class _PieceStream(TextStream):
 
 
 def _step(unit: int) -> int:
-    """How far a unit of a double array is from its children."""
+    """Return how far a unit of a double array is from its children."""
     return (unit >> 10) << ((unit & 0x200) >> 6)
 
 
 def _length_of_character(first_byte: int) -> int:
-    return 1 if first_byte < 0x80 else 2 if first_byte < 0xE0 else 3 if first_byte < 0xF0 else 4
+    if first_byte < 0x80:
+        return 1
+    if first_byte < 0xE0:
+        return 2
+    return 3 if first_byte < 0xF0 else 4
 
 
 def _single(value: float) -> float:
-    """Rounded to single precision."""
+    """Round to single precision."""
     return array("f", [value])[0]

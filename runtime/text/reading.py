@@ -79,7 +79,7 @@ def read_ahead(batch_size: int | None) -> int:
 
 
 def chunks(items: Iterable[ItemT], most: int) -> Iterator[list[ItemT]]:
-    """The items, `most` or `READ_AHEAD_CHARACTERS` of them at a time."""
+    """Yield the items in lists: at most `most`, or of `READ_AHEAD_CHARACTERS` together."""
     chunk: list[ItemT] = []
     characters = 0
     for item in items:
@@ -93,7 +93,7 @@ def chunks(items: Iterable[ItemT], most: int) -> Iterator[list[ItemT]]:
         yield chunk
 
 
-def checked(items: Any, check: Callable[[Any], T], pair_call: str = "") -> Iterator[T]:
+def check_each(items: Any, check: Callable[[Any], T], pair_call: str = "") -> Iterator[T]:
     """Return an iterator over the items, each checked when it is read.
 
     Args:

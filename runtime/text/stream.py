@@ -91,7 +91,9 @@ class StopStrings:
     """
 
     def __init__(self, stop: str | Sequence[str] | None) -> None:
-        strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
+        strings: Sequence[str] = () if stop is None else stop
+        if isinstance(stop, str):
+            strings = [stop]
         if not isinstance(strings, Sequence) or not all(isinstance(each, str) for each in strings):
             raise InputError(f"stop is {stop!r}; it must be a string, a list of strings, or None")
         if "" in strings:
@@ -109,7 +111,7 @@ class StopStrings:
         return self._found
 
     def push(self, piece: str) -> str:
-        """Take the next piece of text; returns what may be shown, nothing once one was found."""
+        """Take the next piece of text; return what may be shown, nothing once one was found."""
         if self._found is not None:
             return ""
         text = self._held + piece
@@ -132,7 +134,7 @@ class StopStrings:
 
 
 def bytes_of_piece(piece: str) -> bytes:
-    """The bytes that a byte-level vocabulary spells as ``piece``.
+    """Return the bytes that a byte-level vocabulary spells as ``piece``.
 
     An added token that has a character outside the byte alphabet stands for itself.
     """
@@ -143,7 +145,7 @@ def bytes_of_piece(piece: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling: printable bytes are themselves, the others U+0100 and up in order."""
+    """Return GPT-2's spelling of bytes: printable bytes are themselves, the others U+0100 and up in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     spelled = {chr(byte): byte for byte in printable}
@@ -158,6 +160,6 @@ def _is_byte(piece: str) -> bool:
 
 
 def _overlap(text: str, string: str) -> int:
-    """How many characters at the end of ``text`` could begin ``string``."""
+    """Return how many characters at the end of ``text`` could begin ``string``."""
     longest = min(len(text), len(string) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)

@@ -107,11 +107,11 @@ class Tokenizer:
         return tuple(sorted(self._special))
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token spelled ``text`` in the vocabulary, or None."""
+        """Return the id of the token spelled ``text`` in the vocabulary, or None."""
         return self._plain.token_to_id(text)
 
     def piece(self, token_id: int) -> str | None:
-        """The vocabulary's spelling of an id, such as ``"Ġthe"``; None if it decodes to nothing.
+        """Return the vocabulary's spelling of an id, such as ``"Ġthe"``; None if it decodes to nothing.
 
         Raises:
             InputError: The id is outside the vocabulary.
@@ -120,7 +120,7 @@ class Tokenizer:
         return None if spelled is None or spelled in self._special else spelled
 
     def spelling(self, token_id: int) -> str:
-        """How the vocabulary spells an id, special tokens too, such as ``"<|endoftext|>"``.
+        """Return how the vocabulary spells an id, special tokens too, such as ``"<|endoftext|>"``.
 
         Raises:
             InputError: The id is outside the vocabulary.
@@ -128,7 +128,7 @@ class Tokenizer:
         return self._plain.id_to_token(self._checked(token_id)) or ""
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
-        """`spelling` of each id, to be shown."""
+        """Return `spelling` of each id, to be shown."""
         return [self.spelling(token_id) for token_id in ids]
 
     @property
@@ -198,11 +198,11 @@ class Tokenizer:
             return self._plain.decode(checked, skip_special_tokens=True)
 
     def decode_known(self, ids: Sequence[int]) -> str:
-        """`decode` of what a model chose: ids beyond the vocabulary, which some models have, add nothing."""
+        """Decode what a model chose: ids beyond the vocabulary, which some models have, add nothing."""
         return self.decode([token for token in ids if token < self.vocab_size])
 
     def stream(self) -> TextStream:
-        """A new decoder for ids that come one at a time."""
+        """Return a new decoder for ids that come one at a time."""
         return TextStream(self)
 
     def _checked(self, token_id: int) -> int:
@@ -279,7 +279,7 @@ def parse(data: bytes, source: str) -> tokenizers.Tokenizer:
 
 
 def one_past_last_id(tokenizer: tokenizers.Tokenizer) -> int:
-    """One more than the highest id of any token."""
+    """Return one more than the highest id of any token."""
     count: int = tokenizer.get_vocab_size()
     if None not in map(tokenizer.id_to_token, range(count)):
         return count  # that many tokens have the ids below; the vocabulary as a dict takes 10 MB
@@ -287,7 +287,7 @@ def one_past_last_id(tokenizer: tokenizers.Tokenizer) -> int:
 
 
 def read(path: Path) -> bytes:
-    """The content of a file of at most MAX_BYTES."""
+    """Return the content of a file of at most MAX_BYTES."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -314,5 +314,5 @@ def blamed(source: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text without line ends."""
+    """Return an error's text without line ends."""
     return " ".join(str(error).split())

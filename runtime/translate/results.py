@@ -1,4 +1,4 @@
-"""What translating a text came to.
+"""The results of translating text.
 
 L layers, H heads, S source tokens, T target tokens
 """
@@ -64,7 +64,7 @@ class Translation:
     dropped: int = 0
 
     def to_json(self) -> dict[str, object]:
-        """The fields of `planforge run --json`."""
+        """Return the fields of `planforge run --json`."""
         return asdict(self)
 
 
@@ -83,7 +83,7 @@ class Alignment:
     weights: Array
 
     def averaged(self, layer: int | None = None, head: int | None = None) -> Array:
-        """(T, S) of one layer and head, or the average over all.
+        """Return (T, S) of one layer and head, or the average over all.
 
         Raises:
             InputError: no such layer or head.
@@ -91,14 +91,14 @@ class Alignment:
         layers, heads = self.weights.shape[:2]
         chosen = self.weights
         if layer is not None:
-            chosen = chosen[[checked_index("layer", layer, layers)]]
+            chosen = chosen[[check_index("layer", layer, layers)]]
         if head is not None:
-            chosen = chosen[:, [checked_index("head", head, heads)]]
+            chosen = chosen[:, [check_index("head", head, heads)]]
         average: Array = chosen.mean((0, 1))
         return average
 
 
-def checked_index(name: str, value: int, count: int) -> int:
+def check_index(name: str, value: int, count: int) -> int:
     if type(value) is not int or not 0 <= value < count:
         raise InputError(f"{name}={value!r} must be a whole number from 0 to {count - 1}, or None for all")
     return value

@@ -1,4 +1,4 @@
-"""One greedy translation as it is made."""
+"""The chunks of one greedy translation as it is made."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class TranslationRow:
     """Tells what each step of a greedy search added to one translation.
 
     Args:
-        tokenizer: the target's.
+        tokenizer: the target language's tokenizer.
         source_tokens: how many tokens the encoder read.
-        row: of the search.
-        number: of the text among those of the call.
+        row: its row of the search.
+        number: the text's index in the call.
     """
 
     def __init__(self, tokenizer: Tokenizer, source_tokens: int, *, row: int = 0, number: int = 0) -> None:

@@ -54,7 +54,7 @@ class SourceEncoder:
         )
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Context:
-        """Token ids of sources, padded to the longest -> what the decoder sees of them."""
+        """Encode token ids of sources, padded to the longest; return what the decoder sees of them."""
         ids, valid = pad(sources, self.artifact.padding_side)
         mask = valid.astype(np.int64)
         values = {"ids": ids, "mask": mask}
@@ -70,7 +70,7 @@ class SourceEncoder:
         return Context({self.mask: mask}, {read.name: written[output.name] for output, read in self.reads})
 
     def close(self) -> None:
-        """Frees the engine; closing twice is fine."""
+        """Free the engine; closing twice is fine."""
         with self.lock:
             if not self.closed:
                 self.closed = True
@@ -78,7 +78,7 @@ class SourceEncoder:
 
 
 def cross_pairs(encoder: Artifact, decoder: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
-    """Each of the encoder's outputs with the decoder's input that reads it.
+    """Return each of the encoder's outputs with the decoder's input that reads it.
 
     Raises:
         ManifestError: one of them is missing on either side, or differs in type or size.

@@ -1,4 +1,4 @@
-"""From a text to the tokens that a translation's encoder reads."""
+"""Turns texts into the tokens that a translation's encoder reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SourceReader:
     """Tokenizes the texts of one call, and cuts those that are too long if it was asked to.
 
     Args:
-        tokenizer: the source's.
+        tokenizer: the source language's tokenizer.
         defaults: says what begins and ends a source.
         limit: tokens that the encoder reads at most.
         truncation: None refuses a text that is too long, "head" keeps its beginning, "tail" its end.
@@ -69,7 +69,7 @@ class SourceReader:
 
         Args:
             text: any text.
-            number: of the text among several, which errors name.
+            number: the text's index among several, for errors.
 
         Raises:
             InputError: the text is empty, or cannot be tokenized.

@@ -1,4 +1,4 @@
-"""Text in, text out, by an encoder-decoder: tokenize, encode, search, and look at what it looked at.
+"""Text in, text out, by an encoder-decoder: tokenize, encode and search; and its cross-attention.
 
 B sources of a batch, L layers, H heads, S source tokens, T target tokens
 """
@@ -26,8 +26,8 @@ from ..model import Model
 from ..opening import LoadRequest, bytes_of, check_weights, length_of, opening
 from ..options import ProgressOption, TranslationOptions, check_batch_size, check_options, option_names
 from ..progress import Progress
-from ..text.batching import batches, in_reading_order
-from ..text.reading import check_text, checked, chunks, read_ahead
+from ..text.batching import group_by_length, in_reading_order
+from ..text.reading import check_each, check_text, chunks, read_ahead
 from ..text.tokenizer import Tokenizer
 from .results import Alignment, Candidate, Translation, TranslationTimings
 from .row import TranslationRow
@@ -173,7 +173,7 @@ class Translator(Model):
         # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
         rows = check_batch_size(batch_size, self.encoder.max_batch)
         most = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
-        chunked = chunks(checked(texts, check_text), read_ahead(batch_size))
+        chunked = chunks(check_each(texts, check_text), read_ahead(batch_size))
         return self._results(chunked, search, reader, most, Progress(progress), on_token)
 
     def _results(
@@ -193,7 +193,7 @@ class Translator(Model):
                 fitting = self._most_that_fit(search, max(lengths), most)
                 finished: dict[int, Translation] = {}
                 given = 0
-                for group in in_reading_order(batches(lengths, fitting)):
+                for group in in_reading_order(group_by_length(lengths, fitting)):
                     numbered = {done + i: sources[i] for i in group}
                     found = self._batch(numbered, search, on_token)
                     finished |= dict(zip(group, found, strict=True))
@@ -276,7 +276,7 @@ class Translator(Model):
         """Check the options, before anything runs.
 
         Args:
-            options: the caller's.
+            options: the caller's options.
             greedy: search greedily unless the caller asks for beams, whatever the checkpoint says.
         """
         if self.decoder.closed:
@@ -365,7 +365,7 @@ class Translator(Model):
             yield row.report(beams, on_token)
 
     def _most_that_fit(self, search: Search, source_tokens: int, most: int) -> int:
-        """How many sources of a length may run together.
+        """Return how many sources of a length may run together.
 
         Raises:
             MemoryLimitError: not even one of them fits `memory_limit`.

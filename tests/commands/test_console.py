@@ -20,7 +20,7 @@ from planforge.exporter.errors import (
     SourceError,
     VerificationError,
 )
-from planforge.runtime.commands.console import json_line, visible
+from planforge.runtime.commands.console import escape_controls, json_line
 from planforge.runtime.commands.extras import EXTRAS, OF_COMMAND, extra_of
 from planforge.runtime.commands.stages import Stages
 from planforge.runtime.commands.tables import FittingTable, shared_widths
@@ -214,7 +214,7 @@ def test_a_name_that_is_not_there_gets_a_suggestion(name: str, known: list[str],
 
 
 def test_control_characters_are_written_out() -> None:
-    assert visible("a\tb\nc\x1b[31m\x9b\x07\r\x7fé") == "a\tb\nc\\x1b[31m\\x9b\\x07\\r\\x7fé"
+    assert escape_controls("a\tb\nc\x1b[31m\x9b\x07\r\x7fé") == "a\tb\nc\\x1b[31m\\x9b\\x07\\r\\x7fé"
     line = json_line({"text": "\x1b\x9b\x7fé"})
     assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line) and "é" in line
     assert json.loads(line) == {"text": "\x1b\x9b\x7fé"}

@@ -247,7 +247,7 @@ export("gpt2-demo", sys.argv[1], force=True, target=["cpu"], precision=["fp32"],
 """
 
 
-@pytest.mark.parametrize("stage", ["tracing", "writing", "asking", "committing"])
+@pytest.mark.parametrize("stage", ["tracing", "writing", "computing the reference", "committing"])
 def test_a_killed_export_leaves_the_old_bundle_whole(own_bundle: Path, stage: str) -> None:
     before = (own_bundle / "manifest.json").read_bytes()
     command = [sys.executable, "-c", KILLED, str(own_bundle), "SIGKILL", stage]
@@ -257,7 +257,7 @@ def test_a_killed_export_leaves_the_old_bundle_whole(own_bundle: Path, stage: st
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "B"), "SIGINT", "asking"]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "B"), "SIGINT", "computing the reference"]
     done = subprocess.run(command, timeout=300, capture_output=True, text=True)
     assert done.returncode != 0
     assert "KeyboardInterrupt" in done.stderr

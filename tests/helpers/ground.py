@@ -10,8 +10,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from planforge.exporter.calibration.calibration.calibration import recorded
-from planforge.exporter.calibration.calibration.prompts import read_prompts
+from planforge.exporter.calibration.calibration import recorded
+from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.comparison.examiners import examiner_of
 from planforge.exporter.graphs import in_fp32, recipe_of
 from planforge.exporter.verification.bisect import (

@@ -19,7 +19,7 @@ from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
 from planforge.runtime.decoding.cache import Context, cache_bytes
-from planforge.runtime.encode.memory import batch_bytes, section_bytes, sections
+from planforge.runtime.encode.memory import batch_bytes, section_bytes, split_into_sections
 from planforge.runtime.encode.results import Features
 from planforge.runtime.errors import MemoryLimitError
 from planforge.runtime.memory_budget import MemoryBudget
@@ -134,10 +134,10 @@ def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
     lengths = [10, 4, 30, 2, 2, 2]
     rows = [0] * 6
     room = section_bytes(config, [hidden], 3, 10, 0)
-    found = list(sections(config, [hidden], lengths, rows, room))
+    found = list(split_into_sections(config, [hidden], lengths, rows, room))
     assert [list(section) for section, _ in found] == [[0, 1], [2], [3, 4, 5]]
     assert found[1][1] > room  # alone, and too much: who reserves it is refused
-    assert list(sections(config, [hidden], [], [], room)) == []
+    assert list(split_into_sections(config, [hidden], [], [], room)) == []
 
 
 def small_limit(bundle: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A model's tokenizer files, in whichever of Hugging Face's layouts, to one tokenizer.json."""
+"""One tokenizer.json from a model's tokenizer files, in any of Hugging Face's layouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SENTENCE_MODELS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm
 
 
 def tokenizer_json(folder: Path) -> bytes:
-    """The tokenizer.json of a folder in Hugging Face layout, in one canonical form.
+    """Return the tokenizer.json of a folder in Hugging Face layout, in one canonical form.
 
     Takes the folder's tokenizer.json, or builds GPT-2's byte-level BPE from vocab.json and
     merges.txt (or encoder.json and vocab.bpe), or BERT's WordPiece from vocab.txt. Tokens that
@@ -66,7 +66,7 @@ def tokenizer_json(folder: Path) -> bytes:
 
 
 def special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
-    """The ids of the tokens that have a role, which tokenizer.json itself does not record.
+    """Return the ids of the tokens that have a role, which tokenizer.json itself does not record.
 
     Args:
         folder: The model's folder, with tokenizer_config.json or special_tokens_map.json.
@@ -94,16 +94,16 @@ class Frame:
 
 
 def frame_of(data: bytes, source: str) -> Frame:
-    """What stands before a text, between the two of a pair, and behind them.
+    """Return the special tokens before a text, between the two of a pair, and behind them.
 
     Args:
-        data: of a tokenizer.json.
-        source: what error messages call it.
+        data: a tokenizer.json's bytes.
+        source: its name in error messages.
     """
     tokenizer = parse(data, source)
 
     def special(first: str, second: str | None = None) -> list[tuple[int, ...]]:
-        """The special tokens, split at the texts."""
+        """Return the special tokens, split at the texts."""
         encoded = tokenizer.encode(first, second)
         parts: list[tuple[int, ...]] = [()]
         previous = None
@@ -123,7 +123,7 @@ def frame_of(data: bytes, source: str) -> Frame:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json and special_tokens_map.json in one; null is the same as nothing."""
+    """Return tokenizer_config.json and special_tokens_map.json merged; null counts as missing."""
     config, names = (
         {key: value for key, value in json_object(folder / name).items() if value is not None}
         for name in ("tokenizer_config.json", "special_tokens_map.json")
@@ -139,22 +139,23 @@ def names_of_roles(settings: Mapping[str, Any]) -> dict[str, str]:
     return {role: name for role, name in names.items() if name is not None}
 
 
-def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens by the names that transformers has for them, such as ``bos_token``."""
+def read_named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens by the names that transformers has for them, such as ``bos_token``."""
     extra = settings.get("extra_special_tokens")
-    named = {**(extra if isinstance(extra, dict) else {}), **settings}
+    named: dict[str, Any] = dict(extra) if isinstance(extra, dict) else {}
+    named.update(settings)
     texts = {name: _content(entry) for name, entry in named.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _content(entry: object) -> str | None:
-    """The text of a token that is given as a string or as the fields of an AddedToken."""
+    """Return the text of a token that is given as a string or as the fields of an AddedToken."""
     content = entry.get("content") if isinstance(entry, dict) else entry
     return content if isinstance(content, str) and content else None
 
 
 def special_names(settings: Mapping[str, Any]) -> list[str]:
-    """The tokens that have a role and the further special ones, in a fixed order."""
+    """Return the tokens that have a role and the further special ones, in a fixed order."""
     names = list(names_of_roles(settings).values())
     for extra in map(settings.get, ("additional_special_tokens", "extra_special_tokens")):
         values = extra.values() if isinstance(extra, dict) else extra
@@ -186,7 +187,7 @@ def _lower_case(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
 
 
 def _wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """BERT's tokenizer, as transformers builds it from a vocab.txt."""
+    """Build BERT's tokenizer, as transformers does from a vocab.txt."""
     kind = str(settings.get("tokenizer_class", "BertTokenizer"))
     if kind.removesuffix("Fast").removesuffix("Tokenizer") not in _BERT_LIKE:
         raise TokenizerError(
@@ -303,7 +304,10 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[s
         special = fields.get("special") is True
         normalized = fields.get("normalized", not special) is True
         token = AddedToken(content, normalized=normalized, special=special, **flags)
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
+        if special:
+            tokenizer.add_special_tokens([token])
+        else:
+            tokenizer.add_tokens([token])
         if tokenizer.token_to_id(content) != int(index):
             raise TokenizerError(
                 f"{path} gives {content!r} the id {index}, but after the vocabulary it would be "
@@ -312,7 +316,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[s
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file."""
+    """Return the object in a JSON file; empty when there is no such file."""
     if not path.is_file():
         return {}
     try:

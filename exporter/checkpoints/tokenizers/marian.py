@@ -48,7 +48,7 @@ Message = dict[int, list[Any]]
 
 @dataclass(frozen=True)
 class SentencePieces:
-    """What a .spm file says.
+    """The contents of a .spm file.
 
     Attributes:
         scores: The score of each piece that a text can be cut into.
@@ -66,7 +66,7 @@ class SentencePieces:
 
 
 def marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
-    """The tokenizers of a MarianMT checkpoint, for planforge.runtime's PieceTokenizer.
+    """Return the tokenizers of a MarianMT checkpoint, for planforge.runtime's PieceTokenizer.
 
     Args:
         folder: Has source.spm, target.spm and vocab.json; tokenizer_config.json if it renames tokens.
@@ -80,7 +80,7 @@ def marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
     """
     vocab = marian_vocabulary(folder)
     source, target = (read_spm(folder / name) for name in ("source.spm", "target.spm"))
-    special = _special(folder, vocab)
+    special = _find_special(folder, vocab)
     # Decoding goes by the source's pieces for both languages, as in transformers.
     added = {text: text in special for text in vocab if text in special | source.reserved}
     unknown = vocab[_names(folder)["unk"]]
@@ -94,7 +94,7 @@ def marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
 
 
 def marian_vocabulary(folder: Path) -> dict[str, int]:
-    """The ids of vocab.json, in their order.
+    """Return the ids of vocab.json, in their order.
 
     Raises:
         CheckpointError: The file is missing or damaged, or lacks a token that every model needs.
@@ -137,7 +137,8 @@ def read_spm(path: Path) -> SentencePieces:
         charsmap = _last(spec, CHARSMAP, b"")
         if charsmap:
             Charsmap(charsmap)
-        prefixes, trims = (bool(_last(spec, field, 1)) for field in (DUMMY_PREFIX, TRIM))
+        prefixes = bool(_last(spec, DUMMY_PREFIX, 1))
+        trims = bool(_last(spec, TRIM, 1))
     except (TypeError, ValueError, struct.error) as error:
         raise CheckpointError(f"{path} is not a SentencePiece model: {one_line(error)}; {WAY_OUT}") from error
     if any(text.startswith((ID_ONLY, PIECE_ONLY)) for text in spelled):
@@ -212,12 +213,12 @@ def _names(folder: Path) -> dict[str, str]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    with _of_the_checkpoint():
+    with _raising_checkpoint_errors():
         return settings_of(folder)
 
 
-def _special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
-    """The special tokens that have an id; refuses settings that would change ids or texts."""
+def _find_special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
+    """Return the special tokens that have an id; refuse settings that would change ids or texts."""
     settings = _settings(folder)
     path = folder / "tokenizer_config.json"
     for name in ("separate_vocabs", "sp_model_kwargs"):
@@ -240,18 +241,18 @@ def _special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
 def _json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
-    with _of_the_checkpoint():
+    with _raising_checkpoint_errors():
         return json_object(path)
 
 
 def _read(path: Path) -> bytes:
-    with _of_the_checkpoint():
+    with _raising_checkpoint_errors():
         return read(path)
 
 
 @contextmanager
-def _of_the_checkpoint() -> Iterator[None]:
-    """Turns an unusable tokenizer into an unusable checkpoint."""
+def _raising_checkpoint_errors() -> Iterator[None]:
+    """Raise an unusable tokenizer's error as a checkpoint's."""
     try:
         yield
     except TokenizerError as error:
@@ -259,7 +260,7 @@ def _of_the_checkpoint() -> Iterator[None]:
 
 
 def _message(data: bytes) -> Message:
-    """The fields of a protobuf message: integers as int, everything else as bytes."""
+    """Return the fields of a protobuf message: integers as int, everything else as bytes."""
     fields: Message = {}
     at = 0
     while at < len(data):
@@ -272,7 +273,10 @@ def _message(data: bytes) -> Message:
             continue
         if kind not in (1, 2, 5):
             raise ValueError(f"field {number} has the unknown wire type {kind}")
-        size, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+        if kind == 2:
+            size, at = _varint(data, at)
+        else:
+            size = {1: 8, 5: 4}[kind]
         if at + size > len(data):
             raise ValueError("it is cut off")
         fields.setdefault(number, []).append(data[at : at + size])
@@ -294,7 +298,7 @@ def _part(message: Message, field: int) -> Message:
 
 
 def _last(message: Message, field: int, default: T) -> T:
-    """A field's value; of several the last, as protobuf has it."""
+    """Return a field's value; of several the last, as in protobuf."""
     value = message.get(field, [default])[-1]
     if not isinstance(value, type(default)):
         raise ValueError(f"field {field} is {value!r}")

@@ -15,7 +15,7 @@ SHARED_FILE = "tokenizer.json"
 
 
 def translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:
-    """The tokenizers' kind, and the source's and the target's as tokenizer.json.
+    """Return the tokenizers' kind, and the source's and the target's as tokenizer.json.
 
     Raises:
         CheckpointError: a file is missing or damaged; names it.

@@ -12,16 +12,16 @@ log = logging.getLogger("planforge")
 SHOWN = 5  # names in a warning
 
 
-def without_unknown(data: bytes, vocab_size: int, source: str) -> bytes:
-    """A tokenizer.json without the special tokens that the model has no embedding of; a warning names them.
+def remove_unknown_tokens(data: bytes, vocab_size: int, source: str) -> bytes:
+    """Remove special tokens that the model has no embedding of from a tokenizer.json; a warning names them.
 
-    Those stay that the tokenizer puts around texts or in the place of unknown words, like all that are not
+    Tokens that the tokenizer puts around texts or in the place of unknown words stay, like all that are not
     special: then the vocabulary does not fit.
 
     Args:
-        data: of a tokenizer.json.
+        data: a tokenizer.json's bytes.
         vocab_size: the model's.
-        source: what the warning calls it.
+        source: its name in the warning.
     """
     if one_past_last_id(parse(data, source)) <= vocab_size:
         return data
@@ -47,6 +47,8 @@ def without_unknown(data: bytes, vocab_size: int, source: str) -> bytes:
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     log.warning(
         "the tokenizer of %s has %s%s, which the model does not know; the bundle's is without",
-        *(source, ", ".join(sorted(unknown)[:SHOWN]), more),
+        source,
+        ", ".join(sorted(unknown)[:SHOWN]),
+        more,
     )
     return json.dumps(written, ensure_ascii=False).encode()

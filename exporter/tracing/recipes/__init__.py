@@ -9,17 +9,17 @@ from .recipe import Choices, Recipe
 
 
 class FamilyRecipes(Protocol):
-    """What a family's file has."""
+    """What the module of each model family provides."""
 
     TASK: str
     MAX_BATCH: int
 
     def context_of(self, config: Any) -> int:
-        """The most tokens that the model takes."""
+        """Return the most tokens that the model takes."""
         ...
 
     def recipes(self, config: Any, choices: Choices) -> dict[str, Recipe]:
-        """The recipe of each graph in each dialect that it can have, by `Recipe.id`."""
+        """Return the recipe of each graph in each dialect that it can have, by `Recipe.id`."""
         ...
 
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from ....models import BertConfig
 
 TASK = "text-encoding"
-MAX_BATCH = 32  # of an export that names none
+MAX_BATCH = 32  # where an export names none
 ROWS = 16  # masked words of a text, at most: a row of logits is as wide as the vocabulary
 EXAMPLE = {"batch": 2, "tokens": 5, "rows": 3}
 
 
 def context_of(config: BertConfig) -> int:
-    """The most tokens that the model takes."""
+    """Return the most tokens that the model takes."""
     return config.max_position_embeddings
 
 
@@ -63,7 +63,7 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
 
 
 def head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> list[TensorSpec]:
-    """An output per head, with transformers' names."""
+    """Return an output per head, with transformers' names."""
     axes: dict[str, tuple[Axis | int, ...]] = {
         "masked_lm": (rows, config.vocab_size),
         "next_sentence": (batch, 2),
@@ -89,7 +89,7 @@ def head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> lis
 
 
 def extra_outputs(config: BertConfig, outputs: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
-    """The layers whose hidden states are outputs, 0 being the embeddings, and whether the pooler's is.
+    """Return the layers whose hidden states are outputs (0: the embeddings), and whether the pooler's is.
 
     Raises:
         InputError: an output that this model does not have.

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ....models import GPT2Config
 
 TASK = "text-generation"
-MAX_BATCH = 8  # of an export that names none
+MAX_BATCH = 8  # where an export names none
 OPT_TOKENS = 128  # the prompt length that a plan is tuned for
 EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, "rows": 4}
 
 
 def context_of(config: GPT2Config) -> int:
-    """The most tokens that the model takes."""
+    """Return the most tokens that the model takes."""
     return config.n_positions
 
 
@@ -57,15 +57,15 @@ def portable(config: GPT2Config, choices: Choices) -> Recipe:
 
 
 def inplace(config: GPT2Config, choices: Choices) -> Recipe:
-    return slotted(config, choices, "inplace", 24, "InplaceDecoder")
+    return make_slot_recipe(config, choices, "inplace", 24, "InplaceDecoder")
 
 
 def ort(config: GPT2Config, choices: Choices) -> Recipe:
-    return slotted(config, choices, "ort", 20, "OrtDecoder")
+    return make_slot_recipe(config, choices, "ort", 20, "OrtDecoder")
 
 
-def slotted(config: GPT2Config, choices: Choices, dialect: str, opset: int, module: str) -> Recipe:
-    """A dialect whose cache is fixed slots, written in place."""
+def make_slot_recipe(config: GPT2Config, choices: Choices, dialect: str, opset: int, module: str) -> Recipe:
+    """Make the recipe of a dialect whose cache is fixed slots, written in place."""
     batch, tokens, rows = common_axes(choices)
     slots = Axis("slots", 1, choices.max_length, choices.max_length)
     cache = cache_specs("cache", "past", config.n_layer, (batch, config.n_head, slots, config.head_size))
@@ -87,7 +87,7 @@ def slotted(config: GPT2Config, choices: Choices, dialect: str, opset: int, modu
 
 
 def common_axes(choices: Choices) -> tuple[Axis, Axis, Axis]:
-    """batch, tokens and rows."""
+    """Return the axes batch, tokens and rows."""
     return (
         Axis("batch", 1, 1, choices.max_batch),
         Axis("tokens", 1, min(OPT_TOKENS, choices.max_length), choices.max_length),

@@ -17,7 +17,7 @@ HEAD_SIZES = 8  # GroupQueryAttention takes multiples of it
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user may choose of a graph.
+    """What a user may choose for a graph.
 
     Attributes:
         max_batch: the largest batch that plans are made for; ONNX graphs carry it as a range.
@@ -35,8 +35,8 @@ class Recipe:
     """One graph in one dialect.
 
     Attributes:
-        module: wraps the reference model so that its inputs and outputs are the graph's, in order; None of a
-            graph that is imported.
+        module: wraps the reference model so that its inputs and outputs are the graph's, in order; None for
+            an imported graph.
         example: a length for each dynamic axis while tracing; at least 2, and no two alike,
             because torch.export takes 0, 1 and equal lengths for facts.
     """
@@ -58,24 +58,24 @@ class Recipe:
 
 
 def in_dialect(name: str, *choices: object) -> Callable[[Any], nn.Module]:
-    """Wraps a model in a class of `dialects`, which is imported only then: it loads torch."""
+    """Return what wraps a model in a class of `dialects`, imported only then because it loads torch."""
 
-    def wrapped(model: Any) -> nn.Module:
+    def wrap(model: Any) -> nn.Module:
         from .. import dialects
 
         module: nn.Module = getattr(dialects, name)(model, *choices)
         return module
 
-    return wrapped
+    return wrap
 
 
 def by_id(*recipes: Recipe) -> dict[str, Recipe]:
-    """Recipes by their graph and dialect, such as "decoder.portable"."""
+    """Return recipes by their graph and dialect, such as "decoder.portable"."""
     return {recipe.id: recipe for recipe in recipes}
 
 
 def growing_inputs(batch: Axis, tokens: Axis, total: Axis, rows: Axis) -> tuple[TensorSpec, ...]:
-    """What a decoder reads beside its cache in the `portable` dialect: optimum's names, and logit_rows."""
+    """Return a decoder's inputs beside its cache in the `portable` dialect: optimum's, and logit_rows."""
     return (
         TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
         TensorSpec("attention_mask", "mask", "int64", (batch, total)),
@@ -85,7 +85,7 @@ def growing_inputs(batch: Axis, tokens: Axis, total: Axis, rows: Axis) -> tuple[
 
 
 def slot_inputs(batch: Axis, tokens: Axis, rows: Axis) -> tuple[TensorSpec, ...]:
-    """What a decoder reads beside its cache in the `inplace` dialect."""
+    """Return a decoder's inputs beside its cache in the dialects with slots, `inplace` and `ort`."""
     return (
         TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
         TensorSpec("past_lengths", "past_lengths", "int32", (batch,)),
@@ -94,7 +94,7 @@ def slot_inputs(batch: Axis, tokens: Axis, rows: Axis) -> tuple[TensorSpec, ...]
 
 
 def cache_specs(name: str, role: str, layers: int, axes: tuple[Axis | int, ...]) -> tuple[TensorSpec, ...]:
-    """Key and value of every layer: `name`.0.key, `name`.0.value, `name`.1.key, ..."""
+    """Return key and value of every layer: `name`.0.key, `name`.0.value, `name`.1.key, ..."""
     return tuple(
         TensorSpec(f"{name}.{layer}.{kind}", f"{role}.{layer}.{kind}", "float32", axes)
         for layer in range(layers)

@@ -12,18 +12,24 @@ if TYPE_CHECKING:
     from ....models import TransformerConfig
 
 TASK = "translation"
-MAX_BATCH = 8  # sources of an export that names none
+MAX_BATCH = 8  # sources, where an export names none
 MAX_BEAMS = 8  # rows of the decoder for each source
 OPT_TOKENS = 32  # the length of a sentence that a plan is tuned for
 EXAMPLE = {
-    **{"batch": 6, "tokens": 2, "past": 5, "total": 7, "slots": 11, "rows": 4},
-    **{"sources": 3, "source_tokens": 8},
+    "batch": 6,
+    "tokens": 2,
+    "past": 5,
+    "total": 7,
+    "slots": 11,
+    "rows": 4,
+    "sources": 3,
+    "source_tokens": 8,
 }
 CROSS_ATTENTIONS = "cross_attentions"
 
 
 def context_of(config: TransformerConfig) -> int:
-    """The most tokens of a source, and of a target."""
+    """Return the most tokens of a source, and of a target."""
     return config.max_positions
 
 
@@ -86,21 +92,21 @@ def portable(config: TransformerConfig, choices: Choices) -> Recipe:
 
 
 def inplace(config: TransformerConfig, choices: Choices) -> Recipe:
-    return slotted(config, choices, "inplace", 24, "InplaceTargetDecoder")
+    return make_slot_recipe(config, choices, "inplace", 24, "InplaceTargetDecoder")
 
 
 def ort(config: TransformerConfig, choices: Choices) -> Recipe:
-    return slotted(config, choices, "ort", 20, "OrtTargetDecoder")
+    return make_slot_recipe(config, choices, "ort", 20, "OrtTargetDecoder")
 
 
-def slotted(
+def make_slot_recipe(
     config: TransformerConfig,
     choices: Choices,
     dialect: str,
     opset: int,
     module: str,
 ) -> Recipe:
-    """A dialect whose cache is fixed slots, written in place."""
+    """Make the recipe of a dialect whose cache is fixed slots, written in place."""
     batch, tokens, rows = target_axes(choices)
     slots = Axis("slots", 1, choices.max_length, choices.max_length)
     axes = (batch, config.decoder_heads, slots, config.decoder_head_size)
@@ -125,14 +131,15 @@ def slotted(
         example=EXAMPLE,
         aliases={out.name: into.name for out, into in zip(present, cache, strict=True)},
         constraints=(
-            *("past_lengths + tokens <= slots", "logit_rows < batch * tokens"),
+            "past_lengths + tokens <= slots",
+            "logit_rows < batch * tokens",
             "batch % sources == 0",
         ),
     )
 
 
 def target_axes(choices: Choices) -> tuple[Axis, Axis, Axis]:
-    """Batch (of all beams), tokens and rows."""
+    """Return the axes batch (of all beams), tokens and rows."""
     batch = MAX_BEAMS * choices.max_batch
     return (
         Axis("batch", 1, 1, batch),
@@ -142,7 +149,7 @@ def target_axes(choices: Choices) -> tuple[Axis, Axis, Axis]:
 
 
 def source_specs(config: TransformerConfig, choices: Choices) -> tuple[TensorSpec, ...]:
-    """What the decoder sees of the source."""
+    """Return the decoder's inputs from the source."""
     sources = Axis("sources", 1, 1, choices.max_batch)
     tokens = source_axis(choices)
     mask = TensorSpec("encoder_attention_mask", "source_mask", "int64", (sources, tokens))
@@ -163,7 +170,7 @@ def has_weights(choices: Choices) -> bool:
 
 
 def weight_specs(config: TransformerConfig, choices: Choices, batch: Axis, tokens: Axis) -> list[TensorSpec]:
-    """How much each target token looks at each source token, by layer and head."""
+    """Return each layer's output of attention weights: target tokens to source tokens, by head."""
     axes = (batch, config.decoder_heads, tokens, source_axis(choices))
     return [
         TensorSpec(f"{CROSS_ATTENTIONS}.{layer}", f"cross_attention.{layer}", "float32", axes)

@@ -1,4 +1,4 @@
-"""What a graph is held against, and what it cannot be."""
+"""The cases in which a graph is compared with golden data, and the golden data that it skips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Case: TypeAlias = "Callable[[], Outcome]"
 
 @dataclass(frozen=True)
 class Skipped:
-    """Golden data that an engine takes too little to be held against.
+    """Golden data that is too large for an engine to be compared with.
 
     Attributes:
         artifact: the graph's id.
@@ -28,10 +28,10 @@ class Skipped:
 
 
 def too_long(artifact: Artifact, what: str, tokens: int) -> Skipped:
-    """Of what needs more tokens than a graph, or the plan built from it, takes."""
+    """Return the entry of what needs more tokens than a graph, or the plan built from it, takes."""
     return Skipped(artifact.id, what, f"{tokens} tokens are needed, it takes {longest(artifact)}")
 
 
 def longest(artifact: Artifact) -> int:
-    """The most tokens of one sequence."""
+    """Return the most tokens of one sequence."""
     return artifact.axis("tokens").max

@@ -1,4 +1,4 @@
-"""What a decoder must reproduce, as golden data keeps it, and the runtime's own loop held against it.
+"""A decoder's golden data, and the runtime's own decoding loop compared with it.
 
 V vocabulary
 """
@@ -48,7 +48,7 @@ class Sample:
         return len(self.prompt) + len(self.continuation)
 
     def thinned(self, count: int) -> Sample:
-        """Only `count` of the steps, the first and last among them."""
+        """Return the sample with only `count` of the steps, the first and last among them."""
         keep = list(evenly(len(self.steps), count))
         return replace(self, steps=tuple(self.steps[i] for i in keep), logits=self.logits[keep])
 
@@ -61,8 +61,8 @@ class Golden:
         samples: the last has a prompt of a single token, so that past 0 and past 1 are seen.
         context: tokens that fill the whole context.
         context_logits: (N, V) PyTorch's at its last positions.
-        edges: lengths of prompts where something changes: a plan's tuning, a chunk of the prefill.
-        edge_logits: (len(edges), V) that follow so many tokens of the context.
+        edges: lengths of prompts at which something changes: a plan's tuning, a chunk of the prefill.
+        edge_logits: (len(edges), V) logits that follow so many tokens of the context.
     """
 
     samples: tuple[Sample, ...]
@@ -73,7 +73,7 @@ class Golden:
 
 
 def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
-    """Samples, tokens and some of the logits, as golden data keeps them."""
+    """Return samples, tokens and some of the logits, as golden data stores them."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "context.tokens": np.array(golden.context),
         "context.logits": golden.context_logits[-GOLDEN_STEPS:],
@@ -93,7 +93,7 @@ def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
 
 
 def from_arrays(arrays: Arrays) -> Golden:
-    """What `to_arrays` made.
+    """Return the golden data that `to_arrays` stored.
 
     Raises:
         KeyError: an array is missing.
@@ -124,7 +124,7 @@ def from_arrays(arrays: Arrays) -> Golden:
 def cases(
     decoder: Decoder, golden: Golden, limits: Mapping[str, float], tokenizer: Tokenizer
 ) -> dict[str, Case]:
-    """What is compared, by name, as far as the decoder takes so many tokens."""
+    """Return what is compared, by name, as far as the decoder takes so many tokens."""
     room = longest(decoder.artifact)
     samples = [sample for sample in golden.samples if len(sample) <= room]
     known = [edge <= room for edge in golden.edges]
@@ -136,7 +136,7 @@ def cases(
         return judged(measure_parts(parts), limits, errors=errors_of_steps(parts))
 
     def in_pieces() -> Outcome:
-        return judged(measure_parts(in_parts(decoder, samples[-most:])), limits)
+        return judged(measure_parts(run_in_parts(decoder, samples[-most:])), limits)
 
     def at_edges() -> Outcome:
         got = [decoder.start(1, edge).prefill([golden.context[:edge]]) for edge in edges]
@@ -160,7 +160,7 @@ def cases(
 
 
 def skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
-    """What `cases` leaves out."""
+    """Return what `cases` leaves out."""
     room = longest(artifact)
     found = []
     if long := [len(sample) for sample in golden.samples if len(sample) > room]:
@@ -177,20 +177,20 @@ def prompts_of(edges: Sequence[int]) -> str:
 
 
 def batch_of(samples: Sequence[Sample], size: int) -> list[Sample]:
-    """So many rows, the last of a single token; samples come again where there are fewer."""
+    """Return so many samples, the last of a single token; samples repeat where there are fewer."""
     *texts, single = samples
     texts = texts or [single]
     return [*(texts[i % len(texts)] for i in range(size - 1)), single]
 
 
 def measure_parts(parts: Sequence[tuple[Logits, Logits]]) -> Metrics:
-    """Of all parts, each what an engine got and what it should."""
+    """Measure all parts together; each is what an engine got and what it should have got."""
     got, want = zip(*parts, strict=True)
     return measure(np.concatenate(got), np.concatenate(want))
 
 
 def errors_of_steps(parts: Sequence[tuple[Logits, Logits]]) -> list[float]:
-    """The largest error of each known step over all samples."""
+    """Return the largest error of each known step over all samples."""
     steps = min(len(want) for _, want in parts)
     return [
         measure_parts([(got[i : i + 1], want[i : i + 1]) for got, want in parts]).max_error
@@ -201,7 +201,7 @@ def errors_of_steps(parts: Sequence[tuple[Logits, Logits]]) -> list[float]:
 def greedy_case(
     decoder: Decoder, samples: Sequence[Sample], limits: Mapping[str, float], tokenizer: Tokenizer
 ) -> Case:
-    """The engine chooses its own tokens, all samples as one padded batch."""
+    """Return the case in which the engine chooses its own tokens, all samples as one padded batch."""
 
     def run() -> Outcome:
         steps = min(len(s.continuation) for s in samples)
@@ -215,27 +215,28 @@ def greedy_case(
 
 
 def teacher_forced(decoder: Decoder, sample: Sample) -> tuple[Logits, Logits]:
-    """Feeds PyTorch's tokens through the cache; got and want, a row per known step."""
+    """Feed PyTorch's tokens through the cache; return got and want, a row per known step."""
     run = decoder.start(1, len(sample))
     out = [run.prefill([sample.prompt])]
     out += [run.decode([token]) for token in sample.continuation[:-1]]
     return np.concatenate(out)[list(sample.steps)], sample.logits
 
 
-def in_parts(decoder: Decoder, samples: Sequence[Sample]) -> list[tuple[Logits, Logits]]:
-    """Several tokens at a time on top of a past: every known step alone, the last one as a padded batch."""
+def run_in_parts(decoder: Decoder, samples: Sequence[Sample]) -> list[tuple[Logits, Logits]]:
+    """Run several tokens at a time on top of a past: each known step alone, the last as a padded batch."""
     texts = [[*s.prompt, *s.continuation[:-1]] for s in samples]
-    parts = []
+    parts: list[tuple[Logits, Logits]] = []
     for sample, tokens in zip(samples, texts, strict=True):
         logits = np.concatenate(list(decoder.start(1, len(tokens)).extend(tokens, PART)))
         rows = [len(sample.prompt) - 1 + step for step in sample.steps]
         parts.append((logits[rows], sample.logits))
     last = decoder.start(len(texts), max(map(len, texts))).prefill(texts, PART)
-    return [*parts, *((last[row : row + 1], s.logits[-1:]) for row, s in enumerate(samples))]
+    parts += [(last[row : row + 1], sample.logits[-1:]) for row, sample in enumerate(samples)]
+    return parts
 
 
 def full_context(decoder: Decoder, golden: Golden) -> tuple[Logits, Logits]:
-    """Fills the cache to its last slot: the prompt in chunks, then token by token."""
+    """Fill the cache to its last slot: the prompt in chunks, then token by token."""
     tokens = golden.context
     rows = len(golden.context_logits)
     run = decoder.start(1, len(tokens))

@@ -53,8 +53,10 @@ class Divergence:
             f" (at most {self.allowed:.3g} is rounding)"
         )
 
-    def told(self, prompt: str, sample: Continued, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-        """As text, for people."""
+    def describe(
+        self, prompt: str, sample: Continued, decode: Callable[[Sequence[int]], str]
+    ) -> dict[str, Any]:
+        """Return the divergence as text, for people."""
         return {
             "prompt": prompt,
             "common": decode(sample.continuation[: self.step]),
@@ -98,13 +100,13 @@ class Followed:
 def follow(
     run: DecoderRun, logits: Logits, samples: Sequence[Continued], limits: Mapping[str, float]
 ) -> Followed:
-    """Lets the engine choose its own tokens.
+    """Let the engine choose its own tokens.
 
     Args:
-        run: that has taken in the samples' prompts.
+        run: decoder run that has taken in the samples' prompts.
         logits: (B, V) of the first new token.
         samples: one for each row.
-        limits: of the graph's precision.
+        limits: limits of the graph's precision.
     """
     steps = min(len(s.continuation) for s in samples)
     known = [dict(zip(s.steps, s.logits, strict=True)) for s in samples]
@@ -138,12 +140,12 @@ def with_divergence(
     samples: Sequence[Continued],
     decode: Callable[[Sequence[int]], str],
 ) -> Outcome:
-    """An outcome that says how long the engine went along with PyTorch, and shows where it left."""
+    """Return the outcome with how many tokens the engine shares with PyTorch, and where it left them."""
     metrics = {
         **outcome.metrics,
         "common_prefix": followed.common_prefix,
         "common_prefix_of": followed.steps,
     }
     worst = followed.worst
-    told = None if worst is None else worst.told(prompts[worst.row], samples[worst.row], decode)
-    return replace(outcome, metrics=metrics, divergence=told)
+    text = None if worst is None else worst.describe(prompts[worst.row], samples[worst.row], decode)
+    return replace(outcome, metrics=metrics, divergence=text)

@@ -1,4 +1,4 @@
-"""What an encoder must reproduce, as golden data keeps it, and the runtime's own batches held against it.
+"""An encoder's golden data, and the runtime's own batches compared with it.
 
 T tokens, R chosen positions, E hidden size
 """
@@ -45,7 +45,7 @@ class Sample:
         return len(self.piece)
 
     def thinned(self, per_token: Iterable[str]) -> Sample:
-        """With `GOLDEN_POSITIONS` of the positions, the first and last among them."""
+        """Return the sample with `GOLDEN_POSITIONS` of the positions, the first and last among them."""
         count = len(self.positions)
         keep = list(evenly(count, GOLDEN_POSITIONS))
         thin = {name: self.outputs[name][keep] for name in per_token}
@@ -66,7 +66,7 @@ class Golden:
 
 
 def to_arrays(golden: Golden) -> dict[str, Array]:
-    """Sequences and some of PyTorch's results, as golden data keeps them."""
+    """Return sequences and some of PyTorch's results, as golden data stores them."""
     arrays: dict[str, Array] = {"per_token": np.array(golden.per_token)}
     for i, sample in enumerate(golden.samples):
         thin = sample.thinned(golden.per_token)
@@ -80,7 +80,7 @@ def to_arrays(golden: Golden) -> dict[str, Array]:
 
 
 def from_arrays(arrays: Arrays) -> Golden:
-    """What `to_arrays` made.
+    """Return the golden data that `to_arrays` stored.
 
     Raises:
         KeyError: an array is missing.
@@ -98,7 +98,7 @@ def from_arrays(arrays: Arrays) -> Golden:
 
 
 def cases(encoder: Encoder, golden: Golden, limits: Mapping[str, float]) -> dict[str, Case]:
-    """What is compared, by name, as far as the encoder takes so many tokens."""
+    """Return what is compared, by name, as far as the encoder takes so many tokens."""
     *texts, single, full = golden.samples
     room = longest(encoder.artifact)
     texts = [sample for sample in texts if len(sample) <= room]
@@ -116,7 +116,7 @@ def cases(encoder: Encoder, golden: Golden, limits: Mapping[str, float]) -> dict
 
 
 def skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
-    """What `cases` leaves out."""
+    """Return what `cases` leaves out."""
     *texts, _, full = golden.samples
     room = longest(artifact)
     found = []
@@ -132,12 +132,12 @@ def padded(samples: Sequence[Sample]) -> str:
 
 
 def batch_case(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
-    """All samples as one padded batch."""
+    """Return the case of all samples as one padded batch."""
     return lambda: compared(run_batch(encoder, samples), samples, encoder.artifact, limits)
 
 
 def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
-    """The outputs of sequences that run together, of results per token the known positions."""
+    """Return the outputs of sequences that run together; of results per token, the known positions."""
     specs = encoder.artifact.outputs
     positions = [list(sample.positions) for sample in samples]
     results = encoder.batch([s.piece for s in samples], [spec.role for spec in specs], positions)
@@ -157,10 +157,10 @@ def compared(
     limits: Mapping[str, float],
     failures: Sequence[str] = (),
 ) -> Outcome:
-    """The outcome of every output of `samples`.
+    """Return the outcome of every output of `samples`.
 
     Args:
-        failures: what is wrong beside them.
+        failures: other failures.
     """
     metrics: dict[str, Any] = {}
     wrong = list(failures)
@@ -174,7 +174,7 @@ def compared(
 def measure_all(
     got: Sequence[Outputs], want: Sequence[Outputs], specs: Sequence[TensorSpec]
 ) -> dict[str, Metrics | VectorMetrics]:
-    """The metrics of each output over all sequences."""
+    """Return the metrics of each output over all sequences."""
     found: dict[str, Metrics | VectorMetrics] = {}
     for spec in specs:
         sides = [[outputs[spec.name] for outputs in side] for side in (got, want)]
@@ -192,12 +192,12 @@ def measure_all(
 
 
 def metrics_of(spec: TensorSpec) -> type[Metrics] | type[VectorMetrics]:
-    """Logits over classes or words are compared as distributions, everything else as vectors."""
+    """Return how to compare an output: logits over classes or words as distributions, others as vectors."""
     return Metrics if spec.role in DISTRIBUTIONS else VectorMetrics
 
 
 def is_vector_of_tokens(spec: TensorSpec) -> bool:
-    """Whether it has one number from each token: a logit, of which all together are one vector."""
+    """Tell whether it has one number from each token: a logit, of which all together are one vector."""
     return spec.axis_names()[-1] == "tokens"
 
 

@@ -1,4 +1,4 @@
-"""Some of many, evenly spread."""
+"""Chooses some of many indices, evenly spread."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import numpy as np
 
 
 def evenly(count: int, most: int) -> tuple[int, ...]:
-    """At most `most` of `count` indices, the first and last among them."""
+    """Return at most `most` of `count` indices, the first and last among them."""
     return tuple(int(i) for i in np.unique(np.linspace(0, count - 1, min(count, most)).round()))

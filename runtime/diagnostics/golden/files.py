@@ -17,12 +17,12 @@ PREFIX = "checks/golden-"  # of its name in a bundle
 
 
 def write_golden(path: Path, arrays: Arrays, limits: Mapping[str, Mapping[str, float]]) -> None:
-    """Saves what PyTorch answered, and the limits."""
+    """Write what PyTorch answered, and the limits."""
     np.savez(path, limits=np.array(json.dumps(limits)), **arrays)  # type: ignore[arg-type]
 
 
 def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict[str, float]]]:
-    """What `write_golden` saved.
+    """Read what `write_golden` wrote.
 
     Raises:
         KeyError: it has no limits.
@@ -33,6 +33,6 @@ def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict
 
 
 def golden_file(bundle: Bundle) -> Path | None:
-    """A bundle's golden data, hashed; None where it was exported without verification."""
+    """Return the file of a bundle's golden data, hashed; None where it was exported without verification."""
     names = [name for name in bundle.manifest.files if name.startswith(PREFIX)]
     return bundle.path(names[0]) if names else None

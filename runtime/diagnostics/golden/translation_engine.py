@@ -22,10 +22,10 @@ class Engine:
     """An encoder and a decoder that run together.
 
     Args:
-        encoder: of the source.
-        decoder: that reads what the encoder writes.
+        encoder: encoder of the source.
+        decoder: decoder that reads what the encoder writes.
         start: the token that every target begins with.
-        tokenizers: of the source and of the target.
+        tokenizers: tokenizers of the source and of the target.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Engine:
         self.source_tokenizer, self.target_tokenizer = tokenizers
 
     def cross(self, samples: Sequence[Sample]) -> list[Logits]:
-        """What the decoder would read of the sources, as one padded batch, at the known positions."""
+        """Return what the decoder would read of the sources, as one padded batch, at the known positions."""
         context = self.encoder.encode([s.source for s in samples])
         tensors = [context.buffers[read.name].numpy() for _, read in self.encoder.reads]
         return [
@@ -51,11 +51,11 @@ class Engine:
         return self.decoding([s.source for s in samples], beams, capacity)
 
     def decoding(self, sources: Sequence[Sequence[int]], beams: int, capacity: int) -> DecoderRun:
-        """A decoder that looks at `sources`, with so many rows of each."""
+        """Start a decoder run that reads `sources`, with so many rows of each."""
         return self.decoder.start(len(sources) * beams, capacity, self.encoder.prepare(sources))
 
     def teacher_forced(self, sample: Sample) -> Logits:
-        """Feeds PyTorch's tokens through the cache: at once up to the first known step, then one by one."""
+        """Feed PyTorch's tokens through the cache: at once up to the first known step, then one by one."""
         run = self.run([sample], 1, len(sample.target))
         fed = [self.start, *sample.target[:-1]]
         out = [run.prefill([fed[: sample.steps[0] + 1]])]
@@ -63,19 +63,19 @@ class Engine:
         return np.concatenate(out)[[step - sample.steps[0] for step in sample.steps]]
 
     def at_once(self, sample: Sample) -> Logits:
-        """PyTorch's tokens in one step, on top of nothing."""
+        """Run PyTorch's tokens in one step, without a past."""
         run = self.run([sample], 1, len(sample.target))
         ids = np.asarray([[self.start, *sample.target[:-1]]])
         return run.step(ids, np.ones_like(ids, bool), sample.steps)
 
     def score(self, sample: Sample, target: Sequence[int]) -> float:
-        """The mean log-probability of a target's tokens, taken one by one."""
+        """Return the mean log-probability of a target's tokens, taken one by one."""
         run = self.run([sample], 1, len(target))
         logits = [run.decode([token]) for token in (self.start, *target[:-1])]
         return float(token_logprobs(np.concatenate(logits), np.asarray(target)).mean())
 
     def attention(self, sample: Sample) -> list[Logits]:
-        """What the known places look at, (L, H, len(steps), S), in each of two rows that share the source."""
+        """Return what the known places attend to, (L, H, len(steps), S), for two rows that share a source."""
         names = [s.name for s in self.decoder.artifact.outputs if s.role.startswith("cross_attention.")]
         run = self.run([sample], 2, len(sample.target))
         ids = np.asarray([[self.start, *sample.target[:-1]]] * 2)
@@ -84,7 +84,7 @@ class Engine:
         return [row[:, :, list(sample.steps)] for row in both]
 
     def search(self, samples: Sequence[Sample], search: Search) -> list[list[Hypothesis]]:
-        """The runtime's beam search."""
+        """Run the runtime's beam search."""
         beams = BeamSearch(len(samples), self.start, search)
         run = self.run(samples, search.num_beams, search.max_new_tokens)
         while not beams.done:

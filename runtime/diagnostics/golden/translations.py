@@ -1,4 +1,4 @@
-"""What an encoder-decoder must reproduce, and how it is kept as golden data.
+"""An encoder-decoder's golden data, and how it is stored.
 
 V vocabulary, L layers, H heads, D head size
 """
@@ -52,11 +52,11 @@ class Sample:
 
     @property
     def continuation(self) -> tuple[int, ...]:
-        """Of the start token."""
+        """What PyTorch continues the start token with."""
         return self.target
 
     def thinned(self) -> Sample:
-        """With some of the steps and positions only, the first and last among them."""
+        """Return the sample with only some of the steps and positions, the first and last among them."""
         steps = evenly(len(self.steps), GOLDEN_STEPS)
         positions = evenly(len(self.positions), GOLDEN_POSITIONS)
         return replace(
@@ -84,13 +84,13 @@ class Golden:
 
 
 def measure_cross(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:
-    """The worst of all layers' keys and values, each in units of its own spread."""
+    """Return the worst of all layers' keys and values, each in units of its own spread."""
     sides = [np.concatenate(list(side), axis=1) for side in (got, want)]
     return worst_of([measure_vectors(a, b) for a, b in zip(*sides, strict=True)])
 
 
 def measure_attention(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:
-    """The worst of all samples; a vector is what one place of the target looks at, in one layer and head."""
+    """Return the worst of all samples; a vector is what one target token attends to in a layer and head."""
     found = [
         measure_vectors(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
         for a, b in zip(got, want, strict=True)
@@ -99,7 +99,7 @@ def measure_attention(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMe
 
 
 def worst_of(found: Sequence[VectorMetrics]) -> VectorMetrics:
-    """The largest of each metric; not finite if one is not."""
+    """Return the largest of each metric; not finite if one is not."""
     if not all(each.finite for each in found):
         return VectorMetrics(math.nan, math.nan, math.nan, False, sum(each.rows for each in found))
     return VectorMetrics(
@@ -112,7 +112,7 @@ def worst_of(found: Sequence[VectorMetrics]) -> VectorMetrics:
 
 
 def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
-    """Sources, targets and some of the numbers, as golden data keeps them."""
+    """Return sources, targets and some of the numbers, as golden data stores them."""
     search = golden.search
     arrays: dict[str, npt.NDArray[Any]] = {
         "search": np.array([search.num_beams, search.max_new_tokens]),
@@ -130,7 +130,7 @@ def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
 
 
 def from_arrays(arrays: Arrays) -> Golden:
-    """What `to_arrays` made.
+    """Return the golden data that `to_arrays` stored.
 
     Raises:
         KeyError: an array is missing.

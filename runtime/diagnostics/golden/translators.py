@@ -1,4 +1,4 @@
-"""An encoder-decoder held against golden data: what its encoder writes, and what its decoder makes of it."""
+"""Compares an encoder-decoder with golden data: what its encoder writes, and what its decoder makes of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Score = Callable[[Sample, "tuple[int, ...]"], float]
 
 
 def encoder_cases(engine: Engine, golden: Golden, limits: Mapping[str, float]) -> dict[str, Case]:
-    """What is compared of the encoder, by name, as far as it takes so many tokens."""
+    """Return what is compared of the encoder, by name, as far as it takes so many tokens."""
     *texts, single, full = golden.samples
     room = longest(engine.encoder.artifact)
     texts = [sample for sample in texts if len(sample.source) <= room]
@@ -40,10 +40,10 @@ def encoder_cases(engine: Engine, golden: Golden, limits: Mapping[str, float]) -
 def decoder_cases(
     engine: Engine, golden: Golden, limits: Mapping[str, float], score: Score | None = None
 ) -> dict[str, Case]:
-    """What is compared of the decoder, by name, as far as both graphs take so many tokens.
+    """Return what is compared of the decoder, by name, as far as both graphs take so many tokens.
 
     Args:
-        score: what a target is worth that golden data does not know, if there is someone to ask.
+        score: computes the score of a target that golden data does not know; None if nothing can.
     """
     *texts, single, full = golden.samples
     samples = [sample for sample in (*texts, single) if fits(engine, sample)]
@@ -83,7 +83,7 @@ def decoder_cases(
 
 
 def skipped(engine: Engine, golden: Golden) -> list[Skipped]:
-    """What `encoder_cases` and `decoder_cases` leave out."""
+    """Return what `encoder_cases` and `decoder_cases` leave out."""
     encoder = engine.encoder.artifact
     decoder = engine.decoder.artifact
     found = []
@@ -101,31 +101,31 @@ def skipped(engine: Engine, golden: Golden) -> list[Skipped]:
 
 
 def fits(engine: Engine, sample: Sample) -> bool:
-    """Whether both graphs take so many tokens."""
+    """Tell whether both graphs take so many tokens."""
     source = longest(engine.encoder.artifact)
     target = longest(engine.decoder.artifact)
     return len(sample.source) <= source and len(sample.target) <= target
 
 
 def most_sources(engine: Engine) -> int:
-    """Sources of one batch."""
+    """Return how many sources a batch may have."""
     rows = engine.decoder.artifact.axis("batch").max
     return min(MAX_BATCH, engine.encoder.max_batch, rows)
 
 
 def cross_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
-    """What the decoder reads of the sources, as one batch."""
+    """Return the case of what the decoder reads of the sources, as one batch."""
     want = [sample.cross for sample in samples]
     return lambda: judged(measure_cross(engine.cross(samples), want), limits, "cross.")
 
 
 def at_once_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
-    """All of PyTorch's tokens in one step, without a past."""
+    """Return the case of all of PyTorch's tokens in one step, without a past."""
     return lambda: judged(measure_parts([(engine.at_once(s), s.logits) for s in samples]), limits)
 
 
 def attention_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
-    """What each target token looked at; each of two rows that share a source."""
+    """Return the case of what each target token attends to, in each of two rows that share a source."""
 
     def run() -> Outcome:
         want = [sample.attention for sample in samples for _ in range(2)]
@@ -142,7 +142,7 @@ def beams_case(
     limits: Mapping[str, float],
     score: Score | None,
 ) -> Case:
-    """Beam search over a padded batch: the same targets, each with the score that the model gives it.
+    """Return the case of beams over a padded batch: the same targets, with the scores the model gives them.
 
     A search may prune another beam where two are as good as equal. So another target than PyTorch's is a
     failure only if it is worse than PyTorch's own by more than rounding explains. Golden data knows the
@@ -161,7 +161,7 @@ def beams_case(
             errors += [abs(h.score - known[h.token_ids]) for h in got if h.token_ids in known]
             best = sample.beams[0]
             second = sample.beams[min(1, len(sample.beams) - 1)]
-            # Of a target that nobody is asked about, only that PyTorch hardly preferred its own.
+            # Of a target without a known score, check only that PyTorch hardly preferred its own.
             lost = best.score - known.get(got[0].token_ids, second.score)
             if got[0].token_ids != best.token_ids and not lost <= 2 * allowed:
                 failures.append(

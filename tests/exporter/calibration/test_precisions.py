@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from planforge.exporter import export
-from planforge.exporter.calibration.calibration.calibration import chosen_blocks
+from planforge.exporter.calibration.blocks import choose_blocks
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
@@ -213,7 +213,7 @@ def test_the_largest_block_well_inside_the_caps_is_taken(
 ) -> None:
     given = weights(a=256, b=128)
     asked = Asked(*(losses(bits, *shares) for shares in tried))
-    found = chosen_blocks(given, bits, {}, asked)
+    found = choose_blocks(given, bits, {}, asked)
     assert (found.size, len(asked.roundings)) == (size, len(tried))
     assert {name: blocks.size for name, blocks in found.done.items()} == {"a": size, "b": size}
     for rounding, own in zip(asked.roundings, (128, 64, 32), strict=False):
@@ -229,15 +229,15 @@ def test_the_largest_block_well_inside_the_caps_is_taken(
 )
 def test_only_blocks_that_divide_all_widths_are_tried(widths: tuple[int, int], sizes: list[int]) -> None:
     asked = Asked(*[losses(4, *FAR)] * len(sizes))
-    found = chosen_blocks(weights(a=widths[0], b=widths[1]), 4, {}, asked)
+    found = choose_blocks(weights(a=widths[0], b=widths[1]), 4, {}, asked)
     assert (found.size, len(asked.roundings)) == (32, len(sizes))
-    assert chosen_blocks(weights(a=widths[0], b=widths[1]), 4, {}, Asked(GOOD)).size == sizes[0]
+    assert choose_blocks(weights(a=widths[0], b=widths[1]), 4, {}, Asked(GOOD)).size == sizes[0]
 
 
 def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
     given = weights(**{"h.0.attn.c_attn.weight": 64, "h.0.mlp.c_fc.weight": 40})
     with pytest.raises(ExportError) as caught:
-        chosen_blocks(given, 4, {}, Asked())
+        choose_blocks(given, 4, {}, Asked())
     words = str(caught.value)
     assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
     assert "export fp32" in words

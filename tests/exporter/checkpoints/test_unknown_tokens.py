@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import demo_folder
-from planforge.exporter.checkpoints.tokenizers.unknown_tokens import without_unknown
+from planforge.exporter.checkpoints.tokenizers.unknown_tokens import remove_unknown_tokens
 from planforge.exporter.errors import CheckpointError
 from planforge.runtime import TextGenerator
 
@@ -39,43 +39,43 @@ def test_a_special_token_without_an_embedding_is_left_out(
     model: models.Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = bytes_of(model, "<mask>")
-    changed = Tokenizer.from_buffer(without_unknown(data, 3, "it"))
+    changed = Tokenizer.from_buffer(remove_unknown_tokens(data, 3, "it"))
     assert changed.get_vocab() == WORDS
     assert changed.encode("a b").ids == Tokenizer.from_buffer(data).encode("a b").ids == [1, 2]
     assert "the tokenizer of it has <mask>, which the model does not know" in caplog.text
-    assert without_unknown(data, 4, "it") == data
+    assert remove_unknown_tokens(data, 4, "it") == data
 
 
 def test_of_many_a_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
     many = bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), *(f"<extra_{i}>" for i in range(10, 20)))
-    without_unknown(many, 3, "it")
+    remove_unknown_tokens(many, 3, "it")
     assert "has <extra_10>, <extra_11>, <extra_12>, <extra_13>, <extra_14> and 5 more, which" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["</s>", "<｜begin｜>"])
 def test_tokens_that_texts_can_have_stay(text: str) -> None:
     plain = bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), plain=("word",))
-    assert without_unknown(plain, 3, "it") == plain
+    assert remove_unknown_tokens(plain, 3, "it") == plain
     tokenizer = Tokenizer.from_buffer(bytes_of(models.WordLevel(WORDS, unk_token="<unk>"), text))
     tokenizer.post_processor = processors.TemplateProcessing(f"$A {text}", special_tokens=[(text, 3)])
     around = bytes(tokenizer.to_str(), "utf-8")
-    assert without_unknown(around, 3, "it") == around
+    assert remove_unknown_tokens(around, 3, "it") == around
 
 
 def test_what_stands_for_unknown_words_stays() -> None:
     word = bytes_of(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"), "<unk>")
     pieces = bytes_of(models.Unigram([("a", -1.0), ("b", -2.0), ("<unk>", 0.0)], unk_id=2), "<unk>")
     for data in (word, pieces):
-        assert without_unknown(data, 2, "it") == data
+        assert remove_unknown_tokens(data, 2, "it") == data
 
 
 def test_files_without_added_tokens_and_with_holes_are_read() -> None:
     plain = json.loads(bytes_of(models.WordLevel(WORDS, unk_token="<unk>")))
     del plain["added_tokens"]
     data = json.dumps(plain).encode()
-    assert without_unknown(data, 2, "it") == data
+    assert remove_unknown_tokens(data, 2, "it") == data
     holes = bytes_of(models.WordLevel({"<unk>": 0, "a": 1, "<mask>": 7}, unk_token="<unk>"), "<mask>")
-    assert Tokenizer.from_buffer(without_unknown(holes, 5, "it")).get_vocab() == {"<unk>": 0, "a": 1}
+    assert Tokenizer.from_buffer(remove_unknown_tokens(holes, 5, "it")).get_vocab() == {"<unk>": 0, "a": 1}
 
 
 def test_a_model_whose_tokenizer_got_a_pad_token_is_exported(tmp_path: Path) -> None:

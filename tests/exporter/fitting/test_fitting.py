@@ -18,8 +18,8 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_sp
 from benchmarks.movie_reviews import movie_reviews
 from planforge.exporter import export, fit_head, verify
 from planforge.exporter.checkpoints.source import resolve_source
-from planforge.exporter.fitting.fitting.fitting import FOLDS, STRENGTHS
-from planforge.exporter.fitting.fitting.labelled_texts import read_table
+from planforge.exporter.fitting.fitting import FOLDS, STRENGTHS
+from planforge.exporter.fitting.labelled_texts import read_table
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.structure import READING
 from planforge.runtime import TextEncoder

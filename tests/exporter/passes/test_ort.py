@@ -20,7 +20,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.calibration.calibration.calibration import Calibration
+from planforge.exporter.calibration.calibration import Calibration
 from planforge.exporter.calibration.convert import write_graphs
 from planforge.exporter.graphs import artifact_of, attach_weights
 from planforge.exporter.tracing.onnx_export import trace

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from planforge.exporter.passes import tables
-from planforge.exporter.passes.quantize import QuantizeWeights, quantizable, stored_bits
+from planforge.exporter.passes.quantize import QuantizeWeights, find_quantizable, stored_bits
 from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, SplitSharedTable
 from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
 
@@ -214,7 +214,7 @@ def test_a_weight_of_two_graphs_is_rounded_once() -> None:
 
 def test_the_weight_of_a_width_that_no_block_divides_is_named() -> None:
     model = graph(FORMS["Gemm by rows and bias"], parameters(width=96), x="n, 96")
-    assert [(name, read().shape) for name, read in quantizable(model.graph)] == [("weight", (48, 96))]
+    assert [(name, read().shape) for name, read in find_quantizable(model.graph)] == [("weight", (48, 96))]
     with pytest.raises(ValueError, match=r"weight: a width of 96 is not a multiple of the block of 64"):
         QuantizeWeights(8, 64)(model)
 

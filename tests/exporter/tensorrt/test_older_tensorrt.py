@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from planforge.exporter.errors import BuildError, OutputError
 from planforge.exporter.linting import lint
 from planforge.exporter.tensorrt import build, builder
-from planforge.exporter.tensorrt.memory import estimates, length_of
+from planforge.exporter.tensorrt.memory import estimate_memory, length_of
 from planforge.exporter.tensorrt.older import for_tensorrt_8
 from planforge.exporter.tensorrt.profiles import Profile, profiles_for
 from planforge.runtime.bundle.bundle import Bundle
@@ -278,7 +278,7 @@ def test_the_estimate_counts_what_is_written_in_place_once(demo_bundle: Path) ->
     found = dict(
         zip(
             [profile.name for profile in profiles],
-            estimates(demo_bundle / artifact.file, artifact, profiles, 10),
+            estimate_memory(demo_bundle / artifact.file, artifact, profiles, 10),
             strict=True,
         )
     )

@@ -318,17 +318,17 @@ def test_tensorrt_older_than_8_5_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(old, "__version__", "8.4.3.1", raising=False)
     monkeypatch.setitem(sys.modules, "tensorrt", old)
     with pytest.raises(BackendUnavailableError, match=r"tensorrt 8\.4\.3\.1 is older than 8\.5"):
-        builder.engine_module("tensorrt")
+        builder.import_engine("tensorrt")
 
 
 def test_tensorrt_builds_for_the_present_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda name: Driver("sm90", 13020))
-    assert builder.present([]) == builder.present(["sm90"]) == (["sm90"], "13.0")
+    assert builder.find_gpu([]) == builder.find_gpu(["sm90"]) == (["sm90"], "13.0")
     with pytest.raises(BuildError, match="this machine's sm90 only, not sm86, sm90"):
-        builder.present(["sm86", "sm90"])
+        builder.find_gpu(["sm86", "sm90"])
     monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(status=100))  # CUDA_ERROR_NO_DEVICE
     with pytest.raises(BackendUnavailableError, match="builds for the GPU that is present"):
-        builder.present([])
+        builder.find_gpu([])
 
 
 def test_a_tensorrt_that_cannot_stream_its_plan(tmp_path: Path) -> None:

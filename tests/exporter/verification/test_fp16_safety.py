@@ -28,7 +28,7 @@ from planforge.exporter.passes.fp16_ranges import (
     Choice,
     choose,
     fp32_share,
-    recorded,
+    read_choices,
 )
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
@@ -129,7 +129,7 @@ def test_the_safe_graph_is_inside_the_gate_with_little_in_fp32(overflowing: Expo
     assert artifact.passed
     graph = overflowing.graphs[artifact.id].graph
     assert fp32_share(graph) < SHARE
-    choices = recorded(graph)
+    choices = read_choices(graph)
     by_name = {str(node.name): node for node in graph}
     assert all(
         node.op_type in ("LayerNormalization", "Softmax")
@@ -172,7 +172,7 @@ def test_a_healthy_model_keeps_only_sums_in_fp32(demo_bundle: Path) -> None:
     bundle = Bundle.open(demo_bundle)
     for artifact in bundle.manifest.artifacts:
         graph = ir.load(bundle.path(artifact.file)).graph
-        kinds = {node.op_type for node in graph if str(node.name) in recorded(graph)}
+        kinds = {node.op_type for node in graph if str(node.name) in read_choices(graph)}
         assert kinds <= {"LayerNormalization", "Softmax"}
         assert bool(kinds) == (artifact.precision == "fp16")
         if artifact.precision == "fp16":
@@ -203,7 +203,7 @@ def test_a_product_is_scaled_by_a_power_of_two_and_what_reads_it_stays_in_fp32()
     ConvertToFp16(["y"], choices)(model)
     got = NodeExecutor(model).run({"x": x.astype(np.float16)})["y"]
     np.testing.assert_allclose(got, want, rtol=2**-10)
-    assert recorded(model.graph)["node_0"] == choices["node_0"]
+    assert read_choices(model.graph)["node_0"] == choices["node_0"]
     assert fp32_share(model.graph) == 0
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from planforge.exporter import verify
-from planforge.exporter.calibration.calibration.prompts import read_prompts
+from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
 from planforge.exporter.gate import limits_for

@@ -18,8 +18,8 @@ import transformers
 from safetensors.torch import load_file
 
 from planforge.exporter import export, pipeline, verify
-from planforge.exporter.calibration.calibration.calibration import Calibration, calibrate, recorded
-from planforge.exporter.calibration.calibration.prompts import read_prompts
+from planforge.exporter.calibration.calibration import Calibration, calibrate, recorded
+from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.reference.passages import windows

@@ -21,8 +21,8 @@ import transformers
 from benchmarks.checkpoints import demo
 from planforge.exporter import build, export
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.backends.cuda_memory import Device, gpu_at, gpus
-from planforge.runtime.backends.device_buffer import uploaded
+from planforge.runtime.backends.cuda_memory import Device, gpu_at, list_gpus
+from planforge.runtime.backends.device_buffer import upload_array
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.diagnostics.doctor import diagnose
 from planforge.runtime.diagnostics.metrics import judge, measure, scale_of
@@ -72,7 +72,7 @@ PLANS = places("tensorrt-rtx", "tensorrt")
 def skip_without(backend: str) -> None:
     """Skips where there is no GPU, or nothing that runs this backend on it."""
     try:
-        gpus()
+        list_gpus()
     except BackendUnavailableError as error:
         pytest.skip(f"needs a GPU: {error}")
     rung = next(rung for rung in diagnose().rungs if rung.backend == backend)
@@ -190,7 +190,7 @@ def test_a_plan_whose_passport_lies_is_refused_by_the_library(
 @EVERYWHERE
 def test_a_gpu_that_does_not_exist(place: Place, at: Callable[..., Path]) -> None:
     bundle = at(place)
-    found = gpus()
+    found = list_gpus()
     names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in found)
     with pytest.raises(InputError) as caught:
         load(bundle, backend=place.backend, device=len(found))
@@ -244,7 +244,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
             yield Device(0)
         return
     try:
-        gpus()
+        list_gpus()
     except BackendUnavailableError as error:
         pytest.skip(f"needs a GPU: {error}")
     yield Device(0)
@@ -255,8 +255,8 @@ def test_a_captured_copy_happens_when_it_is_launched_and_again_with_what_is_ther
 ) -> None:
     ones = np.full(1000, 1, np.float32)
     twos = np.full(1000, 2, np.float32)
-    source = uploaded(device, "a test", ones)
-    target = uploaded(device, "a test", np.zeros(1000, np.float32))
+    source = upload_array(device, "a test", ones)
+    target = upload_array(device, "a test", np.zeros(1000, np.float32))
 
     def copy() -> None:
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
@@ -267,7 +267,7 @@ def test_a_captured_copy_happens_when_it_is_launched_and_again_with_what_is_ther
         assert graph is not None and not target.numpy().any()
         graph.launch()
         np.testing.assert_array_equal(target.numpy(), ones)
-        again = uploaded(device, "a test", twos)
+        again = upload_array(device, "a test", twos)
         kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         device.call("cudaMemcpyAsync", source.address, again.address, source.nbytes, kind, device.stream)
         graph.launch()
@@ -281,13 +281,13 @@ def test_what_cannot_be_captured_leaves_the_stream_usable() -> None:
     device = Device(0)
     with device.turn():
         assert device.capture(device.synchronise) is None
-    np.testing.assert_array_equal(uploaded(device, "a test", np.arange(9)).numpy(), np.arange(9))
+    np.testing.assert_array_equal(upload_array(device, "a test", np.arange(9)).numpy(), np.arange(9))
 
 
 def test_rows_of_a_cache_are_copied_as_numpy_copies_them(device: Device) -> None:
     rng = np.random.default_rng(0)
     cache = rng.standard_normal((3, 4, 10, 8)).astype(np.float16)  # rows, heads, slots, size of a head
-    buffer = uploaded(device, "a test", cache)
+    buffer = upload_array(device, "a test", cache)
     buffer.copy_rows(2, 0, 7)
     cache[0, :, :7] = cache[2, :, :7]
     np.testing.assert_array_equal(buffer.numpy(), cache)

@@ -315,18 +315,22 @@ def test_every_manifest_survives_writing_and_reading(manifest: Manifest) -> None
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("sms", ["86"], r"one of sms is '86', meant is such as 'sm86'"),
-        ("cuda", "13", r"cuda is '13', meant is such as '12\.6'"),
-        ("version", "banana", r"version is 'banana', meant is such as '10\.3\.0'"),
+        ("sms", ["86"], r"one of sms is '86', expected something like 'sm86'"),
+        ("cuda", "13", r"cuda is '13', expected something like '12\.6'"),
+        ("version", "banana", r"version is 'banana', expected something like '10\.3\.0'"),
         ("profiles", [{"axes": {"batch": [2, 1, 3]}}], r"lengths of 'batch' must be \[least, best, most\]"),
         ("built_from", "decoder.x.fp16", r"no artifact 'decoder\.x\.fp16'"),
         ("compatible", "yes", r"compatible must be true or false"),
         (
             "weights",
             [{"name": "w", "dtype": "float16", "shape": [0], "file": "a", "offset": 0}],
-            "is no place",
+            "is not a valid weight",
         ),
-        ("weights", [{"name": "w", "dtype": "int9", "shape": [1], "file": "a", "offset": 0}], "is no place"),
+        (
+            "weights",
+            [{"name": "w", "dtype": "int9", "shape": [1], "file": "a", "offset": 0}],
+            "is not a valid weight",
+        ),
         (
             "weights",
             [{"name": "w", "dtype": "int8", "shape": [1], "file": "a", "offset": 0}],

@@ -273,7 +273,7 @@ def test_the_spread_is_that_of_the_middle_half_of_the_rounds(demo_bundle: Path) 
     artifact = chosen(demo_bundle, "decoder", "fp32").id
     facts = {"backend": "ort-cpu", "artifacts": [artifact], "prompt": 3, "new_tokens": 10, "load_ms": 1.0}
     process: Any = SimpleNamespace(facts={**facts, "step_bytes": None}, rounds=rounds, precision="fp32")
-    found = bench_module.case_of(Bundle.open(demo_bundle), process, batch=2, read=1e9)
+    found = bench_module.make_case(Bundle.open(demo_bundle), process, batch=2, read=1e9)
     assert found.tokens_per_s == 5.0
     assert found.tokens_per_s_range == {"p25": 4.0, "p75": 10.0}
     assert found.spread == pytest.approx(0.6)

@@ -19,7 +19,7 @@ from planforge.exporter.checkpoints.source import demo_folder
 from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array
 from planforge.runtime.encode.encoder import Encoder
-from planforge.runtime.encode.pooling import merged
+from planforge.runtime.encode.pooling import merge_windows
 from planforge.runtime.errors import InputError
 
 LONG = (
@@ -186,10 +186,10 @@ def test_windows_are_merged(model: TextEncoder, bert: Any, tokenizer: Any, pooli
 
 def test_windows_of_unequal_length_count_by_their_tokens() -> None:
     vectors = [np.array([1, 0], np.float32), np.array([4, 3], np.float32)]
-    assert merged(vectors, [1, 2], "mean").tolist() == [3, 2]
-    assert merged(vectors, [2, 1], "cls").tolist() == [2, 1]
-    assert merged([vectors[1], np.array([0, 9], np.float32)], [2, 1], "max").tolist() == [4, 9]
-    assert merged(vectors, [1, 2], "mean").dtype == np.float32
+    assert merge_windows(vectors, [1, 2], "mean").tolist() == [3, 2]
+    assert merge_windows(vectors, [2, 1], "cls").tolist() == [2, 1]
+    assert merge_windows([vectors[1], np.array([0, 9], np.float32)], [2, 1], "max").tolist() == [4, 9]
+    assert merge_windows(vectors, [1, 2], "mean").dtype == np.float32
 
 
 def test_the_log_says_what_was_dropped(model: TextEncoder, caplog: pytest.LogCaptureFixture) -> None:

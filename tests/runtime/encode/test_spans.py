@@ -11,7 +11,7 @@ import pytest
 
 from planforge.runtime import Answers
 from planforge.runtime.encode.results import Answer
-from planforge.runtime.encode.tagging import entities_of
+from planforge.runtime.encode.tagging import find_entities
 from planforge.runtime.errors import ContextLengthError, InputError
 
 from ...helpers.encoders import Case, opened, softmax
@@ -76,7 +76,7 @@ def test_tags_of_a_long_text_come_from_where_a_word_has_most_context(tags: Case)
         start, _, logits = windows[int(np.argmax(around))]
         shares.append(softmax(logits[1 + token - start]))
     assert len(windows) > 5
-    expected = entities_of(LONG, np.array(shares), encoding["offset_mapping"], encoding.word_ids(0), TAGS)
+    expected = find_entities(LONG, np.array(shares), encoding["offset_mapping"], encoding.word_ids(0), TAGS)
     got = tags.model.tag(LONG, stride=20)
     assert got.dropped == 0 and got.entities[-1].end > 0.9 * len(LONG)
     assert [(e.label, e.start, e.end) for e in got.entities] == [(e.label, e.start, e.end) for e in expected]
@@ -94,13 +94,13 @@ WORDS = [0, 1, 2, 3, 3, 4, 5, 6, 7, 8]
 
 
 def entities(best: Sequence[str | None], labels: Sequence[str] = TAGS) -> list[tuple[str, str, Any]]:
-    """`entities_of` the text above; the t-th token has its tag by 0.5 + t / 100, None was not seen."""
+    """`find_entities` the text above; the t-th token has its tag by 0.5 + t / 100, None was not seen."""
     shares = np.full((len(best), len(labels)), 0.01)
     for t, label in enumerate(best):
         shares[t] = np.nan if label is None else shares[t]
         if label is not None:
             shares[t, labels.index(label)] = 0.5 + t / 100
-    found = entities_of(TEXT, shares, SPANS, WORDS, labels)
+    found = find_entities(TEXT, shares, SPANS, WORDS, labels)
     assert all(entity.text == TEXT[entity.start : entity.end] for entity in found)
     return [(entity.label, entity.text, pytest.approx(entity.score)) for entity in found]
 

@@ -17,7 +17,7 @@ from planforge.runtime.backends.backend import Array, FakeProgram
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from planforge.runtime.encode.encoder import Encoder
 from planforge.runtime.errors import ClosedError
-from planforge.runtime.text.batching import BATCH_COST, TOKEN_BUDGET, batches
+from planforge.runtime.text.batching import BATCH_COST, TOKEN_BUDGET, group_by_length
 from planforge.runtime.text.long_text import Piece
 
 fast = settings(deadline=None, max_examples=150)
@@ -51,7 +51,7 @@ def contiguous(order: Sequence[int]) -> Iterator[list[Sequence[int]]]:
 def test_each_index_once_within_the_limits(
     lengths: list[int], max_batch: int, budget: int, batch_cost: int
 ) -> None:
-    groups = batches(lengths, max_batch, budget, batch_cost)
+    groups = group_by_length(lengths, max_batch, budget, batch_cost)
     assert sorted(itertools.chain(*groups)) == [*range(len(lengths))]
     assert all(allowed(group, lengths, max_batch, budget) for group in groups)
     flat = [lengths[i] for group in groups for i in group]
@@ -81,17 +81,19 @@ def test_no_grouping_of_neighbours_costs_less(
         for groups in contiguous(order)
         if all(allowed(group, lengths, max_batch, budget) for group in groups)
     ]
-    groups = batches(lengths, max_batch, budget, batch_cost)
+    groups = group_by_length(lengths, max_batch, budget, batch_cost)
     assert cost_of(groups, lengths, batch_cost) == min(possible)
 
 
 def test_the_usual_budget_and_cost() -> None:
-    assert batches([], 32) == []
-    assert batches([TOKEN_BUDGET + 1, 5], 32) == [[1], [0]]  # too long for the budget: alone
-    assert [len(group) for group in batches([TOKEN_BUDGET // 8] * 16, 32)] == [8, 8]
-    assert [len(group) for group in batches([2] * 70, 32)] == [6, 32, 32]
-    assert batches([10, 10 + BATCH_COST - 1], 32) == [[0, 1]]  # padding costs less than one more batch
-    assert batches([10, 10 + BATCH_COST + 1], 32) == [[0], [1]]
+    assert group_by_length([], 32) == []
+    assert group_by_length([TOKEN_BUDGET + 1, 5], 32) == [[1], [0]]  # too long for the budget: alone
+    assert [len(group) for group in group_by_length([TOKEN_BUDGET // 8] * 16, 32)] == [8, 8]
+    assert [len(group) for group in group_by_length([2] * 70, 32)] == [6, 32, 32]
+    assert group_by_length([10, 10 + BATCH_COST - 1], 32) == [
+        [0, 1]
+    ]  # padding costs less than one more batch
+    assert group_by_length([10, 10 + BATCH_COST + 1], 32) == [[0], [1]]
 
 
 def fake_artifact(max_batch: int = 4, segments: bool = True) -> Artifact:
@@ -206,7 +208,7 @@ def test_the_real_graph_gives_each_sequence_the_same_alone_and_in_a_batch(minilm
         generator = np.random.default_rng(5)
         pieces = pieces_of(generator.integers(2, 60, 24).tolist(), seed=6)
         roles = ["hidden.6", "hidden.1", "sentence_embedding"]
-        groups = batches([len(piece) for piece in pieces], encoder.max_batch)
+        groups = group_by_length([len(piece) for piece in pieces], encoder.max_batch)
         assert any(len({len(pieces[i]) for i in group}) > 1 for group in groups)  # some are padded
         together = encoder.run(pieces, roles)
         assert np.ptp([vector[:5] for _, _, vector in together], axis=0).min() > 0.01  # they do differ

@@ -1,4 +1,4 @@
-"""Rounds weights so that their products, not they themselves, stay close."""
+"""Rounds weights with GPTQ, so that their products, not they themselves, stay close."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ DAMPING = 0.01  # of the mean of the diagonal of x^T x, added to it
 COLUMNS = 64  # that are rounded before the error moves on to all later ones
 
 
-def nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDArray[np.int8]:
-    """Whole numbers from `low` to `top`."""
+def round_to_nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDArray[np.int8]:
+    """Return `weight` / `scale`, rounded to integers from `low` to `top`."""
     rounded: npt.NDArray[np.int8] = np.clip(np.rint(weight / scale), low, top).astype(np.int8)
     return rounded
 
 
-def compensated(weight: Array, scale: Array, low: int, top: int, x: Array) -> npt.NDArray[np.int8]:
-    """Whole numbers (K, N) whose products with x (M, K) stay closest: a row's error goes into later rows.
+def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -> npt.NDArray[np.int8]:
+    """Return integers (K, N) whose products with x (M, K) stay closest: a row's error goes into later rows.
 
     Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
 
     Args:
         weight: (K, N).
         scale: (G, N), each for K / G rows.
-        low, top: the smallest and the largest whole number.
+        low, top: the smallest and the largest integer.
         x: rows that the weight will see.
     """
     K = len(weight)
@@ -41,7 +41,7 @@ def compensated(weight: Array, scale: Array, low: int, top: int, x: Array) -> np
         errors = np.empty((end - begin, weight.shape[1]), np.float32)
         for i in range(begin, end):
             own = scale[order[i] // shared]
-            q = nearest(rest[i], own, low, top)
+            q = round_to_nearest(rest[i], own, low, top)
             rounded[order[i]] = q
             errors[i - begin] = (rest[i] - q * own) / upper[i, i]
             rest[i:end] -= np.outer(upper[i, i:end], errors[i - begin])
