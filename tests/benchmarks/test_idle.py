@@ -161,6 +161,6 @@ def test_a_case_left_out_is_said_and_has_no_result(tmp_path: Path, run: Callable
 def test_what_was_kept_of_a_busy_machine_goes(tmp_path: Path) -> None:
     suite = {"cases": {"old": result(busy=0.8), "good": result()}}
     (tmp_path / "suite.json").write_text(json.dumps(suite), encoding="utf-8")
-    command.keep("new", result(), tmp_path, readme=None)
+    command.keep("new", result(), tmp_path, root=None)
     written = json.loads((tmp_path / "suite.json").read_text(encoding="utf-8"))
     assert sorted(written["cases"]) == ["good", "new"]

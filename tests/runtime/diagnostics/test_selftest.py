@@ -17,9 +17,9 @@ from planforge.exporter.tensorrt.profiles import profiles_for
 from planforge.runtime import SelftestResult
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.bundle.plan import network_name
-from planforge.runtime.diagnostics import selftest
 from planforge.runtime.diagnostics.golden.files import golden_file
 from planforge.runtime.diagnostics.metrics import measure
+from planforge.runtime.diagnostics.selftest import selftest
 from planforge.runtime.errors import (
     BackendUnavailableError,
     BundleError,

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.decoding.beam import Hypothesis
 from planforge.runtime.decoding.decoder import DecoderRun
-from planforge.runtime.diagnostics import selftest
 from planforge.runtime.diagnostics.golden.decoders import Sample
 from planforge.runtime.diagnostics.golden.divergence import follow
 from planforge.runtime.diagnostics.golden.translation_engine import Engine
+from planforge.runtime.diagnostics.selftest import selftest
 
 from ...helpers import emulated_gpu as helpers_emulated_gpu
 from ...helpers.emulated_gpu import emulated_gpu
