@@ -11,6 +11,7 @@ import errno
 import glob
 import json
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -27,6 +28,7 @@ from .locks import acquire, locked, release
 OWN_FOLDERS = ("onnx", "plans", "tokenizer", "checks")  # everything in these is ours
 OWN_KEYS = {"format": int, "family": str, "task": str, "export_id": str, "files": dict, "artifacts": list}
 LOCK = ".lock"  # the file of a bundle's lock; how those beside folders end
+SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")  # numpy, of a full disk; it has no errno
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # of a write, which names no file
 
 
@@ -107,8 +109,9 @@ def output_errors(output: Path, writing: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        if error.filename is None and error.errno not in FULL:
+        cut_short = SHORT_WRITE.fullmatch(str(error)) is not None
+        reason = os.strerror(errno.ENOSPC) if cut_short else error.strerror or str(error)
+        if error.filename is None and error.errno not in FULL and not cut_short:
             raise
         name = os.fspath(error.filename or writing)
         path = Path(os.fsdecode(name) if isinstance(name, str | bytes) else "")
