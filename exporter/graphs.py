@@ -110,6 +110,11 @@ def check_precision(
     for graph in dict.fromkeys(recipe.graph for recipe in recipes):
         if any(recipe.graph == graph and recipe.id in wanted for recipe in recipes):
             continue
+        if any(recipe.graph == graph and recipe.dialect in kind.dialects for recipe in recipes):
+            raise InputError(
+                f"precision {precision!r} is in no graph of the targets that were named: their engine gains"
+                " nothing by it. Leave it out, or add the target portable, or cuda for fp16"
+            )
         why = f"its {graph} is exported as {', '.join(r.id for r in recipes if r.graph == graph)} only"
         way = f"add the target {'portable' if 'portable' in kind.dialects else 'cpu'}"
         if kind.dialects == ("ort",) and f"{graph}.ort" not in checkpoint.recipes:

@@ -165,7 +165,14 @@ def print_tables(tables: Sequence[RenderableType]) -> None:
     """Print tables to stdout, as wide as the terminal, or wide enough for a file."""
     end_stages()
     with writing():
-        PlainConsole(width=None if sys.stdout.isatty() else FILE_WIDTH).print(*tables)
+        if sys.stdout.isatty():
+            PlainConsole().print(*tables)
+            return
+        console = PlainConsole(width=FILE_WIDTH)
+        with console.capture() as capture:
+            console.print(*tables)
+        for line in capture.get().splitlines():
+            sys.stdout.write(line.rstrip() + "\n")
 
 
 def show(result: Any, as_json: bool) -> None:

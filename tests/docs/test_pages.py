@@ -19,7 +19,7 @@ from planforge.runtime import TextEncoder, TextGenerator, Translator
 
 from ..helpers.chat import CHATML
 from ..helpers.cli import planforge
-from ..helpers.paths import DEMOS, ROOT
+from ..helpers.paths import ROOT
 
 PAGES = {str(page.relative_to(ROOT)): page for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
@@ -69,7 +69,6 @@ def folder(
     shutil.copy(ROOT / "README.md", folder)
     build = folder / "build"
     build.mkdir()
-    (build / "gpt2-checkpoint").symlink_to(DEMOS / "gpt2-demo")
     (build / "gpt2-demo").symlink_to(demo_bundle)
     (build / "bert-demo").symlink_to(minilm_bundle)
     (build / "minilm").symlink_to(minilm_bundle)
