@@ -164,7 +164,7 @@ def test_the_doctor_says_the_same_of_a_jetson() -> None:
 
 def test_the_messages_are_those_of_the_code() -> None:
     joined = ""
-    for path in [*(ROOT / "runtime").rglob("*.py"), ROOT / "exporter" / "plans.py"]:
+    for path in [*(ROOT / "runtime").rglob("*.py"), ROOT / "exporter" / "tensorrt" / "plans.py"]:
         joined += re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8"))
     messages = [row[0].strip("`") for row in rows("README.md", 2) if row[0].startswith("`")]
     assert len(messages) >= 12
