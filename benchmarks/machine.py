@@ -16,7 +16,7 @@ BUSY = 0.1  # of the processors' time; figures beside that much other work mean 
 
 
 def measured_machine(threads: int) -> dict[str, float]:
-    """What `threads` threads read per second, and fp32 operations of a large product; the best of five.
+    """Measure the bytes that threads read per second, and fp32 operations of a product; the best of five.
 
     Also how busy others keep the processors meanwhile that nothing is measured, from 0 to 1.
     """
@@ -38,7 +38,7 @@ def measured_machine(threads: int) -> dict[str, float]:
 
 
 def busy_share(seconds: float) -> float:
-    """Of the processors' time during a sleep, how much was used or stolen (Linux; elsewhere 0)."""
+    """Return the share of the processors' time used or stolen during a sleep (Linux; elsewhere 0)."""
     used, passed = processor_ticks()
     time.sleep(seconds)
     used_after, passed_after = processor_ticks()

@@ -200,7 +200,7 @@ def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
 
 
 def later(name: str, run: Run) -> dict[str, Any]:
-    """What an entry did in each round, by names that tell the rounds."""
+    """Return what an entry did in each round, by names that tell the rounds."""
     return {f"{name} in round {i}": answer["did"] for i, answer in enumerate(run.answers, 1)}
 
 
@@ -236,7 +236,7 @@ def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
 
 
 def cache_bytes(run: Run) -> int:
-    """What a decoding step reads of its cache, on average over the steps."""
+    """Return the bytes that a decoding step reads of its cache, on average over the steps."""
     work = run.entry.work
     config = json.loads((run.prepared.checkpoint / "config.json").read_text(encoding="utf-8"))
     size = {"fp32": 4, "fp16": 2, "int8": 1}[run.warm["did"].get("cache", "fp32")]
@@ -281,7 +281,7 @@ def same_arithmetic(run: Run, runs: Mapping[str, Run]) -> Run | None:
 
 
 def same_share(one: list[list[int]], other: list[list[int]]) -> float:
-    """Of all tokens, how many come before the first that differs in their row."""
+    """Return the share of all tokens that come before the first difference in their row."""
     same = 0
     for a, b in zip(one, other, strict=True):
         same += next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

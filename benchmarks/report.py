@@ -85,7 +85,7 @@ def cell(figures: Mapping[str, Any], column: tuple[str, str, str, str]) -> str:
 
 
 def notes(result: Result) -> Iterator[str]:
-    """What differs between the entries, with the reason, and what did not take part."""
+    """Yield what differs between the entries, with the reason, and what did not take part."""
     entries = result["entries"]
     first = next(iter(entries.values()), None)
     for figures in entries.values():

@@ -119,7 +119,8 @@ class Workshop:
             if entry.graphs:
                 of = replace(entry, system=entry.graphs, precision="fp32", graphs="", prepare={})
                 given = self.prepared(of)
-                settings["graphs"], stamp = str(given.folder), {**given.versions, **stamp}
+                settings["graphs"] = str(given.folder)
+                stamp = {**given.versions, **stamp}
             self.convert(entry, system, python, checkpoint, folder, settings, stamp)
         size = file_bytes(folder, checkpoint)
         gathered = gathered_bytes(checkpoint, system.gathered_tables)
@@ -134,7 +135,7 @@ class Workshop:
         )
 
     def weights_sha256(self, name: str, checkpoint: Path) -> str:
-        """Of one safetensors file, which every checkpoint here is."""
+        """Return the hash of the weights in the one safetensors file that every checkpoint here has."""
         if name not in self.hashes:
             self.hashes[name] = sha256_of(checkpoint / "model.safetensors")
         return self.hashes[name]
@@ -200,7 +201,7 @@ def file_bytes(folder: Path, checkpoint: Path) -> dict[str, int]:
 
 
 def gathered_bytes(checkpoint: Path, tables: int) -> int:
-    """Of a decoder's fp32 tables those that a decoding step reads only a row of."""
+    """Return the bytes of a decoder's fp32 tables of which a decoding step reads only a row."""
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     if config.get("model_type") == "llama":  # both systems store it twice
         return 4 * int(config["hidden_size"]) * int(config["vocab_size"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .diagnostics.selftest import SelftestResult, selftest
 from .errors import (
     BackendError,
     BackendUnavailableError,
@@ -25,6 +24,7 @@ from .load import load
 if TYPE_CHECKING:
     from .decoding.chunk import Chunk, FinishReason, TextStream, TopLogprob, Usage
     from .decoding.processors import LogitsProcessor
+    from .diagnostics.selftest import SelftestResult, selftest
     from .encode.results import (
         Answer,
         Answers,
@@ -133,6 +133,7 @@ MODULES = {
     "Message": "text.chat",
     "Prompt": "generate.prompts",
     "Score": "generate.score",
+    **dict.fromkeys(("SelftestResult", "selftest"), "diagnostics.selftest"),
     "TextGenerator": "generate.text_generator",
     "TextEncoder": "encode.text_encoder",
     "Translator": "translate.translator",

@@ -31,7 +31,10 @@ def in_int8(name: str, title: str, checkpoint: str, work: Work) -> Case:
         "optimum": Entry("optimum_onnx", "fp32", checkpoint, work),
     }
     return Case(
-        *(name, "imported", title, entries),
+        name,
+        "imported",
+        title,
+        entries,
         varies={"precision": "int8 is compared with fp32, which is what optimum's classes run as exported"},
         targets=(Target("planforge int8", "optimum", "per_s", 1.5),),
     )
@@ -44,26 +47,33 @@ def cases(work: Path) -> list[Case]:
     translation = Work("translate", *source, NEW)
     return [
         imported(
-            *("imported-llama", "Llama 110M, fp32, imported, batch 1: new tokens/s", "llama-110m"),
+            "imported-llama",
+            "Llama 110M, fp32, imported, batch 1: new tokens/s",
+            "llama-110m",
             generation,
         ),
         in_int8(
             "imported-llama-int8",
             "Llama 110M sure of its tokens, imported, batch 1: new tokens/s",
-            *("llama-110m-sure", generation),
+            "llama-110m-sure",
+            generation,
         ),
         imported(
-            *("imported-t5", "T5-small shape, fp32, imported, one source, greedy: new tokens/s", "t5-small"),
+            "imported-t5",
+            "T5-small shape, fp32, imported, one source, greedy: new tokens/s",
+            "t5-small",
             translation,
         ),
         in_int8(
             "imported-t5-int8",
             "T5-small shape sure of its tokens, imported, one source, greedy: new tokens/s",
-            *("t5-small-sure", translation),
+            "t5-small-sure",
+            translation,
         ),
         imported(
             "imported-t5-beams",
             "T5-small shape, fp32, imported, one source, 4 beams: new tokens/s",
-            *("t5-small", Work("translate", *source, NEW, beams=4)),
+            "t5-small",
+            Work("translate", *source, NEW, beams=4),
         ),
     ]

@@ -91,7 +91,7 @@ def bounds_here() -> dict[str, Any]:
 
 
 def faults(name: str, result: Mapping[str, Any]) -> list[str]:
-    """What is wrong with PlanForge in a case: that it is not here is no fault."""
+    """Return what is wrong with PlanForge in a case; that it is not installed is no fault."""
     found = [
         f"{name}: {entry} {reason}"
         for entry, reason in result["skipped"].items()

@@ -64,7 +64,7 @@ def copy_rate(device: str, largest: int, wait: Callable[[], None]) -> float:
 
 
 def seconds(work: Callable[[], Any], wait: Callable[[], None]) -> float:
-    """Of one piece of work, several of which are asked for at once; the best of the tries, after one more."""
+    """Return the seconds of one piece of work, of several started at once: the best try after a warm-up."""
     best = float("inf")
     for _ in range(1 + TRIES):
         wait()

@@ -40,7 +40,7 @@ def environment(gpu: Gpu) -> dict[str, Any]:
 
 
 def same_machine(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether results of both may stand in one table."""
+    """Tell whether results of both may stand in one table."""
     return all(one.get(key) == other.get(key) for key in ("driver", "cuda", "versions")) and (
         one["gpu"]["name"] == other["gpu"]["name"]
     )

@@ -163,13 +163,13 @@ def compare(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]], device:
 
 
 def least_cosine(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float:
-    """Of the rows (B, N) of two arrays; NaN where one is not finite."""
+    """Return the least cosine of the rows (B, N) of two arrays; NaN where one is not finite."""
     lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
     return float(((got * wanted).sum(1) / lengths).min())
 
 
 def judgement(runs: Mapping[str, Run], device: str) -> dict[str, dict[str, Any]]:
-    """What `judge` finds of all entries' tokens, in a process of its own."""
+    """Return what `judge` finds in all entries' tokens, in a process of its own."""
     first = next(iter(runs.values()))
     order = {
         "checkpoint": str(first.prepared.checkpoint),

@@ -9,8 +9,16 @@ from planforge.runtime.diagnostics.machine import answer_of
 
 # The name is first: it is the only one that may hold a comma.
 FACTS = (
-    *("name", "uuid", "compute_cap", "memory.total", "driver_version", "vbios_version"),
-    *("persistence_mode", "power.limit", "clocks.max.sm", "clocks.max.mem"),
+    "name",
+    "uuid",
+    "compute_cap",
+    "memory.total",
+    "driver_version",
+    "vbios_version",
+    "persistence_mode",
+    "power.limit",
+    "clocks.max.sm",
+    "clocks.max.mem",
 )
 CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "pstate")
 Value = float | str | None

@@ -16,7 +16,7 @@ UNREAD = ("wpe.", "embed_positions.", "encoder_attn.k_proj", "encoder_attn.v_pro
 
 
 def step_bytes(checkpoint: Path, work: Work) -> int | None:
-    """What one decoding step reads in fp16: every weight once, and the cache half-way; None of encoders.
+    """Return the bytes one decoding step reads in fp16: all weights, half the cache; None for an encoder.
 
     A tied embedding counts once, as the output layer reads all of it, and of the keys and values of a
     translation's source their own size, not the weights that made them.

@@ -105,7 +105,8 @@ class Checkpoint:
             files = {f"tokenizer.{side}": data for side, data in zip(sides, both, strict=True)}
             sizes = [getattr(config, f"{side}_vocab_size") for side in sides]
         else:
-            self.tokenizer_kind, files = PLAIN, {"tokenizer": tokenizer_json(folder)}
+            self.tokenizer_kind = PLAIN
+            files = {"tokenizer": tokenizer_json(folder)}
             sizes = [config.vocab_size]
         if self.tokenizer_kind == PLAIN:
             pairs = dict.fromkeys(zip(files.values(), sizes, strict=True))  # source and target may share one

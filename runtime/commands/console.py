@@ -27,7 +27,6 @@ from .stages import Stages
 
 FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 FAILED = 1
-WRONG_USAGE = 2
 INTERRUPTED = 130
 READER_GONE = 141
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but line breaks and tabs

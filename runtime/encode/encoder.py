@@ -51,15 +51,6 @@ class Encoder:
         self.lock = threading.Lock()
         self.closed = False
 
-    def run(
-        self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
-    ) -> list[list[Array]]:
-        """Return the outputs of many sequences, in their order; see `run_batches`."""
-        results: dict[int, list[Array]] = {}
-        for outputs in self.run_batches(pieces, roles, rows):
-            results |= outputs
-        return [results[i] for i in range(len(pieces))]
-
     def run_batches(
         self,
         pieces: Sequence[Piece],

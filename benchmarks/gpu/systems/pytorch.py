@@ -51,12 +51,12 @@ def opened(kind: Any, model: Path, settings: Mapping[str, Any]) -> Any:
 
 
 def compiler_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of torch.compile: CUDA graphs, which is what "reduce-overhead" means; another backend has no modes."""
+    """Return the options of torch.compile: CUDA graphs ("reduce-overhead"); other backends have no modes."""
     return {"backend": settings["backend"]} if "backend" in settings else {"mode": "reduce-overhead"}
 
 
 def loop_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of transformers' generate(), which compiles the decoding step if its cache has fixed slots."""
+    """Return the options of generate(), which compiles the decoding step if its cache has fixed slots."""
     if not settings.get("compiled"):
         return {}
     from transformers import CompileConfig
@@ -77,7 +77,7 @@ class Generator:
         model.generation_config.eos_token_id = None
 
         def count(module: Any, given: Any, outputs: Any) -> None:
-            """Of the first step; then it is gone, so that it is never compiled."""
+            """Count the first step; then the hook is gone, so that it is never compiled."""
             self.rows = outputs.logits.shape[0] * outputs.logits.shape[1]
             hook.remove()
 

@@ -41,6 +41,16 @@ def contiguous(order: Sequence[int]) -> Iterator[list[Sequence[int]]]:
         yield [order[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
+def run_all(
+    encoder: Encoder, pieces: Sequence[Any], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
+) -> list[list[Any]]:
+    """Return the outputs of all sequences, in their order."""
+    results: dict[int, list[Any]] = {}
+    for outputs in encoder.run_batches(pieces, roles, rows):
+        results |= outputs
+    return [results[i] for i in range(len(pieces))]
+
+
 @fast
 @given(
     st.lists(st.integers(1, 300), max_size=80),
@@ -160,7 +170,7 @@ def test_results_come_in_order_without_padding(lengths: list[int], segments: boo
     graph = FakeGraph()
     encoder = Encoder(FakeProgram(graph), fake_artifact(segments=segments), PAD)
     pieces = pieces_of(lengths)
-    results = encoder.run(pieces, ROLES)
+    results = run_all(encoder, pieces, ROLES)
     assert len(results) == len(pieces)
     for piece, (starts, classes, states) in zip(pieces, results, strict=True):
         total = sum(piece.ids)
@@ -175,7 +185,7 @@ def test_results_come_in_order_without_padding(lengths: list[int], segments: boo
 
 def test_sequences_do_run_together() -> None:
     graph = FakeGraph()
-    Encoder(FakeProgram(graph), fake_artifact(), PAD).run(pieces_of([5, 9, 5, 9, 5, 9, 5, 9]), ROLES)
+    run_all(Encoder(FakeProgram(graph), fake_artifact(), PAD), pieces_of([5, 9, 5, 9, 5, 9, 5, 9]), ROLES)
     assert graph.shapes == [(4, 5), (4, 9)]
 
 
@@ -185,7 +195,7 @@ def test_each_sequence_gets_the_rows_of_its_own(cases: list[tuple[int, int]], ra
     encoder = Encoder(FakeProgram(FakeGraph()), fake_artifact(), PAD)
     pieces = pieces_of([length for length, _ in cases])
     rows = [[random.randrange(length) for _ in range(count)] for length, count in cases]
-    results = encoder.run(pieces, ["masked_lm"], rows)
+    results = run_all(encoder, pieces, ["masked_lm"], rows)
     for piece, wanted, (words,) in zip(pieces, rows, results, strict=True):
         cells = [100 * piece.ids[t] + 10 * piece.segments[t] + sum(piece.ids) for t in wanted]
         assert words.shape == (len(wanted), 3)
@@ -199,7 +209,7 @@ def test_a_closed_encoder_runs_nothing() -> None:
     encoder.close()
     assert program.closed
     with pytest.raises(ClosedError, match=r"load\(\) it again"):
-        encoder.run(pieces_of([4]), ROLES)
+        run_all(encoder, pieces_of([4]), ROLES)
 
 
 def test_the_real_graph_gives_each_sequence_the_same_alone_and_in_a_batch(minilm_bundle: Path) -> None:
@@ -210,10 +220,10 @@ def test_the_real_graph_gives_each_sequence_the_same_alone_and_in_a_batch(minilm
         roles = ["hidden.6", "hidden.1", "sentence_embedding"]
         groups = group_by_length([len(piece) for piece in pieces], encoder.max_batch)
         assert any(len({len(pieces[i]) for i in group}) > 1 for group in groups)  # some are padded
-        together = encoder.run(pieces, roles)
+        together = run_all(encoder, pieces, roles)
         assert np.ptp([vector[:5] for _, _, vector in together], axis=0).min() > 0.01  # they do differ
         for piece, arrays in zip(pieces, together, strict=True):
-            (alone,) = encoder.run([piece], roles)
+            (alone,) = run_all(encoder, [piece], roles)
             assert alone[0].shape == (len(piece), 384)
             for got, expected in zip(arrays, alone, strict=True):
                 np.testing.assert_allclose(got, expected, atol=2e-5)
