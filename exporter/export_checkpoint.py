@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..runtime.bundle.manifest import Artifact
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
-from .bundle.writer import check_output
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.source import resolve_source
-from .errors import CheckpointError
-from .graphs import recipe_of
+from .import_folder import export_and_import
 from .imported.optimum import has_reference_model
 from .pipeline import ExportResult, write_bundle
-from .request import Request, check_choices, choose_targets_and_precisions
+from .providers import TracedGraphs
+from .request import parse_request
 from .tensorrt.plans import Progress, silent
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from ..models.checkpoint import Model
 
 
 def export(
@@ -70,34 +62,24 @@ def export(
         PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
             VerificationError; nothing is left at `output` that was not there before.
     """
-    output = Path(output)
-    targets, precision = choose_targets_and_precisions(target, precision)
-    check_choices(precision, targets, sms, max_batch)
-    check_output(output, force)
+    request = parse_request(
+        output,
+        precision=precision,
+        target=target,
+        sms=sms,
+        max_batch=max_batch,
+        max_length=max_length,
+        verify=verify,
+        force=force,
+        prompts=prompts,
+    )
     source = resolve_source(model)
-    texts = None if prompts is None else Path(prompts)
     if choose_exporter(source.folder, exporter) == "optimum":
-        from .import_folder import export_and_import
-
         if outputs:
             raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
-        return export_and_import(
-            source,
-            output,
-            optimum_python,
-            precision=precision,
-            target=target,
-            sms=sms,
-            max_batch=max_batch,
-            max_length=max_length,
-            verify=verify,
-            force=force,
-            prompts=prompts,
-            progress=progress,
-        )
+        return export_and_import(source, request, optimum_python, progress)
     checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
-    request = Request(tuple(targets), tuple(precision), sms, texts, verify, force)
-    return write_bundle(checkpoint, output, request, trace, progress)
+    return write_bundle(TracedGraphs(checkpoint), request, progress)
 
 
 def choose_exporter(checkpoint: Path, asked: str) -> str:
@@ -108,28 +90,3 @@ def choose_exporter(checkpoint: Path, asked: str) -> str:
     if asked != "auto":
         return asked
     return "planforge" if has_reference_model(checkpoint) else "optimum"
-
-
-def trace(
-    checkpoint: Checkpoint, artifacts: Sequence[Artifact], staging: Path, progress: Progress
-) -> tuple[dict[str, ir.Model], Model]:
-    """Trace every artifact's graph in a child process each, while the weights are read here.
-
-    Returns:
-        The graphs by their recipe's id, and the model.
-    """
-    from ..models import load_model
-    from .tracing.onnx_export import trace_recipes
-
-    recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in artifacts))
-    progress(f"tracing {', '.join(recipes)}")
-    folder = checkpoint.source.folder
-
-    def read_weights() -> Model:
-        try:
-            return load_model(folder)
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
-
-    paths = {recipe: staging / f"{recipe}.traced" for recipe in recipes}
-    return trace_recipes(folder, checkpoint.choices, paths, read_weights)

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import Tensor
 
-    from ..models.checkpoint import Model
+    from .reference.model import ReferenceModel
 
 
-def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: Model | None) -> None:
+def attach_weights(
+    checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: ReferenceModel | None
+) -> None:
     """Give traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
     from .passes.fusions import FuseForOnnxRuntime
     from .passes.weights import AttachWeights
@@ -38,7 +40,7 @@ def attach_weights(checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model
         check_graph(graph, recipe.inputs, recipe.outputs)
 
 
-def tensors_of(model: Model) -> dict[str, Tensor]:
+def tensors_of(model: ReferenceModel) -> dict[str, Tensor]:
     """Return a model's parameters and buffers, by all of their names."""
     tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= model.named_buffers(remove_duplicate=False)

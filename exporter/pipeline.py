@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..runtime.backends.ort_backend import import_onnxruntime
 from ..runtime.backends.requirements import check_version
@@ -21,20 +21,23 @@ from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
-from .comparison.examiners import examiner_of
+from .comparison.examiners import examine_model
 from .errors import BuildError
-from .graphs import attach_weights, planned
+from .graphs import planned, recipe_of
 from .linting import lint
 from .precisions import PRECISIONS
 from .processes import ChildGroup
 from .request import Request
 from .targets import target_named
 from .tensorrt.plans import Progress, build_plans
+from .verification.explain import explain
+from .verification.report import keep_checks
+from .verification.verify import verify_model
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ..models.checkpoint import Model
+    from .providers import GraphProvider
     from .verification.report import VerificationReport
 
 
@@ -56,62 +59,84 @@ class ExportResult:
     report: VerificationReport | None
 
 
-def write_bundle(
-    checkpoint: Checkpoint,
-    output: Path,
-    request: Request,
-    make_graphs: Callable[[Checkpoint, Sequence[Artifact], Path, Progress], tuple[dict[str, ir.Model], Any]],
-    progress: Progress,
-) -> ExportResult:
+@dataclass(frozen=True)
+class StagedBundle:
+    """A bundle that is complete but for the commit.
+
+    Attributes:
+        manifest: what is in it.
+        report: how it was verified; None without verification.
+        fallback: where graphs come from that do without those that failed; None if nothing failed, or there
+            are no such.
+    """
+
+    manifest: Manifest
+    report: VerificationReport | None
+    fallback: GraphProvider | None = None
+
+
+def write_bundle(provider: GraphProvider, request: Request, progress: Progress) -> ExportResult:
     """Write a bundle: graphs, weights, plans, verification, manifest.
 
-    Args:
-        make_graphs: returns the graphs by recipe id, and the model in PyTorch, or None if not needed.
+    Raises:
+        VerificationError: a graph does not compute the model.
     """
-    targets = request.targets
-    precision = request.precisions
-    verify = request.verify
-    artifacts = planned(checkpoint, targets, precision)
-    if verify:
+    with staging_folder(request.output) as staging:
+        staged = stage_bundle(provider, request, staging, progress)
+        if staged.fallback is None:
+            if staged.report is not None:
+                staged.report.raise_if_failed()
+            progress("committing the bundle")
+            install(staging, staged.manifest, request.output, force=request.force)
+            return ExportResult(request.output, staged.manifest, staged.report)
+    return write_bundle(staged.fallback, request, progress)
+
+
+def stage_bundle(
+    provider: GraphProvider, request: Request, staging: Path, progress: Progress
+) -> StagedBundle:
+    """Write all of a bundle's files to a folder beside it, and verify them."""
+    checkpoint = provider.checkpoint
+    artifacts = planned(checkpoint, request.targets, request.precisions)
+    if request.verify:
         check_engine(artifacts)
     texts = read_prompts(request.prompts, checkpoint.source.folder)
-    with staging_folder(output) as staging:
-        graphs, reference = make_graphs(checkpoint, artifacts, staging, progress)
-        attach_weights(checkpoint, graphs, reference)
-        manifest = begin_manifest(checkpoint, artifacts, staging, output)
-        expected = None
-        calibration = Calibration()
-        if request.asks_the_model:
-            progress("computing the reference in PyTorch")
-            bundle = Bundle(staging, manifest)
-            expected = examiner_of(manifest).expect(reference, bundle, texts)
-            calibration = calibrate(bundle, reference, graphs, expected)
-        progress("writing ONNX files")
-        manifest = stage_graphs(staging, manifest, graphs, calibration)
-        with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
-            report = None
-            if verify:
-                manifest, report = verify_graphs(
-                    staging=staging,
-                    manifest=manifest,
-                    model=reference,
-                    graphs=graphs,
-                    expected=expected,
-                    calibration=calibration,
-                    progress=progress,
-                )
-            built = plans.result()
-        manifest = dataclasses.replace(manifest, plans=tuple(built), files=file_entries(staging))
-        progress("committing the bundle")
-        install(staging, manifest, output, force=request.force)
-    return ExportResult(output, manifest, report)
+    graphs = provider.graphs(list(dict.fromkeys(map(recipe_of, artifacts))), progress)
+    manifest = begin_manifest(checkpoint, artifacts, staging, request.output)
+    examiner = None
+    calibration = Calibration()
+    if request.needs_reference:
+        model = provider.reference(progress)
+        progress("computing the reference in PyTorch")
+        examiner = examine_model(Bundle(staging, manifest), model, texts)
+        calibration = calibrate(examiner, model, graphs)
+    progress("writing ONNX files")
+    manifest = stage_graphs(staging, manifest, graphs, calibration)
+    report = None
+    with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
+        if examiner is not None and request.verify:
+            examiner = examiner.with_bundle(Bundle(staging, manifest))
+            verified = verify_model(examiner, model, calibration, progress)
+            report = verified.report
+            if fallback := provider.without(report.failed_artifacts(manifest)):
+                return StagedBundle(manifest, report, fallback)
+            # Another exporter's graphs cannot be traced again.
+            tracer = None if checkpoint.exporter else lambda recipes: graphs
+            report = explain(examiner, report, progress, model, calibration, tracer)
+            if not report.passed:
+                return StagedBundle(manifest, report)
+            manifest = keep_checks(staging, manifest, report, examiner.to_arrays(), verified.limits)
+        built = plans.result()
+    return StagedBundle(
+        dataclasses.replace(manifest, plans=tuple(built), files=file_entries(staging)), report
+    )
 
 
 @contextlib.contextmanager
 def plans_beside(
     staging: Path, manifest: Manifest, checkpoint: Checkpoint, request: Request, progress: Progress
 ) -> Iterator[Future[list[Plan]]]:
-    """Build plans in child processes, beside what the caller does meanwhile; its error stops them.
+    """Build plans in child processes, beside what the caller does meanwhile; they end with the block.
 
     If another exporter made the graphs, TensorRT's refusal is a warning and no error, as long as some target
     needs no plan.
@@ -132,9 +157,8 @@ def plans_beside(
     with ThreadPoolExecutor(1) as pool:
         try:
             yield pool.submit(children.run, build)
-        except BaseException:
+        finally:
             children.stop()  # the pool waits for its thread
-            raise
 
 
 def tell_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
@@ -153,7 +177,7 @@ def stage_graphs(
     """Write the graphs that the manifest names, and the manifest, which now lists their files."""
     write_graphs(graphs, manifest.artifacts, calibration, staging)
     artifacts = tuple(
-        dataclasses.replace(a, quantization=calibration.described(a)) for a in manifest.artifacts
+        dataclasses.replace(a, quantization=calibration.describe(a)) for a in manifest.artifacts
     )
     manifest = dataclasses.replace(manifest, artifacts=artifacts, files=file_entries(staging))
     write_manifest(staging, manifest)
@@ -205,32 +229,3 @@ def begin_manifest(
         source=source,
         tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},
     )
-
-
-def verify_graphs(
-    *,
-    staging: Path,
-    manifest: Manifest,
-    model: Model,
-    graphs: Mapping[str, ir.Model],
-    expected: Any,
-    calibration: Calibration,
-    progress: Progress,
-) -> tuple[Manifest, VerificationReport]:
-    """Compare every staged graph with PyTorch; add the gates, golden.npz and parity.json.
-
-    Raises:
-        VerificationError: a graph does not compute the model.
-    """
-    from .verification.explain import explain
-    from .verification.report import keep_checks
-    from .verification.verify import examine
-
-    bundle = Bundle(staging, manifest)
-    report, golden, limits = examine(bundle, model, expected, calibration, progress)
-    if manifest.source.get("exporter"):  # and so no trace of ours
-        report = explain(bundle, report, expected, progress, model, calibration)
-    else:
-        report = explain(bundle, report, expected, progress, model, calibration, lambda _: graphs)
-    report.raise_if_failed()
-    return keep_checks(staging, manifest, report, golden, limits), report

@@ -28,7 +28,7 @@ class Precision:
     cache_bits: int | None = None
 
     @property
-    def in_whole_numbers(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether weights or cache are quantized."""
         return self.weight_bits is not None or self.cache_bits is not None
 

@@ -5,39 +5,90 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.errors import InputError
+from .bundle.writer import check_output
 from .precisions import PRECISIONS, checked_precisions
 from .targets import target_named
 from .tensorrt.build import checked_target
 from .tensorrt.plans import default_targets
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 @dataclass(frozen=True)
 class Request:
-    """The choices of an export.
+    """The choices of an export, checked.
 
     Attributes:
+        output: the bundle's folder.
         targets: what it is to run on, such as "cpu" and "rtx".
         precisions: the first is what `load` runs unless told otherwise.
         sms: GPU architectures to build plans for; None: all that the engine has.
+        max_batch: the largest batch; None: the usual one of the model's kind.
+        max_length: context in tokens; None: the model's.
         prompts: a file of texts to verify with; None: the built-in ones.
         verify: compare every graph with the reference.
         force: replace the bundle that is there.
     """
 
+    output: Path
     targets: tuple[str, ...]
     precisions: tuple[str, ...]
+    sms: Sequence[str] | None = None
+    max_batch: int | None = None
+    max_length: int | None = None
+    prompts: Path | None = None
+    verify: bool = True
+    force: bool = False
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether anything needs the results of the model in PyTorch."""
+        return self.verify or any(PRECISIONS[name].calibrated for name in self.precisions)
+
+
+class RequestOptions(TypedDict, total=False):
+    """The options of an export and an import, as `export` describes them."""
+
+    precision: Sequence[str] | None
+    target: Sequence[str] | None
     sms: Sequence[str] | None
-    prompts: Path | None
+    max_batch: int | None
+    max_length: int | None
+    prompts: str | Path | None
     verify: bool
     force: bool
 
-    @property
-    def asks_the_model(self) -> bool:
-        """Whether anything needs the results of the model in PyTorch."""
-        return self.verify or any(PRECISIONS[name].calibrated for name in self.precisions)
+
+def parse_request(output: str | Path, **options: Unpack[RequestOptions]) -> Request:
+    """Check the choices of an export, before any work is done.
+
+    Raises:
+        InputError: choices that cannot be carried out, or contradict each other.
+        OutputError: there is something at `output` that must not be replaced.
+    """
+    sms = options.get("sms")
+    max_batch = options.get("max_batch")
+    prompts = options.get("prompts")
+    targets, precisions = choose_targets_and_precisions(options.get("target"), options.get("precision"))
+    check_choices(precisions, targets, sms, max_batch)
+    request = Request(
+        output=Path(output),
+        targets=tuple(targets),
+        precisions=tuple(precisions),
+        sms=sms,
+        max_batch=max_batch,
+        max_length=options.get("max_length"),
+        prompts=None if prompts is None else Path(prompts),
+        verify=options.get("verify", True),
+        force=options.get("force", False),
+    )
+    check_output(request.output, request.force)
+    return request
 
 
 def choose_targets_and_precisions(

@@ -15,8 +15,8 @@ from ..gate import COUNTED
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from torch import nn
 
-    from ...models.checkpoint import Model
     from ..gate import Gaps
     from ..passes.quantize import Blocks
     from ..reference.rounding import Rounding
@@ -45,7 +45,7 @@ class QuantizedWeights:
     done: dict[str, Blocks]
 
 
-def known_weights(graphs: Iterable[ir.Model], model: Model) -> dict[str, Callable[[], Array]]:
+def known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[str, Callable[[], Array]]:
     """Return the weights (N, K) that are quantized and that PyTorch can round as well, by name.
 
     An imported graph may hold others, such as a matrix that was folded with a scale. They are quantized

@@ -11,21 +11,24 @@ import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ..comparison.examiners import examiner_of
+from ..comparison.decoders import DecoderExaminer
+from ..comparison.examiners import AnyExaminer
 from ..errors import ExportError
 from ..graphs import in_fp32, recipe_of
 from ..passes.fp16_ranges import Choice, choose, read_choices
 from ..passes.int8_encoder import UNSMOOTHING
 from ..passes.int8_rows import RowProduct, RowRule, nearest_product
 from ..precisions import PRECISIONS
+from ..reference.model import is_module
 from .blocks import QuantizedWeights, choose_blocks, known_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from torch import nn
 
-    from ...models.checkpoint import Model
     from ..gate import Gaps
     from ..passes.int8_encoder import Linears
+    from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
 
 Array = npt.NDArray[np.float32]
@@ -70,7 +73,7 @@ class Calibration:
             products=self.products if precision == "int8" else {},
         )
 
-    def described(self, artifact: Artifact) -> dict[str, Any]:
+    def describe(self, artifact: Artifact) -> dict[str, Any]:
         """Return what the manifest says of an artifact's quantization."""
         kind = PRECISIONS[artifact.precision]
         found: dict[str, Any] = {}
@@ -86,86 +89,90 @@ class Calibration:
         return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
 
 
-def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expected: Any) -> Calibration:
-    """Calibrate a model for a bundle's precisions.
+def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str, ir.Model]) -> Calibration:
+    """Calibrate a model for the precisions of the examined bundle.
 
     The block is the largest that keeps PyTorch, with weights rounded so, well inside the caps.
 
     Args:
-        bundle: names the graphs to come.
+        examiner: names the graphs to come, and has what the model computes.
+        model: the model.
         graphs: with their weights, by their recipe's id.
-        expected: the reference that the bundle's examiner computed in PyTorch.
 
     Raises:
         ExportError: no block divides a weight's width; names it.
     """
     from ..passes.quantize import table_names
 
-    examiner = examiner_of(bundle.manifest)
-
     def gaps(rounding: Rounding) -> Gaps:
-        return examiner.gaps(model, bundle, expected, rounding)
+        return examiner.measure_gaps(model, rounding)
 
     def run() -> None:
-        examiner.run_texts(model, expected)
+        examiner.run_calibration_texts(model)
 
-    kinds = [PRECISIONS[artifact.precision] for artifact in bundle.manifest.artifacts]
-    scales = cache_scales(model, expected) if any(kind.cache_bits for kind in kinds) else {}
+    manifest = examiner.bundle.manifest
+    kinds = [PRECISIONS[artifact.precision] for artifact in manifest.artifacts]
+    scales = cache_scales(examiner, model) if any(kind.cache_bits for kind in kinds) else {}
     bits = sorted({kind.weight_bits for kind in kinds if kind.weight_bits})
-    in_ort = [graph for name, graph in graphs.items() if name.endswith(".ort")]
-    products = {}
-    if 8 in bits and bundle.manifest.task == "text-encoding":
-        products = choose_row_products(model, in_ort[0].graph, run)
     blocks = {}
-    everything = known_weights(in_ort, model) if bits else {}
-    tables = {name for graph in in_ort for name in table_names(graph.graph)}
-    for b in bits:
-        by_rows = {name for names in products for name in names} if b == 8 else set()
-        weights = {name: read for name, read in everything.items() if name not in by_rows}
-        rows = sample_rows(model, weights, run) if b == 4 else {}  # int8 is close enough without
-        blocks[b] = choose_blocks(weights, b, rows, gaps, tables)
-    half = [artifact for artifact in bundle.manifest.artifacts if artifact.precision == "fp16"]
+    products = {}
+    if bits:
+        assert is_module(model)  # an import of graphs alone has no precision with quantized weights
+        ort_recipes = {recipe_of(a) for a in manifest.artifacts if a.dialect == "ort"}
+        in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
+        if 8 in bits and manifest.task == "text-encoding":
+            products = choose_row_products(model, in_ort[0].graph, run)
+        weights = known_weights(in_ort, model)
+        tables = {name for graph in in_ort for name in table_names(graph.graph)}
+        for b in bits:
+            by_rows = {name for names in products for name in names} if b == 8 else set()
+            by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
+            rows = sample_rows(model, by_blocks, run) if b == 4 else {}  # int8 is close enough without
+            blocks[b] = choose_blocks(by_blocks, b, rows, gaps, tables)
     fp32_nodes = {
-        recipe_of(a): choose(graphs[recipe_of(a)].graph, measure_ranges(bundle, a, graphs, expected))
-        for a in half
+        recipe_of(a): choose(graphs[recipe_of(a)].graph, measure_ranges(examiner, a, graphs))
+        for a in manifest.artifacts
+        if a.precision == "fp16"
     }
     return Calibration(blocks, scales, products, fp32_nodes)
 
 
 def measure_ranges(
-    bundle: Bundle, artifact: Artifact, graphs: Mapping[str, ir.Model], expected: Any
+    examiner: AnyExaminer, artifact: Artifact, graphs: Mapping[str, ir.Model]
 ) -> dict[str, float]:
     """Return the largest magnitude of each result of a graph in fp32, node by node on real text."""
     from ..execution.node_executor import ExecutedProgram, NotFiniteError
 
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
 
-    def widen(node: ir.Node, name: str, array: npt.NDArray[Any]) -> None:
+    def keep_largest(node: ir.Node, name: str, array: npt.NDArray[Any]) -> None:
         if array.dtype.kind == "f" and array.size:
-            found[name] = max(found.get(name, 0.0), float(np.abs(array).max()))
+            largest[name] = max(largest.get(name, 0.0), float(np.abs(array).max()))
 
-    full = in_fp32(artifact)
-    others = tuple(in_fp32(other) for other in bundle.manifest.artifacts)  # a decoder reads its encoder
-    bundle = Bundle(bundle.folder, replace(bundle.manifest, artifacts=others))
-
-    def opened(other: Artifact) -> ExecutedProgram:
+    def open_other(other: Artifact) -> ExecutedProgram:
         return ExecutedProgram(graphs[recipe_of(other)], other)
 
-    trial = examiner_of(bundle.manifest).trial(bundle, full, expected, whole=True, opened=opened)
+    bundle = examiner.bundle
+    others = tuple(in_fp32(other) for other in bundle.manifest.artifacts)  # a decoder reads its encoder
+    examiner = examiner.with_bundle(Bundle(bundle.folder, replace(bundle.manifest, artifacts=others)))
+    full = in_fp32(artifact)
+    trial = examiner.trial(full, whole=True, open_other=open_other)
     try:
-        trial.drive(ExecutedProgram(graphs[recipe_of(artifact)], full, widen))
+        trial.drive(ExecutedProgram(graphs[recipe_of(artifact)], full, keep_largest))
     except NotFiniteError as error:
         raise ExportError(f"the model is not finite in fp32 already: {error}") from error
-    return found
+    return largest
 
 
-def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
+def cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
     """Return a step for each head and channel of each layer's keys and values, by their range in real text.
 
     The text is read in pieces as long as the context, so that late positions are seen too.
     """
     from ..reference.decoder import reference_of
 
+    assert isinstance(examiner, DecoderExaminer)
+    expected = examiner.expected
     reference = reference_of(model)
     context = len(expected.context)
     largest: dict[str, Array] = {}
@@ -174,14 +181,14 @@ def cache_scales(model: Any, expected: Any) -> dict[str, Array]:
         tokens = text[start : start + context]
         for layer, pair in enumerate(reference.kept(tokens)):
             for kind, tensor in zip(("key", "value"), pair, strict=True):
-                found = tensor.abs().amax(dim=(0, 2)).flatten().numpy()  # (H * D,)
+                magnitudes = tensor.abs().amax(dim=(0, 2)).flatten().numpy()  # (H * D,)
                 name = f"cache.{layer}.{kind}"
-                largest[name] = np.maximum(largest.get(name, found), found)
-    return {name: np.maximum(found, 1e-6) * np.float32(HEADROOM / 127) for name, found in largest.items()}
+                largest[name] = np.maximum(largest.get(name, magnitudes), magnitudes)
+    return {name: np.maximum(range_, 1e-6) * np.float32(HEADROOM / 127) for name, range_ in largest.items()}
 
 
 def choose_row_products(
-    model: Model, graph: ir.Graph, run: Callable[[], None]
+    model: nn.Module, graph: ir.Graph, run: Callable[[], None]
 ) -> dict[tuple[str, ...], RowProduct]:
     """Return the int8 form of an encoder's linears, from what they read of real text.
 
@@ -209,7 +216,7 @@ def choose_row_products(
     }
 
 
-def sample_rows(model: Model, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
+def sample_rows(model: nn.Module, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
     """Return what each weight's linear reads while PyTorch runs: a sample (M, K) of its rows."""
     from ..reference.rounding import linear_of
 
@@ -246,7 +253,7 @@ class SampledRows:
             self.stride *= 2
 
 
-def recorded(bundle: Bundle, model: Model) -> Calibration:
+def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     """Return what a bundle's graphs were calibrated to, with weights rounded again from the model's own.
 
     So a graph whose weights are damaged does not set its own limits; the scales of a cache and the

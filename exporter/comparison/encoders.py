@@ -2,53 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Artifact
+from ...runtime.bundle.defaults import EncoderDefaults
+from ...runtime.bundle.manifest import Artifact, TensorSpec
+from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.encoders import (
     Sample,
     batch_case,
     cases,
-    compared,
+    is_vector_of_tokens,
+    measure_all,
     metrics_of,
     padded,
     run_batch,
     to_arrays,
 )
-from ...runtime.diagnostics.metrics import Comparison, Outcome
+from ...runtime.diagnostics.golden.files import Arrays
+from ...runtime.diagnostics.metrics import Metrics, VectorMetrics
 from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
-from ..execution.node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from ..execution.trial import Reading, Step, Trial, positions_of
-from ..gate import limits_for
-from ..passes.weight_files import load_graph
-from ..reference.encoder_samples import Expectation, expect, from_arrays, gaps, limits, run_model, run_texts
+from ..gate import Gaps, limits_for
+from ..reference.encoder_samples import Expectation, compute_outputs, expect, from_arrays, run_model
 from ..reference.fitted_head import HEAD, LinearHead
+from ..reference.model import is_module
+from .examiner import Examiner, OpenProgram
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
+    from ..reference.rounding import Rounding
 
 
-def with_head(
-    old: Bundle, new: Bundle, expected: Expectation, limits: Mapping[str, Mapping[str, float]]
-) -> tuple[Expectation, dict[str, dict[str, float]]]:
-    """Return the golden data of a bundle before a head was fitted, together with the head's results.
+@dataclass(frozen=True)
+class EncoderExaminer(Examiner[Encoder]):
+    """An encoder's graphs beside every output that the model computes."""
+
+    expected: Expectation
+
+    @classmethod
+    def from_model(cls, bundle: Bundle, model: ReferenceModel, texts: Sequence[str]) -> EncoderExaminer:
+        return cls(bundle, expect(model, bundle, texts))
+
+    @classmethod
+    def from_arrays(cls, bundle: Bundle, arrays: Arrays) -> EncoderExaminer:
+        return cls(bundle, from_arrays(arrays))
+
+    def to_arrays(self) -> Arrays:
+        return to_arrays(self.expected)
+
+    @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """The outputs, which all of the bundle's graphs share."""
+        return self.bundle.manifest.artifacts[0].outputs
+
+    @property
+    def padding(self) -> int:
+        """The token that pads short texts of a batch."""
+        return encoder_defaults(self.bundle).tokens["pad"]
+
+    def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
+        assert is_module(model)
+        samples = self.expected.samples
+        specs = self.specs
+        with rounding.applied(model):
+            head = LinearHead.of(self.bundle)
+            rounded_outputs = [compute_outputs(model, s.piece, s.positions, specs, head) for s in samples]
+        gaps: Gaps = dict(measure_all(rounded_outputs, [sample.outputs for sample in samples], specs))
+        # A case has some of the samples, and golden data some of their positions: a mean over all is at most
+        # the largest of any part, and so is the angle of a vector that has one number from each token.
+        parts = []
+        for sample, outputs in zip(samples, rounded_outputs, strict=True):
+            both = replace(sample, outputs=outputs), sample
+            thin = (one.thinned(self.expected.per_token) for one in both)
+            parts += [measure_all([a.outputs], [b.outputs], specs) for a, b in (both, thin)]
+        vectors = {spec.name for spec in specs if is_vector_of_tokens(spec)}
+        for name, gap in gaps.items():
+
+            def largest(metric: str, name: str = name) -> float:
+                return max(float(getattr(part[name], metric)) for part in parts)
+
+            if isinstance(gap, Metrics):
+                gaps[name] = replace(gap, mean_kl=largest("mean_kl"))
+            elif isinstance(gap, VectorMetrics) and name in vectors:
+                gaps[name] = replace(gap, max_error=largest("max_error"), cosine_gap=largest("cosine_gap"))
+        return gaps
+
+    def run_calibration_texts(self, model: ReferenceModel) -> None:
+        for piece in self.expected.texts:
+            run_model(model, piece)
+
+    def limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
+        return {
+            f"{spec.name}.{metric}": limit
+            for spec in self.specs
+            for metric, limit in limits_for(precision, gaps.get(spec.name), metrics_of(spec).LIMITED).items()
+        }
+
+    def open(self, artifact: Artifact, open_program: OpenProgram) -> Encoder:
+        return Encoder(open_program(artifact), artifact, self.padding)
+
+    def cases(self, engine: Encoder, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:
+        return cases(engine, self.expected, limits)
+
+    def node_by_node_cases(
+        self, engine: Encoder, artifact: Artifact, limits: Mapping[str, float]
+    ) -> dict[str, Case]:
+        longest = self.expected.samples[-1]
+        batch = self.trial_samples()
+        return {
+            padded(batch): batch_case(engine, batch, limits),
+            f"{len(longest)} tokens": batch_case(engine, [longest], limits),
+        }
+
+    def trial(self, artifact: Artifact, whole: bool = False, open_other: OpenProgram | None = None) -> Trial:
+        """Return a trial of two texts and a single token as a padded batch; a whole trial has all samples."""
+        samples = list(self.expected.samples) if whole else self.trial_samples()
+
+        def drive(program: Program) -> None:
+            run_batch(Encoder(program, artifact, self.padding), samples)
+
+        def reading(piece: Piece) -> Reading:
+            return lambda model, rounding: run_model(model, piece)
+
+        lengths = np.array([len(sample.piece) for sample in samples])
+        step = Step("batch", positions_of(np.arange(lengths.max()) < lengths[:, None]))
+        return Trial(drive, (step,), tuple(reading(sample.piece) for sample in samples))
+
+    def trial_samples(self) -> list[Sample]:
+        """Return two texts and a single token."""
+        *texts, single, _ = self.expected.samples
+        return [*texts[:2], single]
+
+
+def encoder_defaults(bundle: Bundle) -> EncoderDefaults:
+    assert bundle.manifest.encoder is not None
+    return bundle.manifest.encoder
+
+
+def add_fitted_head(
+    old: EncoderExaminer, new: Bundle, limits: Mapping[str, Mapping[str, float]]
+) -> tuple[EncoderExaminer, dict[str, dict[str, float]]]:
+    """Return the examiner of a bundle with a fitted head, and its limits, from those without the head.
 
     The limits are the caps alone: without PyTorch the effect of rounding is not known.
     """
     head = LinearHead.of(new)
-    assert head is not None and old.manifest.encoder is not None
-    artifact = old.manifest.artifacts[0]
+    assert head is not None
+    artifact = old.bundle.manifest.artifacts[0]
     spec = new.manifest.artifacts[0].output(HEAD)
-    encoder = Encoder(OrtCpuBackend().open(old, artifact), artifact, old.manifest.encoder.tokens["pad"])
+    encoder = old.open(artifact, lambda each: OrtCpuBackend().open(old.bundle, each))
     roles = [s.role for s in artifact.outputs if s.role.startswith("hidden.")]
     layers = sorted(roles, key=lambda role: int(role.removeprefix("hidden.")))
     roles = layers + [s.role for s in artifact.outputs if s.role == "sentence_embedding"]
     samples = []
-    for sample in expected.samples:
+    for sample in old.expected.samples:
         (arrays,) = encoder.batch([sample.piece], roles)
         states = dict(zip(roles, arrays, strict=True))
         last = int(layers[-1].removeprefix("hidden."))
@@ -62,84 +177,4 @@ def with_head(
         caps = limits_for(precision, None, names)
         capped = {f"{spec.name}.{name}": cap for name, cap in caps.items()}
         with_caps[precision] = {**own, **capped}
-    return replace(expected, samples=tuple(samples)), with_caps
-
-
-def compare(
-    bundle: Bundle,
-    artifact: Artifact,
-    expected: Expectation,
-    limits: Mapping[str, float],
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Comparison]:
-    """Compare every case of one artifact on ONNX Runtime; fp16 also node by node.
-
-    Returns:
-        A comparison per case, passed or not.
-    """
-    assert bundle.manifest.encoder is not None
-    backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
-    encoder = Encoder(backend.open(bundle, artifact), artifact, bundle.manifest.encoder.tokens["pad"])
-    comparisons = []
-    try:
-        for case, run in cases(encoder, expected, limits).items():
-            progress(f"verifying {artifact.id}: {case}")
-            comparisons.append(
-                Comparison(artifact=artifact.id, backend=backend.name, case=case, **vars(run()))
-            )
-    finally:
-        encoder.close()
-    if artifact.precision == "fp16":
-        engine = rounded_engine(artifact.precision)
-        program = ExecutedProgram(load_graph(bundle.path(artifact.file)), artifact)
-        encoder = Encoder(program, artifact, encoder.pad)
-        full = expected.samples[-1]
-        batch = trial_samples(expected)
-        for case, samples in {padded(batch): batch, f"{len(full)} tokens": [full]}.items():
-            progress(f"verifying {artifact.id}: {case}, {engine}")
-            outcome = compare_node_by_node(encoder, samples, limits)
-            comparisons.append(Comparison(artifact=artifact.id, backend=engine, case=case, **vars(outcome)))
-    return comparisons
-
-
-def compare_node_by_node(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Outcome:
-    """Compare a batch node by node: whether every result is finite, and the outputs."""
-    try:
-        return batch_case(encoder, samples, limits)()
-    except NotFiniteError as error:
-        nothing = [{name: np.full_like(a, np.nan) for name, a in s.outputs.items()} for s in samples]
-        return compared(nothing, samples, encoder.artifact, limits, [str(error)])
-
-
-def trial(
-    bundle: Bundle,
-    artifact: Artifact,
-    expected: Expectation,
-    whole: bool = False,
-    opened: Callable[[Artifact], Program] | None = None,
-) -> Trial:
-    """Return a trial of two texts and a single token as a padded batch; a whole trial has all samples."""
-    del opened
-    assert bundle.manifest.encoder is not None
-    padding = bundle.manifest.encoder.tokens["pad"]
-    samples = list(expected.samples) if whole else trial_samples(expected)
-
-    def drive(program: Program) -> None:
-        run_batch(Encoder(program, artifact, padding), samples)
-
-    def reading(piece: Piece) -> Reading:
-        return lambda model, rounding: run_model(model, piece)
-
-    lengths = np.array([len(sample.piece) for sample in samples])
-    step = Step("batch", positions_of(np.arange(lengths.max()) < lengths[:, None]))
-    return Trial(drive, (step,), tuple(reading(sample.piece) for sample in samples))
-
-
-def trial_samples(expected: Expectation) -> list[Sample]:
-    """Return two texts and a single token."""
-    *texts, single, _ = expected.samples
-    return [*texts[:2], single]
-
-
-# An Examiner:
-__all__ = ["compare", "expect", "from_arrays", "gaps", "limits", "run_texts", "to_arrays", "trial"]
+    return EncoderExaminer(new, replace(old.expected, samples=tuple(samples))), with_caps

@@ -2,234 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.decoding.beam import Search
-from ...runtime.decoding.constraints import Constraints
+from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.decoders import measure_parts
-from ...runtime.diagnostics.golden.evenly import evenly
+from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.golden.translation_engine import Engine
-from ...runtime.diagnostics.golden.translations import Sample, measure_cross, to_arrays
+from ...runtime.diagnostics.golden.translations import Sample, to_arrays
 from ...runtime.diagnostics.golden.translators import (
-    MAX_BATCH,
     at_once_case,
     cross_case,
     decoder_cases,
     encoder_cases,
 )
-from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, VectorMetrics, judged, scale_of
+from ...runtime.diagnostics.metrics import Metrics, VectorMetrics, scale_of
+from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.tokenizers import translation_tokenizers
-from ..errors import VerificationError
-from ..execution.node_executor import ExecutedProgram, NotFiniteError, rounded_engine
-from ..execution.translation_engine import engine_of
-from ..execution.translation_trial import trial
+from ..execution.trial import Reading, Step, Trial, positions_of
 from ..gate import Gaps, limits_for
-from ..passes.weight_files import load_graph
-from ..reference.translation_samples import Expectation, from_arrays
+from ..reference.translation_samples import Expectation, expect, from_arrays
+from .examiner import Examiner, OpenProgram
 
 if TYPE_CHECKING:
-    from ...models import Transformer
+    from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
-    from ..reference.translation import Reference
 
-SOURCE_TOKENS = 48  # at most; several lengths below that are used
-DECODE_STEPS = 32
-NUM_BEAMS = 4
-CONTEXT_ROWS = 8  # positions compared at the end of a full target
-POSITIONS = 6  # of each source, whose keys and values are compared
+TRIAL_TOKENS = (12, 7)  # at most, of the two targets of a trial
 
 
-def search_of(defaults: GenerationDefaults, steps: int, beams: int) -> Search:
-    """Return a search that only forbids the tokens that the model itself never generates."""
-    constraints = Constraints(eos=defaults.eos, suppressed=defaults.suppressed)
-    return Search(num_beams=beams, n_best=beams, max_new_tokens=steps, constraints=constraints)
+@dataclass(frozen=True)
+class TranslationExaminer(Examiner[Engine]):
+    """An encoder-decoder's graphs beside the keys, values, logits and beams that the model computes."""
 
+    expected: Expectation
 
-def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectation:
-    """Compute the reference in PyTorch for texts of unequal length."""
-    from ..reference.translation import reference_of
+    @classmethod
+    def from_model(cls, bundle: Bundle, model: ReferenceModel, texts: Sequence[str]) -> TranslationExaminer:
+        return cls(bundle, expect(model, bundle, texts))
 
-    defaults = bundle.manifest.generation
-    assert defaults is not None and defaults.decoder_start is not None and defaults.source_eos is not None
-    gives_attention = any(
-        s.role.startswith("cross_attention.") for a in bundle.manifest.artifacts for s in a.outputs
-    )
-    reference = reference_of(model, defaults.decoder_start, gives_attention)
-    end = defaults.source_eos
-    tokenizer, _ = translation_tokenizers(bundle)
-    encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")
-    longest = encoder.axis("tokens").max
-    encoded = [tokens for tokens in map(tokenizer.encode, texts) if tokens]
-    if not encoded:
-        raise VerificationError("the texts to verify with have no tokens that this model knows")
-    most = min(SOURCE_TOKENS, longest - 1)
-    judged, others = split_sources(encoded, most)
-    sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
-    steps = min(DECODE_STEPS, longest)
-    samples = [sample_of(reference, source, defaults, steps) for source in sources]
-    search = search_of(defaults, steps, NUM_BEAMS)
-    samples[-MAX_BATCH:] = [
-        replace(s, beams=tuple(reference.search(s.source, search))) for s in samples[-MAX_BATCH:]
-    ]
-    samples.append(sample_of(reference, (end,), defaults, steps))
-    text = [token for tokens in judged for token in tokens[:most]]
-    full = (*(text * (longest // len(text) + 1))[: longest - 1], end)
-    written = [token for s in samples for token in s.target]
-    target = tuple((written * (longest // len(written) + 1))[:longest])
-    samples.append(
-        sample_with(reference, full, target, tuple(range(longest - min(CONTEXT_ROWS, longest), longest)))
-    )
-    return Expectation(tuple(samples), search, reference, tuple((*t, end) for t in others))
+    @classmethod
+    def from_arrays(cls, bundle: Bundle, arrays: Arrays) -> TranslationExaminer:
+        return cls(bundle, from_arrays(arrays))
 
+    def to_arrays(self) -> Arrays:
+        return to_arrays(self.expected)
 
-def split_sources(
-    encoded: Sequence[Sequence[int]], most: int
-) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-    """Return sources to judge by their first `most` tokens, and sources of at most as many to calibrate with.
+    @property
+    def decoder_start(self) -> int:
+        """The token that every target begins with."""
+        defaults = self.bundle.manifest.generation
+        assert defaults is not None and defaults.decoder_start is not None
+        return defaults.decoder_start
 
-    For calibration, long texts give what follows, short ones every third text; a single short text is both.
-    """
-    behind = [t[start : start + most] for t in encoded for start in range(most, len(t), most)]
-    if behind:
-        return encoded, behind
-    held = encoded[2::3]
-    if not held:
-        return encoded, encoded
-    return [t for i, t in enumerate(encoded) if i % 3 != 2], held
+    def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
+        assert self.expected.reference is not None
+        return self.expected.reference.gaps(self.expected.samples, rounding)
 
-
-def sample_of(
-    reference: Reference, source: tuple[int, ...], defaults: GenerationDefaults, steps: int
-) -> Sample:
-    """Return a source with its greedy target, of `steps` tokens even where it ends before."""
-    search = replace(search_of(defaults, steps, 1), constraints=Constraints(eos=()))
-    (best,) = reference.search(source, search)
-    return sample_with(reference, source, best.token_ids, tuple(range(steps)))
-
-
-def sample_with(
-    reference: Reference, source: tuple[int, ...], target: tuple[int, ...], steps: tuple[int, ...]
-) -> Sample:
-    logits, attention = reference.results(source, target)
-    logits = logits[list(steps)]
-    best = np.sort(logits, axis=-1)[:, -2:]
-    margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
-    positions = evenly(len(source), POSITIONS)
-    cross = reference.cross(source)[:, list(positions)]
-    return Sample(source, target, margins, steps, logits, positions, cross, attention[:, :, list(steps)])
-
-
-def gaps(model: Transformer, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
-    """Measure the effect of rounding in PyTorch."""
-    del model, bundle
-    assert expected.reference is not None
-    return expected.reference.gaps(expected.samples, rounding)
-
-
-def run_texts(model: Transformer, expected: Expectation) -> None:
-    """Run PyTorch over the sources to calibrate with, and over its translations of them."""
-    del model
-    reference = expected.reference
-    assert reference is not None
-    for source in expected.texts:
-        (best,) = reference.search(source, replace(expected.search, num_beams=1, n_best=1))
-        reference.results(source, best.token_ids)
-
-
-def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
-    """Return the limits of a precision, from the table of caps and the effect of rounding in PyTorch.
-
-    Raises:
-        ValueError: the rounded model is not finite.
-    """
-    del bundle
-    kinds = {"": Metrics.LIMITED, "cross.": VectorMetrics.LIMITED, "attention.": VectorMetrics.LIMITED}
-    found = {
-        f"{kind}{name}": limit
-        for kind, names in kinds.items()
-        for name, limit in limits_for(precision, gaps.get(kind), names).items()
-    }
-    # A logit's error moves a token's log-probability by at most twice as much, and so their mean.
-    scale = max(scale_of(sample.logits) for sample in expected.samples)
-    return found | {"score_error": 2 * found["max_error"] * scale}
-
-
-def compare(
-    bundle: Bundle,
-    artifact: Artifact,
-    expected: Expectation,
-    limits: Mapping[str, float],
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Comparison]:
-    """Compare every case of an artifact on ONNX Runtime, with its encoder or decoder; fp16 node by node too.
-
-    Returns:
-        A comparison per case, passed or not.
-    """
-    backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
-    engine = engine_of(bundle, artifact, lambda each: backend.open(bundle, each))
-    comparisons = []
-    try:
-        for name, run in cases(engine, artifact, expected, limits).items():
-            progress(f"verifying {artifact.id}: {name}")
-            comparisons.append(
-                Comparison(artifact=artifact.id, backend=backend.name, case=name, **vars(run()))
-            )
-    finally:
-        engine.close()
-    if artifact.precision == "fp16":
-        progress(f"verifying {artifact.id}: node by node")
-        name = rounded_engine(artifact.precision)
-        samples = [*expected.samples[:2], *expected.samples[-2:]]  # two texts, one token, the most
-        outcome = compare_node_by_node(bundle, artifact, samples, limits)
-        case = f"{len(samples)} sources"
-        comparisons.append(Comparison(artifact=artifact.id, backend=name, case=case, **vars(outcome)))
-    return comparisons
-
-
-def cases(
-    engine: Engine, artifact: Artifact, expected: Expectation, limits: Mapping[str, float]
-) -> dict[str, Case]:
-    """Return the cases of one of the two graphs; PyTorch scores targets that golden data does not have."""
-    if artifact.graph == "encoder":
-        return encoder_cases(engine, expected, limits)
-    reference = expected.reference
-
-    def score(sample: Sample, target: tuple[int, ...]) -> float:
+    def run_calibration_texts(self, model: ReferenceModel) -> None:
+        """Run PyTorch over the sources to calibrate with, and over its translations of them."""
+        reference = self.expected.reference
         assert reference is not None
-        return reference.score(sample.source, target)
+        greedy = replace(self.expected.search, num_beams=1, n_best=1)
+        for source in self.expected.texts:
+            (best,) = reference.search(source, greedy)
+            reference.results(source, best.token_ids)
 
-    return decoder_cases(engine, expected, limits, None if reference is None else score)
+    def limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
+        names_by_prefix = {
+            "": Metrics.LIMITED,
+            "cross.": VectorMetrics.LIMITED,
+            "attention.": VectorMetrics.LIMITED,
+        }
+        limits = {
+            f"{prefix}{name}": limit
+            for prefix, names in names_by_prefix.items()
+            for name, limit in limits_for(precision, gaps.get(prefix), names).items()
+        }
+        # A logit's error moves a token's log-probability by at most twice as much, and so their mean.
+        scale = max(scale_of(sample.logits) for sample in self.expected.samples)
+        limits["score_error"] = 2 * limits["max_error"] * scale
+        return limits
 
+    def open(self, artifact: Artifact, open_program: OpenProgram) -> Engine:
+        """Open an encoder with the decoder that fits it best, or a decoder with the encoder."""
 
-def compare_node_by_node(
-    bundle: Bundle, artifact: Artifact, samples: Sequence[Sample], limits: Mapping[str, float]
-) -> Outcome:
-    """Compare a graph node by node: whether every result is finite, and the outputs."""
-    engine = engine_of(
-        bundle, artifact, lambda each: ExecutedProgram(load_graph(bundle.path(each.file)), each)
-    )
-    of_encoder = artifact.graph == "encoder"
-    try:
-        if of_encoder:
-            return cross_case(engine, samples, limits)()
-        return at_once_case(engine, samples, limits)()
-    except NotFiniteError as error:
-        want = [sample.cross if of_encoder else sample.logits for sample in samples]
-        nothing = [np.full_like(array, np.nan) for array in want]
-        if of_encoder:
-            return judged(measure_cross(nothing, want), limits, "cross.", [str(error)])
-        return judged(measure_parts(list(zip(nothing, want, strict=True))), limits, "", [str(error)])
+        def partner(graph: str) -> Artifact:
+            if artifact.graph == graph:
+                return artifact
+            others = [other for other in self.bundle.manifest.artifacts if other.graph == graph]
+            return max(
+                others,
+                key=lambda other: (other.precision == artifact.precision, other.dialect == artifact.dialect),
+            )
 
+        encoder = partner("encoder")
+        decoder = partner("decoder")
+        return Engine(
+            SourceEncoder(open_program(encoder), encoder, decoder),
+            Decoder(open_program(decoder), decoder),
+            self.decoder_start,
+            translation_tokenizers(self.bundle),
+        )
 
-# An Examiner:
-__all__ = ["compare", "expect", "from_arrays", "gaps", "limits", "run_texts", "to_arrays", "trial"]
+    def cases(self, engine: Engine, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:
+        """Return the cases of one of the two graphs; PyTorch scores targets that are not known."""
+        if artifact.graph == "encoder":
+            return encoder_cases(engine, self.expected, limits)
+        reference = self.expected.reference
+
+        def score(sample: Sample, target: tuple[int, ...]) -> float:
+            assert reference is not None
+            return reference.score(sample.source, target)
+
+        return decoder_cases(engine, self.expected, limits, None if reference is None else score)
+
+    def node_by_node_cases(
+        self, engine: Engine, artifact: Artifact, limits: Mapping[str, float]
+    ) -> dict[str, Case]:
+        samples = [*self.expected.samples[:2], *self.expected.samples[-2:]]  # two texts, one token, the most
+        make_case = cross_case if artifact.graph == "encoder" else at_once_case
+        return {f"{len(samples)} sources": make_case(engine, samples, limits)}
+
+    def trial(self, artifact: Artifact, whole: bool = False, open_other: OpenProgram | None = None) -> Trial:
+        """Return a trial of two unequal, padded sources; for a decoder of their targets, then a token."""
+        sources = [sample.source for sample in self.expected.samples]
+        # With the start token a prompt is no longer than a full target.
+        targets = [sample.target[:-1] for sample in self.expected.samples]
+        if not whole:
+            sources = sources[:2]
+            targets = [target[:length] for target, length in zip(targets, TRIAL_TOKENS, strict=False)]
+        prompts = [[self.decoder_start, *target[:-1]] for target in targets]
+
+        def open_engine(program: Program) -> Engine:
+            def open_program(other: Artifact) -> Program:
+                if other == artifact:
+                    return program
+                return OrtCpuBackend().open(self.bundle, other) if open_other is None else open_other(other)
+
+            return self.open(artifact, open_program)
+
+        def encode(program: Program) -> None:
+            open_engine(program).encoder.encode(sources)
+
+        def decode(program: Program) -> None:
+            run = open_engine(program).decoding(sources, 1, max(map(len, targets)) + 1)
+            run.prefill(prompts)
+            run.decode([target[-1] for target in targets])
+
+        if artifact.graph == "encoder":
+            steps = [Step("sources", positions_of(pad(sources, "right")[1]))]
+            readings = [self.source_reading(source) for source in sources]
+            return Trial(encode, tuple(steps), tuple(readings))
+        prefill = positions_of(pad(prompts, artifact.padding_side)[1])
+        last = np.array([[len(prompt)] for prompt in prompts])
+        steps = [Step("prefill", prefill), Step("decode", last)]
+        readings = [self.target_reading(*pair) for pair in zip(sources, targets, strict=True)]
+        return Trial(decode, tuple(steps), tuple(readings))
+
+    # No keys and values of a translator are int8, so a reading does without its rounding.
+
+    def source_reading(self, source: Sequence[int]) -> Reading:
+        """Return what runs PyTorch's encoder over a source."""
+
+        def read(model: ReferenceModel, rounding: Rounding | None) -> object:
+            from ..reference.translation import reference_of
+
+            return reference_of(model, self.decoder_start).keys_values(source)
+
+        return read
+
+    def target_reading(self, source: Sequence[int], target: Sequence[int]) -> Reading:
+        """Return what runs PyTorch over a source and a target."""
+
+        def read(model: ReferenceModel, rounding: Rounding | None) -> object:
+            from ..reference.translation import reference_of
+
+            # The model is fed a target but for its last token, so there has to be one more.
+            return reference_of(model, self.decoder_start).results(source, [*target, 0])
+
+        return read

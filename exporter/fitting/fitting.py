@@ -344,8 +344,7 @@ def verify_graphs(opened: Bundle, staging: Path, manifest: Manifest, progress: P
 
     A bundle without golden data was not verified, and so is this one.
     """
-    from ..comparison.encoders import with_head
-    from ..comparison.examiners import examiner_of
+    from ..comparison.encoders import EncoderExaminer, add_fitted_head
     from ..verification.report import keep_checks
     from ..verification.verify import compare_all
 
@@ -353,12 +352,11 @@ def verify_graphs(opened: Bundle, staging: Path, manifest: Manifest, progress: P
     if file is None:
         return manifest
     arrays, limits = read_golden(file)
-    examiner = examiner_of(manifest)
-    bundle = Bundle(staging, manifest)
-    expected, limits = with_head(opened, bundle, examiner.from_arrays(arrays), limits)
-    report = compare_all(bundle, expected, limits, progress)
+    without_head = EncoderExaminer.from_arrays(opened, arrays)
+    examiner, limits = add_fitted_head(without_head, Bundle(staging, manifest), limits)
+    report = compare_all(examiner, limits, progress)
     report.raise_if_failed()
-    return keep_checks(staging, manifest, report, examiner.to_arrays(expected), limits)
+    return keep_checks(staging, manifest, report, examiner.to_arrays(), limits)
 
 
 def write_report_files(staging: Path, manifest: Manifest, rows: Table, fitted: Fitted) -> str:

@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...runtime.bundle.bundle import Bundle
 from ...runtime.decoding.decoder import PREFILL_CHUNK
 from ...runtime.diagnostics.golden import decoders as golden
 from ...runtime.diagnostics.golden.decoders import Golden, Sample
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
-from ..gate import Gaps, limits_for
 from . import passages
-from .passages import Passage, TextMetrics, passage_of, windows
+from .passages import Passage, passage_of, windows
 
 if TYPE_CHECKING:
-    from ...models import GPT2
     from .decoder import Reference
-    from .rounding import Rounding
 
 DECODE_STEPS = 32
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
@@ -41,46 +37,6 @@ class Expectation(Golden):
 
     passages: tuple[Passage, ...]
     texts: tuple[tuple[int, ...], ...] = ()
-
-
-def expect(model: GPT2, bundle: Bundle, prompts: Sequence[str]) -> Expectation:
-    """Compute the reference in PyTorch.
-
-    Args:
-        prompts: real text, cut to unequal lengths, so that batches are padded; all of it fills the context.
-    """
-    from .decoder import reference_of
-
-    manifest = bundle.manifest
-    tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
-    tuned = {artifact.axis("tokens").opt for artifact in manifest.artifacts}
-    return expectation_of(reference_of(model), tokenizer, prompts, manifest.max_length, tuned)
-
-
-def gaps(model: GPT2, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
-    """Measure the effect of rounding in PyTorch."""
-    del bundle
-    from .decoder import reference_of
-
-    return reference_of(model).gaps(expected, rounding)
-
-
-def run_texts(model: GPT2, expected: Expectation) -> None:
-    """Run PyTorch over the texts to calibrate with."""
-    from .decoder import reference_of
-
-    for tokens in expected.texts:
-        reference_of(model).logits(tokens, slice(None))
-
-
-def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
-    """Return the limits of a precision, from the table of caps and the effect of rounding in PyTorch.
-
-    Raises:
-        ValueError: the rounded model is not finite.
-    """
-    del bundle, expected
-    return limits_for(precision, gaps.get("")) | limits_for(precision, gaps.get("text"), TextMetrics.LIMITED)
 
 
 def expectation_of(

@@ -6,7 +6,7 @@ T tokens, E hidden size
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.bundle import Bundle
@@ -18,24 +18,18 @@ from ...runtime.diagnostics.golden.encoders import (
     Outputs,
     Sample,
     is_per_token,
-    is_vector_of_tokens,
-    measure_all,
-    metrics_of,
 )
 from ...runtime.diagnostics.golden.evenly import evenly
 from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import Metrics, VectorMetrics
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
-from ..gate import Gaps, limits_for
 from .fitted_head import LinearHead
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...models import Bert
-    from .rounding import Rounding
+    from .model import ReferenceModel
 
 TEXT_TOKENS = 48  # at most; several lengths below that are used
 JUDGED = 1 / 3  # of a long text; the rest is to calibrate with
@@ -54,7 +48,7 @@ class Expectation(Golden):
     texts: tuple[Piece, ...] = ()
 
 
-def expect(model: Bert, bundle: Bundle, texts: Sequence[str]) -> Expectation:
+def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expectation:
     """Compute the reference in PyTorch for every output of the bundle's graph."""
     manifest = bundle.manifest
     assert manifest.encoder is not None
@@ -123,7 +117,7 @@ def make_piece(ids: Sequence[int], defaults: EncoderDefaults) -> Piece:
     return fitted.pieces[0]
 
 
-def run_model(model: Bert, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
+def run_model(model: ReferenceModel, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Return every layer's hidden states (1, T, E) of one sequence, and the heads' results."""
     import torch
 
@@ -144,7 +138,7 @@ def run_model(model: Bert, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor
 
 
 def compute_outputs(
-    model: Bert,
+    model: ReferenceModel,
     piece: Piece,
     positions: Sequence[int],
     specs: Sequence[TensorSpec],
@@ -170,54 +164,6 @@ def compute_outputs(
         array = tensor[0].numpy()
         outputs[spec.name] = array[list(positions)] if is_per_token(spec) else array
     return outputs
-
-
-def gaps(model: Bert, bundle: Bundle, expected: Expectation, rounding: Rounding) -> Gaps:
-    """Measure the effect of rounding in PyTorch on each output."""
-    specs = bundle.manifest.artifacts[0].outputs
-    with rounding.applied(model):
-        head = LinearHead.of(bundle)
-        got = [compute_outputs(model, s.piece, s.positions, specs, head) for s in expected.samples]
-    found: Gaps = dict(measure_all(got, [sample.outputs for sample in expected.samples], specs))
-    # A case has some of the samples, and golden data some of their positions: a mean over all is at most the
-    # largest of any part, and so is the angle of a vector that has one number from each token.
-    parts = []
-    for sample, outputs in zip(expected.samples, got, strict=True):
-        both = replace(sample, outputs=outputs), sample
-        thin = (one.thinned(expected.per_token) for one in both)
-        parts += [measure_all([a.outputs], [b.outputs], specs) for a, b in (both, thin)]
-    vectors = {spec.name for spec in specs if is_vector_of_tokens(spec)}
-    for name, gap in found.items():
-
-        def largest(metric: str, name: str = name) -> float:
-            return max(float(getattr(part[name], metric)) for part in parts)
-
-        if isinstance(gap, Metrics):
-            found[name] = replace(gap, mean_kl=largest("mean_kl"))
-        elif isinstance(gap, VectorMetrics) and name in vectors:
-            found[name] = replace(gap, max_error=largest("max_error"), cosine_gap=largest("cosine_gap"))
-    return found
-
-
-def run_texts(model: Bert, expected: Expectation) -> None:
-    """Run PyTorch over the texts to calibrate with."""
-    for piece in expected.texts:
-        run_model(model, piece)
-
-
-def limits(bundle: Bundle, expected: Expectation, precision: str, gaps: Gaps) -> dict[str, float]:
-    """Return the limits of each output's metrics, from the caps and the effect of rounding in PyTorch.
-
-    Raises:
-        ValueError: the rounded model is not finite.
-    """
-    del expected
-    specs = bundle.manifest.artifacts[0].outputs
-    return {
-        f"{spec.name}.{metric}": limit
-        for spec in specs
-        for metric, limit in limits_for(precision, gaps.get(spec.name), metrics_of(spec).LIMITED).items()
-    }
 
 
 def from_arrays(arrays: Arrays) -> Expectation:

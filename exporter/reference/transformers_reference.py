@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ...runtime.text.long_text import Piece
+    from .model import ReferenceModel
 
 AUTO_MODELS = {
     "text-generation": "AutoModelForCausalLM",
@@ -29,7 +30,7 @@ AUTO_MODELS = {
 OF_LOGITS = ("masked_lm", "sequence_classification", "token_classification")
 
 
-def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
+def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> ReferenceModel:
     """Return the reference of an imported bundle: transformers' model, or the folder's graphs as they are."""
     if has_weights(folder):
         return load_transformers_model(folder, task, heads)
@@ -38,7 +39,7 @@ def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
     return OnnxGraphs(read_folder(folder))
 
 
-def load_transformers_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Any:
+def load_transformers_model(folder: Path, task: str, heads: Sequence[str] = ()) -> nn.Module:
     """Load a model with its weights in fp32.
 
     Args:
@@ -68,7 +69,8 @@ def load_transformers_model(folder: Path, task: str, heads: Sequence[str] = ()) 
     except Exception as error:  # transformers raises whatever a file brings it to
         raise CheckpointError(f"transformers cannot load {folder}: {first_line(error)}") from error
     replace_conv1d(model)
-    return model.eval().requires_grad_(False)
+    module: nn.Module = model.eval().requires_grad_(False)
+    return module
 
 
 def replace_conv1d(model: nn.Module) -> None:

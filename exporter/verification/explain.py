@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
 
@@ -17,19 +15,23 @@ from ..calibration.calibration import Calibration
 from ..calibration.convert import converted
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
-from ..comparison.examiners import examiner_of
+from ..comparison.examiners import AnyExaminer
 from ..execution.trial import Trial
-from ..graphs import attach_weights, in_fp32, recipe_of
+from ..graphs import in_fp32, recipe_of
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
+from ..providers import TracedGraphs
 from ..reference.fitted_head import HEAD
+from ..reference.model import is_module
 from .bisect import Culprit, Witnesses, find_culprit, module_bands, node_bands
 from .report import VerificationReport
 from .structure import READING
 from .witnesses import find_witnesses
 
 if TYPE_CHECKING:
-    from ...models.checkpoint import Model
+    from torch import nn
+
+    from ..reference.model import ReferenceModel
 
 INSIDE = (
     "every node of it is inside its band, in a short padded batch and a step of one token: look at what"
@@ -48,37 +50,35 @@ Tracer: TypeAlias = Callable[[Sequence[str]], Mapping[str, ir.Model]]
 
 
 def explain(
-    bundle: Bundle,
+    examiner: AnyExaminer,
     report: VerificationReport,
-    expected: Any,
     progress: Progress,
-    model: Model | None = None,
+    model: ReferenceModel | None = None,
     calibration: Calibration | None = None,
-    traced: Tracer | None = None,
+    trace: Tracer | None = None,
 ) -> VerificationReport:
     """Return the report with the first node at fault in each graph that failed.
 
     Args:
-        bundle: the bundle whose graphs were compared.
+        examiner: of the bundle whose graphs were compared.
         report: the comparisons.
-        expected: what they were compared with.
         progress: called with a line when a stage begins.
         model: the model in PyTorch, ours or another exporter's; without it graphs are compared with the
             bundle's own in fp32.
         calibration: how its int8 and int4 numbers were chosen.
-        traced: traces the model's graphs.
+        trace: traces the model's graphs again.
     """
-    failed = failed_artifacts(bundle.manifest, report)
+    bundle = examiner.bundle
+    failed = artifacts_to_explain(bundle.manifest, report)
     if not failed:
         return report
-    examiner = examiner_of(bundle.manifest)
     full_manifest = Bundle.open(bundle.folder).manifest  # also of graphs that were not asked for
     healthy: Mapping[str, ir.Model] = {}
-    if model is not None and traced is not None:
+    if model is not None and trace is not None:
         recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in failed))
         progress(f"tracing {', '.join(recipes)} again, to find the nodes at fault")
         try:
-            healthy = traced(recipes)
+            healthy = trace(recipes)
         except PlanForgeError as error:  # the verdict stands without
             why = f"no node can be named: {error}"
             return dataclasses.replace(report, unexplained={artifact.id: why for artifact in failed})
@@ -86,13 +86,13 @@ def explain(
     def culprit_of(artifact: Artifact) -> Culprit | None:
         graph = load_graph(bundle.path(artifact.file))
         artifact = as_traced(artifact, full_manifest)
-        trial = examiner.trial(bundle, artifact, expected)
+        trial = examiner.trial(artifact)
         if model is not None and calibration is not None and healthy:
+            assert is_module(model)
             witnesses = witnesses_of(artifact, trial, healthy[recipe_of(artifact)], model, calibration)
         else:
-            witnesses = find_witnesses(
-                bundle, full_manifest, artifact, graph, trial, failed, expected, model, calibration
-            )
+            sound = [a for a in full_manifest.artifacts if a.precision == "fp32" and a not in failed]
+            witnesses = find_witnesses(examiner, artifact, graph, sound, model, calibration)
         return find_culprit(graph, artifact, trial, witnesses)
 
     culprits: list[Culprit] = []
@@ -114,7 +114,7 @@ def explain(
 
 def inside_text(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
     """Return the explanation of a failed graph none of whose nodes left its band."""
-    if not PRECISIONS[artifact.precision].in_whole_numbers:
+    if not PRECISIONS[artifact.precision].is_quantized:
         return INSIDE
     ids = {other.id for other in manifest.artifacts}
     by_nodes = traced or f"{recipe_of(artifact)}.fp32" in ids
@@ -129,7 +129,7 @@ def as_traced(artifact: Artifact, manifest: Manifest) -> Artifact:
 
 
 def witnesses_of(
-    artifact: Artifact, trial: Trial, healthy: ir.Model, model: Model, calibration: Calibration
+    artifact: Artifact, trial: Trial, healthy: ir.Model, model: nn.Module, calibration: Calibration
 ) -> Witnesses:
     """Return the references: PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
     full_artifact = in_fp32(artifact)
@@ -141,28 +141,21 @@ def witnesses_of(
     )
 
 
-def failed_artifacts(manifest: Manifest, report: VerificationReport) -> list[Artifact]:
+def artifacts_to_explain(manifest: Manifest, report: VerificationReport) -> list[Artifact]:
     """Return the graphs that failed, without decoders whose encoder did: what they read is wrong already."""
-    names = {comparison.artifact for comparison in report.comparisons if not comparison.passed}
-    failed = [artifact for artifact in manifest.artifacts if artifact.id in names]
+    failed = report.failed_artifacts(manifest)
     encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
     return [a for a in failed if a.graph != "decoder" or a.precision not in encoders]
 
 
-def tracer_of(manifest: Manifest, source: Source, model: Model) -> Tracer:
+def tracer_of(manifest: Manifest, source: Source, model: ReferenceModel | None) -> Tracer:
     """Return a function that traces a bundle's graphs once more from its checkpoint."""
 
-    def traced(recipes: Sequence[str]) -> dict[str, ir.Model]:
-        from ..tracing.onnx_export import trace_recipes
-
+    def trace(recipes: Sequence[str]) -> dict[str, ir.Model]:
         checkpoint = Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest))
-        with tempfile.TemporaryDirectory() as folder:
-            paths = {recipe: Path(folder) / recipe for recipe in recipes}
-            graphs, _ = trace_recipes(source.folder, checkpoint.choices, paths, lambda: None)
-        attach_weights(checkpoint, graphs, model)
-        return graphs
+        return TracedGraphs(checkpoint, model).graphs(recipes, lambda _: None)
 
-    return traced
+    return trace
 
 
 def read_chosen_outputs(manifest: Manifest) -> tuple[str, ...]:

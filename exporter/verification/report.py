@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.bundle.manifest import Manifest
+from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.diagnostics.golden.files import PREFIX, Arrays, write_golden
 from ...runtime.diagnostics.metrics import Comparison
 from ..errors import VerificationError
@@ -53,6 +53,11 @@ class VerificationReport:
     @property
     def passed(self) -> bool:
         return bool(self.comparisons) and all(c.passed for c in self.comparisons)
+
+    def failed_artifacts(self, manifest: Manifest) -> list[Artifact]:
+        """Return the graphs that failed, in the manifest's order."""
+        failed = {comparison.artifact for comparison in self.comparisons if not comparison.passed}
+        return [artifact for artifact in manifest.artifacts if artifact.id in failed]
 
     def where(self) -> list[str]:
         """Return what is known of each graph that failed."""

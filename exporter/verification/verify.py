@@ -6,8 +6,9 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
@@ -15,12 +16,12 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.golden.files import golden_file, read_golden
 from ...runtime.diagnostics.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
 from ...runtime.errors import BackendError, InputError
-from ..calibration.calibration import Calibration, cache_scales, recorded
+from ..calibration.calibration import Calibration, cache_scales, read_calibration
 from ..calibration.prompts import read_prompts
 from ..checkpoints.source import Source, recorded_argument, resolve_source
-from ..comparison.decoders import ENOUGH
-from ..comparison.examiners import examiner_of
-from ..errors import CheckpointError, SourceError, VerificationError
+from ..comparison.decoders import ENOUGH, DecoderExaminer
+from ..comparison.examiners import AnyExaminer, examine_model, examiner_from_golden
+from ..errors import SourceError, VerificationError
 from ..execution.node_executor import NotFiniteError, rounded_engine
 from ..execution.trial import Trial
 from ..graphs import tensors_of
@@ -28,6 +29,7 @@ from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
+from ..reference.model import load_our_model
 from ..reference.passages import TextMetrics
 from ..tensorrt.build import check_plan_names
 from .explain import explain, tracer_of
@@ -37,7 +39,7 @@ from .report import VerificationReport
 from .structure import CASE, compare_structure
 
 if TYPE_CHECKING:
-    from ...models.checkpoint import Model
+    from ..reference.model import ReferenceModel
 
 log = logging.getLogger("planforge")
 
@@ -126,14 +128,14 @@ def with_golden_data(opened: Bundle, limits: Mapping[str, float], progress: Prog
         )
     arrays, usual = read_golden(file)
     try:
-        expected = examiner_of(opened.manifest).from_arrays(arrays)
+        examiner = examiner_from_golden(opened, arrays)
     except KeyError as error:
         raise VerificationError(
             f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass --source"
             " MODEL, or export again"
         ) from error
-    report = compare_all(opened, expected, usual, progress)
-    return tighten_limits(explain(opened, report, expected, progress), limits)
+    report = compare_all(examiner, usual, progress)
+    return tighten_limits(explain(examiner, report, progress), limits)
 
 
 def with_pytorch(
@@ -147,17 +149,17 @@ def with_pytorch(
     model = load_reference(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
     progress("computing the reference in PyTorch")
-    expected = examiner_of(opened.manifest).expect(model, opened, texts)
+    examiner = examine_model(opened, model, texts)
     give_back_memory()
-    calibration = recorded(opened, model)
-    report, _, _ = examine(opened, model, expected, calibration, progress)
-    if opened.manifest.source.get("exporter"):
-        return tighten_limits(explain(opened, report, expected, progress, model, calibration), limits)
-    tracer = tracer_of(opened.manifest, checkpoint, model)
-    return tighten_limits(explain(opened, report, expected, progress, model, calibration, tracer), limits)
+    calibration = read_calibration(opened, model)
+    report = verify_model(examiner, model, calibration, progress).report
+    tracer = None
+    if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
+        tracer = tracer_of(opened.manifest, checkpoint, model)
+    return tighten_limits(explain(examiner, report, progress, model, calibration, tracer), limits)
 
 
-def load_reference(bundle: Bundle, checkpoint: Source) -> Any:
+def load_reference(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
     """Load the model in PyTorch: ours, or transformers' for what another exporter made."""
     if bundle.manifest.source.get("exporter"):
         from ..reference.transformers_reference import reference_model
@@ -165,12 +167,7 @@ def load_reference(bundle: Bundle, checkpoint: Source) -> Any:
         encoder = bundle.manifest.encoder
         heads = () if encoder is None else encoder.heads
         return reference_model(checkpoint.folder, bundle.manifest.task, heads)
-    try:
-        from ...models import load_model
-
-        return load_model(checkpoint.folder)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
+    return load_our_model(checkpoint.folder)
 
 
 def restrict_to(bundle: Bundle, only: Sequence[str]) -> Bundle:
@@ -262,87 +259,103 @@ def recorded_source(bundle: Bundle) -> Source | None:
     return None
 
 
-def examine(
-    bundle: Bundle, model: Model, expected: Any, calibration: Calibration, progress: Progress
-) -> tuple[VerificationReport, dict[str, Any], dict[str, dict[str, float]]]:
-    """Compare every artifact with PyTorch.
+@dataclass(frozen=True)
+class Verified:
+    """A bundle's graphs, compared with the model.
+
+    Attributes:
+        report: the comparisons.
+        limits: what each metric was held to, by precision.
+    """
+
+    report: VerificationReport
+    limits: dict[str, dict[str, float]]
+
+
+def verify_model(
+    examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration, progress: Progress
+) -> Verified:
+    """Compare every graph with the model.
 
     Args:
-        expected: what the bundle's examiner computed in PyTorch.
+        examiner: has what the model computes for real texts.
+        model: the model.
         calibration: how the bundle's int8 and int4 numbers were chosen.
-
-    Returns:
-        The report, and what golden data keeps: PyTorch's answers and the limits.
+        progress: called with a line when a stage begins.
 
     Raises:
         VerificationError: rounded to a precision, the model itself is not finite.
     """
-    examiner = examiner_of(bundle.manifest)
-    witness = getattr(model, "witness", "")  # set where it is not PyTorch's: what rounding does is not known
+    from ..reference.onnx_reference import OnnxGraphs
 
-    def limits_of(precision: str) -> dict[str, float]:
+    witness = (
+        model.witness if isinstance(model, OnnxGraphs) else ""
+    )  # what rounding does to its graphs is not known
+
+    def compute_limits(precision: str) -> dict[str, float]:
         progress(f"computing what {precision} may lose")
         rounding = None if witness else calibration.rounding(precision)
-        gaps = {} if rounding is None else examiner.gaps(model, bundle, expected, rounding)
-        return examiner.limits(bundle, expected, precision, gaps)
+        gaps = {} if rounding is None else examiner.measure_gaps(model, rounding)
+        return examiner.limits(precision, gaps)
 
+    precisions = sorted({artifact.precision for artifact in examiner.bundle.manifest.artifacts})
     try:
-        limits = {name: limits_of(name) for name in sorted({a.precision for a in bundle.manifest.artifacts})}
+        limits = {precision: compute_limits(precision) for precision in precisions}
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(bundle, expected, limits, progress, None if witness else model)
-    report = dataclasses.replace(report, witness=witness)
-    return report, examiner.to_arrays(expected), limits
+    report = compare_all(examiner, limits, progress, None if witness else model)
+    return Verified(dataclasses.replace(report, witness=witness), limits)
 
 
-def checked_tensors(bundle: Bundle, model: Model) -> dict[str, Array]:
+def tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> dict[str, Array]:
     """Return what to compare weights with: the checkpoint's tensors, and scikit-learn's for a fitted head."""
     tensors = {name: tensor.detach().numpy() for name, tensor in tensors_of(model).items()}
     head = LinearHead.of(bundle)
     return tensors if head is None else {**tensors, "head.weight": head.weight, "head.bias": head.bias}
 
 
-def checked_cache_scales(bundle: Bundle, model: Model, expected: Any) -> dict[str, Array]:
+def cache_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
     """Return what the scales of keys and values in int8 are compared with.
 
     Returns:
         (H * D,) by the cache's name; empty where no graph has them, or where there is too little real text
         to measure the range of keys and values.
     """
-    if not any(PRECISIONS[artifact.precision].cache_bits for artifact in bundle.manifest.artifacts):
+    artifacts = examiner.bundle.manifest.artifacts
+    if not any(PRECISIONS[artifact.precision].cache_bits for artifact in artifacts):
         return {}
-    if sum(map(len, expected.texts)) < ENOUGH:
+    assert isinstance(examiner, DecoderExaminer)
+    if sum(map(len, examiner.expected.texts)) < ENOUGH:
         return {}
-    return cache_scales(model, expected)
+    return cache_scales(examiner, model)
 
 
 def compare_all(
-    bundle: Bundle,
-    expected: Any,
+    examiner: AnyExaminer,
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
-    model: Model | None = None,
+    model: ReferenceModel | None = None,
 ) -> VerificationReport:
-    """Compare every artifact in every case; with PyTorch's model the weights too."""
-    examiner = examiner_of(bundle.manifest)
-    tensors = None if model is None else checked_tensors(bundle, model)
-    scales = None if model is None else checked_cache_scales(bundle, model, expected)
+    """Compare every graph in every case; with PyTorch's model the weights too."""
+    bundle = examiner.bundle
+    tensors = None if model is None else tensors_to_compare(bundle, model)
+    scales = None if model is None else cache_scales_to_compare(examiner, model)
     comparisons: list[Comparison] = []
-    kept = {}
+    nodes_in_fp32 = {}
     for artifact in bundle.manifest.artifacts:
         progress(f"verifying {artifact.id}: {CASE}")
         comparisons.append(compare_structure(bundle, artifact, tensors, scales))
         try:
-            comparisons += examiner.compare(bundle, artifact, expected, limits[artifact.precision], progress)
+            comparisons += examiner.compare(artifact, limits[artifact.precision], progress)
         except BackendError as error:  # of this graph; the others are still judged
             comparisons.append(Comparison.failed(artifact.id, "ort-cpu", RUNNING, error))
             continue
         if artifact.precision == "fp16":
             graph = load_graph(bundle.path(artifact.file))
-            trial = examiner.trial(bundle, artifact, expected)
-            kept[artifact.id], broken = fp32_nodes(graph, artifact, trial)
+            trial = examiner.trial(artifact)
+            nodes_in_fp32[artifact.id], broken = fp32_nodes(graph, artifact, trial)
             comparisons.append(finite_comparison(artifact, trial, broken))
         give_back_memory()
     plans = "not run" if bundle.manifest.plans else ""
-    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=kept, plans=plans)
+    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=nodes_in_fp32, plans=plans)

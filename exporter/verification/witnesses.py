@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Artifact, Manifest
+from ...runtime.bundle.manifest import Artifact
 from ..calibration.calibration import Calibration
-from ..comparison.examiners import examiner_of
+from ..comparison.examiners import AnyExaminer
 from ..errors import VerificationError
-from ..execution.trial import Key, Trial
+from ..execution.trial import Key
 from ..gate import CAPS
 from ..graphs import recipe_of
 from ..passes.weight_files import load_graph
+from ..reference.model import is_module
 from ..tracing.modules import results_by_scope, results_of, scope_of
 from .bisect import Band, Witnesses, module_bands, node_bands, without_padding
+
+if TYPE_CHECKING:
+    from ..reference.model import ReferenceModel
 
 ADD_FP32 = (
     "it would be held against the same graph in fp32, if that passed; where it is missing, add fp32 to"
@@ -30,26 +33,20 @@ NO_REFERENCE = (
 
 
 def find_witnesses(
-    bundle: Bundle,
-    manifest: Manifest,
+    examiner: AnyExaminer,
     artifact: Artifact,
     graph: ir.Model,
-    trial: Trial,
-    failed: Sequence[Artifact],
-    expected: Any,
-    model: Any = None,
+    sound: Sequence[Artifact],
+    model: ReferenceModel | None = None,
     calibration: Calibration | None = None,
 ) -> Witnesses:
     """Return all references that a graph's nodes can be compared with.
 
     Args:
-        bundle: the bundle whose graph failed.
-        manifest: the bundle's, with all of its graphs.
+        examiner: of the bundle whose graph failed.
         artifact: the graph that failed.
         graph: its ONNX model.
-        trial: what to run.
-        failed: the graphs that failed, which are no references.
-        expected: what the bundle's examiner computed with the model.
+        sound: the bundle's graphs in fp32 that did not fail.
         model: the model in PyTorch, another exporter's graphs, or None.
         calibration: how the bundle's int8 and int4 numbers were chosen.
 
@@ -58,11 +55,12 @@ def find_witnesses(
     """
     nodes: dict[Key, Band] = {}
     modules: dict[Key, Band] = {}
-    sound = [other for other in manifest.artifacts if other.precision == "fp32" and other not in failed]
+    bundle = examiner.bundle
+    trial = examiner.trial(artifact)
     twin = next((other for other in sound if recipe_of(other) == recipe_of(artifact)), None)
     if twin is not None and artifact.precision != "fp32":
         nodes = node_bands(trial, artifact, load_graph(bundle.path(twin.file)), twin, None)
-    if is_module(model):
+    if model is not None and is_module(model):
         results = results_in(graph, [path for path, _ in model.named_modules()])
         rounding = None if calibration is None else calibration.rounding(artifact.precision)
         if results and (rounding is not None or artifact.precision == "fp32"):
@@ -70,19 +68,10 @@ def find_witnesses(
     if not modules and artifact.precision == "fp32":
         others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]
         for other in others[:1]:
-            modules = sibling_bands(bundle, graph, other, expected)
+            modules = sibling_bands(examiner, graph, other)
     if not nodes and not modules:
         raise VerificationError(NO_REFERENCE if artifact.precision == "fp32" else ADD_FP32)
     return Witnesses(nodes, modules)
-
-
-def is_module(model: Any) -> bool:
-    """Tell whether a model is a PyTorch module, which can be looked into."""
-    if model is None:
-        return False
-    from torch import nn
-
-    return isinstance(model, nn.Module)
 
 
 def results_in(graph: ir.Model, paths: Sequence[str]) -> Mapping[str, str]:
@@ -95,17 +84,16 @@ def scopes_in(graph: ir.Model) -> list[str]:
     return list(dict.fromkeys(scope_of(node) for node in graph.graph))
 
 
-def sibling_bands(bundle: Bundle, graph: ir.Model, other: Artifact, expected: Any) -> dict[Key, Band]:
+def sibling_bands(examiner: AnyExaminer, graph: ir.Model, other: Artifact) -> dict[Key, Band]:
     """Return bands of modules' results, from the same model in another dialect that has passed.
 
     Args:
-        bundle: the bundle that has both.
-        graph: the graph that is examined.
+        examiner: of the bundle that has both.
+        graph: the graph that failed.
         other: the sound one, in fp32.
-        expected: what the bundle's examiner computed with the model.
     """
-    sibling = load_graph(bundle.path(other.file))
-    trial = examiner_of(bundle.manifest).trial(bundle, other, expected)
+    sibling = load_graph(examiner.bundle.path(other.file))
+    trial = examiner.trial(other)
     own = results_in(graph, scopes_in(graph))
     theirs = {path: name for name, path in results_in(sibling, scopes_in(sibling)).items()}
     values = trial.values(sibling, other)

@@ -17,8 +17,8 @@ from planforge.exporter.bundle.writer import staging_folder
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import demo_folder, resolve_source
 from planforge.exporter.errors import BuildError, CheckpointError, ExportError, VerificationError, error_named
-from planforge.exporter.export_checkpoint import trace
 from planforge.exporter.processes import start_child
+from planforge.exporter.providers import TracedGraphs
 from planforge.exporter.request import Request
 from planforge.exporter.tensorrt import build, plans
 from planforge.exporter.tensorrt.plans import silent
@@ -60,10 +60,9 @@ def test_one_tracer_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(onnx_export, "start_trace", start)
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
-    recipes = [SimpleNamespace(graph="decoder", dialect=dialect) for dialect in ("ort", "portable")]
     started = time.monotonic()
     with pytest.raises(ExportError, match=r"tracing failed \(exit 1\): no such recipe"):
-        trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
+        TracedGraphs(checkpoint).graphs(["decoder.ort", "decoder.portable"], silent)
     assert time.monotonic() - started < SOON
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
@@ -77,7 +76,7 @@ def test_a_tracer_that_fails_while_a_fault_is_explained_ends_the_others(
         return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     monkeypatch.setattr(onnx_export, "start_trace", start)
-    trace = tracer_of(Bundle.open(demo_bundle).manifest, resolve_source("gpt2-demo"), None)  # type: ignore[arg-type]
+    trace = tracer_of(Bundle.open(demo_bundle).manifest, resolve_source("gpt2-demo"), None)
     with pytest.raises(ExportError, match="no such recipe"):
         trace(["decoder.ort", "decoder.portable"])
     assert is_gone(wait_for(tmp_path / "decoder.portable"))
@@ -97,9 +96,8 @@ def test_damaged_weights_end_the_tracers(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(onnx_export, "start_trace", start)
     monkeypatch.setattr("planforge.models.load_model", fail)
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
-    recipes = [SimpleNamespace(graph="decoder", dialect="ort")]
     with pytest.raises(CheckpointError, match="is not whole"):
-        trace(checkpoint, recipes, tmp_path, silent)  # type: ignore[arg-type]
+        TracedGraphs(checkpoint).graphs(["decoder.ort"], silent)
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
 
@@ -109,7 +107,7 @@ def test_a_failed_verification_does_not_wait_for_plans(
     pid = tmp_path / "pid"
     monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", SLEEPS, str(pid)))
     manifest = Bundle.open(own_bundle).manifest
-    request = Request(("rtx",), ("fp16",), ["sm86"], None, verify=True, force=False)
+    request = Request(own_bundle, ("rtx",), ("fp16",), ("sm86",))
     checkpoint: Any = SimpleNamespace(exporter="")
     started = time.monotonic()
     with (

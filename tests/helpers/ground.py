@@ -10,9 +10,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from planforge.exporter.calibration.calibration import recorded
+from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
-from planforge.exporter.comparison.examiners import examiner_of
+from planforge.exporter.comparison.examiners import examine_model
 from planforge.exporter.graphs import in_fp32, recipe_of
 from planforge.exporter.verification.bisect import (
     Culprit,
@@ -22,7 +22,11 @@ from planforge.exporter.verification.bisect import (
     node_bands,
 )
 from planforge.exporter.verification.structure import compare_structure
-from planforge.exporter.verification.verify import checked_cache_scales, checked_tensors, recorded_source
+from planforge.exporter.verification.verify import (
+    cache_scales_to_compare,
+    recorded_source,
+    tensors_to_compare,
+)
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
@@ -43,11 +47,10 @@ class Ground:
         source = recorded_source(self.bundle)
         assert source is not None
         self.model = load_model(source.folder)
-        self.examiner = examiner_of(self.bundle.manifest)
-        self.expected = self.examiner.expect(self.model, self.bundle, read_prompts(None, source.folder))
-        self.calibration = recorded(self.bundle, self.model)
-        self.tensors = checked_tensors(self.bundle, self.model)
-        self.scales = checked_cache_scales(self.bundle, self.model, self.expected)
+        self.examiner = examine_model(self.bundle, self.model, read_prompts(None, source.folder))
+        self.calibration = read_calibration(self.bundle, self.model)
+        self.tensors = tensors_to_compare(self.bundle, self.model)
+        self.scales = cache_scales_to_compare(self.examiner, self.model)
         self.limits = functools.cache(self._limits)
         self.sound_witnesses = functools.cache(
             lambda name: self.witnesses(self.bundle.manifest.artifact(name))
@@ -55,14 +58,12 @@ class Ground:
 
     def _limits(self, precision: str) -> dict[str, float]:
         rounding = self.calibration.rounding(precision)
-        gaps = (
-            {} if rounding is None else self.examiner.gaps(self.model, self.bundle, self.expected, rounding)
-        )
-        return self.examiner.limits(self.bundle, self.expected, precision, gaps)
+        gaps = {} if rounding is None else self.examiner.measure_gaps(self.model, rounding)
+        return self.examiner.limits(precision, gaps)
 
     def witnesses(self, artifact: Artifact) -> Witnesses:
         """What a graph's nodes are held against, run as the runtime runs them now."""
-        trial = self.examiner.trial(self.bundle, artifact, self.expected)
+        trial = self.examiner.trial(artifact)
         full_id = f"{recipe_of(artifact)}.fp32"
         own, full = (
             ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
@@ -90,13 +91,12 @@ class Ground:
         self, bundle: Bundle, artifact: Artifact, witnesses: Witnesses | None = None
     ) -> tuple[list[Comparison], Culprit | None]:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
+        examiner = self.examiner.with_bundle(bundle)
         comparisons = [
             compare_structure(bundle, artifact, self.tensors, self.scales),
-            *self.examiner.compare(
-                bundle, artifact, self.expected, self.limits(artifact.precision), lambda _: None
-            ),
+            *examiner.compare(artifact, self.limits(artifact.precision)),
         ]
-        trial = self.examiner.trial(bundle, artifact, self.expected)
+        trial = examiner.trial(artifact)
         graph = ir.load(bundle.path(artifact.file))
         culprit = find_culprit(graph, artifact, trial, witnesses or self.sound_witnesses(artifact.id))
         return [comparison for comparison in comparisons if not comparison.passed], culprit

@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file
 
 from planforge.exporter import export, pipeline, verify
-from planforge.exporter.calibration.calibration import Calibration, calibrate, recorded
+from planforge.exporter.calibration.calibration import Calibration, calibrate, read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.precisions import PRECISIONS
@@ -193,7 +193,7 @@ def test_int8_slots_are_the_rounded_keys_and_values(
 
 
 def test_a_later_verification_finds_the_calibration_of_the_export(exported: Exported) -> None:
-    again = recorded(Bundle.open(exported.folder), load_model(DEMO))
+    again = read_calibration(Bundle.open(exported.folder), load_model(DEMO))
     first = exported.calibration
     assert set(again.blocks) == set(first.blocks) == {8, 4}
     parameters = dict(load_model(DEMO).named_parameters())

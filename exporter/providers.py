@@ -1,0 +1,162 @@
+"""Where an export's graphs come from: traced here, or written by optimum."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..runtime.bundle.manifest import Artifact
+from .checkpoints.checkpoint import Checkpoint
+from .checkpoints.source import Source
+from .errors import CheckpointError
+from .graphs import attach_weights, tensors_of
+from .imported.checkpoint import ImportedCheckpoint
+from .imported.decoder import ImportedDecoder
+from .imported.encoder import ImportedEncoder
+from .imported.folder import Folder, read_folder
+from .imported.translator import ImportedTranslator
+from .reference.model import load_our_model
+from .request import Request
+from .tensorrt.plans import Progress
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from .reference.model import ReferenceModel
+
+log = logging.getLogger("planforge")
+
+GENERATES = ("ForCausalLM", "LMHeadModel")
+
+
+class GraphProvider(ABC):
+    """Makes the graphs of one checkpoint, and loads the model that they are compared with.
+
+    Attributes:
+        checkpoint: the checkpoint.
+    """
+
+    checkpoint: Checkpoint
+
+    @abstractmethod
+    def graphs(self, recipes: Iterable[str], progress: Progress) -> dict[str, ir.Model]:
+        """Return graphs in fp32, with weights, by the ids of their recipes.
+
+        Raises:
+            ExportError: a graph cannot be made; says why.
+        """
+
+    @abstractmethod
+    def reference(self, progress: Progress) -> ReferenceModel:
+        """Return the model that the graphs are compared with."""
+
+    def without(self, failed: Iterable[Artifact]) -> GraphProvider | None:
+        """Return a provider that does without what failed verification; None if there is none."""
+        return None
+
+
+class TracedGraphs(GraphProvider):
+    """Graphs of PlanForge's own models, traced by torch.export.
+
+    Args:
+        checkpoint: the checkpoint.
+        model: its model, if it is loaded already.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, model: ReferenceModel | None = None) -> None:
+        self.checkpoint = checkpoint
+        if model is not None:
+            self.model = model
+
+    @cached_property
+    def model(self) -> ReferenceModel:
+        return load_our_model(self.checkpoint.source.folder)
+
+    def graphs(self, recipes: Iterable[str], progress: Progress) -> dict[str, ir.Model]:
+        """Trace each graph in a child process, while the weights are read here."""
+        from .tracing.onnx_export import trace_recipes
+
+        progress(f"tracing {', '.join(recipes)}")
+        checkpoint = self.checkpoint
+        with tempfile.TemporaryDirectory(prefix="planforge-trace-") as folder:
+            paths = {recipe: Path(folder, recipe) for recipe in recipes}
+            graphs, model = trace_recipes(
+                checkpoint.source.folder, checkpoint.choices, paths, lambda: self.model
+            )
+        attach_weights(checkpoint, graphs, model)
+        return graphs
+
+    def reference(self, progress: Progress) -> ReferenceModel:
+        return self.model
+
+
+class ImportedGraphs(GraphProvider):
+    """Graphs that optimum wrote.
+
+    Args:
+        source: the checkpoint, whose weights transformers can read.
+        folder: what optimum wrote.
+        request: the choices of the import.
+        shared: whether a decoder's attention may run over shared buffers, if its form is known.
+    """
+
+    def __init__(self, source: Source, folder: Path, request: Request, shared: bool) -> None:
+        self.source = source
+        self.folder = folder
+        self.request = request
+        found = read_folder(folder)
+        kind = kind_of(found)
+        self.checkpoint: ImportedCheckpoint = kind(
+            source, found, request.max_batch, request.max_length, shared
+        )
+        self._reference: ReferenceModel | None = None
+
+    def graphs(self, recipes: Iterable[str], progress: Progress) -> dict[str, ir.Model]:
+        model = self.reference(progress) if self.request.needs_reference else None
+        tensors = {} if model is None else {n: tensor.numpy() for n, tensor in tensors_of(model).items()}
+        graphs = self.checkpoint.graphs(set(recipes), tensors)
+        attach_weights(self.checkpoint, graphs, model)
+        return graphs
+
+    def reference(self, progress: Progress) -> ReferenceModel:
+        if self._reference is None:
+            from .reference.transformers_reference import reference_model
+
+            progress("reading the model to compare with")
+            checkpoint = self.checkpoint
+            heads = () if checkpoint.encoder is None else checkpoint.encoder.heads
+            self._reference = reference_model(checkpoint.source.folder, checkpoint.task, heads)
+        return self._reference
+
+    def without(self, failed: Iterable[Artifact]) -> GraphProvider | None:
+        """Return a provider of attention as optimum wrote it, if only that over shared buffers failed."""
+        dialects = {a.dialect for a in failed if a.graph == "decoder" and a.precision == "fp32"}
+        if dialects != {"ort"}:
+            return None
+        log.warning(
+            "attention over shared buffers does not compute this model (a sliding window, perhaps), so it"
+            " stays as optimum wrote it: the bundle is right, and slower on a CPU"
+        )
+        other = ImportedGraphs(self.source, self.folder, self.request, shared=False)
+        other.checkpoint.unshared = "attention over shared buffers does not compute this model"
+        other._reference = self._reference
+        return other
+
+
+def kind_of(found: Folder) -> type[ImportedCheckpoint]:
+    """Return the class that reads a folder's graphs: by their inputs, not by what config.json calls them."""
+    if found.encoder is not None:
+        return ImportedTranslator
+    if any(str(value.name).startswith("past") for value in found.read.graph.inputs):
+        return ImportedDecoder
+    if found.architecture.endswith(GENERATES):
+        raise CheckpointError(
+            f"{found.model} has no cache, and {found.architecture} generates text; export it again with"
+            " --task text-generation-with-past"
+        )
+    return ImportedEncoder
