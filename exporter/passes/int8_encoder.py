@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .int8_rows import RowProduct, RowRule
-from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of
+from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of, view_of
 
 # What the constants of a product are called, behind its first parameter's name.
 COLUMNS = ".int8.columns"
@@ -87,7 +87,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
             x = self.add("Mul", [x, self.constant(name + UNSMOOTHING, 1 / product.smoothing)])
         q, steps = self.quantize_rows(x, product.rule, K)
         constants = [
-            self.constant(name + COLUMNS, product.weight),
+            self.columns(name, product),
             self.constant("int8.one", np.array(1, np.float32)),
             self.constant(name + COLUMNS + SCALE, product.scale),
             self.zero(product.rule),
@@ -97,6 +97,20 @@ class QuantizeEncoder(ir.passes.InPlacePass):
         shape = self.add("Concat", [leading, self.constant(f"int8.width.{N}", np.array([N]))], axis=0)
         y = self.add("Mul", [self.add("Reshape", [result, shape]), steps])
         self.connect(linears, y)
+
+    def columns(self, name: str, product: RowProduct) -> ir.Value:
+        """Return a constant of columns (K, N) for one product alone; what several multiply by is stored once.
+
+        Without VNNI ONNX Runtime rewrites the columns of each product, and fails where two share a constant.
+        """
+        name += COLUMNS
+        stored = self.graph.initializers.get(name)
+        if stored is None:
+            return self.constant(name, product.weight)
+        assert stored.const_value is not None
+        number = sum(each.startswith(name) for each in self.graph.initializers)
+        view = view_of(stored.const_value, 0, product.weight.shape)
+        return initializer(self.graph, f"{name}.{number}", view)
 
     def quantize_rows(self, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.Value, ir.Value]:
         """Return q (B * T, K) uint8 and the steps (B, T, 1) of x (B, T, K)."""

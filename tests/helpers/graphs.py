@@ -14,6 +14,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import onnxruntime as ort
 
+from planforge.runtime.backends.requirements import EXACT_PRODUCTS, products_saturate
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
 from planforge.runtime.bundle.manifest import FileEntry
 
@@ -48,6 +49,9 @@ def run_graph(model: ir.Model | Path, **inputs: npt.NDArray[Any]) -> list[Any]:
     """The results of a graph, or of a file; what it has no input for is left out."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
+    if products_saturate():
+        for name, value in EXACT_PRODUCTS.items():
+            options.add_session_config_entry(name, value)
     source = model if isinstance(model, Path) else ir.to_proto(model).SerializeToString()
     session = ort.InferenceSession(source, options)
     known = {tensor.name for tensor in session.get_inputs()}
