@@ -127,21 +127,28 @@ train-gpt2-demo: .venv/.ready-dev
 	$(BIN)/python models/demos/train_gpt2_demo.py --resume build/gpt2-demo-run1 --out models/demos/gpt2-demo \
 	  --minutes 8.5 --learning-rate 0.0015
 
-# The wheel holds every file of the three folders and nothing else. With onnxruntime alone beside it,
-# away from the checkout, it runs the demo's bundle.
-wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build the wheel and try it in a fresh environment
+# Two wheels: planforge-demos holds models/demos, planforge every other file of the three folders. Until they are on a
+# package index, the extra `demos` is found by `pip install --find-links dist "$$(ls dist/planforge-*.whl)[cpu,demos]"`.
+# With onnxruntime alone beside it, away from the checkout, planforge runs the demo's bundle; a demo that is asked for
+# names the extra that brings it, and is there once that is installed.
+RESOLVE_DEMO := venv/bin/python -c "from planforge.exporter.checkpoints.source import resolve_source as s; print(s('gpt2-demo').folder)"
+wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build both wheels and try them in a fresh environment
 	rm -rf build/lib build/bdist.* build/wheel dist
 	mkdir -p build/wheel
-	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist .
-	$(BIN)/python -m zipfile -l dist/*.whl | sed -n 's|^planforge/\([^ ]*\).*|\1|p' | LC_ALL=C sort > build/wheel/packed
-	git ls-files --cached --others --exclude-standard $(PACKAGES) | LC_ALL=C sort | diff - build/wheel/packed
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist . ./models/demos
+	git ls-files --cached --others --exclude-standard $(PACKAGES) | LC_ALL=C sort > build/wheel/files
+	for wheel in dist/*.whl; do $(BIN)/python -m zipfile -l $$wheel | sed -n 's|^planforge/\([^ ]*\).*|\1|p' | LC_ALL=C sort > build/wheel/$$(basename $$wheel -py3-none-any.whl); done
+	grep -v '^models/demos/' build/wheel/files | diff - build/wheel/planforge-0*
+	grep '^models/demos/' build/wheel/files | grep -v 'pyproject.toml$$' | diff - build/wheel/planforge_demos-*
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/*.whl)[cpu]"
+	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/planforge-*.whl)[cpu]"
 	cd build/wheel && venv/bin/python -c "from planforge.runtime import load; print(load('../../$(BUNDLE)').generate('In the', max_new_tokens=4).text)"
 	cd build/wheel && ! venv/bin/planforge --version 2> needs && grep -q "planforge\[cli\]" needs
-	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/*.whl)[cpu,cli]"
+	cd build/wheel && ! $(RESOLVE_DEMO) 2> needs && grep -q "planforge\[demos\]" needs
+	build/wheel/venv/bin/pip $(INSTALL) --find-links dist "$$(ls dist/planforge-*.whl)[cpu,cli,demos]"
 	cd build/wheel && venv/bin/planforge --version
 	cd build/wheel && venv/bin/planforge run ../../$(BUNDLE) "In the beginning" --max-new-tokens 8
+	cd build/wheel && $(RESOLVE_DEMO)
 
 $(BUNDLE)/manifest.json: | .venv/.ready-demo
 	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force

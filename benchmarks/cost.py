@@ -14,7 +14,7 @@ from typing import Any
 
 from .case import Entry, Work
 from .checkpoints import gpt2
-from .common import measured, write_result
+from .common import measure_command_cost, write_result
 from .process import ROOT
 from .workshop import Workshop
 
@@ -31,22 +31,22 @@ def export_cost(work: Path) -> dict[str, Any]:
     checkpoint = gpt2(work / "gpt2-124m" / "checkpoint")
     bundle = work / "bundle"
     planforge = Path(sys.executable).with_name("planforge")
-    cost = measured([planforge, "export", checkpoint, "-o", bundle, "--force", "--json"])
+    cost = measure_command_cost([planforge, "export", checkpoint, "-o", bundle, "--force", "--json"])
     sizes = {path.name.split("-")[0]: path.stat().st_size for path in bundle.rglob("*") if path.is_file()}
     return {**cost, "bytes": sizes}
 
 
 def checking_cost(work: Path) -> dict[str, Any]:
     """`planforge verify` of GPT-2 124M in fp32, fp16 and int8, and `planforge lint` of its 500 MB in fp32."""
-    checkpoint = gpt2(work / "gpt2-124m-sure", sure=True)
+    checkpoint = gpt2(work / "gpt2-124m-peaked", peaked=True)
     bundle = work / "checked"
     planforge = Path(sys.executable).with_name("planforge")
     choices = ["--target", "cpu,portable", "--precision", "fp32,fp16,int8", "--force", "--no-verify"]
     subprocess.run([str(planforge), "export", str(checkpoint), "-o", str(bundle), *choices], check=True)
     (graph,) = (bundle / "onnx").glob("decoder.portable.fp32*.onnx")
     return {
-        "verify_gpt2_124m": measured([planforge, "verify", bundle]),
-        "lint_500mb": measured([planforge, "lint", graph], may_object=True),
+        "verify_gpt2_124m": measure_command_cost([planforge, "verify", bundle]),
+        "lint_500mb": measure_command_cost([planforge, "lint", graph], may_object=True),
     }
 
 
@@ -59,7 +59,7 @@ def plan_cost(work: Path) -> dict[str, Any]:
     subprocess.run([str(planforge), "export", str(checkpoint), "-o", str(bundle), *choices], check=True)
     costs: dict[str, Any] = {}
     for name, choice in (("whole", []), ("stripped", ["--strip"])):
-        costs[name] = measured([planforge, "build", bundle, *choice])
+        costs[name] = measure_command_cost([planforge, "build", bundle, *choice])
         newest = max((bundle / "plans").iterdir(), key=lambda path: path.stat().st_mtime)
         costs[name]["plan_bytes"] = newest.stat().st_size
     (weights,) = (bundle / "onnx").glob("weights.fp16*")
@@ -72,9 +72,7 @@ def folder_cost(work: Path, python: Path) -> dict[str, Any]:
     Args:
         python: of an environment that has optimum-onnx.
     """
-    made = Workshop(work, [python]).prepared(
-        Entry("optimum_onnx", "fp32", "llama-110m", Work("generate", ()))
-    )
+    made = Workshop(work, [python]).prepare(Entry("optimum_onnx", "fp32", "llama-110m", Work("generate", ())))
     planforge = Path(sys.executable).with_name("planforge")
     command: list[str | Path] = [
         planforge,
@@ -88,8 +86,8 @@ def folder_cost(work: Path, python: Path) -> dict[str, Any]:
     command += ["--precision", "fp32", "--target", "cpu", "--force"]
     return {
         "weight_bytes": (made.checkpoint / "model.safetensors").stat().st_size,
-        "verified": measured(command),
-        "not_verified": measured([*command, "--no-verify"]),
+        "verified": measure_command_cost(command),
+        "not_verified": measure_command_cost([*command, "--no-verify"]),
     }
 
 

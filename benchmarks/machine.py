@@ -15,7 +15,7 @@ STAT = Path("/proc/stat")
 BUSY = 0.1  # of the processors' time; figures beside that much other work mean little
 
 
-def measured_machine(threads: int) -> dict[str, float]:
+def measure_machine(threads: int) -> dict[str, float]:
     """Measure the bytes that threads read per second, and fp32 operations of a product; the best of five.
 
     Also how busy others keep the processors meanwhile that nothing is measured, from 0 to 1.

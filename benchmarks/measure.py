@@ -18,7 +18,7 @@ from planforge.runtime.diagnostics.bench import percentiles
 
 from .alike import UnlikeWorkError, check_alike, differences
 from .case import Case, Entry, Limit, Target
-from .machine import BusyMeter, measured_machine
+from .machine import BusyMeter, measure_machine
 from .process import Process, ProcessError
 from .systems import system_named
 from .systems.system import Skip
@@ -55,8 +55,8 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
         UnlikeWorkError: two systems did not do the same.
     """
     rounds = min(rounds, case.rounds)
-    runs, skipped = prepared_runs(case, workshop)
-    machine = measured_machine(max(entry.threads for entry in case.entries.values()))
+    runs, skipped = prepare_runs(case, workshop)
+    machine = measure_machine(max(entry.threads for entry in case.entries.values()))
     take = fresh_rounds if case.fresh else warm_rounds
     meter = BusyMeter()
     skipped |= take(case, runs, workshop, rounds)
@@ -79,7 +79,7 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
         "varies": dict(case.varies),
         "entries": entries,
         "skipped": skipped,
-        "targets": [judged(target, entries) for target in case.targets],
+        "targets": [judge_target(target, entries) for target in case.targets],
     }
 
 
@@ -89,19 +89,19 @@ def display(entry: Entry) -> str:
     return f"{name}, {entry.label}" if entry.label else name
 
 
-def prepared_runs(case: Case, workshop: Workshop) -> tuple[dict[str, Run], dict[str, str]]:
+def prepare_runs(case: Case, workshop: Workshop) -> tuple[dict[str, Run], dict[str, str]]:
     """Converts what is not there yet. The entries that can take part, and why the others can't."""
     runs: dict[str, Run] = {}
     skipped: dict[str, str] = {}
     for name, entry in case.entries.items():
-        with leaving_out(name, runs, skipped):
-            runs[name] = Run(entry, workshop.prepared(entry))
+        with skip_on_failure(name, runs, skipped):
+            runs[name] = Run(entry, workshop.prepare(entry))
             if entry.work.kind == "embed":
                 runs[name].vectors = (workshop.work / f"{case.name}.{name}.npy").resolve()
     return runs, skipped
 
 
-def opened(run: Run, case: Case, workshop: Workshop) -> Process:
+def start_process(run: Run, case: Case, workshop: Workshop) -> Process:
     """Starts the process of an entry, which does the beginning of its work."""
     entry = run.entry
     prepared = run.prepared
@@ -133,9 +133,9 @@ def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: in
     failed: dict[str, str] = {}
     try:
         for name, run in list(runs.items()):
-            with leaving_out(name, runs, failed):
+            with skip_on_failure(name, runs, failed):
                 if run.entry.process not in processes:
-                    processes[run.entry.process] = opened(run, case, workshop)
+                    processes[run.entry.process] = start_process(run, case, workshop)
                 run.warm = processes[run.entry.process].ask(run.message(save=True))
         compare_work(case, runs)
         for number in range(rounds):
@@ -143,7 +143,7 @@ def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: in
             turn = number % max(1, len(names))
             for name in names[turn:] + names[:turn]:
                 time.sleep(PAUSE)
-                with leaving_out(name, runs, failed):
+                with skip_on_failure(name, runs, failed):
                     run = runs[name]
                     run.answers.append(processes[run.entry.process].ask(run.message()))
     finally:
@@ -153,7 +153,7 @@ def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: in
 
 
 @contextlib.contextmanager
-def leaving_out(name: str, runs: dict[str, Run], reasons: dict[str, str]) -> Iterator[None]:
+def skip_on_failure(name: str, runs: dict[str, Run], reasons: dict[str, str]) -> Iterator[None]:
     """An entry that fails in this block leaves `runs`, with its reason."""
     try:
         yield
@@ -170,7 +170,7 @@ def fresh_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: i
     failed: dict[str, str] = {}
     for number in range(rounds + 1):
         for name, run in list(runs.items()):
-            with leaving_out(name, runs, failed), opened(run, case, workshop) as process:
+            with skip_on_failure(name, runs, failed), start_process(run, case, workshop) as process:
                 run.warm = process.ask(run.message())
                 if number > 0:
                     run.answers.append(run.warm)
@@ -294,7 +294,7 @@ def value_of(figures: Mapping[str, Any], metric: str) -> float | None:
     return value["p50"] if isinstance(value, Mapping) else value
 
 
-def judged(target: Target | Limit, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def judge_target(target: Target | Limit, entries: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """A target with what was found; "met" is None where an entry did not take part."""
     ours = value_of(entries.get(target.of, {}), target.metric)
     if isinstance(target, Limit):

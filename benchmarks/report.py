@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .alike import shown
+from .alike import abbreviate
 from .measure import TIMES, value_of
 
 Result = Mapping[str, Any]
@@ -91,7 +92,7 @@ def notes(result: Result) -> Iterator[str]:
     for figures in entries.values():
         for key in figures["differs"]:
             if first is not None and key not in result["varies"]:
-                one, other = shown(first["did"][key], figures["did"][key])
+                one, other = abbreviate(first["did"][key], figures["did"][key])
                 yield f"{figures['name']}: {key} is {other} instead of {one}: {figures['differences'][key]}"
     for name, reason in result["skipped"].items():
         yield f"without {name}: {reason}"
@@ -144,7 +145,8 @@ def comparisons(results: Mapping[str, Result]) -> list[Row]:
             assert value is not None
             values[figures["system"]] = better(value, values.get(figures["system"], value))
         for precision, values in classes.items():
-            title = result["title"] if len(classes) == 1 else f"{precision}, {result['title']}"
+            what, colon, unit = result["title"].rpartition(": ")
+            title = result["title"] if len(classes) == 1 else f"{what}, {precision}{colon}{unit}"
             labels = {
                 name: number(value) + fidelity(result, precision, name) for name, value in values.items()
             }
@@ -190,35 +192,47 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def plot(results: Mapping[str, Result], path: Path) -> None:
-    """A panel of bars for each comparison of two systems or more."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def plot(results: Mapping[str, Result], path: Path, heading: str) -> None:
+    """Draw a panel of bars for each comparison of two systems or more, two panels in a line."""
+    from matplotlib.figure import Figure
 
     rows = [row for row in comparisons(results) if len(row.values) > 1]
-    columns = max(1, min(3, len(rows)))
-    lines = max(1, -(-len(rows) // columns))
-    figure, panels = pyplot.subplots(lines, columns, figsize=(5 * columns, 1.9 * lines), squeeze=False)
-    for panel, row in itertools.zip_longest(panels.flat, rows):
-        if row is None:
-            panel.axis("off")
-            continue
-        names = sorted(row.values, key=lambda name: row.values[name], reverse=row.metric in TIMES)
-        colours = ["#d9480f" if name == PLANFORGE else "#adb5bd" for name in names]
-        bars = panel.barh(names, [row.values[name] for name in names], color=colours)
-        labels = [f" {row.labels[name]}".replace(" (", "\n (") for name in names]
-        panel.bar_label(bars, labels, fontsize=7)
-        less = "\n(less is better)" if row.metric in TIMES else ""
-        panel.set_title(row.title.replace(": ", "\n") + less, fontsize=8)
-        panel.tick_params(labelsize=7)
-        panel.set_xticks([])
-        panel.margins(x=0.35)
-        panel.spines[["top", "right", "bottom"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    if not rows:
+        return
+    lines = [rows[start : start + 2] for start in range(0, len(rows), 2)]
+    heights = [0.85 + 0.27 * max(len(row.values) for row in line) for line in lines]
+    figure = Figure(figsize=(10, sum(heights) + 0.6), layout="constrained")
+    figure.suptitle(heading, fontsize=12)
+    panels = figure.subplots(len(lines), 2, squeeze=False, height_ratios=heights)
+    for pair, line in zip(panels, lines, strict=True):
+        slots = max(len(row.values) for row in line)
+        for panel, row in itertools.zip_longest(pair, line):
+            if row is None:
+                panel.axis("off")
+            else:
+                draw_bars(panel, row, slots)
+    figure.savefig(path, dpi=140)
+
+
+def draw_bars(panel: Any, row: Row, slots: int) -> None:
+    """Draw one comparison, the best system on top, in bars as thick as those of a panel with `slots` bars."""
+    less_is_better = row.metric in TIMES
+    names = sorted(row.values, key=lambda name: row.values[name], reverse=less_is_better)
+    colours = ["#d9480f" if name == PLANFORGE else "#adb5bd" for name in names]
+    bars = panel.barh(names, [row.values[name] for name in names], color=colours)
+    labels = [row.labels[name].replace(" (", "\n(") for name in names]
+    panel.bar_label(bars, labels, padding=4, fontsize=8)
+    with_cosines = any("\n" in label for label in labels)
+    panel.set_xlim(0, max(row.values.values()) * (2.3 if with_cosines else 1.3))  # room for the labels
+    panel.set_ylim(len(names) - slots - 0.5, len(names) - 0.5)
+    what, _, unit = row.title.rpartition(": ")
+    what = textwrap.fill(what, 52)
+    panel.set_title(
+        f"{what}\n{unit}, {'less' if less_is_better else 'more'} is better", loc="left", fontsize=9
+    )
+    panel.tick_params(labelsize=9, length=0)
+    panel.set_xticks([])
+    panel.spines[:].set_visible(False)
 
 
 def best_rows(results: Mapping[str, Result]) -> str:
@@ -262,12 +276,12 @@ def write_report(
         for figures in result["entries"].values()
         for name, version in figures["versions"].items()
     }
-    machine = f"{environment['cores']} cores of {environment['cpu']}. {', '.join(sorted(versions))}.\n"
+    cores = f"{environment['cores']} cores of {environment['cpu']}"
+    machine = f"{cores}. {', '.join(sorted(versions))}.\n"
     missing = "".join(f"- left out: {reason}\n" for reason in (left_out or {}).values())
     parts = [case_section(result) for result in results.values()]
     if missing:
         parts.append(missing)
     (out / "suite.md").write_text("\n".join([f"# Benchmarks\n\n{machine}", *parts]), encoding="utf-8")
-    if comparisons(results):
-        plot(results, out / "suite.png")
+    plot(results, out / "suite.png", f"PlanForge beside its peers, {cores}")
     return f"{machine}\n{summary(results)}{missing}\n"

@@ -133,7 +133,7 @@ def beside_others(bundle: Path, rounds: int) -> dict[str, Any]:
     return {**found, "machine": {"busy": round(meter.share(), 2)}}
 
 
-def exported(model: str, work: Path) -> Path:
+def export_bundle(model: str, work: Path) -> Path:
     """Return the bundle of a checkpoint of the benchmarks, which is made at the first call."""
     from planforge.exporter import export
 
@@ -157,7 +157,7 @@ def main(given: Sequence[str] | None = None) -> None:
     models: dict[str, Any] = {}
     missed = []
     for model in arguments.models.split(","):
-        bundle = exported(model, arguments.work)
+        bundle = export_bundle(model, arguments.work)
         try:
             models[model] = measure_when_idle(
                 lambda bundle=bundle: beside_others(bundle, arguments.rounds),  # type: ignore[misc]

@@ -98,7 +98,7 @@ class Workshop:
             subprocess.run(command, check=True, cwd=ROOT)
         return folder
 
-    def prepared(self, entry: Entry) -> Prepared:
+    def prepare(self, entry: Entry) -> Prepared:
         """Converts the entry's checkpoint for its system, unless that was done before.
 
         Raises:
@@ -118,7 +118,7 @@ class Workshop:
             stamp = {"weights": weights, **versions}
             if entry.graphs:
                 of = replace(entry, system=entry.graphs, precision="fp32", graphs="", prepare={})
-                given = self.prepared(of)
+                given = self.prepare(of)
                 settings["graphs"] = str(given.folder)
                 stamp = {**given.versions, **stamp}
             self.convert(entry, system, python, checkpoint, folder, settings, stamp)

@@ -60,14 +60,14 @@ def cases(work: Path) -> list[Case]:
         Case(
             "decode-8bit-b1",
             "decode",
-            "GPT-2 124M, 8 bit, batch 1: new tokens/s",
+            "GPT-2 124M, 8-bit, batch 1: new tokens/s",
             entries(BITS_8, one),
             targets=ahead("per_s", ctranslate2=2.2, llama_cpp=1.25),
         ),
         Case(
             "decode-4bit-b1",
             "decode",
-            "GPT-2 124M, 4 bit, batch 1: new tokens/s",
+            "GPT-2 124M, 4-bit, batch 1: new tokens/s",
             entries(BITS_4, one),
             targets=ahead("per_s", llama_cpp=1.15),
         ),
@@ -80,7 +80,7 @@ def cases(work: Path) -> list[Case]:
         Case(
             "decode-8bit-b8",
             "decode",
-            "GPT-2 124M, 8 bit, batch 8: new tokens/s of all rows",
+            "GPT-2 124M, 8-bit, batch 8: new tokens/s of all rows",
             entries(BITS_8, eight),
             targets=ahead("per_s", ctranslate2=1.8),
         ),

@@ -11,7 +11,7 @@ TOKENS = 32
 NEW = 64
 
 
-def imported(name: str, title: str, checkpoint: str, work: Work) -> Case:
+def imported_case(name: str, title: str, checkpoint: str, work: Work) -> Case:
     limited = {"torch_threads": 1}  # its search is torch's, whose threads and ONNX Runtime's may collide
     entries = {
         "planforge": Entry("planforge", "fp32", checkpoint, work, graphs="optimum_onnx"),
@@ -24,8 +24,8 @@ def imported(name: str, title: str, checkpoint: str, work: Work) -> Case:
     return Case(name, "imported", title, entries, targets=targets)
 
 
-def in_int8(name: str, title: str, checkpoint: str, work: Work) -> Case:
-    """Verified, so of a checkpoint that is sure of its tokens: it repeats one."""
+def int8_case(name: str, title: str, checkpoint: str, work: Work) -> Case:
+    """Compare int8 with fp32. An export is verified, so the logits have one peak that int8 keeps."""
     entries = {
         "planforge int8": Entry("planforge", "int8", checkpoint, work, graphs="optimum_onnx"),
         "optimum": Entry("optimum_onnx", "fp32", checkpoint, work),
@@ -46,31 +46,31 @@ def cases(work: Path) -> list[Case]:
     generation = Work("generate", *prompt, NEW)
     translation = Work("translate", *source, NEW)
     return [
-        imported(
+        imported_case(
             "imported-llama",
             "Llama 110M, fp32, imported, batch 1: new tokens/s",
             "llama-110m",
             generation,
         ),
-        in_int8(
+        int8_case(
             "imported-llama-int8",
-            "Llama 110M sure of its tokens, imported, batch 1: new tokens/s",
-            "llama-110m-sure",
+            "Llama 110M with peaked logits, imported, batch 1: new tokens/s",
+            "llama-110m-peaked",
             generation,
         ),
-        imported(
+        imported_case(
             "imported-t5",
             "T5-small shape, fp32, imported, one source, greedy: new tokens/s",
             "t5-small",
             translation,
         ),
-        in_int8(
+        int8_case(
             "imported-t5-int8",
-            "T5-small shape sure of its tokens, imported, one source, greedy: new tokens/s",
-            "t5-small-sure",
+            "T5-small shape with peaked logits, imported, one source, greedy: new tokens/s",
+            "t5-small-peaked",
             translation,
         ),
-        imported(
+        imported_case(
             "imported-t5-beams",
             "T5-small shape, fp32, imported, one source, 4 beams: new tokens/s",
             "t5-small",

@@ -41,7 +41,7 @@ def case(
             asked = replace(work, options=options)
             entries[f"{precision} {label}"] = Entry("planforge", precision, checkpoint, asked, label=label)
     varies = {"precision": "each precision is compared with itself"}
-    title = f"{checkpoint}, {title}: new tokens/s"
+    title = f"{title}: new tokens/s"
     return Case(name, "lookup", title, entries, varies=varies, targets=targets, rounds=rounds)
 
 
@@ -49,7 +49,7 @@ def cases(work: Path) -> list[Case]:
     dictated = [
         case(
             f"lookup-dictated-{i}",
-            f"dictated {each.what}",
+            f"forced to write {each.what}",
             "gpt2-124m",
             Work("generate", (each.prompt,), new_tokens=each.tokens, dictated=each.after),
             TARGETS,

@@ -29,7 +29,7 @@ def cases(work: Path) -> list[Case]:
         Case(
             "prompt-8bit",
             "prompt",
-            f"GPT-2 124M, 8 bit, a prompt of {PROMPT} tokens: ms to first token",
+            f"GPT-2 124M, 8-bit, a prompt of {PROMPT} tokens: ms to first token",
             entries(BITS_8, long),
             targets=ahead("ttft_ms", ctranslate2=0.75),
             metric="ttft_ms",

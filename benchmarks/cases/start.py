@@ -27,7 +27,7 @@ def cases(work: Path) -> list[Case]:
         Case(
             "start-8bit",
             "start",
-            "GPT-2 124M, 8 bit: seconds from process start to first token",
+            "GPT-2 124M, 8-bit: seconds from process start to first token",
             entries(BITS_8, one),
             targets=(
                 Limit("planforge", "file_mb", 140),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .nvidia import CLOCKS, queried
+from .nvidia import CLOCKS, query
 
 TRIES = 5
 REPEATS = 10
@@ -42,7 +42,7 @@ def bounds(device: str = "cuda", largest: int = LARGEST, side: int = SIDE) -> di
     product = seconds(lambda: a @ b, wait)
     for _ in range(min(MOST, int(1 / product))):  # a second of work, in which nvidia-smi looks at the clocks
         a @ b
-    clocks = queried(CLOCKS)
+    clocks = query(CLOCKS)
     wait()
     return {
         "copy_gb_per_s": round(copied / 1e9, 1),

@@ -9,7 +9,7 @@ from typing import Any
 from planforge.runtime.backends.cuda_memory import Gpu
 from planforge.runtime.diagnostics import doctor
 
-from .nvidia import FACTS, queried
+from .nvidia import FACTS, query
 
 
 def environment(gpu: Gpu) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def environment(gpu: Gpu) -> dict[str, Any]:
             "name": gpu.name,
             "sm": gpu.sm,
             "memory_gb": round(gpu.memory / 1e9, 1),
-            "nvidia_smi": queried(FACTS),
+            "nvidia_smi": query(FACTS),
         },
         "driver": facts.graphics.driver,
         "cuda": facts.graphics.cuda,

@@ -22,7 +22,7 @@ SLACK = 4
 Rows = Sequence[Sequence[int]]
 
 
-def examined(
+def judge_answers(
     checkpoint: str, kind: str, prompts: Rows, answers: Mapping[str, Rows], device: str = "cuda"
 ) -> dict[str, dict[str, Any]]:
     """Judges each entry's new tokens.
@@ -43,18 +43,18 @@ def examined(
     first = next(iter(answers))
     exact: list[Any] = []
     gaps: dict[str, list[Any]] = {}
-    model, banned = opened(checkpoint, kind, torch.float32, device)
+    model, banned = load_judge(checkpoint, kind, torch.float32, device)
     for name, rows in answers.items():
-        for scores, tokens in scored(model, kind, prompts, rows, banned):
+        for scores, tokens in score_tokens(model, kind, prompts, rows, banned):
             gaps.setdefault(name, []).append(scores.max(-1).values - scores.gather(-1, tokens[:, None])[:, 0])
             if name == first:
                 exact.append(scores.cpu())
     del model
-    half, _ = opened(checkpoint, kind, torch.float16, device)
+    half, _ = load_judge(checkpoint, kind, torch.float16, device)
     errors = [
         (scores.cpu() - wanted).nan_to_num(0.0).abs().max().item()  # of banned tokens -inf - -inf
         for (scores, _), wanted in zip(
-            scored(half, kind, prompts, answers[first], banned), exact, strict=True
+            score_tokens(half, kind, prompts, answers[first], banned), exact, strict=True
         )
     ]
     limit = SLACK * max(errors)
@@ -72,7 +72,7 @@ def verdict(gaps: Sequence[float], limit: float) -> dict[str, Any]:
     }
 
 
-def opened(checkpoint: str, kind: str, dtype: Any, device: str) -> tuple[Any, list[int]]:
+def load_judge(checkpoint: str, kind: str, dtype: Any, device: str) -> tuple[Any, list[int]]:
     """The model, and tokens that it may not choose."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -86,7 +86,7 @@ def opened(checkpoint: str, kind: str, dtype: Any, device: str) -> tuple[Any, li
     return model, [*ends, *(word[0] for word in config.bad_words_ids or () if len(word) == 1)]
 
 
-def scored(
+def score_tokens(
     model: Any, kind: str, prompts: Rows, rows: Rows, banned: Sequence[int]
 ) -> Iterator[tuple[Any, Any]]:
     """Of each row, the scores (N, V) behind which its first tokens (N,) were chosen."""
@@ -109,4 +109,4 @@ def scored(
 
 
 if __name__ == "__main__":
-    print(json.dumps(examined(**json.loads(sys.stdin.readline()))))
+    print(json.dumps(judge_answers(**json.loads(sys.stdin.readline()))))

@@ -17,7 +17,7 @@ from planforge.runtime.diagnostics.bench import percentiles
 
 from ..alike import UnlikeWorkError
 from ..case import Case
-from ..measure import PAUSE, Run, compare_work, leaving_out, opened, prepared_runs, same_share
+from ..measure import PAUSE, Run, compare_work, prepare_runs, same_share, skip_on_failure, start_process
 from ..process import ROOT, Process
 from ..workshop import Workshop
 from .cases import NEEDED_GB
@@ -89,14 +89,14 @@ def take_turns(case: Case, workshop: Workshop, rounds: int) -> Turns:
     Raises:
         UnlikeWorkError: two of them did not do the same.
     """
-    runs, skipped = prepared_runs(case, workshop)
+    runs, skipped = prepare_runs(case, workshop)
     turns = Turns(runs, skipped)
     processes: dict[str, Process] = {}
     try:
         for name, run in list(runs.items()):
             before = used_mb()
-            with leaving_out(name, runs, skipped):
-                processes[name] = opened(run, case, workshop)
+            with skip_on_failure(name, runs, skipped):
+                processes[name] = start_process(run, case, workshop)
                 for _ in range(WARM):
                     run.warm = processes[name].ask(run.message(save=True))
                 after = used_mb()
@@ -108,7 +108,7 @@ def take_turns(case: Case, workshop: Workshop, rounds: int) -> Turns:
             turn = number % max(1, len(names))
             for name in names[turn:] + names[:turn]:
                 time.sleep(PAUSE)
-                with leaving_out(name, runs, skipped):
+                with skip_on_failure(name, runs, skipped):
                     run = runs[name]
                     run.answers.append(processes[name].ask(run.message()))
     finally:

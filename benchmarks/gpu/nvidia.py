@@ -24,7 +24,7 @@ CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "pstate")
 Value = float | str | None
 
 
-def queried(fields: Sequence[str]) -> dict[str, Value]:
+def query(fields: Sequence[str]) -> dict[str, Value]:
     """Fields of nvidia-smi for the GPU that CUDA calls 0; none where there is no nvidia-smi."""
     command = (
         "nvidia-smi",
@@ -33,7 +33,7 @@ def queried(fields: Sequence[str]) -> dict[str, Value]:
         "-i",
         first_gpu(),
     )
-    return parsed(answer_of(*command)[0], fields)
+    return parse_fields(answer_of(*command)[0], fields)
 
 
 def first_gpu() -> str:
@@ -41,7 +41,7 @@ def first_gpu() -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
 
 
-def parsed(table: str, fields: Sequence[str]) -> dict[str, Value]:
+def parse_fields(table: str, fields: Sequence[str]) -> dict[str, Value]:
     """The first line of nvidia-smi's table; fields that the GPU doesn't tell are None."""
     cells = table.partition("\n")[0].strip().rsplit(", ", len(fields) - 1)
     return dict(zip(fields, map(value_of, cells), strict=True)) if len(cells) == len(fields) else {}
@@ -59,5 +59,5 @@ def value_of(cell: str) -> Value:
 
 def used_mb() -> float | None:
     """The device's memory that is in use, by all programs together; None where that can't be told."""
-    found = queried(["memory.used"]).get("memory.used")
+    found = query(["memory.used"]).get("memory.used")
     return found * 2**20 / 1e6 if isinstance(found, float) else None

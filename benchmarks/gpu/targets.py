@@ -55,7 +55,7 @@ TARGETS = (
 )
 
 
-def judged(target: Target, cases: Cases) -> dict[str, Any]:
+def judge_target(target: Target, cases: Cases) -> dict[str, Any]:
     """A target with what was found.
 
     Returns:
@@ -98,4 +98,4 @@ def obstacles(target: Target, cases: Cases) -> Iterator[str]:
 
 def verdicts(cases: Cases) -> list[dict[str, Any]]:
     """All targets, judged."""
-    return [judged(target, cases) for target in TARGETS]
+    return [judge_target(target, cases) for target in TARGETS]

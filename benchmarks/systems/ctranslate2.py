@@ -48,7 +48,7 @@ class Generator:
         self.vocabulary = vocabulary
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
-        def called(step: Any) -> bool:
+        def on_token(step: Any) -> bool:
             if step.batch_id == 0:
                 tick()
             return False
@@ -59,7 +59,7 @@ class Generator:
             min_length=work["new_tokens"],
             sampling_topk=1,
             include_prompt_in_result=False,
-            callback=called,
+            callback=on_token,
         )
         return [answer.sequences_ids[0] for answer in found]
 

@@ -46,7 +46,7 @@ class OptimumOnnx(System):
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         from optimum.onnxruntime import ORTModelForCausalLM
 
-        return Generator(loaded(ORTModelForCausalLM, model, threads, settings))
+        return Generator(load_model(ORTModelForCausalLM, model, threads, settings))
 
     def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         import onnxruntime
@@ -63,10 +63,10 @@ class OptimumOnnx(System):
     def translate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         from optimum.onnxruntime import ORTModelForSeq2SeqLM
 
-        return Translator(loaded(ORTModelForSeq2SeqLM, model, threads, settings))
+        return Translator(load_model(ORTModelForSeq2SeqLM, model, threads, settings))
 
 
-def loaded(kind: Any, model: Path, threads: int, settings: Mapping[str, Any]) -> Any:
+def load_model(kind: Any, model: Path, threads: int, settings: Mapping[str, Any]) -> Any:
     import torch
 
     torch.set_num_threads(settings.get("torch_threads", threads))

@@ -26,8 +26,12 @@ class PlanForge(System):
     name = "PlanForge"
     packages = ("planforge",)
     classes: Mapping[str, str] = {
-        **{"fp32": "fp32", "int8": "8-bit", "int4": "4-bit"},
-        **{"fp32-kv8": "fp32", "int8-kv8": "8-bit", "int4-kv8": "4-bit"},
+        "fp32": "fp32",
+        "int8": "8-bit",
+        "int4": "4-bit",
+        "fp32-kv8": "fp32",
+        "int8-kv8": "8-bit",
+        "int4-kv8": "4-bit",
     }
 
     def prepare(
@@ -58,16 +62,16 @@ class PlanForge(System):
         return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        return Generator(opened(model, precision, threads))
+        return Generator(open_bundle(model, precision, threads))
 
     def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        return Embedder(opened(model, precision, threads))
+        return Embedder(open_bundle(model, precision, threads))
 
     def translate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        return Translator(opened(model, precision, threads))
+        return Translator(open_bundle(model, precision, threads))
 
 
-def opened(model: Path, precision: str, threads: int) -> Any:
+def open_bundle(model: Path, precision: str, threads: int) -> Any:
     from planforge.runtime import load
 
     return load(model, precision=precision, threads=threads)
@@ -88,7 +92,7 @@ class Generator:
             list(texts),
             max_new_tokens=work["new_tokens"],
             ignore_eos=True,
-            on_token=ticking(tick, len(texts)),
+            on_token=make_on_token(tick, len(texts)),
             **options,
         )
         return [list(answer.token_ids) for answer in self.answers]
@@ -111,7 +115,7 @@ class Generator:
         }
 
 
-def ticking(tick: Tick, rows: int) -> Callable[[Any], None]:
+def make_on_token(tick: Tick, rows: int) -> Callable[[Any], None]:
     """Return an `on_token` that calls `tick` whenever the next token of each of so many rows is known."""
     known = 0
 

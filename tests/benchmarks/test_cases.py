@@ -73,7 +73,7 @@ class TinyWorkshop(Workshop):
         self.bundles = bundles
         self.gpt2 = checkpoint
 
-    def prepared(self, entry: Entry) -> Prepared:
+    def prepare(self, entry: Entry) -> Prepared:
         return Prepared(
             python=Path(sys.executable),
             versions={},
@@ -114,7 +114,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "PAUSE", 0)
     monkeypatch.setattr(measuring, "Process", ProcessHere)
     machine = {"busy": 0.0, "read_gb_per_s": 10.0, "gflop_per_s": 100.0}
-    monkeypatch.setattr(measuring, "measured_machine", lambda threads: machine)
+    monkeypatch.setattr(measuring, "measure_machine", lambda threads: machine)
     monkeypatch.setattr(all_cases.encode, "sentences", lambda count, work: ("One.", "Two."))
 
 
@@ -161,7 +161,7 @@ def dictated_cases(work: Path) -> list[Case]:
 def test_a_dictated_answer_is_the_dictated_text(workshop: TinyWorkshop, entry_name: str) -> None:
     for case in dictated_cases(workshop.work):
         entry = case.entries[entry_name]
-        bundle = workshop.prepared(entry).folder
+        bundle = workshop.prepare(entry).folder
         session: Any = system_named("planforge").generate(bundle, entry.precision, 1, {})
         asked = json.loads(json.dumps({**entry.work.to_json(), "save": ""}))
         tokens = session.model.tokenizer.encode(entry.work.dictated)

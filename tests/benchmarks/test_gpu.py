@@ -20,7 +20,7 @@ from benchmarks.case import Case, Entry, Work
 from benchmarks.checkpoints import demo
 from benchmarks.child import answer
 from benchmarks.gpu import measure as gpu_measuring
-from benchmarks.gpu.judge import examined
+from benchmarks.gpu.judge import judge_answers
 from benchmarks.gpu.measure import measure
 from benchmarks.gpu.yardstick import step_bytes
 from benchmarks.systems import system_named
@@ -83,7 +83,7 @@ def test_generators_do_the_same_work_and_find_the_models_tokens(demo_bundle: Pat
     assert found["eager"]["did"]["cache"] == "fp16" and found["eager"]["did"]["prefill_logit_rows"] == 2
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # one step, for all of them
     tokens = {name: each["result"] for name, each in found.items()}
-    judged = examined(str(demo("gpt2-demo")), "generate", work.prompts, tokens, "cpu")
+    judged = judge_answers(str(demo("gpt2-demo")), "generate", work.prompts, tokens, "cpu")
     assert all(each["alike"] for each in judged.values()) and len(set(tokens["eager"][0])) > 5
     opened["planforge"].model.close()
 
@@ -120,7 +120,7 @@ def test_translators_do_the_same_work_and_find_the_models_tokens(marian_bundle: 
     found = answers(opened, work)
     check("translate", found)
     tokens = {name: each["result"] for name, each in found.items()}
-    judged = examined(str(checkpoint), "translate", work.prompts, tokens, "cpu")
+    judged = judge_answers(str(checkpoint), "translate", work.prompts, tokens, "cpu")
     assert all(each["alike"] for each in judged.values()) and len(set(tokens["eager"][0])) > 3
     opened["planforge"].model.close()
 
@@ -216,11 +216,11 @@ def test_the_whole_way_in_processes_of_their_own(
         for name, chosen in settings.items()
     }
 
-    def prepared(workshop: Workshop, entry: Entry) -> Prepared:
+    def prepare(workshop: Workshop, entry: Entry) -> Prepared:
         where = folder if entry.system.endswith("pytorch") else demo_bundle
         return Prepared(Path(sys.executable), {}, folder, where, "same", 0, 0)
 
-    monkeypatch.setattr(Workshop, "prepared", prepared)
+    monkeypatch.setattr(Workshop, "prepare", prepare)
     bounds = {"copy_gb_per_s": 1000.0, "fp16_tflops": 1.0, "clocks": {}}
     result = measure(Case("demo", "gpu", "Demo", entries), Workshop(tmp_path), 2, bounds, 80.0, "cpu")
     assert result["refused"] is None and result["skipped"] == {}

@@ -19,7 +19,7 @@ from benchmarks.case import Case, Entry, Work
 from benchmarks.checkpoints import demo
 from benchmarks.gpu import measure as gpu_measuring
 from benchmarks.gpu.bounds import bounds
-from benchmarks.gpu.judge import examined, verdict
+from benchmarks.gpu.judge import judge_answers, verdict
 from benchmarks.gpu.measure import measure
 from benchmarks.gpu.yardstick import encoder_flops, step_bytes
 from benchmarks.workshop import Workshop
@@ -44,7 +44,7 @@ def test_the_judge_allows_flips_and_no_wrong_token() -> None:
     second = int(exact[3].topk(2).indices[1])
     gap = float(exact[3].max() - exact[3][second])
     wrong = [*greedy[:3], second]
-    judged = examined(str(folder), "generate", [prompt], {"right": [greedy], "wrong": [wrong]}, "cpu")
+    judged = judge_answers(str(folder), "generate", [prompt], {"right": [greedy], "wrong": [wrong]}, "cpu")
     assert error > 0 and judged["right"]["limit"] == pytest.approx(4 * error, abs=1e-5)
     assert (judged["right"]["worst"], judged["right"]["flips"], judged["right"]["alike"]) == (0.0, 0, True)
     assert gap > 4 * error  # else it could be taken for rounding, and this would show nothing
@@ -59,7 +59,7 @@ def test_the_judge_knows_what_a_translator_may_not_choose(tmp_path: Path) -> Non
     found = model.generate(torch.tensor([source]), num_beams=1, min_new_tokens=8, max_new_tokens=8)
     tokens = found[0, 1:].tolist()
     answers = {"right": [tokens], "ended": [[*tokens[:3], end, *tokens[4:]]]}
-    judged = examined(str(tmp_path / "marian"), "translate", [source], answers, "cpu")
+    judged = judge_answers(str(tmp_path / "marian"), "translate", [source], answers, "cpu")
     assert judged["right"]["alike"] and judged["right"]["worst"] == 0.0
     assert not judged["ended"]["alike"] and judged["ended"]["worst"] is None
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.cases import COPIES, EAGER, ORT_CUDA, RTX, TENSORRT, cases
 from benchmarks.gpu.environment import environment, same_machine
 from benchmarks.gpu.report import report
 from benchmarks.gpu.systems.planforge import TARGETS as TARGETS_OF_EXPORT
-from benchmarks.gpu.targets import TARGETS, Target, judged, verdicts
+from benchmarks.gpu.targets import TARGETS, Target, judge_target, verdicts
 from benchmarks.systems import system_named
 from planforge.exporter.targets import target_named
 from planforge.runtime.backends.cuda_memory import Gpu
@@ -73,7 +73,7 @@ def made_up() -> dict[str, Any]:
 def found(case: str, entry: str, against: tuple[str, str] | None, cases: dict[str, Any]) -> dict[str, Any]:
     """The verdict on one of the issue's targets."""
     target = next(t for t in TARGETS if (t.case, t.entry, t.against) == (case, entry, against))
-    return judged(target, cases)
+    return judge_target(target, cases)
 
 
 def test_targets_are_met_or_missed_by_ratios_and_limits() -> None:
@@ -123,8 +123,8 @@ def test_every_target_names_what_a_case_measures() -> None:
         assert (target.metric in ("ms", "matrix_share")) == encodes
     least = replace(TARGETS[0], value=2.0)
     assert (
-        judged(least, made_up())["met"] is True
-        and judged(replace(least, value=4.6), made_up())["met"] is False
+        judge_target(least, made_up())["met"] is True
+        and judge_target(replace(least, value=4.6), made_up())["met"] is False
     )
 
 
@@ -182,11 +182,11 @@ TABLE = "NVIDIA H200, 3 g, GPU-1a2b, 9.0, 143771, 580.95.05, [N/A], Enabled, 700
 
 
 def test_a_table_of_nvidia_smi() -> None:
-    facts = nvidia.parsed(TABLE, nvidia.FACTS)
+    facts = nvidia.parse_fields(TABLE, nvidia.FACTS)
     assert facts["name"] == "NVIDIA H200, 3 g" and facts["uuid"] == "GPU-1a2b"
     assert (facts["memory.total"], facts["power.limit"], facts["clocks.max.mem"]) == (143771.0, 700.0, 3201.0)
     assert facts["vbios_version"] is None and facts["driver_version"] == "580.95.05"
-    assert nvidia.parsed("", nvidia.FACTS) == nvidia.parsed("an error\n", nvidia.FACTS) == {}
+    assert nvidia.parse_fields("", nvidia.FACTS) == nvidia.parse_fields("an error\n", nvidia.FACTS) == {}
 
 
 @pytest.mark.parametrize(
@@ -304,6 +304,6 @@ def test_the_command_fails_where_planforge_does(run_command: Callable[..., Any])
 
 
 def test_a_target_is_a_plain_row() -> None:
-    row = judged(Target("gpt2-124m-b1", ORT_CUDA, "tokens_per_s", 1.0), made_up())
+    row = judge_target(Target("gpt2-124m-b1", ORT_CUDA, "tokens_per_s", 1.0), made_up())
     assert json.loads(json.dumps(row)) == row
     assert (row["found"], row["met"]) == (1900.0, True)

@@ -129,7 +129,9 @@ def result(group: str = "decode", busy: float = 0.02, **more: Any) -> dict[str, 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], str]:
     """Measures one case, which does nothing, by the command on a machine that is so busy; how it ended."""
-    monkeypatch.setattr(command, "chosen", lambda names, work: [Case("decode-x", "decode", "Some case", {})])
+    monkeypatch.setattr(
+        command, "resolve_cases", lambda names, work: [Case("decode-x", "decode", "Some case", {})]
+    )
     monkeypatch.setattr(command, "Workshop", lambda *settings, **more: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
 

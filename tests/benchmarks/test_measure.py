@@ -92,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(measuring, "PAUSE", 0)
     machine = {"busy": 0.0, "read_gb_per_s": 10.0, "gflop_per_s": 100.0}
-    monkeypatch.setattr(measuring, "measured_machine", lambda threads: machine)
+    monkeypatch.setattr(measuring, "measure_machine", lambda threads: machine)
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("fake_")]:
         del sys.modules[name]
@@ -223,7 +223,7 @@ def test_vectors_are_compared_by_their_cosine(folder: Path) -> None:
 
 def test_a_conversion_is_kept_until_the_weights_or_the_code_change(folder: Path) -> None:
     def again(keep: bool = False) -> int:
-        return OneCheckpoint(folder, keep=keep).prepared(entry("one")).file_bytes
+        return OneCheckpoint(folder, keep=keep).prepare(entry("one")).file_bytes
 
     def changed(part: str) -> None:
         """The folder is written by hand, and by its stamp from something else."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import chosen, keep
+from benchmarks.__main__ import keep, resolve_cases
 from benchmarks.case import Limit, Target
-from benchmarks.measure import judged
+from benchmarks.measure import judge_target
 from benchmarks.report import BEGIN, BEST, END, case_section, comparisons, summary, write_section
 
 from ..helpers.paths import ROOT
@@ -67,8 +67,8 @@ def test_the_summary_has_a_row_for_each_class_of_precision_and_the_best_of_varia
     lone = case({"a": entry("PlanForge", "int8", 5.0), "b": entry("PlanForge", "int4", 7.0)}, title="Alone")
     text = summary({"one": case(entries), "two": lone})
     assert "|  | PlanForge | Peer |" in text
-    assert "| fp32, Model: tokens/s | 61.2 | 25 |" in text
-    assert "| 8-bit, Model: tokens/s | 173 (cosine 0.9995, least 0.9910) |  |" in text
+    assert "| Model, fp32: tokens/s | 61.2 | 25 |" in text
+    assert "| Model, 8-bit: tokens/s | 173 (cosine 0.9995, least 0.9910) |  |" in text
     assert "- Alone: int8 **5**; int4 **7**" in text
 
 
@@ -137,13 +137,13 @@ def test_targets_are_judged_by_ratios_of_medians(
         "a": {"per_s": 60.0, "ttft_ms": {"p50": 50.0, "p99": 1.0}},
         "b": {"per_s": 30.0, "ttft_ms": {"p50": 80.0, "p99": 1.0}},
     }
-    verdict = judged(target, entries)
+    verdict = judge_target(target, entries)
     assert (verdict["found"], verdict["met"]) == (found, met)
 
 
 def test_cases_are_chosen_by_group_or_name(tmp_path: Path) -> None:
-    names = [case.name for case in chosen(["start", "decode-4bit-b1"], tmp_path)]
+    names = [case.name for case in resolve_cases(["start", "decode-4bit-b1"], tmp_path)]
     assert names == ["start-fp32", "start-8bit", "decode-4bit-b1"]
     for unknown in ("speed", "start-1bit"):
         with pytest.raises(SystemExit, match=f"no case '{unknown}'; the groups are decode, prompt"):
-            chosen(["start", unknown], tmp_path)
+            resolve_cases(["start", unknown], tmp_path)

@@ -13,8 +13,6 @@ import pytest
 import torch
 import transformers
 
-from planforge.exporter.checkpoints.source import DEMOS
-
 from ..helpers.cli import error_line, planforge
 from ..helpers.models import random_gpt2, tiny_gpt2
 from ..helpers.text import write_gpt2
@@ -249,7 +247,3 @@ def test_an_engine_that_cannot_run_here_is_no_wrong_usage(demo_bundle: Path) -> 
 def test_run_refuses_an_empty_and_an_endless_prompt(demo_bundle: Path) -> None:
     assert "prompt is empty" in error_line("run", demo_bundle, "")
     assert "truncation='tail'" in error_line("run", demo_bundle, "word " * 1000)
-
-
-def test_demo_names_resolve() -> None:
-    assert (DEMOS / "gpt2-demo" / "model.safetensors").is_file()

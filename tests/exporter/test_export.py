@@ -17,7 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from planforge.exporter import build, export
-from planforge.exporter.checkpoints.source import DEMOS, resolve_source
+from planforge.exporter.checkpoints.source import DEMOS, OWN_DEMOS, resolve_source
 from planforge.exporter.errors import (
     BuildError,
     CheckpointError,
@@ -262,6 +262,13 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "KeyboardInterrupt" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_demo_without_its_weights_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert sorted(path.parent.name for path in DEMOS.glob("*/model.safetensors")) == sorted(OWN_DEMOS)
+    monkeypatch.setattr("planforge.exporter.checkpoints.source.DEMOS", tmp_path)
+    with pytest.raises(SourceError, match=r"gpt2-demo .*pip install 'planforge\[demos\]'"):
+        resolve_source("gpt2-demo")
 
 
 def test_sources_resolve_and_the_hub_fails_at_once_offline(tmp_path: Path, checkpoint: Path) -> None:

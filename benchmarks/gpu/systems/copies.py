@@ -17,7 +17,7 @@ from planforge.runtime.bundle.manifest import Artifact, TensorSpec
 
 from ...systems.planforge import PlanForge
 from ...systems.system import Session, Skip, Tick
-from .planforge import FP16, exported, require
+from .planforge import FP16, export_bundle, require
 from .states import STATES, Rows
 
 CUDA = "CUDAExecutionProvider"
@@ -34,7 +34,7 @@ class Copies(PlanForge):
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
     ) -> None:
         require("ort-cuda")
-        exported(checkpoint, out, precision, "portable", settings["max_batch"])
+        export_bundle(checkpoint, out, precision, "portable", settings["max_batch"])
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         return Generator(Graphs(Bundle.open(model), precision, settings.get("provider", CUDA)))
@@ -157,7 +157,8 @@ class Translator:
     """Greedy; the end token can't be chosen."""
 
     def __init__(self, graphs: Graphs) -> None:
-        self.graphs, self.loop = graphs, Greedy(graphs)
+        self.graphs = graphs
+        self.loop = Greedy(graphs)
         defaults = graphs.manifest.generation
         assert defaults is not None and defaults.decoder_start is not None
         self.start = defaults.decoder_start
@@ -181,7 +182,8 @@ class Encoder:
     """The graph once."""
 
     def __init__(self, graphs: Graphs) -> None:
-        self.graphs, self.rows = graphs, Rows()
+        self.graphs = graphs
+        self.rows = Rows()
         outputs = graphs.artifacts["encoder"].outputs
         self.states = next(spec.role for spec in outputs if spec.name == "last_hidden_state")
 
@@ -192,7 +194,7 @@ class Encoder:
         return states.reshape(len(ids), -1)
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self.rows.described(), **STATES}
+        return {**self.rows.describe(), **STATES}
 
 
 SYSTEM = Copies()

@@ -13,7 +13,7 @@ from planforge.runtime.diagnostics import doctor
 from planforge.runtime.diagnostics.packages import DISTRIBUTIONS, installed
 from planforge.runtime.errors import BackendUnavailableError
 
-from ...systems.planforge import PlanForge, ticking
+from ...systems.planforge import PlanForge, make_on_token
 from ...systems.system import Session, Skip, Tick
 from .states import STATES, Rows
 
@@ -31,7 +31,7 @@ class PlanForgeGpu(PlanForge):
     ) -> None:
         require(settings["backend"])
         target = TARGETS[settings["backend"]]
-        exported(checkpoint, out, precision, target, settings["max_batch"])
+        export_bundle(checkpoint, out, precision, target, settings["max_batch"])
         if count := settings.get("candidates"):
             from planforge.exporter import build
             from planforge.exporter.tensorrt.build import Options
@@ -43,13 +43,13 @@ class PlanForgeGpu(PlanForge):
         return " ".join([super().code_stamp(), *(str(installed(module)) for module in DISTRIBUTIONS)])
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        return Generator(opened(model, precision, settings))
+        return Generator(open_bundle(model, precision, settings))
 
     def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        return Encoder(opened(model, precision, settings))
+        return Encoder(open_bundle(model, precision, settings))
 
     def translate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        return Translator(opened(model, precision, settings))
+        return Translator(open_bundle(model, precision, settings))
 
 
 def require(backend: str) -> None:
@@ -59,14 +59,14 @@ def require(backend: str) -> None:
         raise Skip(f"{rung.reason}; {rung.remedy}" if rung.remedy else rung.reason)
 
 
-def exported(checkpoint: Path, out: Path, precision: str, target: str, max_batch: int) -> None:
+def export_bundle(checkpoint: Path, out: Path, precision: str, target: str, max_batch: int) -> None:
     from planforge.exporter import export
 
     options: dict[str, Any] = {"max_batch": max_batch, "verify": False, "force": True}
     export(checkpoint, out, precision=[precision], target=[target], **options)
 
 
-def opened(model: Path, precision: str, settings: Mapping[str, Any]) -> Any:
+def open_bundle(model: Path, precision: str, settings: Mapping[str, Any]) -> Any:
     try:
         return load(model, backend=settings["backend"], precision=precision)
     except BackendUnavailableError as error:
@@ -84,7 +84,7 @@ class Generator:
             work["texts"],
             max_new_tokens=work["new_tokens"],
             ignore_eos=True,
-            on_token=ticking(tick, len(work["texts"])),
+            on_token=make_on_token(tick, len(work["texts"])),
         )
         return [list(answer.token_ids) for answer in answers]
 
@@ -110,14 +110,14 @@ class Translator:
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         new = work["new_tokens"]
-        found = self.model.translate(
+        translations = self.model.translate(
             work["texts"],
             num_beams=1,
             min_new_tokens=new,
             max_new_tokens=new,
-            on_token=ticking(tick, len(work["texts"])),
+            on_token=make_on_token(tick, len(work["texts"])),
         )
-        return [list(translation.token_ids) for translation in found]
+        return [list(translation.token_ids) for translation in translations]
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
         model = self.model
@@ -129,18 +129,19 @@ class Encoder:
     """The graph once, as `TextEncoder` calls it for a batch."""
 
     def __init__(self, model: Any) -> None:
-        self.encoder, self.rows = model.encoder, Rows()
+        self.encoder = model.encoder
+        self.rows = Rows()
         self.states = next(s.name for s in model.artifact.outputs if s.name == "last_hidden_state")
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> np.ndarray[Any, Any]:
         ids = self.rows.of(work)
         values = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
         inputs = {name: values[role] for role, name in self.encoder.inputs.items()}
-        found: np.ndarray[Any, Any] = self.encoder.program.run(inputs, {}, [self.states])[self.states]
-        return found.reshape(len(ids), -1)
+        states: np.ndarray[Any, Any] = self.encoder.program.run(inputs, {}, [self.states])[self.states]
+        return states.reshape(len(ids), -1)
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self.rows.described(), **STATES}
+        return {**self.rows.describe(), **STATES}
 
 
 SYSTEM = PlanForgeGpu()

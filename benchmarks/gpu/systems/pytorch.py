@@ -26,13 +26,13 @@ class PyTorch(System):
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         from transformers import AutoModelForCausalLM
 
-        return Generator(opened(AutoModelForCausalLM, model, settings), loop_options(settings))
+        return Generator(load_model(AutoModelForCausalLM, model, settings), loop_options(settings))
 
     def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         import torch
         from transformers import AutoModel
 
-        encoder = opened(AutoModel, model, settings)
+        encoder = load_model(AutoModel, model, settings)
         run = encoder
         if settings.get("compiled"):
             run = torch.compile(encoder, **compiler_options(settings))
@@ -41,10 +41,10 @@ class PyTorch(System):
     def translate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         from transformers import AutoModelForSeq2SeqLM
 
-        return Translator(opened(AutoModelForSeq2SeqLM, model, settings), loop_options(settings))
+        return Translator(load_model(AutoModelForSeq2SeqLM, model, settings), loop_options(settings))
 
 
-def opened(kind: Any, model: Path, settings: Mapping[str, Any]) -> Any:
+def load_model(kind: Any, model: Path, settings: Mapping[str, Any]) -> Any:
     import torch
 
     return kind.from_pretrained(model, dtype=torch.float16).to(settings.get("device", "cuda")).eval()
@@ -87,7 +87,7 @@ class Generator:
         import torch
 
         ids = torch.tensor(work["prompts"], device=self.model.device)
-        found = self.model.generate(
+        tokens = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -97,7 +97,7 @@ class Generator:
             streamer=Ticks(tick),
             **self.options,
         )
-        return found[:, ids.shape[1] :].tolist()
+        return tokens[:, ids.shape[1] :].tolist()
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -121,7 +121,7 @@ class Translator:
 
         ids = torch.tensor(work["prompts"], device=self.model.device)
         new = work["new_tokens"]
-        found = self.model.generate(
+        tokens = self.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -131,7 +131,7 @@ class Translator:
             streamer=Ticks(tick),
             **self.options,
         )
-        return found[:, 1:].tolist()
+        return tokens[:, 1:].tolist()
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
         return {"prompts": work["prompts"], "beams": 1, "eos": "off"}
@@ -141,7 +141,9 @@ class Encoder:
     """A module's forward pass, and what it returns copied to host memory."""
 
     def __init__(self, run: Any, device: Any) -> None:
-        self.forward, self.device, self.rows = run, device, Rows()
+        self.forward = run
+        self.device = device
+        self.rows = Rows()
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> np.ndarray[Any, Any]:
         import torch
@@ -152,7 +154,7 @@ class Encoder:
             return states.flatten(1).cpu().numpy()  # type: ignore[no-any-return]
 
     def did(self, work: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self.rows.described(), **STATES}
+        return {**self.rows.describe(), **STATES}
 
 
 SYSTEM = PyTorch()

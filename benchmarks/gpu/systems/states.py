@@ -23,8 +23,9 @@ class Rows:
     def of(self, work: Mapping[str, Any]) -> npt.NDArray[np.int64]:
         """(B, T) of a piece of work."""
         if work["prompts"] != self.prompts:
-            self.prompts, self.ids = work["prompts"], np.asarray(work["prompts"], np.int64)
+            self.prompts = work["prompts"]
+            self.ids = np.asarray(self.prompts, np.int64)
         return self.ids
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"texts_sha256": digest(self.prompts), "tokens": int(self.ids.size)}
