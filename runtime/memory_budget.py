@@ -151,7 +151,7 @@ class MemoryBudget:
             if self._add(asked):
                 return
             if self._closed:
-                raise ClosedError("the model was closed; load() it again")
+                raise ClosedError
             own = sum(other.count for other in list(self._held) if other.thread == asked.thread)
             if own:
                 holder = f"{own / 1e6:.1f} MB that an unfinished call of this thread holds"

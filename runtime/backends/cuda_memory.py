@@ -24,7 +24,6 @@ NO_DRIVER = (
     "no NVIDIA driver was found: install it, start a container with --gpus all, or copy the bundle to a"
     " machine with a GPU"
 )
-CLOSED = "the model was closed; load() it again"
 NON_BLOCKING = 1  # cudaStreamNonBlocking: other work on this GPU disturbs no capture
 
 
@@ -195,7 +194,7 @@ class Device:
         """
         with self.lock:
             if not self.streams:
-                raise ClosedError(CLOSED)
+                raise ClosedError
             self.call("cudaSetDevice", self.gpu.index)
             yield
 

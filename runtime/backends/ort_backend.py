@@ -103,7 +103,7 @@ class OrtProgram:
     ) -> dict[str, Array]:
         session = self.session  # a step that runs keeps it, also where another thread closes meanwhile
         if session is None:
-            raise ClosedError("the model was closed; load() it again")
+            raise ClosedError
         binding = session.io_binding()
         wanted = self.output_names if outputs is None else outputs
         rest = [name for name in wanted if name not in buffers]

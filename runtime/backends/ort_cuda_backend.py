@@ -13,7 +13,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError, ClosedError
 from .backend import Array, Buffer, Shape
-from .cuda_memory import CLOSED, Device
+from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, device_buffers, new_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact
 from .ort_backend import CPU, OrtProgram, import_onnxruntime, mapped_errors
@@ -112,7 +112,7 @@ class OrtCudaProgram(OrtProgram):
         """
         with self.device.turn():
             if self.session is None:
-                raise ClosedError(CLOSED)
+                raise ClosedError
             yield
 
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:  # type: ignore[override]

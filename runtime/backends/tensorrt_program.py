@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import BackendError, ClosedError, InputError
 from .backend import Array, Buffer, Shape
-from .cuda_memory import CLOSED, Device, Graph, Memory
+from .cuda_memory import Device, Graph, Memory
 from .device_buffer import DeviceBuffer, Staging, device_buffers, new_buffer
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import NUMPY_TYPES
@@ -113,7 +113,7 @@ class TensorRtProgram:
         """
         with self.device.turn():
             if self.closed:
-                raise ClosedError(CLOSED)
+                raise ClosedError
             yield
 
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:
@@ -136,7 +136,7 @@ class TensorRtProgram:
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
         if self.closed:
-            raise ClosedError(CLOSED)  # before a wrong argument is said; `turn` says it for sure
+            raise ClosedError  # before a wrong argument is said; `turn` says it for sure
         bound = device_buffers(buffers, self.outputs, self)
         given: dict[str, Shape] = {name: array.shape for name, array in inputs.items()}
         given |= {name: buffer.shape for name, buffer in bound.items()}

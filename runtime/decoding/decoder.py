@@ -93,7 +93,7 @@ class Decoder:
             ClosedError: the model was closed.
         """
         if self.closed:
-            raise ClosedError("the model was closed; load() it again")
+            raise ClosedError
 
     def close(self) -> None:
         with self.lock:

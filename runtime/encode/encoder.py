@@ -120,7 +120,7 @@ class Encoder:
         specs = [self.artifact.output(role) for role in roles]
         with self.lock:
             if self.closed:
-                raise ClosedError("the model was closed; load() it again")
+                raise ClosedError
             outputs = self.program.run(
                 {name: values[role] for role, name in self.inputs.items()}, {}, [s.name for s in specs]
             )

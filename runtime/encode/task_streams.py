@@ -22,6 +22,7 @@ from ..options import (
     Truncation,
     check_choice,
     check_options,
+    check_whole,
     option_names,
 )
 from ..text.long_text import best_window
@@ -76,7 +77,8 @@ class TaskStreams(RequestRunner):
         how = pooling or defaults.pooling
         before = self.prompt_text(options.get("prompt_name"), options.get("prompt"))
         width = self.encoder.artifact.output(role).axes[-1]
-        keep = check_width(options.get("truncate_dim"), width)
+        keep = options.get("truncate_dim")
+        check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
 
         def finish(request: TextRequest, outputs: Outputs) -> Embedding:
             vectors = [array if own else pooled(array, how) for (array,) in outputs]
@@ -204,9 +206,7 @@ class TaskStreams(RequestRunner):
         if "mask" not in self.defaults.tokens:
             raise InputError("fill_mask needs a mask token, and this bundle's tokenizer has none")
         mask = self.defaults.tokens["mask"]
-        vocabulary = self.tokenizer.vocab_size
-        if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= vocabulary:
-            raise InputError(f"top_k={top_k!r} must be a whole number from 1 to {vocabulary}")
+        check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
 
         def places(request: TextRequest) -> list[tuple[int, int]]:
             masked = [t for t, token in enumerate(request.first.ids) if token == mask]
@@ -255,9 +255,8 @@ class TaskStreams(RequestRunner):
         n_best = options.get("n_best", 1)
         max_answer_tokens = options.get("max_answer_tokens", 30)
         self.need_head("answer", "question_answering")
-        for name, value in (("n_best", n_best), ("max_answer_tokens", max_answer_tokens)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name}={value!r} must be a whole number of at least 1")
+        check_whole("n_best", n_best, 1)
+        check_whole("max_answer_tokens", max_answer_tokens, 1)
 
         def finish(request: TextRequest, outputs: Outputs) -> Answers:
             context, encoding = request.body
@@ -300,13 +299,3 @@ class TaskStreams(RequestRunner):
         if head not in self.defaults.heads:
             known = ", ".join(self.defaults.heads) or "none: it embeds texts (embed, features)"
             raise InputError(f"{task} needs the head {head}; this bundle's heads are {known}")
-
-
-def check_width(truncate_dim: int | None, width: object) -> int | None:
-    """Return how many of a vector's numbers to keep; None: all."""
-    if truncate_dim is None:
-        return None
-    most = width if isinstance(width, int) else sys.maxsize
-    if type(truncate_dim) is not int or not 1 <= truncate_dim <= most:
-        raise InputError(f"truncate_dim={truncate_dim!r} must be None or a whole number from 1 to {most}")
-    return truncate_dim

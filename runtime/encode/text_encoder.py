@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.backend import Backend
+from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import LoadRequest, bytes_of, length_of, opening, tokenizer_files
-from ..options import RankOptions, check_options, option_names
+from ..opening import bytes_of, length_of, opening, tokenizer_files
+from ..options import RankOptions, check_options, check_whole, option_names
 from ..text.long_text import SPECIAL_TOKENS
 from ..text.reading import Item, check_each, check_text
 from ..text.tokenizer import Tokenizer
@@ -176,8 +177,7 @@ class TextEncoder(Model):
         """
         check_options(options, option_names(RankOptions))
         top_k = options.pop("top_k", None)
-        if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-            raise InputError(f"top_k={top_k!r} must be None or a whole number of at least 1")
+        check_whole("top_k", top_k, 1, optional=True)
         check_text(query)
         pairs = ((query, text) for text in check_each(texts, check_text))
         ranked = list(self._tasks.rank(pairs, options))

@@ -16,6 +16,7 @@ from ..options import (
     ProgressOption,
     check_choice,
     check_options,
+    check_whole,
     option_names,
 )
 
@@ -59,9 +60,7 @@ class GenerationRequest:
     search: Search | None = None
 
     def __post_init__(self) -> None:
-        most = self.max_new_tokens
-        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            raise InputError(f"max_new_tokens={most!r} must be a whole number of at least 1")
+        check_whole("max_new_tokens", self.max_new_tokens, 1)
         check_choice("truncation", self.truncation, TRUNCATIONS)
         check_choice("speculative", self.speculative, SPECULATIVE)
         for name in SWITCHES:

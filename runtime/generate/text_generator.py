@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ..backends.backend import Backend
+from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
@@ -25,7 +26,7 @@ from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, InputError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import LoadRequest, bytes_of, check_weights, length_of, opening, tokenizer_files
+from ..opening import bytes_of, check_weights, length_of, opening, tokenizer_files
 from ..options import BatchGenerationOptions, GenerationOptions, check_batch_size, check_not_pair
 from ..progress import Progress
 from ..text.chat import Chat, Message
@@ -245,7 +246,7 @@ class TextGenerator(Model):
     ) -> GenerationRequest:
         """Check a call's options before anything else."""
         if self.decoder.closed:
-            raise ClosedError("the model was closed; load() it again")
+            raise ClosedError
         checkpoint = self._checkpoint.options
         request = resolve_request(options, checkpoint, streams=streams, several=several)
         request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))

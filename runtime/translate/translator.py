@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, overload
 import numpy as np
 
 from ..backends.backend import Backend
+from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
@@ -23,7 +24,7 @@ from ..decoding.decoder import Decoder, DecoderRun
 from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import LoadRequest, bytes_of, check_weights, length_of, opening
+from ..opening import bytes_of, check_weights, length_of, opening
 from ..options import ProgressOption, TranslationOptions, check_batch_size, check_options, option_names
 from ..progress import Progress
 from ..text.batching import group_by_length, in_reading_order
@@ -280,7 +281,7 @@ class Translator(Model):
             greedy: search greedily unless the caller asks for beams, whatever the checkpoint says.
         """
         if self.decoder.closed:
-            raise ClosedError("the model was closed; load() it again")
+            raise ClosedError
         known = option_names(TranslationOptions)
         check_options(options, known if greedy else (*known, "batch_size", "progress"))
         most = min(self.max_length, self.decoder.artifact.axis("tokens").max)
