@@ -38,7 +38,7 @@ def check_load_request(request: LoadRequest, manifest: Manifest) -> None:
 
 
 @contextmanager
-def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[list[Program]]:
+def open_programs(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[list[Program]]:
     """Open graphs in another thread while the caller's block runs; the list is filled at its end."""
     programs: list[Program] = []
     with ThreadPoolExecutor(1, "planforge-open") as pool:

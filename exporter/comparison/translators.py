@@ -27,7 +27,7 @@ from ...runtime.diagnostics.golden.translators import (
     encoder_cases,
 )
 from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, VectorMetrics, judged, scale_of
-from ...runtime.translate.tokenizers import translation_tokenizers
+from ...runtime.translate.tokenizers import open_tokenizers
 from ..errors import VerificationError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from ..execution.translation_engine import engine_of
@@ -65,7 +65,7 @@ def expect(model: Transformer, bundle: Bundle, texts: Sequence[str]) -> Expectat
     )
     reference = reference_of(model, defaults.decoder_start, gives_attention)
     end = defaults.source_eos
-    tokenizer, _ = translation_tokenizers(bundle)
+    tokenizer, _ = open_tokenizers(bundle)
     encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")
     longest = encoder.axis("tokens").max
     encoded = [tokens for tokens in map(tokenizer.encode, texts) if tokens]

@@ -10,7 +10,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.diagnostics.golden.translation_engine import Engine
 from ...runtime.translate.source_encoder import SourceEncoder
-from ...runtime.translate.tokenizers import translation_tokenizers
+from ...runtime.translate.tokenizers import open_tokenizers
 
 
 def engine_of(bundle: Bundle, artifact: Artifact, opened: Callable[[Artifact], Program]) -> Engine:
@@ -37,5 +37,5 @@ def engine_of(bundle: Bundle, artifact: Artifact, opened: Callable[[Artifact], P
         SourceEncoder(opened(encoder), encoder, decoder),
         Decoder(opened(decoder), decoder),
         defaults.decoder_start,
-        translation_tokenizers(bundle),
+        open_tokenizers(bundle),
     )

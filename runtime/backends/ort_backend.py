@@ -16,7 +16,7 @@ from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError, ClosedError
 from .backend import Array, ArrayBuffer, Buffer, Shape
 from .dialects import CPU_DIALECTS, choose_artifact
-from .requirements import EXACT_PRODUCTS, check_version, products_saturate, say_if_slow
+from .requirements import EXACT_PRODUCTS, check_version, products_saturate, warn_if_slow
 from .threads import choose_threads
 
 log = logging.getLogger("planforge")
@@ -74,7 +74,7 @@ class OrtProgram:
         for name, value in {**SPINNING, **exact}.items():
             options.add_session_config_entry(name, value)
         self.dtypes: dict[str, np.dtype[Any]] = {}
-        with mapped_errors(f"ONNX Runtime cannot load {path.name}"):
+        with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"):
             self.session = new_session(path, options, providers, disabled)
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
             if tensor.type not in NUMPY_TYPES:
@@ -107,7 +107,7 @@ class OrtProgram:
         binding = session.io_binding()
         wanted = self.output_names if outputs is None else outputs
         rest = [name for name in wanted if name not in buffers]
-        with mapped_errors("ONNX Runtime failed while running"):
+        with wrap_ort_errors("ONNX Runtime failed while running"):
             for name, array in inputs.items():
                 binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))
             for name, buffer in buffers.items():
@@ -146,9 +146,9 @@ class OrtCpuBackend:
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtProgram:
         check_version(artifact, import_onnxruntime().__version__)
-        say_if_slow(artifact)
+        warn_if_slow(artifact)
         path = bundle.path(artifact.file, verify=self.verify)
-        with bundle.checking(artifact.data, verify=self.verify):
+        with bundle.check_meanwhile(artifact.data, verify=self.verify):
             coarse = COARSE_FUSIONS if artifact.precision == "fp16" else []
             return OrtProgram(path, self.threads.count, disabled=[*SLOW_FUSIONS, *coarse])
 
@@ -194,7 +194,7 @@ def plain_session(model: Path | bytes, optimized: bool = True) -> Any:
 
 
 @contextmanager
-def mapped_errors(doing: str) -> Iterator[None]:
+def wrap_ort_errors(doing: str) -> Iterator[None]:
     """Raise ONNX Runtime's exceptions as BackendError, in one line."""
     try:
         yield

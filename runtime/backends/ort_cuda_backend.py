@@ -16,7 +16,7 @@ from .backend import Array, Buffer, Shape
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, device_buffers, new_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact
-from .ort_backend import CPU, OrtProgram, import_onnxruntime, mapped_errors
+from .ort_backend import CPU, OrtProgram, import_onnxruntime, wrap_ort_errors
 
 PROVIDER = "CUDAExecutionProvider"
 PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never tried there
@@ -41,7 +41,7 @@ class OrtCudaBackend:
     def __init__(
         self, bundle: Bundle, precision: str | None = None, device: int = 0, verify: bool = False
     ) -> None:
-        self.precision = precision_for(bundle, precision)
+        self.precision = choose_precision(bundle, precision)
         ort = import_onnxruntime()
         if PROVIDER not in ort.get_available_providers():
             raise BackendUnavailableError(
@@ -64,11 +64,11 @@ class OrtCudaBackend:
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
         path = bundle.path(artifact.file, verify=self.verify)
-        with bundle.checking(artifact.data, verify=self.verify), self.device.turn():
+        with bundle.check_meanwhile(artifact.data, verify=self.verify), self.device.turn():
             return OrtCudaProgram(path, self.device)
 
 
-def precision_for(bundle: Bundle, wanted: str | None) -> str:
+def choose_precision(bundle: Bundle, wanted: str | None) -> str:
     """Return the precision to run.
 
     Raises:
@@ -133,7 +133,7 @@ class OrtCudaProgram(OrtProgram):
         rest = [name for name in wanted if name not in buffers]
         bound = device_buffers(buffers, self.output_names, self)
         index = self.device.gpu.index
-        with self.turn(), mapped_errors("ONNX Runtime failed while running"):
+        with self.turn(), wrap_ort_errors("ONNX Runtime failed while running"):
             binding = self.session.io_binding()
             for name, array in inputs.items():
                 binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))

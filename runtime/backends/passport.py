@@ -27,7 +27,7 @@ class Host:
     cuda: tuple[int, int]
 
 
-def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[str, list[Plan]], str]:
+def find_plans(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[str, list[Plan]], str]:
     """Return a library's usable plans, by the graph they were built from, or why there are none.
 
     Args:
@@ -37,7 +37,7 @@ def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[
     manifest = bundle.manifest
     wanted = precision or manifest.default_precision
     found: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
-    reasons = [f"the bundle has no plan of {library}; {way_to_a_plan(bundle, library)}"]
+    reasons = [f"the bundle has no plan of {library}; {describe_way_to_plan(bundle, library)}"]
     for plan in manifest.plans:
         artifact = manifest.artifact(plan.built_from)
         if plan.engine != library:
@@ -54,7 +54,7 @@ def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[
     return (found, "") if all(found.values()) else ({}, reasons[-1])
 
 
-def way_to_a_plan(bundle: Bundle, library: str) -> str:
+def describe_way_to_plan(bundle: Bundle, library: str) -> str:
     """Return the command that builds a plan; without the graphs for it, the one that exports them."""
     artifacts = bundle.manifest.artifacts
     of_encoders = {"encoder": ("portable",)}

@@ -27,7 +27,7 @@ def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Ar
         engine: an `ICudaEngine`, just loaded.
         bundle: the bundle that lists the plan.
         plan: the plan's entry in the manifest.
-        artifact: what the plan takes, as `Plan.narrowed` gives it.
+        artifact: what the plan takes, as `Plan.narrow_artifact` gives it.
 
     Raises:
         IntegrityError: it was built from another graph, or for other shapes; names both.

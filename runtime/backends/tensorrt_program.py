@@ -144,8 +144,8 @@ class TensorRtProgram:
             raise InputError(f"{self.name}: input {missing[0]!r} was not given")
         shapes = tuple((name, given[name]) for name in self.inputs)
         wanted = tuple(n for n in (self.outputs if outputs is None else outputs) if n not in bound)
-        with self.turn(), self.mapped_errors():
-            profile, sizes = self.way_of(shapes)
+        with self.turn(), self.wrap_errors():
+            profile, sizes = self.resolve_shapes(shapes)
             for name, array in inputs.items():
                 self.staging[name].on_host(array.shape)[...] = array
             results = {name: self.staging[name].on_host(sizes[name]) for name in wanted}
@@ -166,7 +166,7 @@ class TensorRtProgram:
             return {name: array.copy() for name, array in results.items()}
 
     @contextmanager
-    def mapped_errors(self) -> Iterator[None]:
+    def wrap_errors(self) -> Iterator[None]:
         """Raise the library's exceptions as BackendError."""
         try:
             yield
@@ -205,7 +205,7 @@ class TensorRtProgram:
                 raise BackendError(f"{self.name} refuses the shape {shape} of {name!r}")
         lane.shapes = shapes
 
-    def way_of(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:
+    def resolve_shapes(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:
         """Return the profile for inputs of these shapes, and every tensor's shape."""
         if shapes not in self.ways:
             profile = self.profile_for(shapes)
@@ -242,10 +242,10 @@ class TensorRtProgram:
             if all(within(shape, profile[name]) for name, shape in shapes)
         ]
         if not fitting:
-            raise InputError(f"{self.name} {self.nearest_miss(shapes)}")
+            raise InputError(f"{self.name} {self.describe_misfit(shapes)}")
         return min(fitting, key=lambda i: sum(distance(s, self.profiles[i][n]) for n, s in shapes))
 
-    def nearest_miss(self, shapes: Shapes) -> str:
+    def describe_misfit(self, shapes: Shapes) -> str:
         """Return which shape is outside the profile that takes most of the shapes."""
         misses = [
             [(n, s, profile[n]) for n, s in shapes if not within(s, profile[n])] for profile in self.profiles

@@ -98,7 +98,7 @@ class Search:
             )
 
 
-def search_of(defaults: GenerationDefaults, **given: Any) -> Search:
+def make_search(defaults: GenerationDefaults, **given: Any) -> Search:
     """Return a bundle's default search, changed by what is given.
 
     Args:
@@ -260,7 +260,7 @@ class BeamSearch:
         if not self.active[source]:
             return
         token_ids = tuple(self.histories[source][self._prompt_lengths[source] :])
-        score = self._penalized(self._sums[source], max(1, len(token_ids)))
+        score = self._penalize_length(self._sums[source], max(1, len(token_ids)))
         logprobs = tuple(self.logprobs[source])
         self._finished[source] = [Hypothesis(token_ids, score, "cancelled", logprobs)]
         self.active[source] = False
@@ -288,7 +288,7 @@ class BeamSearch:
             elif place < n:  # those after are there only so that num_beams can go on
                 ids = (*self.histories[extension.row][prompt_length:], extension.token)
                 logprobs = (*self.logprobs[extension.row], extension.logprob)
-                score = self._penalized(extension.score, length)
+                score = self._penalize_length(extension.score, length)
                 finished.append(Hypothesis(ids, score, reason, logprobs))
         finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equal ones the older first
         del finished[n:]
@@ -309,7 +309,7 @@ class BeamSearch:
             return None
         return "length" if limit == self.search.max_new_tokens else "context"
 
-    def _penalized(self, score: np.float32, length: int) -> float:
+    def _penalize_length(self, score: np.float32, length: int) -> float:
         return float(score / np.float32(length**self.search.length_penalty))
 
     def _ends(self, finished: list[Hypothesis], best: Extension, length: int, limit: int) -> bool:
@@ -319,7 +319,9 @@ class BeamSearch:
             return False
         if search.early_stopping == "never" and search.length_penalty > 0:
             length = limit
-        return search.early_stopping is True or self._penalized(best.score, length) <= finished[-1].score
+        return (
+            search.early_stopping is True or self._penalize_length(best.score, length) <= finished[-1].score
+        )
 
     def _move(self, first: int, running: list[Extension]) -> list[tuple[int, int]]:
         """Give each candidate a row: a parent's first child stays, the others go where nothing lives."""

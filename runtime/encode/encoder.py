@@ -17,7 +17,7 @@ from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError, ManifestError
 from ..memory_budget import MemoryBudget
-from ..text.batching import TOKEN_BUDGET, group_by_length, in_reading_order
+from ..text.batching import TOKEN_BUDGET, group_by_length, sort_by_first_index
 from ..text.long_text import Piece
 from .memory import batch_bytes, split_into_sections
 
@@ -78,7 +78,7 @@ class Encoder:
         for section, needed in self.sections(pieces, roles, rows):
             groups = group_by_length([len(pieces[i]) for i in section], batch_size or self.max_batch)
             what = f"{len(section)} sequences with their outputs"
-            for group in in_reading_order(groups):
+            for group in sort_by_first_index(groups):
                 indices = [section[i] for i in group]
                 chosen = None if rows is None else [rows[i] for i in indices]
                 # Nothing is held while the caller has the turn, who may call this encoder again.

@@ -78,7 +78,7 @@ class RequestRunner:
                 requests = self.requests(chunk, reading, done)
                 finished: dict[int, R] = {}
                 given = 0
-                for batch in self.finished_batches(requests, roles, finish, reading, rows):
+                for batch in self.finish_batches(requests, roles, finish, reading, rows):
                     finished |= batch
                     progress(done + given + len(finished))
                     while given in finished:
@@ -98,7 +98,7 @@ class RequestRunner:
                 reading.truncation,
             )
 
-    def finished_batches(
+    def finish_batches(
         self,
         requests: Sequence[TextRequest],
         roles: Sequence[str],

@@ -30,7 +30,7 @@ from ..text.reading import Item, Reading, check_each, check_item, check_pair, ch
 from ..text.tokenizer import Tokenizer
 from .answering import find_answers
 from .encoder import Encoder
-from .pooling import LAYERS, POOLINGS, combined, merge_windows, normalized, pooled
+from .pooling import LAYERS, POOLINGS, combine_layers, merge_windows, normalize_vector, pool_tokens
 from .probabilities import sigmoid, softmax
 from .requests import Outputs, RequestRunner, TextRequest
 from .results import (
@@ -81,9 +81,9 @@ class TaskStreams(RequestRunner):
         check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
 
         def finish(request: TextRequest, outputs: Outputs) -> Embedding:
-            vectors = [array if own else pooled(array, how) for (array,) in outputs]
+            vectors = [array if own else pool_tokens(array, how) for (array,) in outputs]
             vector = merge_windows(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
-            return Embedding(normalized(vector) if unit else vector, request.fitted.dropped)
+            return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
         prompted = (before + text for text in check_each(texts, check_text))
         return self.results(prompted, [role], finish, reading)
@@ -118,7 +118,7 @@ class TaskStreams(RequestRunner):
         cls, sep = (self.tokenizer.spelling(self.defaults.tokens[role]) for role in ("cls", "sep"))
 
         def finish(request: TextRequest, outputs: Outputs) -> Features:
-            states = [combined(arrays, layers) for arrays in outputs]
+            states = [combine_layers(arrays, layers) for arrays in outputs]
             encoding = request.first
             pieces = request.fitted.pieces
             places = best_window(pieces, len(encoding))

@@ -109,7 +109,7 @@ class PromptReader:
             raise InputError(
                 f"a prompt must be a str or a sequence of token ids, not {type(prompt).__name__}"
             )
-        return [self._checked_token(token) for token in prompt]
+        return [self._check_token(token) for token in prompt]
 
     def fit(self, tokens: list[int], max_new_tokens: int, truncation: str | None) -> tuple[list[int], int]:
         """Return the prompt, or its end if it is to be cut, and how many tokens were dropped.
@@ -141,7 +141,7 @@ class PromptReader:
         prefix = list(self.defaults.prefix)
         return tokens if tokens[: len(prefix)] == prefix else prefix + tokens
 
-    def _checked_token(self, token: Any) -> int:
+    def _check_token(self, token: Any) -> int:
         if not isinstance(token, Integral) or isinstance(token, bool):
             raise InputError(f"a prompt's token ids must be whole numbers, not {type(token).__name__}")
         token_id = int(token)

@@ -26,7 +26,7 @@ from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, InputError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import bytes_of, check_weights, length_of, opening, tokenizer_files
+from ..opening import bytes_of, check_weights, length_of, open_programs, tokenizer_files
 from ..options import BatchGenerationOptions, GenerationOptions, check_batch_size, check_not_pair
 from ..progress import Progress
 from ..text.chat import Chat, Message
@@ -88,7 +88,7 @@ class TextGenerator(Model):
         max_length = length_of(bundle, request.max_length, artifact)
         weight_bytes = bytes_of(manifest, artifact)
         check_weights(weight_bytes, request.memory_limit)
-        with opening(engine, bundle, artifact) as programs:
+        with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
             chat = Chat.of(bundle)
         decoder = Decoder(programs[0], artifact, MemoryBudget(request.memory_limit, weight_bytes))

@@ -40,7 +40,7 @@ def group_by_length(
     return groups[::-1]
 
 
-def in_reading_order(groups: list[list[int]]) -> list[list[int]]:
+def sort_by_first_index(groups: list[list[int]]) -> list[list[int]]:
     """Order batches by the first index that each has, so that what was read first is computed first.
 
     Running the batches in this order lets the results of the first sequences out while later batches have

@@ -96,8 +96,8 @@ class Chat:
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         """Render contents that are lists of parts as lists, or as texts where the template reads texts."""
-        messages = [message if message["content"] else with_one_text(message) for message in messages]
-        parts = [part for message in messages for part in parts_of(message)]
+        messages = [message if message["content"] else join_parts(message) for message in messages]
+        parts = [part for message in messages for part in list_parts(message)]
         try:
             rendered = self._render_once(messages)
         except InputError:
@@ -107,7 +107,7 @@ class Chat:
             # A template that reads texts alone may write a list as Python would.
             if not any(repr(part) in rendered for part in parts):
                 return rendered
-        return self._render_once([with_one_text(message) for message in messages])
+        return self._render_once([join_parts(message) for message in messages])
 
     def _render_once(self, messages: list[dict[str, Any]]) -> str:
         return self.compiled.render(
@@ -206,17 +206,17 @@ def check_parts(parts: Sequence[Any], name: str) -> None:
             raise InputError(f"{name}[{number}]: 'text' must be a text, but is {got}")
 
 
-def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def list_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the parts of a checked message's content; none of one that is a text."""
     content = message["content"]
     return content if isinstance(content, list) else []
 
 
-def with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+def join_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose content is one text: its parts', one behind the other."""
     if isinstance(message["content"], str):
         return message
-    return {**message, "content": "".join(part["text"] for part in parts_of(message))}
+    return {**message, "content": "".join(part["text"] for part in list_parts(message))}
 
 
 def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:

@@ -115,7 +115,7 @@ class PieceTokenizer(Tokenizer):
         Raises:
             InputError: The id is outside the vocabulary.
         """
-        index = self._checked(token_id)
+        index = self._check_id(token_id)
         return self._spellings[index] if index < len(self._spellings) else ""
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
@@ -145,8 +145,8 @@ class PieceTokenizer(Tokenizer):
             if index % 2:  # the pattern's one group: every second part is what it matched
                 ids.append(self._special_tokens[part])
             else:
-                code, rest = self._without_code(part)
-                pieces = self._lattice.pieces(self._normalized(rest))
+                code, rest = self._split_code(part)
+                pieces = self._lattice.pieces(self._normalize(rest))
                 ids += [*code, *(self._ids.get(piece, self._unk) for piece in pieces)]
         return ids
 
@@ -182,7 +182,7 @@ class PieceTokenizer(Tokenizer):
         """Return a new decoder for ids that come one at a time."""
         return _PieceStream(self)
 
-    def _without_code(self, text: str) -> tuple[list[int], str]:
+    def _split_code(self, text: str) -> tuple[list[int], str]:
         """Return the id of the language code that a text begins with, and the rest of it."""
         end = text.find("<<") + 2
         if not text.startswith(">>") or end < 2:
@@ -197,13 +197,13 @@ class PieceTokenizer(Tokenizer):
             )
         return [self._ids.get(code, self._unk)], text[end:]
 
-    def _normalized(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         """Return the text as SentencePiece cuts it: characters mapped, spaces spelled as in pieces."""
         if not text:
             return ""
         parts = [SPACE] if self._prefixes else []
         after_space = self._trims
-        for part in self._charsmap.mapped(text) if self._charsmap else text:
+        for part in self._charsmap.map_text(text) if self._charsmap else text:
             kept = part.lstrip(" ") if after_space else part
             if kept:
                 parts.append(kept)
@@ -232,7 +232,7 @@ class Charsmap:
         self._units = struct.unpack_from(f"<{size // 4}I", data, 4)
         self._replacements = data[4 + size :]
 
-    def mapped(self, text: str) -> Iterator[str]:
+    def map_text(self, text: str) -> Iterator[str]:
         """Yield the text in parts, each a rule's replacement or one character that no rule fits."""
         data = text.encode()
         at = 0

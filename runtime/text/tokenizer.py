@@ -116,7 +116,7 @@ class Tokenizer:
         Raises:
             InputError: The id is outside the vocabulary.
         """
-        spelled = self._plain.id_to_token(self._checked(token_id))
+        spelled = self._plain.id_to_token(self._check_id(token_id))
         return None if spelled is None or spelled in self._special else spelled
 
     def spelling(self, token_id: int) -> str:
@@ -125,7 +125,7 @@ class Tokenizer:
         Raises:
             InputError: The id is outside the vocabulary.
         """
-        return self._plain.id_to_token(self._checked(token_id)) or ""
+        return self._plain.id_to_token(self._check_id(token_id)) or ""
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
         """Return `spelling` of each id, to be shown."""
@@ -150,11 +150,11 @@ class Tokenizer:
         """
         check_text(text)
         chosen = self._parsing if parse_special else self._plain
-        with blamed(self._source):
+        with wrap_tokenizer_errors(self._source):
             ids = chosen.encode(text, add_special_tokens=False).ids
         if parse_special or self._special_ids.isdisjoint(ids):
             return ids
-        return [plain for token_id in ids for plain in self._without_special(token_id)]
+        return [plain for token_id in ids for plain in self._spell_out(token_id)]
 
     def encode_batch(
         self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0
@@ -179,7 +179,7 @@ class Tokenizer:
         for index, text in enumerate(checked, first_index):
             check_text(text, index)
         chosen = self._parsing if parse_special else self._plain
-        with blamed(self._source):
+        with wrap_tokenizer_errors(self._source):
             encodings = chosen.encode_batch(checked, add_special_tokens=False)
         if parse_special:
             return [Encoding(raw.ids, raw) for raw in encodings]
@@ -193,8 +193,8 @@ class Tokenizer:
         Raises:
             InputError: An id is outside the vocabulary.
         """
-        checked = [self._checked(token_id) for token_id in ids]
-        with blamed(self._source):
+        checked = [self._check_id(token_id) for token_id in ids]
+        with wrap_tokenizer_errors(self._source):
             return self._plain.decode(checked, skip_special_tokens=True)
 
     def decode_known(self, ids: Sequence[int]) -> str:
@@ -205,7 +205,7 @@ class Tokenizer:
         """Return a new decoder for ids that come one at a time."""
         return TextStream(self)
 
-    def _checked(self, token_id: int) -> int:
+    def _check_id(self, token_id: int) -> int:
         try:
             index = operator.index(token_id)
         except TypeError as error:
@@ -233,11 +233,11 @@ class Tokenizer:
         ids = raw.ids
         if self._special_ids.isdisjoint(ids):
             return Encoding(ids, raw)
-        spelled = [self._without_special(token_id) for token_id in ids]
+        spelled = [self._spell_out(token_id) for token_id in ids]
         sources = [index for index, plain in enumerate(spelled) for _ in plain]
         return Encoding([token_id for plain in spelled for token_id in plain], raw, sources)
 
-    def _without_special(self, token_id: int) -> list[int]:
+    def _spell_out(self, token_id: int) -> list[int]:
         """Spell out a special token that the model itself matched in plain text.
 
         Unigram and WordLevel know special tokens as ordinary entries, so that "</s>" in a user's
@@ -269,7 +269,7 @@ def check_text(text: str, index: int | None = None) -> None:
 
 def parse(data: bytes, source: str) -> tokenizers.Tokenizer:
     """Load a tokenizer.json without its saved truncation, padding and dropout."""
-    with blamed(source):
+    with wrap_tokenizer_errors(source):
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -302,7 +302,7 @@ def read(path: Path) -> bytes:
 
 
 @contextmanager
-def blamed(source: str) -> Iterator[None]:
+def wrap_tokenizer_errors(source: str) -> Iterator[None]:
     """Turn whatever tokenizers raises into one line that names the file."""
     try:
         yield

@@ -17,24 +17,24 @@ from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
-from ..decoding.beam import BeamSearch, Hypothesis, Search, search_of
+from ..decoding.beam import BeamSearch, Hypothesis, Search, make_search
 from ..decoding.cache import cache_bytes
 from ..decoding.chunk import Cancellation, Chunk, TextStream
 from ..decoding.decoder import Decoder, DecoderRun
 from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import bytes_of, check_weights, length_of, opening
+from ..opening import bytes_of, check_weights, length_of, open_programs
 from ..options import ProgressOption, TranslationOptions, check_batch_size, check_options, option_names
 from ..progress import Progress
-from ..text.batching import group_by_length, in_reading_order
+from ..text.batching import group_by_length, sort_by_first_index
 from ..text.reading import check_each, check_text, chunks, read_ahead
 from ..text.tokenizer import Tokenizer
 from .results import Alignment, Candidate, Translation, TranslationTimings
 from .row import TranslationRow
 from .source_encoder import SourceEncoder, check_same_export
 from .sources import Source, SourceReader
-from .tokenizers import translation_tokenizers
+from .tokenizers import open_tokenizers
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -83,8 +83,8 @@ class Translator(Model):
         check_same_export(bundle, encoder, decoder)
         weight_bytes = bytes_of(manifest, encoder, decoder)
         check_weights(weight_bytes, request.memory_limit)
-        with opening(engine, bundle, encoder, decoder) as programs:
-            tokenizers = translation_tokenizers(bundle)
+        with open_programs(engine, bundle, encoder, decoder) as programs:
+            tokenizers = open_tokenizers(bundle)
         return cls(
             SourceEncoder(programs[0], encoder, decoder),
             Decoder(programs[1], decoder, MemoryBudget(request.memory_limit, weight_bytes)),
@@ -169,7 +169,7 @@ class Translator(Model):
         are `translate`'s.
         """
         search = self._search(options)
-        on_token = on_token_of(options, search)
+        on_token = resolve_on_token(options, search)
         reader = self._reader(options)
         # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
         rows = check_batch_size(batch_size, self.encoder.max_batch)
@@ -194,7 +194,7 @@ class Translator(Model):
                 fitting = self._most_that_fit(search, max(lengths), most)
                 finished: dict[int, Translation] = {}
                 given = 0
-                for group in in_reading_order(group_by_length(lengths, fitting)):
+                for group in sort_by_first_index(group_by_length(lengths, fitting)):
                     numbered = {done + i: sources[i] for i in group}
                     found = self._batch(numbered, search, on_token)
                     finished |= dict(zip(group, found, strict=True))
@@ -218,7 +218,7 @@ class Translator(Model):
         search = self._search(options, greedy=True)
         if search.num_beams != 1:
             raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
-        on_token = on_token_of(options, search)
+        on_token = resolve_on_token(options, search)
         reader = self._reader(options)
         source = reader.read(check_text(text))
         reader.report()
@@ -289,7 +289,7 @@ class Translator(Model):
         given = {name: value for name, value in options.items() if name not in NOT_OF_THE_SEARCH}
         if greedy and given.get("num_beams") is None:
             given["num_beams"] = 1
-        search = search_of(replace(self.defaults, max_new_tokens=min(usual, most)), **given)
+        search = make_search(replace(self.defaults, max_new_tokens=min(usual, most)), **given)
         rows = self.decoder.artifact.axis("batch").max
         if search.num_beams > rows:
             raise InputError(
@@ -387,7 +387,7 @@ def take_step(run: DecoderRun, beams: BeamSearch) -> None:
         run.copy_rows(copies)
 
 
-def on_token_of(options: TranslationOptions, search: Search) -> OnToken | None:
+def resolve_on_token(options: TranslationOptions, search: Search) -> OnToken | None:
     """Return what a caller wants to be called with after each step.
 
     Raises:
