@@ -111,17 +111,24 @@ class OrtProgram:
             for name, array in inputs.items():
                 binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))
             for name, buffer in buffers.items():
-                assert isinstance(buffer, OrtBuffer)
-                if name in self.output_names:
-                    binding.bind_ortvalue_output(name, buffer.value)
-                else:
-                    binding.bind_ortvalue_input(name, buffer.value)
+                self.bind_buffer(binding, name, buffer)
             for name in rest:
                 binding.bind_output(name, "cpu")
             session.run_with_iobinding(binding)
+            self.synchronise()
         bound = [name for name in buffers if name in self.output_names] + rest
         values = zip(bound, binding.get_outputs(), strict=True)  # in the order of their binding
         return {name: value.numpy() for name, value in values if name not in buffers}
+
+    def bind_buffer(self, binding: Any, name: str, buffer: Buffer) -> None:
+        assert isinstance(buffer, OrtBuffer)
+        if name in self.output_names:
+            binding.bind_ortvalue_output(name, buffer.value)
+        else:
+            binding.bind_ortvalue_input(name, buffer.value)
+
+    def synchronise(self) -> None:
+        """Wait until a run's results are there; on the CPU they are when it returns."""
 
     def close(self) -> None:
         """Drop the session. Closing twice is fine."""

@@ -55,12 +55,7 @@ class Chat:
 
     @cached_property
     def compiled(self) -> ChatTemplate:
-        """The template, ready to be rendered.
-
-        Raises:
-            BackendUnavailableError: jinja2 is missing or too old.
-            BundleError: it is no template.
-        """
+        """The template, ready to be rendered."""
         try:
             from .chat_template import ChatTemplate
         except ModuleNotFoundError as error:
@@ -174,24 +169,14 @@ def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> l
                 got = type(value).__name__ if key in message else "missing"
                 raise InputError(f"messages[{number}]: {key!r} must be a text, but is {got}")
     try:
-        return [
-            {
-                key: value
-                for key, value in copy_plain(message, f"messages[{i}]", mark).items()
-                if value is not None
-            }
-            for i, message in enumerate(messages)
-        ]
+        copies = [copy_plain(message, f"messages[{i}]", mark) for i, message in enumerate(messages)]
     except RecursionError as error:
         raise InputError("messages are nested too deep, or contain themselves") from error
+    return [{key: value for key, value in copy.items() if value is not None} for copy in copies]
 
 
 def check_parts(parts: Sequence[Any], name: str) -> None:
-    """Refuse a content's parts that are not texts.
-
-    Raises:
-        InputError: names the part and its type.
-    """
+    """Refuse a content's parts that are not texts."""
     form = '{"type": "text", "text": "..."}'
     for number, part in enumerate(parts):
         if not isinstance(part, Mapping):
@@ -235,10 +220,6 @@ def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
 
 
 def check_template_size(size: int) -> None:
-    """Refuse a template that is too large.
-
-    Raises:
-        ValueError: it has more than 1 MiB.
-    """
+    """Refuse a template of more than 1 MiB by a ValueError."""
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes are more than the {MAX_BYTES} that a template may have")

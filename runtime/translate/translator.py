@@ -246,7 +246,7 @@ class Translator(Model):
         target = self.translate(text, **options).token_ids
         run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
         ids = np.asarray([[self.start, *target[:-1]]], np.int64)
-        results = run.results(ids, np.ones_like(ids, bool), [0], outputs)
+        results = run.run_graph(ids, np.ones_like(ids, bool), [0], outputs)
         return Alignment(
             tuple(self.source_tokenizer.spellings(source)),
             tuple(self.target_tokenizer.spellings(list(target))),
