@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from .errors import ClosedError, MemoryLimitError
 
 PATIENCE = 600.0  # seconds that a call waits for others: longer than any of them should take
-GLANCE = 0.1  # seconds after which a call that waits looks again, told or not
+POLL = 0.1  # seconds after which a call that waits looks again, told or not
 
 
 class Reservation:
@@ -152,16 +152,16 @@ class MemoryBudget:
                 return
             if self._closed:
                 raise ClosedError
-            own = sum(other.count for other in list(self._held) if other.thread == asked.thread)
-            if own:
-                holder = f"{own / 1e6:.1f} MB that an unfinished call of this thread holds"
+            held_here = sum(other.count for other in list(self._held) if other.thread == asked.thread)
+            if held_here:
+                holder = f"{held_here / 1e6:.1f} MB that an unfinished call of this thread holds"
                 way_out = f"Finish or close that call (a stream, an iteration) first. {way_out}"
-                raise self._limit_error(asked.count, asked.what, way_out, own, holder)
+                raise self._limit_error(asked.count, asked.what, way_out, held_here, holder)
             if time.monotonic() > deadline:
                 raise self._timeout_error(asked, way_out)
             with self._changed:
                 if self._is_short_of(asked.count):
-                    self._changed.wait(GLANCE)
+                    self._changed.wait(POLL)
 
     def _add(self, asked: Reservation) -> bool:
         with self._changed:

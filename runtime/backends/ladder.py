@@ -60,8 +60,8 @@ def open_on(
         else:
             break
     else:
-        said = "; ".join(describe_skipped(reasons))
-        raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {said}")
+        skipped = "; ".join(describe_skipped(reasons))
+        raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {skipped}")
     missed = name == "auto" and backend.name == "ort-cpu" and gpu_is_present()
     log.log(
         logging.WARNING if failed or missed else logging.INFO,
@@ -77,11 +77,11 @@ def open_on(
 
 def describe_skipped(reasons: Mapping[str, Sequence[str]]) -> list[str]:
     """Return which engines were skipped, grouped by the reason."""
-    found = []
+    lines = []
     for reason, (first, *others) in reasons.items():
         names = f"{', '.join((first, *others[:-1]))} and {others[-1]} were" if others else f"{first} was"
-        found.append(f"{names} skipped, as {reason}")
-    return found
+        lines.append(f"{names} skipped, as {reason}")
+    return lines
 
 
 def new_backend(name: str, bundle: Bundle, request: LoadRequest) -> Backend:

@@ -36,7 +36,7 @@ def find_plans(bundle: Bundle, library: str, precision: str | None) -> tuple[dic
     """
     manifest = bundle.manifest
     wanted = precision or manifest.default_precision
-    found: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
+    usable: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
     reasons = [f"the bundle has no plan of {library}; {describe_way_to_plan(bundle, library)}"]
     for plan in manifest.plans:
         artifact = manifest.artifact(plan.built_from)
@@ -50,8 +50,8 @@ def find_plans(bundle: Bundle, library: str, precision: str | None) -> tuple[dic
         elif changed := find_changed_source(plan, bundle):
             reasons.append(f"{changed}; {rebuild_command(bundle, library)}")
         else:
-            found[artifact.graph].append(plan)
-    return (found, "") if all(found.values()) else ({}, reasons[-1])
+            usable[artifact.graph].append(plan)
+    return (usable, "") if all(usable.values()) else ({}, reasons[-1])
 
 
 def describe_way_to_plan(bundle: Bundle, library: str) -> str:
@@ -92,8 +92,8 @@ def explain_misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
     if plan.version != host.version and not (plan.compatible and reads(host.version, plan.version)):
         return f"its plan was built by {plan.engine} {plan.version}, installed is {host.version}{again}"
     if plan.cuda is not None and host.cuda < version_of(plan.cuda):
-        found = ".".join(map(str, host.cuda))
-        return f"its plan needs a driver with CUDA {plan.cuda}, this one has {found}; update the driver"
+        version = ".".join(map(str, host.cuda))
+        return f"its plan needs a driver with CUDA {plan.cuda}, this one has {version}; update the driver"
     return ""
 
 

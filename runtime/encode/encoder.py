@@ -26,8 +26,6 @@ class Encoder:
     """An opened encoder graph.
 
     Args:
-        program: the graph on an engine.
-        artifact: what its inputs and outputs mean.
         pad: the id of the padding token.
         budget: that batches and outputs are held in; None for no limit.
         config: the model's config, whose sizes a memory limit needs.
@@ -80,10 +78,10 @@ class Encoder:
             what = f"{len(section)} sequences with their outputs"
             for group in sort_by_first_index(groups):
                 indices = [section[i] for i in group]
-                chosen = None if rows is None else [rows[i] for i in indices]
+                batch_rows = None if rows is None else [rows[i] for i in indices]
                 # Nothing is held while the caller has the turn, who may call this encoder again.
                 with self.budget.reserve(needed, what, "Shorter texts, or a smaller max_length, need less"):
-                    outputs = self.batch([pieces[i] for i in indices], roles, chosen)
+                    outputs = self.batch([pieces[i] for i in indices], roles, batch_rows)
                 yield dict(zip(indices, outputs, strict=True))
 
     def sections(
@@ -149,19 +147,15 @@ class Encoder:
 
 
 def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:
-    """Refuse a manifest whose parts contradict each other, before anything relies on them.
-
-    Raises:
-        ManifestError: names what is wrong.
-    """
+    """Refuse a manifest whose parts contradict each other, before anything relies on them."""
     roles = {spec.role for spec in artifact.outputs}
     if not defaults.heads and not any(re.fullmatch(r"hidden\.\d+", role) for role in roles):
         raise ManifestError(f"artifact {artifact.id} has neither an output with a hidden state nor a head")
     for head in defaults.heads:
-        found = [spec for spec in artifact.outputs if spec.role.partition(".")[0] == head]
-        if not found:
+        outputs = [spec for spec in artifact.outputs if spec.role.partition(".")[0] == head]
+        if not outputs:
             raise ManifestError(f"artifact {artifact.id} has no output of the head {head!r}")
-        width = found[0].axes[-1]
+        width = outputs[0].axes[-1]
         if head in ("sequence_classification", "token_classification") and width != len(defaults.labels):
             raise ManifestError(f"{head} has {width} classes, encoder.labels has {len(defaults.labels)}")
     for name in ("intermediate_size", "hidden_size", "num_attention_heads"):

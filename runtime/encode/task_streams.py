@@ -70,9 +70,9 @@ class TaskStreams(RequestRunner):
         last = self.need_states("embed")
         defaults = self.defaults
         unit = defaults.normalize if normalize is None else normalize
-        own = pooling is None and "sentence_embedding" in self.roles and (unit or not defaults.normalize)
-        role = "sentence_embedding" if own else f"hidden.{last}"
-        if not own and pooling is None and defaults.pooling not in POOLINGS:
+        in_graph = pooling is None and "sentence_embedding" in self.roles and (unit or not defaults.normalize)
+        role = "sentence_embedding" if in_graph else f"hidden.{last}"
+        if not in_graph and pooling is None and defaults.pooling not in POOLINGS:
             raise InputError(f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}")
         how = pooling or defaults.pooling
         before = self.prompt_text(options.get("prompt_name"), options.get("prompt"))
@@ -81,7 +81,7 @@ class TaskStreams(RequestRunner):
         check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
 
         def finish(request: TextRequest, outputs: Outputs) -> Embedding:
-            vectors = [array if own else pool_tokens(array, how) for (array,) in outputs]
+            vectors = [array if in_graph else pool_tokens(array, how) for (array,) in outputs]
             vector = merge_windows(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
             return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
@@ -89,12 +89,7 @@ class TaskStreams(RequestRunner):
         return self.results(prompted, [role], finish, reading)
 
     def prompt_text(self, name: str | None, prompt: str | None) -> str:
-        """Return what to put before each text, as sentence-transformers decides it.
-
-        Args:
-            name: the name of one of the checkpoint's prompts; None: the default one.
-            prompt: the text itself, which takes precedence.
-        """
+        """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InputError(f"prompt={prompt!r:.80} must be a str, which is put before each text")
@@ -152,16 +147,16 @@ class TaskStreams(RequestRunner):
         reading = self.reading(options, EncoderOptions, "head")
         self.need_head("classify", "sequence_classification")
         labels = self.defaults.labels
-        kind = self.defaults.problem_type
+        problem_type = self.defaults.problem_type
 
         def finish(request: TextRequest, outputs: Outputs) -> Classification:
             logits = np.stack([array for (array,) in outputs])  # (windows, C)
             dropped = request.fitted.dropped
-            if kind == "regression":
+            if problem_type == "regression":
                 numbers = [float(number) for number in logits.mean(0)]
                 named = dict(zip(labels, numbers, strict=True)) if len(labels) > 1 else {}
                 return Classification(labels[0], numbers[0], named, dropped)
-            multi = kind == "multi_label_classification"
+            multi = problem_type == "multi_label_classification"
             shares = (sigmoid if multi else softmax)(logits).mean(0)
             best = int(shares.argmax())
             probabilities = dict(zip(labels, map(float, shares), strict=True))
@@ -217,8 +212,8 @@ class TaskStreams(RequestRunner):
             return [windows[t] for t in masked if windows[t][0] >= 0]
 
         def rows(request: TextRequest) -> list[list[int]]:
-            found = places(request)
-            return [[at for p, at in found if p == piece] for piece in range(len(request.fitted.pieces))]
+            masked = places(request)
+            return [[at for p, at in masked if p == piece] for piece in range(len(request.fitted.pieces))]
 
         def finish(request: TextRequest, outputs: Outputs) -> FilledMask:
             taken = [iter(array) for (array,) in outputs]
@@ -275,13 +270,7 @@ class TaskStreams(RequestRunner):
         return self.results(items, roles, finish, reading)
 
     def reading(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
-        """Check the names of a call's options, and the values of those that all tasks have.
-
-        Args:
-            options: the caller's options.
-            known: the TypedDict of the task's options.
-            truncation: what the task does unless told otherwise.
-        """
+        """Check the names of a call's options, and the values of those that all tasks have."""
         check_options(options, option_names(known))
         return Reading.of(options, truncation=truncation, max_batch=self.encoder.max_batch)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ..decoding.beam import Search
-from ..decoding.chunk import Chunk
+from ..decoding.chunk import OnToken
 from ..decoding.sampling import Sampling, check_integer
 from ..errors import InputError
 from ..options import (
@@ -54,7 +54,7 @@ class GenerationRequest:
     n_best: int = 1
     logprobs: bool = True
     top_logprobs: int = 0
-    on_token: Callable[[Chunk], bool | None] | None = None
+    on_token: OnToken | None = None
     progress: ProgressOption = False
     batch_size: int | None = None
     search: Search | None = None

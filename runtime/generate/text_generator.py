@@ -18,7 +18,7 @@ from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.cache import capacity_for
 from ..decoding.candidates import choose_tokens, results_for
-from ..decoding.chunk import Cancellation, Chunk, TextStream
+from ..decoding.chunk import Cancellation, Chunk, TextStream, report_chunk
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
 from ..decoding.sampling import row_generators
@@ -37,7 +37,7 @@ from .checkpoint_options import CheckpointOptions
 from .generation import Generation, make_generation
 from .prompts import Prompt, PromptReader, is_one_prompt, vocabulary_of
 from .request import GenerationRequest, resolve_request
-from .row import Row, report_row
+from .row import Row
 from .row_reader import RowReader
 from .score import Score, check_scorable, score_tokens
 
@@ -133,7 +133,7 @@ class TextGenerator(Model):
             if is_one_prompt(prompt):
                 rows = [self._rows.read(prompt, request)]
             else:
-                rows = [self._rows.read_numbered(number, each, request) for number, each in enumerate(prompt)]
+                rows = [self._rows.read_numbered(number, one, request) for number, one in enumerate(prompt)]
             for group in list(self._groups(rows, request)):
                 answers += self._answer(group, request)
                 report(len(answers))
@@ -319,7 +319,7 @@ class TextGenerator(Model):
             if request.on_token is not None:
                 for row in rows:
                     if row.has_news:
-                        report_row(row, request.on_token)
+                        report_chunk(row.new_chunk, row.cancel, request.on_token)
         return [make_generation(row, seconds) for row in rows]
 
     def _stream(self, row: Row, request: GenerationRequest) -> TextStream:
@@ -336,7 +336,7 @@ class TextGenerator(Model):
                     yield row.new_chunk()
                     return
                 next(steps)
-                yield report_row(row, request.on_token)
+                yield report_chunk(row.new_chunk, row.cancel, request.on_token)
 
     def _steps(
         self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+R = TypeVar("R")
 
 TOKEN_BUDGET = 1024  # rows x longest row; larger batches leave the processor's caches
 # What starting one more batch costs, in tokens: measured from 8 (BERT base) to 25 (MiniLM), 2 cores.
@@ -47,3 +50,20 @@ def sort_by_first_index(groups: list[list[int]]) -> list[list[int]]:
     yet to run; which sequences run together stays the same.
     """
     return sorted(groups, key=min)
+
+
+def yield_in_order(batches: Iterable[Mapping[int, R]], report: Callable[[int], None]) -> Iterator[R]:
+    """Yield results by their index from 0 on, each as soon as it and those before it are computed.
+
+    Args:
+        batches: the results of each batch, by index.
+        report: called after each batch with the number of results so far.
+    """
+    waiting: dict[int, R] = {}
+    given = 0
+    for batch in batches:
+        waiting |= batch
+        report(given + len(waiting))
+        while given in waiting:
+            yield waiting.pop(given)
+            given += 1
