@@ -78,7 +78,7 @@ class RequestRunner:
             for chunk in chunks(items, reading.read_ahead):
                 requests = self.requests(chunk, reading, done)
                 batches = self.finish_batches(requests, roles, finish, reading, rows)
-                yield from yield_in_order(batches, lambda count, before=done: progress(before + count))
+                yield from yield_in_order(batches, progress, before=done)
                 done += len(requests)
                 shortened += sum(request.fitted.dropped > 0 for request in requests)
                 dropped += sum(request.fitted.dropped for request in requests)

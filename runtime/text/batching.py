@@ -52,18 +52,21 @@ def sort_by_first_index(groups: list[list[int]]) -> list[list[int]]:
     return sorted(groups, key=min)
 
 
-def yield_in_order(batches: Iterable[Mapping[int, R]], report: Callable[[int], None]) -> Iterator[R]:
+def yield_in_order(
+    batches: Iterable[Mapping[int, R]], report: Callable[[int], None], before: int
+) -> Iterator[R]:
     """Yield results by their index from 0 on, each as soon as it and those before it are computed.
 
     Args:
         batches: the results of each batch, by index.
         report: called after each batch with the number of results so far.
+        before: number of results before the first of these.
     """
     waiting: dict[int, R] = {}
     given = 0
     for batch in batches:
         waiting |= batch
-        report(given + len(waiting))
+        report(before + given + len(waiting))
         while given in waiting:
             yield waiting.pop(given)
             given += 1

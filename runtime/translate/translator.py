@@ -196,7 +196,7 @@ class Translator(Model):
                     self._translate_batch({i: sources[i] for i in group}, done, search, on_token)
                     for group in groups
                 )
-                yield from yield_in_order(batches, lambda count, before=done: progress(before + count))
+                yield from yield_in_order(batches, progress, before=done)
                 done += len(chunk)
         reader.report()
 
