@@ -93,3 +93,6 @@ class MemoryLimitError(PlanForgeError):
 
 class ClosedError(PlanForgeError):
     """The model was used after close()."""
+
+    def __init__(self, message: str = "the model was closed; load() it again") -> None:
+        super().__init__(message)

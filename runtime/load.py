@@ -7,25 +7,18 @@ from typing import TYPE_CHECKING
 
 from .bundle.bundle import Bundle
 from .errors import ManifestError
-from .opening import LoadRequest
+from .opening import make_load_request
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .encode.text_encoder import TextEncoder
     from .generate.text_generator import TextGenerator
+    from .options import LoadOptions
     from .translate.translator import Translator
 
 
-def load(
-    bundle: str | Path,
-    *,
-    backend: str = "auto",
-    precision: str | None = None,
-    threads: int | None = None,
-    max_length: int | None = None,
-    memory_limit: int | None = None,
-    verify: bool = False,
-    device: int = 0,
-) -> TextGenerator | TextEncoder | Translator:
+def load(bundle: str | Path, **options: Unpack[LoadOptions]) -> TextGenerator | TextEncoder | Translator:
     """Open a bundle and make it ready to run.
 
     Where you know what the bundle does, `TextGenerator.load`, `TextEncoder.load` and `Translator.load` take
@@ -33,21 +26,7 @@ def load(
 
     Args:
         bundle: the folder that `planforge export` wrote.
-        backend: "tensorrt-rtx" and "tensorrt" run the bundle's plan on an NVIDIA GPU, "ort-cuda" its graph in
-            ONNX Runtime there, and "ort-cpu" on the CPU; "auto" takes the first of these that works here, and
-            a log line says why not a better one.
-        precision: of the graph to run; by default what `planforge bench --set-default` recorded, else on a
-            GPU fp16 where it was found to be right, on a CPU the first that was given at export.
-        threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
-            cgroup may use.
-        max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
-        memory_limit: bytes for weights, and the caches, or batches and outputs that are read ahead, of all
-            calls that run at one time. A call that needs more is refused beforehand, and several texts run in
-            smaller batches where that helps; one that would fit alone waits until others are done, for ten
-            minutes at most, and is then refused. An encoder's outputs count while it computes, not while an
-            iterator's caller has the turn. Python, the engine and the tokenizer, 70 to 110 MB, don't count.
-        verify: compare the hash of files above 256 MiB too (smaller ones always are).
-        device: the GPU's number; a warning says when no GPU is used though it is not 0.
+        **options: see `LoadOptions`.
 
     Returns:
         A `TextGenerator`, `TextEncoder` or `Translator`, by the bundle's task; a context manager. Its
@@ -57,7 +36,7 @@ def load(
         BundleError: the folder is no bundle, or a file is missing or has changed.
         BackendUnavailableError: the engine is not installed, no GPU is here, or no plan fits it; says what to
             install or to run.
-        InputError: an argument out of range.
+        InputError: no such option, or one out of range.
         MemoryLimitError: the weights alone, or with an encoder's batch, need more than memory_limit.
 
     Example:
@@ -65,15 +44,7 @@ def load(
         ...     print(model)
         TextGenerator(gpt2, decoder.ort.fp32, ort-cpu, 2 threads)
     """
-    request = LoadRequest(
-        backend=backend,
-        precision=precision,
-        threads=threads,
-        max_length=max_length,
-        memory_limit=memory_limit,
-        verify=verify,
-        device=device,
-    )
+    request = make_load_request(options)
     opened = Bundle.open(bundle)
     return class_for(opened)._load(opened, request)
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from .errors import ClosedError, MemoryLimitError
 
 PATIENCE = 600.0  # seconds that a call waits for others: longer than any of them should take
-GLANCE = 0.1  # seconds after which a call that waits looks again, told or not
+POLL = 0.1  # seconds after which a call that waits looks again, told or not
 
 
 class Reservation:
@@ -86,7 +86,7 @@ class MemoryBudget:
             MemoryLimitError: it does not fit.
         """
         if self.limit is not None and self.weight_bytes + count > self.limit:
-            raise self._refusal(count, what, way_out)
+            raise self._limit_error(count, what, way_out)
 
     @contextmanager
     def reserve(self, count: int, what: str, way_out: str = "Use smaller batches") -> Iterator[None]:
@@ -151,17 +151,17 @@ class MemoryBudget:
             if self._add(asked):
                 return
             if self._closed:
-                raise ClosedError("the model was closed; load() it again")
-            own = sum(other.count for other in list(self._held) if other.thread == asked.thread)
-            if own:
-                holder = f"{own / 1e6:.1f} MB that an unfinished call of this thread holds"
+                raise ClosedError
+            held_here = sum(other.count for other in list(self._held) if other.thread == asked.thread)
+            if held_here:
+                holder = f"{held_here / 1e6:.1f} MB that an unfinished call of this thread holds"
                 way_out = f"Finish or close that call (a stream, an iteration) first. {way_out}"
-                raise self._refusal(asked.count, asked.what, way_out, own, holder)
+                raise self._limit_error(asked.count, asked.what, way_out, held_here, holder)
             if time.monotonic() > deadline:
-                raise self._refusal_of_the_late(asked, way_out)
+                raise self._timeout_error(asked, way_out)
             with self._changed:
                 if self._is_short_of(asked.count):
-                    self._changed.wait(GLANCE)
+                    self._changed.wait(POLL)
 
     def _add(self, asked: Reservation) -> bool:
         with self._changed:
@@ -173,15 +173,15 @@ class MemoryBudget:
     def _is_short_of(self, count: int) -> bool:
         return self.limit is not None and self.weight_bytes + self.held() + count > self.limit
 
-    def _refusal_of_the_late(self, asked: Reservation, way_out: str) -> MemoryLimitError:
+    def _timeout_error(self, asked: Reservation, way_out: str) -> MemoryLimitError:
         others = list(self._held)
         held = sum(other.count for other in others)
         names = ", ".join(sorted({other.what for other in others}))
         holder = f"{held / 1e6:.1f} MB that other calls held for {self.patience:.0f} seconds ({names})"
         way_out = f"Finish or close those calls (streams, too) first. {way_out}"
-        return self._refusal(asked.count, asked.what, way_out, held, holder)
+        return self._limit_error(asked.count, asked.what, way_out, held, holder)
 
-    def _refusal(
+    def _limit_error(
         self, count: int, what: str, way_out: str, held: int = 0, holder: str | None = None
     ) -> MemoryLimitError:
         assert self.limit is not None

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from .backends.backend import Backend
 from .backends.ladder import open_on
+from .backends.load_request import LoadRequest
 from .backends.threads import Threads
 from .bundle.bundle import Bundle
 from .errors import InputError, ManifestError
-from .opening import LoadRequest
+from .opening import check_load_request, make_load_request
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .bundle.manifest import Artifact
+    from .options import LoadOptions
 
 C = TypeVar("C", bound="Model")
 
@@ -43,45 +47,18 @@ class Model(ABC):
     threads: int | None = None
 
     @classmethod
-    def load(
-        cls: type[C],
-        bundle: str | Path,
-        *,
-        backend: str = "auto",
-        precision: str | None = None,
-        threads: int | None = None,
-        max_length: int | None = None,
-        memory_limit: int | None = None,
-        verify: bool = False,
-        device: int = 0,
-    ) -> C:
+    def load(cls: type[C], bundle: str | Path, **options: Unpack[LoadOptions]) -> C:
         """Open a bundle of this class.
 
         Args:
             bundle: the folder that `planforge export` wrote.
-            backend: "tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu" or "auto"; this argument and the
-                following are those of `planforge.runtime.load`.
-            precision: of the graph to run.
-            threads: cores to use.
-            max_length: context in tokens.
-            memory_limit: bytes for weights, and the caches, or batches and outputs that are read ahead, of
-                all calls that run at one time; see `planforge.runtime.load`.
-            verify: compare the hash of files above 256 MiB too.
-            device: the GPU's number.
+            **options: see `LoadOptions`.
 
         Raises:
-            InputError: an argument out of range, or the bundle is for another class; names that one.
+            InputError: no such option, one out of range, or the bundle is for another class; names that one.
             PlanForgeError: what else `planforge.runtime.load` raises.
         """
-        request = LoadRequest(
-            backend=backend,
-            precision=precision,
-            threads=threads,
-            max_length=max_length,
-            memory_limit=memory_limit,
-            verify=verify,
-            device=device,
-        )
+        request = make_load_request(options)
         opened = Bundle.open(bundle)
         cls._check_task(opened)
         return cls._load(opened, request)
@@ -101,17 +78,8 @@ class Model(ABC):
     @classmethod
     def _load(cls: type[C], bundle: Bundle, request: LoadRequest) -> C:
         """Open a bundle of this class on the engine that was asked for, or on the best that works here."""
-        request.check(bundle.manifest)
-        engine, model = open_on(
-            request.backend,
-            bundle,
-            lambda engine: cls._open(bundle, engine, request),
-            request.precision,
-            request.threads,
-            request.verify,
-            request.device,
-            request.max_length,
-        )
+        check_load_request(request, bundle.manifest)
+        engine, model = open_on(bundle, request, lambda engine: cls._open(bundle, engine, request))
         model.backend = engine.name
         model.family = bundle.manifest.family
         threads = getattr(engine, "threads", None)  # engines on a GPU have none

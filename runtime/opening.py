@@ -7,41 +7,38 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from .backends.backend import Backend, Program
+from .backends.load_request import LoadRequest
 from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
 from .errors import InputError, ManifestError, MemoryLimitError
+from .options import LoadOptions, check_options, check_whole, option_names
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadRequest:
-    """What a caller of `load` asks for; the fields are its arguments."""
+def make_load_request(options: LoadOptions) -> LoadRequest:
+    """Return what a caller of `load` asks for; refuse an option that there is not."""
+    check_options(options, option_names(LoadOptions))
+    return LoadRequest(**options)
 
-    backend: str = "auto"
-    precision: str | None = None
-    threads: int | None = None
-    max_length: int | None = None
-    memory_limit: int | None = None
-    verify: bool = False
-    device: int = 0
 
-    def check(self, manifest: Manifest) -> None:
-        """Refuse numbers out of range, before anything is opened."""
-        context = manifest.max_length
-        check_whole("threads", self.threads, 1, os.cpu_count() or 1, "this machine's cores")
-        least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
-        check_whole("max_length", self.max_length, least, context, "the model's context")
-        check_whole(
-            "memory_limit", self.memory_limit, 1, sys.maxsize, "bytes; more than there are is no limit"
-        )
-        check_whole("device", self.device, 0, 1023, "the GPU's number")
+def check_load_request(request: LoadRequest, manifest: Manifest) -> None:
+    """Refuse numbers out of range, before anything is opened."""
+    context = manifest.max_length
+    least = 2 if manifest.encoder is None else min(8, context)  # a pair has three special tokens
+    ranges = {
+        "threads": (1, os.cpu_count() or 1, "this machine's cores"),
+        "max_length": (least, context, "the model's context"),
+        "memory_limit": (1, sys.maxsize, "bytes; more than there are is no limit"),
+        "device": (0, 1023, "the GPU's number"),
+    }
+    for name, (low, high, what) in ranges.items():
+        check_whole(name, getattr(request, name), low, high, optional=True, what=what)
 
 
 @contextmanager
-def opening(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[list[Program]]:
+def open_programs(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[list[Program]]:
     """Open graphs in another thread while the caller's block runs; the list is filled at its end."""
     programs: list[Program] = []
     with ThreadPoolExecutor(1, "planforge-open") as pool:
@@ -93,11 +90,3 @@ def check_weights(weight_bytes: int, memory_limit: int | None) -> None:
             needed=weight_bytes + 1,
             limit=memory_limit,
         )
-
-
-def check_whole(name: str, value: int | None, low: int, high: int, what: str) -> None:
-    """Refuse what is neither None nor a whole number in a range."""
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InputError(f"{name}={value!r} must be None or a whole number from {low} to {high} ({what})")

@@ -32,6 +32,37 @@ Layers: TypeAlias = Literal[
 """Whose hidden states `TextEncoder.features` returns."""
 
 
+class LoadOptions(TypedDict, total=False):
+    """The options of `load`, `TextGenerator.load`, `TextEncoder.load` and `Translator.load`.
+
+    Attributes:
+        backend: "tensorrt-rtx" and "tensorrt" run the bundle's plan on an NVIDIA GPU, "ort-cuda" its graph in
+            ONNX Runtime there, and "ort-cpu" on the CPU; "auto", the default, takes the first of these that
+            works here, and a log line says why not a better one.
+        precision: of the graph to run; by default what `planforge bench --set-default` recorded, else on a
+            GPU fp16 where it was found to be right, on a CPU the first that was given at export.
+        threads: cores to use; by default OMP_NUM_THREADS, else the physical cores that this process and its
+            cgroup may use.
+        max_length: context in tokens (a prompt with its answer); by default, and at most, the bundle's.
+        memory_limit: bytes for weights, and the caches, or batches and outputs that are read ahead, of all
+            calls that run at one time; no limit by default. A call that needs more is refused beforehand, and
+            several texts run in smaller batches where that helps; one that would fit alone waits until others
+            are done, for ten minutes at most, and is then refused. An encoder's outputs count while it
+            computes, not while an iterator's caller has the turn. Python, the engine and the tokenizer, 70 to
+            110 MB, don't count.
+        verify: compare the hash of files above 256 MiB too (smaller ones always are); not by default.
+        device: the GPU's number, 0 by default; a warning says when no GPU is used though it is not 0.
+    """
+
+    backend: str
+    precision: str | None
+    threads: int | None
+    max_length: int | None
+    memory_limit: int | None
+    verify: bool
+    device: int
+
+
 class EncoderOptions(TypedDict, total=False):
     """The options of every task of an encoder.
 
@@ -280,6 +311,22 @@ def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
         raise InputError(f"{name}={value!r} is not one of {choices}{hint}")
 
 
+def check_whole(
+    name: str, value: Any, least: int, most: int | None = None, *, optional: bool = False, what: str = ""
+) -> None:
+    """Refuse what is no integer from `least` to `most`; None is fine where the option is optional."""
+    if value is None and optional:
+        return
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if is_integer and least <= value and (most is None or value <= most):
+        return
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    note = f" ({what})" if what else ""
+    raise InputError(
+        f"{name}={value!r} must be {'None or ' if optional else ''}a whole number {allowed}{note}"
+    )
+
+
 def check_batch_size(batch_size: int | None, most: int) -> int:
     """Return how many rows may run together.
 
@@ -292,8 +339,7 @@ def check_batch_size(batch_size: int | None, most: int) -> int:
     """
     if batch_size is None:
         return most
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise InputError(f"batch_size={batch_size!r} must be None or a whole number of at least 1")
+    check_whole("batch_size", batch_size, 1, optional=True)
     if batch_size > most:
         raise InputError(
             f"batch_size={batch_size} is more than the {most} rows that this bundle allows; ask for fewer, or"

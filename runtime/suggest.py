@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 
 PREFIX = 3  # letters in common are enough: jetson, jetpack
@@ -18,6 +17,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     Returns:
         "; did you mean 'fp16'?", with those most like it, or "" where none is.
     """
+    import difflib  # only when a name is refused: every program imports this module
+
     lower = {other.lower(): other for other in known}
     close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
     if not close and len(name) >= PREFIX:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...runtime.bundle.defaults import GenerationDefaults
-from ...runtime.decoding.beam import search_of
+from ...runtime.decoding.beam import make_search
 from ...runtime.errors import InputError
 from ..errors import CheckpointError
 
@@ -198,7 +198,7 @@ def check_search(defaults: GenerationDefaults, settings: Settings) -> None:
         CheckpointError: names the file, the setting and what is allowed.
     """
     try:
-        search_of(defaults)
+        make_search(defaults)
     except InputError as error:
         raise CheckpointError(f"{settings.where}: {error}") from error
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
-from ...runtime.backends.ort_backend import mapped_errors, plain_session
+from ...runtime.backends.ort_backend import plain_session, wrap_ort_errors
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 
@@ -129,7 +129,7 @@ class NodeExecutor:
         if key not in self.sessions:
             self.sessions[key] = self.session_for(node, feeds)
         bound = {f"in{i}": feed for i, feed in enumerate(feeds) if feed is not None}
-        with mapped_errors(f"node {node.name!r} ({node.op_type}) fails"):
+        with wrap_ort_errors(f"node {node.name!r} ({node.op_type}) fails"):
             results: list[Array] = self.sessions[key].run(None, bound)
         if any(not isinstance(result, np.ndarray) for result in results):
             raise BackendError(f"node {node.name!r} ({node.op_type}) gives a sequence, not a tensor")
@@ -190,7 +190,7 @@ class NodeExecutor:
             name="node",
         )
         proto = ir.to_proto(ir.Model(graph, ir_version=10))
-        with mapped_errors(f"node {node.name!r} ({node.op_type}) cannot be run alone"):
+        with wrap_ort_errors(f"node {node.name!r} ({node.op_type}) cannot be run alone"):
             return plain_session(proto.SerializeToString(), optimized=False)
 
     def type_of(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:

@@ -26,7 +26,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, FittedHead
 from ...runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ...runtime.diagnostics.golden.files import golden_file, read_golden
-from ...runtime.encode.pooling import LAYERS, pooled
+from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
 from ..bundle.writer import check_output, file_entries, install, staging_folder, write_manifest
 from ..errors import ExportError
@@ -155,7 +155,7 @@ def compute_features(encoder: TextEncoder, texts: Sequence[str], features: str, 
         return encoder.embed(texts, prompt="", **options)  # as classify, which has no prompts
     options["layers"] = features
     results = encoder.iterate("features", texts, **options)
-    return np.stack([pooled(result.vectors, "mean") for result in results])
+    return np.stack([pool_tokens(result.vectors, "mean") for result in results])
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def graph_targets(artifact: Artifact) -> tuple[str, ...]:
 
 def located(path: Path, name: str) -> Path:
     """Return the file of a graph of a bundle, which the bundle must list and hold itself; else `path`."""
-    return Bundle.open(path).located(name) if path.is_dir() else path
+    return Bundle.open(path).locate(name) if path.is_dir() else path
 
 
 def check(model: LintModel, name: str, target: Target, found: Found) -> list[Finding]:

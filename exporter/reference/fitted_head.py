@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.encode.pooling import LAYERS, combined, normalized, pooled
+from ...runtime.encode.pooling import LAYERS, combine_layers, normalize_vector, pool_tokens
 
 HEAD = "sequence_classification"  # the role of its logits among a graph's outputs
 Array: TypeAlias = npt.NDArray[Any]
@@ -53,11 +53,11 @@ class LinearHead:
         """
         if self.features != "embedding":
             chosen = [states[layer] for layer in LAYERS[self.features](len(states) - 1)]
-            vector = pooled(combined(chosen, self.features), "mean")
+            vector = pool_tokens(combine_layers(chosen, self.features), "mean")
         elif embedding is not None:
             vector = embedding
         else:
-            vector = pooled(states[-1], "mean")
-            vector = normalized(vector) if self.normalize else vector
+            vector = pool_tokens(states[-1], "mean")
+            vector = normalize_vector(vector) if self.normalize else vector
         logits: Array = self.weight @ vector + self.bias
         return logits

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed, not_installed
+from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed, missing_library_error
 from ...runtime.bundle.bundle import Bundle, sha256_of
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
 from ...runtime.bundle.plan import network_name
@@ -193,7 +193,7 @@ def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
     if allowed and not wanted:
         raise BuildOptionError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")
     if not is_installed(engine):
-        raise not_installed(engine)
+        raise missing_library_error(engine)
     return wanted
 
 
@@ -253,7 +253,7 @@ def check_plan_names(bundle: Bundle) -> None:
     manifest = bundle.manifest
     hashes = {name: entry.sha256 for name, entry in manifest.files.items()}
     for plan in manifest.plans:
-        with bundle.located(plan.file).open("rb") as file:
+        with bundle.locate(plan.file).open("rb") as file:
             match = NETWORK_NAME.search(file.read(NAME_WITHIN))
         meant = network_name(manifest.artifact(plan.built_from), hashes)
         if match is not None and match[0].decode() != meant:

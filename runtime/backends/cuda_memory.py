@@ -24,7 +24,6 @@ NO_DRIVER = (
     "no NVIDIA driver was found: install it, start a container with --gpus all, or copy the bundle to a"
     " machine with a GPU"
 )
-CLOSED = "the model was closed; load() it again"
 NON_BLOCKING = 1  # cudaStreamNonBlocking: other work on this GPU disturbs no capture
 
 
@@ -75,8 +74,8 @@ def call_cuda(cuda: Any, function: str, *arguments: Any) -> Any:
     """
     status, *values = getattr(cuda, function)(*arguments)
     if int(status):
-        said = cuda.cudaGetErrorString(status)[1].decode()
-        raise CudaError(f"{function}: {said} (CUDA error {int(status)})", int(status))
+        text = cuda.cudaGetErrorString(status)[1].decode()
+        raise CudaError(f"{function}: {text} (CUDA error {int(status)})", int(status))
     return values[0] if values else None
 
 
@@ -100,13 +99,13 @@ def list_gpus() -> list[Gpu]:
                 " driver, or pip install 'cuda-bindings=={}.*'".format(*driver, *needed, driver[0])
             ) from error
         raise BackendUnavailableError(f"no NVIDIA GPU can be used: {error}") from error
-    found_gpus = []
+    gpus = []
     for index in range(count):
         properties = call_cuda(cuda, "cudaGetDeviceProperties", index)
         name = properties.name.decode() if isinstance(properties.name, bytes) else properties.name
         sm = f"sm{properties.major}{properties.minor}"
-        found_gpus.append(Gpu(index, name, sm, int(properties.totalGlobalMem)))
-    return found_gpus
+        gpus.append(Gpu(index, name, sm, int(properties.totalGlobalMem)))
+    return gpus
 
 
 def cuda_of_driver() -> tuple[int, int]:
@@ -156,13 +155,13 @@ def gpu_at(index: int) -> Gpu:
         BackendUnavailableError: as `list_gpus`; or there is no GPU.
         InputError: there are GPUs, but none of that number.
     """
-    found = list_gpus()
-    if not found:
+    gpus = list_gpus()
+    if not gpus:
         raise BackendUnavailableError("the NVIDIA driver finds no GPU")
-    if not 0 <= index < len(found):
-        here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in found)
+    if not 0 <= index < len(gpus):
+        here = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
         raise InputError(f"device={index} does not exist; this machine has {here}")
-    return found[index]
+    return gpus[index]
 
 
 class Device:
@@ -195,13 +194,23 @@ class Device:
         """
         with self.lock:
             if not self.streams:
-                raise ClosedError(CLOSED)
+                raise ClosedError
             self.call("cudaSetDevice", self.gpu.index)
             yield
 
     def synchronise(self) -> None:
         """Wait until all work on the stream is done."""
         self.call("cudaStreamSynchronize", self.stream)
+
+    def copy_from_host(self, target: int, source: int, size: int) -> None:
+        """Start a copy to the device's memory; both ends are addresses."""
+        kind = self.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self.call("cudaMemcpyAsync", target, source, size, kind, self.stream)
+
+    def copy_to_host(self, target: int, source: int, size: int) -> None:
+        """Start a copy from the device's memory; both ends are addresses."""
+        kind = self.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self.call("cudaMemcpyAsync", target, source, size, kind, self.stream)
 
     def allocate(self, size: int, what: str) -> Memory:
         """Return uninitialized device memory.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import ClosedError, InputError
 from .backend import Array, Buffer, Shape
 from .cuda_memory import Device, Memory, Pinned
 
@@ -44,25 +46,50 @@ class DeviceBuffer:
     def copy_rows(self, source: int, target: int, length: int) -> None:
         _, heads, slots, head_size = self.shape
         device = self.memory.device
-        one = head_size * self.dtype.itemsize
+        slot_bytes = head_size * self.dtype.itemsize
         if not length:
             return
         with device.turn():
             kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-            to = self.row(target).address
-            start = self.row(source).address
-            pitch = slots * one
-            width = length * one
-            device.call("cudaMemcpy2DAsync", to, pitch, start, pitch, width, heads, kind, device.stream)
+            to_address = self.row(target).address
+            from_address = self.row(source).address
+            pitch = slots * slot_bytes
+            width = length * slot_bytes
+            copy = (to_address, pitch, from_address, pitch, width, heads, kind)
+            device.call("cudaMemcpy2DAsync", *copy, device.stream)
 
     def numpy(self) -> Array:
         device = self.memory.device
         array = np.empty(self.shape, self.dtype)
         with device.turn():
-            kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            device.call("cudaMemcpyAsync", array.ctypes.data, self.address, self.nbytes, kind, device.stream)
+            device.copy_to_host(array.ctypes.data, self.address, self.nbytes)
             device.synchronise()
         return array
+
+
+class DeviceProgram(ABC):
+    """Base of the programs on a GPU, which take turns on their device."""
+
+    device: Device
+
+    @abstractmethod
+    def is_open(self) -> bool: ...
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Take the device's turn, for a program that is still open.
+
+        Raises:
+            ClosedError: it is not, or was closed while this thread waited.
+        """
+        with self.device.turn():
+            if not self.is_open():
+                raise ClosedError
+            yield
+
+    def free_memory(self) -> int | None:
+        with self.turn():
+            return self.device.free_memory()
 
 
 def new_buffer(device: Device, name: str, shape: Shape, dtype: np.dtype[Any]) -> DeviceBuffer:
@@ -77,9 +104,8 @@ def upload_array(device: Device, name: str, values: Array) -> DeviceBuffer:
     """Return a buffer with a copy of values."""
     buffer = DeviceBuffer(device.allocate(values.nbytes, name), values.shape, values.dtype)
     with device.turn():
-        kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
         values = np.ascontiguousarray(values)
-        device.call("cudaMemcpyAsync", buffer.address, values.ctypes.data, buffer.nbytes, kind, device.stream)
+        device.copy_from_host(buffer.address, values.ctypes.data, buffer.nbytes)
         device.synchronise()  # before the values may go
     return buffer
 
@@ -115,19 +141,13 @@ class Staging:
 
     def upload(self, shape: Shape) -> None:
         """Start the copy of the pinned array to the device."""
-        device = self.device
-        to = self.on_device(shape)
-        kind = device.cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
-        host = self.on_host(shape).ctypes.data
-        device.call("cudaMemcpyAsync", to.address, host, to.nbytes, kind, device.stream)
+        target = self.on_device(shape)
+        self.device.copy_from_host(target.address, self.on_host(shape).ctypes.data, target.nbytes)
 
     def download(self, shape: Shape) -> None:
         """Start the copy from the device to the pinned array."""
-        device = self.device
         source = self.on_device(shape)
-        kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        host = self.on_host(shape).ctypes.data
-        device.call("cudaMemcpyAsync", host, source.address, source.nbytes, kind, device.stream)
+        self.device.copy_to_host(self.on_host(shape).ctypes.data, source.address, source.nbytes)
 
 
 def device_buffers(
@@ -139,7 +159,7 @@ def device_buffers(
         written: names of the buffers that a program writes.
         writer: that program; no other program writes its buffers.
     """
-    found = {}
+    on_device = {}
     for name, buffer in buffers.items():
         if not isinstance(buffer, DeviceBuffer):
             raise InputError(
@@ -153,5 +173,5 @@ def device_buffers(
                     " allocate one for each"
                 )
             buffer.memory.writer = writer
-        found[name] = buffer
-    return found
+        on_device[name] = buffer
+    return on_device

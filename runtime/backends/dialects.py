@@ -25,16 +25,16 @@ def choose_artifact(
         InputError: the bundle has no such precision.
         ManifestError: the default's gate has not passed.
     """
-    found = [a for a in bundle.manifest.artifacts if a.graph == graph and a.dialect in dialects]
-    if not found:
+    artifacts = [a for a in bundle.manifest.artifacts if a.graph == graph and a.dialect in dialects]
+    if not artifacts:
         raise BundleError(f"{bundle.folder} has no {graph} graph that ONNX Runtime can run")
-    precisions = list(dict.fromkeys(a.precision for a in found))
+    precisions = list(dict.fromkeys(a.precision for a in artifacts))
     default = bundle.manifest.default_precision
     wanted = (default or precisions[0]) if precision is None else precision
     if wanted not in precisions:
         hint = did_you_mean(wanted, precisions)
         raise InputError(f"precision={wanted!r} is not in this bundle, which has {precisions}{hint}")
-    chosen = min((a for a in found if a.precision == wanted), key=lambda a: dialects.index(a.dialect))
+    chosen = min((a for a in artifacts if a.precision == wanted), key=lambda a: dialects.index(a.dialect))
     if precision is None and default is not None and not chosen.passed:
         raise ManifestError(
             f"{bundle.folder}: the gate of its default, {chosen.id}, has not passed; name a precision of"

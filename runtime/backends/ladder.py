@@ -11,6 +11,7 @@ from ..errors import BackendError, BackendUnavailableError, InputError
 from ..suggest import did_you_mean
 from .backend import Backend
 from .cuda_memory import NO_DRIVER, driver_is_missing, gpu_is_present
+from .load_request import LoadRequest
 
 Model = TypeVar("Model")
 log = logging.getLogger("planforge")
@@ -20,14 +21,7 @@ BACKENDS = ("auto", *RUNGS)
 
 
 def open_on(
-    name: str,
-    bundle: Bundle,
-    open_model: Callable[[Backend], Model],
-    precision: str | None = None,
-    threads: int | None = None,
-    verify: bool = False,
-    device: int = 0,
-    max_length: int | None = None,
+    bundle: Bundle, request: LoadRequest, open_model: Callable[[Backend], Model]
 ) -> tuple[Backend, Model]:
     """Open a model on the named engine, or with "auto" on the best that works; one log line says why.
 
@@ -42,6 +36,7 @@ def open_on(
         MemoryLimitError: memory_limit, or the GPU's memory, has no room for the weights.
         PlanForgeError: whatever else the named engine, or the last one tried, says.
     """
+    name = request.backend
     if name not in BACKENDS:
         raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}{did_you_mean(name, BACKENDS)}")
     reasons: dict[str, list[str]] = {}
@@ -49,7 +44,7 @@ def open_on(
     rungs = RUNGS if name == "auto" else (name,)
     for rung in rungs:
         try:
-            backend = new_backend(rung, bundle, precision, threads, verify, device, max_length)
+            backend = new_backend(rung, bundle, request)
             model = open_model(backend)
         except BackendUnavailableError as error:
             if rung == name:
@@ -65,52 +60,44 @@ def open_on(
         else:
             break
     else:
-        said = "; ".join(describe_skipped(reasons))
-        raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {said}")
-    said = "; ".join([str(backend), *describe_skipped(reasons)])
+        skipped = "; ".join(describe_skipped(reasons))
+        raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {skipped}")
     missed = name == "auto" and backend.name == "ort-cpu" and gpu_is_present()
-    place = f"{backend.name} though an NVIDIA GPU is here" if missed else backend.name
     log.log(
         logging.WARNING if failed or missed else logging.INFO,
         "%s runs on %s, %s",
         bundle.folder.name,
-        place,
-        said,
+        f"{backend.name} though an NVIDIA GPU is here" if missed else backend.name,
+        "; ".join([str(backend), *describe_skipped(reasons)]),
     )
-    if device and backend.name == "ort-cpu":
-        log.warning("device=%d is not used: %s runs on ort-cpu", device, bundle.folder.name)
+    if request.device and backend.name == "ort-cpu":
+        log.warning("device=%d is not used: %s runs on ort-cpu", request.device, bundle.folder.name)
     return backend, model
 
 
 def describe_skipped(reasons: Mapping[str, Sequence[str]]) -> list[str]:
     """Return which engines were skipped, grouped by the reason."""
-    found = []
+    lines = []
     for reason, (first, *others) in reasons.items():
         names = f"{', '.join((first, *others[:-1]))} and {others[-1]} were" if others else f"{first} was"
-        found.append(f"{names} skipped, as {reason}")
-    return found
+        lines.append(f"{names} skipped, as {reason}")
+    return lines
 
 
-def new_backend(
-    name: str,
-    bundle: Bundle,
-    precision: str | None,
-    threads: int | None,
-    verify: bool,
-    device: int,
-    max_length: int | None = None,
-) -> Backend:
+def new_backend(name: str, bundle: Bundle, request: LoadRequest) -> Backend:
     """Return one engine for a bundle. What an engine needs is imported when it is tried."""
     if name == "ort-cpu":
         from .ort_backend import OrtCpuBackend
 
-        return OrtCpuBackend(threads, verify)
+        return OrtCpuBackend(request.threads, request.verify)
     if driver_is_missing():  # the first thing to know, whatever else is missing
         raise BackendUnavailableError(NO_DRIVER)
     if name == "ort-cuda":
         from .ort_cuda_backend import OrtCudaBackend
 
-        return OrtCudaBackend(bundle, precision, device, verify)
+        return OrtCudaBackend(bundle, request.precision, request.device, request.verify)
     from .tensorrt_backend import TensorRtBackend
 
-    return TensorRtBackend(name, bundle, precision, device, verify, max_length)
+    return TensorRtBackend(
+        name, bundle, request.precision, request.device, request.verify, request.max_length
+    )

@@ -16,7 +16,7 @@ from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError, ClosedError
 from .backend import Array, ArrayBuffer, Buffer, Shape
 from .dialects import CPU_DIALECTS, choose_artifact
-from .requirements import EXACT_PRODUCTS, check_version, products_saturate, say_if_slow
+from .requirements import EXACT_PRODUCTS, check_version, products_saturate, warn_if_slow
 from .threads import choose_threads
 
 log = logging.getLogger("planforge")
@@ -74,7 +74,7 @@ class OrtProgram:
         for name, value in {**SPINNING, **exact}.items():
             options.add_session_config_entry(name, value)
         self.dtypes: dict[str, np.dtype[Any]] = {}
-        with mapped_errors(f"ONNX Runtime cannot load {path.name}"):
+        with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"):
             self.session = new_session(path, options, providers, disabled)
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
             if tensor.type not in NUMPY_TYPES:
@@ -103,25 +103,32 @@ class OrtProgram:
     ) -> dict[str, Array]:
         session = self.session  # a step that runs keeps it, also where another thread closes meanwhile
         if session is None:
-            raise ClosedError("the model was closed; load() it again")
+            raise ClosedError
         binding = session.io_binding()
         wanted = self.output_names if outputs is None else outputs
         rest = [name for name in wanted if name not in buffers]
-        with mapped_errors("ONNX Runtime failed while running"):
+        with wrap_ort_errors("ONNX Runtime failed while running"):
             for name, array in inputs.items():
                 binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))
             for name, buffer in buffers.items():
-                assert isinstance(buffer, OrtBuffer)
-                if name in self.output_names:
-                    binding.bind_ortvalue_output(name, buffer.value)
-                else:
-                    binding.bind_ortvalue_input(name, buffer.value)
+                self.bind_buffer(binding, name, buffer)
             for name in rest:
                 binding.bind_output(name, "cpu")
             session.run_with_iobinding(binding)
+            self.synchronise()
         bound = [name for name in buffers if name in self.output_names] + rest
         values = zip(bound, binding.get_outputs(), strict=True)  # in the order of their binding
         return {name: value.numpy() for name, value in values if name not in buffers}
+
+    def bind_buffer(self, binding: Any, name: str, buffer: Buffer) -> None:
+        assert isinstance(buffer, OrtBuffer)
+        if name in self.output_names:
+            binding.bind_ortvalue_output(name, buffer.value)
+        else:
+            binding.bind_ortvalue_input(name, buffer.value)
+
+    def synchronise(self) -> None:
+        """Wait until a run's results are there; on the CPU they are when it returns."""
 
     def close(self) -> None:
         """Drop the session. Closing twice is fine."""
@@ -146,9 +153,9 @@ class OrtCpuBackend:
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtProgram:
         check_version(artifact, import_onnxruntime().__version__)
-        say_if_slow(artifact)
+        warn_if_slow(artifact)
         path = bundle.path(artifact.file, verify=self.verify)
-        with bundle.checking(artifact.data, verify=self.verify):
+        with bundle.check_meanwhile(artifact.data, verify=self.verify):
             coarse = COARSE_FUSIONS if artifact.precision == "fp16" else []
             return OrtProgram(path, self.threads.count, disabled=[*SLOW_FUSIONS, *coarse])
 
@@ -194,7 +201,7 @@ def plain_session(model: Path | bytes, optimized: bool = True) -> Any:
 
 
 @contextmanager
-def mapped_errors(doing: str) -> Iterator[None]:
+def wrap_ort_errors(doing: str) -> Iterator[None]:
     """Raise ONNX Runtime's exceptions as BackendError, in one line."""
     try:
         yield

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
-from ..errors import BackendUnavailableError, ClosedError
+from ..errors import BackendUnavailableError
 from .backend import Array, Buffer, Shape
-from .cuda_memory import CLOSED, Device
-from .device_buffer import DeviceBuffer, device_buffers, new_buffer
+from .cuda_memory import Device
+from .device_buffer import DeviceBuffer, DeviceProgram, device_buffers, new_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact
-from .ort_backend import CPU, OrtProgram, import_onnxruntime, mapped_errors
+from .ort_backend import CPU, OrtProgram, import_onnxruntime
 
 PROVIDER = "CUDAExecutionProvider"
 PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never tried there
@@ -41,7 +40,7 @@ class OrtCudaBackend:
     def __init__(
         self, bundle: Bundle, precision: str | None = None, device: int = 0, verify: bool = False
     ) -> None:
-        self.precision = precision_for(bundle, precision)
+        self.precision = choose_precision(bundle, precision)
         ort = import_onnxruntime()
         if PROVIDER not in ort.get_available_providers():
             raise BackendUnavailableError(
@@ -64,11 +63,11 @@ class OrtCudaBackend:
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtCudaProgram:
         path = bundle.path(artifact.file, verify=self.verify)
-        with bundle.checking(artifact.data, verify=self.verify), self.device.turn():
+        with bundle.check_meanwhile(artifact.data, verify=self.verify), self.device.turn():
             return OrtCudaProgram(path, self.device)
 
 
-def precision_for(bundle: Bundle, wanted: str | None) -> str:
+def choose_precision(bundle: Bundle, wanted: str | None) -> str:
     """Return the precision to run.
 
     Raises:
@@ -88,7 +87,7 @@ def precision_for(bundle: Bundle, wanted: str | None) -> str:
     )
 
 
-class OrtCudaProgram(OrtProgram):
+class OrtCudaProgram(DeviceProgram, OrtProgram):
     """One ONNX graph in a session on a GPU. It works on the device's own stream."""
 
     def __init__(self, path: Path, device: Device) -> None:
@@ -103,25 +102,12 @@ class OrtCudaProgram(OrtProgram):
         self.device = device
         device.programs += 1
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Take the device's turn, for a program that is still open.
-
-        Raises:
-            ClosedError: it is not, or was closed while this thread waited.
-        """
-        with self.device.turn():
-            if self.session is None:
-                raise ClosedError(CLOSED)
-            yield
+    def is_open(self) -> bool:
+        return self.session is not None
 
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:  # type: ignore[override]
         with self.turn():
             return new_buffer(self.device, name, shape, self.dtype_of(name))
-
-    def free_memory(self) -> int | None:
-        with self.turn():
-            return self.device.free_memory()
 
     def run(
         self,
@@ -129,24 +115,17 @@ class OrtCudaProgram(OrtProgram):
         buffers: Mapping[str, Buffer],
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        wanted = self.output_names if outputs is None else outputs
-        rest = [name for name in wanted if name not in buffers]
-        bound = device_buffers(buffers, self.output_names, self)
-        index = self.device.gpu.index
-        with self.turn(), mapped_errors("ONNX Runtime failed while running"):
-            binding = self.session.io_binding()
-            for name, array in inputs.items():
-                binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))
-            for name, buffer in bound.items():
-                bind = binding.bind_output if name in self.output_names else binding.bind_input
-                bind(name, "cuda", index, buffer.dtype.type, buffer.shape, buffer.address)
-            for name in rest:
-                binding.bind_output(name, "cpu")
-            self.session.run_with_iobinding(binding)
-            self.device.synchronise()
-            order = [name for name in bound if name in self.output_names] + rest
-            values = zip(order, binding.get_outputs(), strict=True)
-            return {name: value.numpy() for name, value in values if name not in bound}
+        on_device = device_buffers(buffers, self.output_names, self)
+        with self.turn():
+            return super().run(inputs, on_device, outputs)
+
+    def bind_buffer(self, binding: Any, name: str, buffer: Buffer) -> None:
+        assert isinstance(buffer, DeviceBuffer)
+        bind = binding.bind_output if name in self.output_names else binding.bind_input
+        bind(name, "cuda", self.device.gpu.index, buffer.dtype.type, buffer.shape, buffer.address)
+
+    def synchronise(self) -> None:
+        self.device.synchronise()
 
     def close(self) -> None:
         """Free the session; waits for a step that is running. Closing twice is fine."""

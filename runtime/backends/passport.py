@@ -27,7 +27,7 @@ class Host:
     cuda: tuple[int, int]
 
 
-def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[str, list[Plan]], str]:
+def find_plans(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[str, list[Plan]], str]:
     """Return a library's usable plans, by the graph they were built from, or why there are none.
 
     Args:
@@ -36,8 +36,8 @@ def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[
     """
     manifest = bundle.manifest
     wanted = precision or manifest.default_precision
-    found: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
-    reasons = [f"the bundle has no plan of {library}; {way_to_a_plan(bundle, library)}"]
+    usable: dict[str, list[Plan]] = {artifact.graph: [] for artifact in manifest.artifacts}
+    reasons = [f"the bundle has no plan of {library}; {describe_way_to_plan(bundle, library)}"]
     for plan in manifest.plans:
         artifact = manifest.artifact(plan.built_from)
         if plan.engine != library:
@@ -50,11 +50,11 @@ def plans_of(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[
         elif changed := find_changed_source(plan, bundle):
             reasons.append(f"{changed}; {rebuild_command(bundle, library)}")
         else:
-            found[artifact.graph].append(plan)
-    return (found, "") if all(found.values()) else ({}, reasons[-1])
+            usable[artifact.graph].append(plan)
+    return (usable, "") if all(usable.values()) else ({}, reasons[-1])
 
 
-def way_to_a_plan(bundle: Bundle, library: str) -> str:
+def describe_way_to_plan(bundle: Bundle, library: str) -> str:
     """Return the command that builds a plan; without the graphs for it, the one that exports them."""
     artifacts = bundle.manifest.artifacts
     of_encoders = {"encoder": ("portable",)}
@@ -92,8 +92,8 @@ def explain_misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
     if plan.version != host.version and not (plan.compatible and reads(host.version, plan.version)):
         return f"its plan was built by {plan.engine} {plan.version}, installed is {host.version}{again}"
     if plan.cuda is not None and host.cuda < version_of(plan.cuda):
-        found = ".".join(map(str, host.cuda))
-        return f"its plan needs a driver with CUDA {plan.cuda}, this one has {found}; update the driver"
+        version = ".".join(map(str, host.cuda))
+        return f"its plan needs a driver with CUDA {plan.cuda}, this one has {version}; update the driver"
     return ""
 
 

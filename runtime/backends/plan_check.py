@@ -20,32 +20,28 @@ NAME_START = "planforge "  # what every name that `network_name` gives begins wi
 
 
 def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Artifact) -> None:
-    """Refuse an engine that was not built from what its manifest entry says.
+    """Refuse an engine, just loaded, that was not built from what its manifest entry says.
 
     Args:
-        trt: the library's module.
-        engine: an `ICudaEngine`, just loaded.
-        bundle: the bundle that lists the plan.
-        plan: the plan's entry in the manifest.
-        artifact: what the plan takes, as `Plan.narrowed` gives it.
+        artifact: what the plan takes, as `Plan.narrow_artifact` gives it.
 
     Raises:
         IntegrityError: it was built from another graph, or for other shapes; names both.
         BackendError: it does not say what it was built from, as plans of earlier versions.
     """
     hashes = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
-    meant = network_name(bundle.manifest.artifact(plan.built_from), hashes)
-    found = str(engine.name)
+    expected = network_name(bundle.manifest.artifact(plan.built_from), hashes)
+    actual = str(engine.name)
     again = f"build it again: {rebuild_command(bundle, plan.engine, plan=plan)}"
-    if not found.startswith(NAME_START):
+    if not actual.startswith(NAME_START):
         raise BackendError(
-            f"{plan.file} does not say which graph it was built from ({found!r}), as plans of an earlier"
+            f"{plan.file} does not say which graph it was built from ({actual!r}), as plans of an earlier"
             f" PlanForge; {again}"
         )
-    if found != meant:
+    if actual != expected:
         raise IntegrityError(
-            f"{bundle.folder}: {plan.file} is the plan of another graph: it was built from {found!r}, this"
-            f" bundle's is {meant!r}; {again}"
+            f"{bundle.folder}: {plan.file} is the plan of another graph: it was built from {actual!r}, this"
+            f" bundle's is {expected!r}; {again}"
         )
     if problems := tensor_problems(trt, engine, plan, artifact):
         raise IntegrityError(

@@ -43,7 +43,7 @@ def check_version(artifact: Artifact, installed: str) -> None:
         )
 
 
-def say_if_slow(artifact: Artifact, machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> None:
+def warn_if_slow(artifact: Artifact, machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> None:
     """Warn where quantized weights run without vector instructions: right, but perhaps slower than fp32."""
     flags = x86_flags(machine, cpuinfo)
     if artifact.quantization.get("bits") and flags and "avx2" not in flags:

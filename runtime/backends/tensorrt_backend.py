@@ -14,7 +14,7 @@ from ..bundle.manifest import Artifact, Axis, Plan, PlanWeight
 from ..errors import BackendError, BackendUnavailableError, BundleError, ManifestError
 from .cuda_memory import Device, cuda_of_driver, gpu_at
 from .device_buffer import DeviceBuffer, upload_array
-from .passport import Host, best_plan, explain_misfit, plans_of, rebuild_command
+from .passport import Host, best_plan, explain_misfit, find_plans, rebuild_command
 from .plan_check import check_engine
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import import_library, make_logger
@@ -49,7 +49,7 @@ class TensorRtBackend:
         self.name = name
         self.verify = verify
         self.weights: dict[tuple[str, int], DeviceBuffer] = {}
-        plans, reason = plans_of(bundle, name, precision)
+        plans, reason = find_plans(bundle, name, precision)
         if not plans:
             raise BackendUnavailableError(reason)
         self.trt = import_library(name)
@@ -76,7 +76,7 @@ class TensorRtBackend:
         if graph not in self.plans:
             raise BundleError(f"{bundle.folder} has no {graph}; it has {', '.join(self.plans)}")
         plan = self.plans[graph]
-        return plan.narrowed(bundle.manifest.artifact(plan.built_from))
+        return plan.narrow_artifact(bundle.manifest.artifact(plan.built_from))
 
     def open(self, bundle: Bundle, artifact: Artifact) -> TensorRtProgram:
         plan = self.plans[artifact.graph]

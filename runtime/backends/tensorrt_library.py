@@ -66,10 +66,10 @@ def import_library(name: str) -> Any:
     try:
         return importlib.import_module(LIBRARIES[name].module)
     except ImportError as error:  # the module, or a library below it
-        raise not_installed(name) from error
+        raise missing_library_error(name) from error
 
 
-def not_installed(name: str) -> BackendUnavailableError:
+def missing_library_error(name: str) -> BackendUnavailableError:
     """Return the error that names NVIDIA's package and the extra that installs it."""
     return BackendUnavailableError(
         f"engine {name!r} needs NVIDIA's package {LIBRARIES[name].package}: pip install 'planforge[{name}]'"

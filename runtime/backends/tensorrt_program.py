@@ -13,14 +13,14 @@ import numpy as np
 
 from ..errors import BackendError, ClosedError, InputError
 from .backend import Array, Buffer, Shape
-from .cuda_memory import CLOSED, Device, Graph, Memory
-from .device_buffer import DeviceBuffer, Staging, device_buffers, new_buffer
+from .cuda_memory import Device, Graph, Memory
+from .device_buffer import DeviceBuffer, DeviceProgram, Staging, device_buffers, new_buffer
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import NUMPY_TYPES
 
 log = logging.getLogger("planforge")
 
-MOST_WAYS = 1024  # combinations of shapes that are remembered
+MAX_SHAPES = 1024  # combinations of shapes that are remembered
 Range: TypeAlias = tuple[Shape, Shape, Shape]  # smallest, best, largest
 Shapes: TypeAlias = tuple[tuple[str, Shape], ...]
 
@@ -52,7 +52,7 @@ class Lane:
             self.graph = None
 
 
-class TensorRtProgram:
+class TensorRtProgram(DeviceProgram):
     """One plan, loaded.
 
     Host arrays go through pinned memory, and a step's launches are captured in a CUDA graph as soon as the
@@ -100,29 +100,16 @@ class TensorRtProgram:
         self.lanes: dict[int, Lane] = {}
         self.staging = {t: Staging(device, t, self.dtypes[t]) for t in self.tensors}
         self.activations: Memory | None = None
-        self.ways: dict[Shapes, tuple[int, dict[str, Shape]]] = {}
+        self.resolved: dict[Shapes, tuple[int, dict[str, Shape]]] = {}
         self.captures = cache is None
         self.runtime_config = None if cache is None else rtx_config(trt, engine, cache)
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Take the device's turn, for a program that is still open.
-
-        Raises:
-            ClosedError: it is not, or was closed while this thread waited.
-        """
-        with self.device.turn():
-            if self.closed:
-                raise ClosedError(CLOSED)
-            yield
+    def is_open(self) -> bool:
+        return not self.closed
 
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:
         with self.turn():
             return new_buffer(self.device, name, shape, self.dtype_of(name))
-
-    def free_memory(self) -> int | None:
-        with self.turn():
-            return self.device.free_memory()
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
         if name not in self.dtypes:
@@ -136,7 +123,7 @@ class TensorRtProgram:
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
         if self.closed:
-            raise ClosedError(CLOSED)  # before a wrong argument is said; `turn` says it for sure
+            raise ClosedError  # before a wrong argument is said; `turn` says it for sure
         bound = device_buffers(buffers, self.outputs, self)
         given: dict[str, Shape] = {name: array.shape for name, array in inputs.items()}
         given |= {name: buffer.shape for name, buffer in bound.items()}
@@ -144,8 +131,8 @@ class TensorRtProgram:
             raise InputError(f"{self.name}: input {missing[0]!r} was not given")
         shapes = tuple((name, given[name]) for name in self.inputs)
         wanted = tuple(n for n in (self.outputs if outputs is None else outputs) if n not in bound)
-        with self.turn(), self.mapped_errors():
-            profile, sizes = self.way_of(shapes)
+        with self.turn(), self.wrap_errors():
+            profile, sizes = self.resolve_shapes(shapes)
             for name, array in inputs.items():
                 self.staging[name].on_host(array.shape)[...] = array
             results = {name: self.staging[name].on_host(sizes[name]) for name in wanted}
@@ -166,7 +153,7 @@ class TensorRtProgram:
             return {name: array.copy() for name, array in results.items()}
 
     @contextmanager
-    def mapped_errors(self) -> Iterator[None]:
+    def wrap_errors(self) -> Iterator[None]:
         """Raise the library's exceptions as BackendError."""
         try:
             yield
@@ -205,17 +192,17 @@ class TensorRtProgram:
                 raise BackendError(f"{self.name} refuses the shape {shape} of {name!r}")
         lane.shapes = shapes
 
-    def way_of(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:
+    def resolve_shapes(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:
         """Return the profile for inputs of these shapes, and every tensor's shape."""
-        if shapes not in self.ways:
+        if shapes not in self.resolved:
             profile = self.profile_for(shapes)
             lane = self.lane(profile)
             self.set_shapes(lane, shapes)
             sizes = {name: tuple(lane.context.get_tensor_shape(name)) for name in self.outputs}
-            if len(self.ways) >= MOST_WAYS:
-                self.ways.clear()
-            self.ways[shapes] = profile, {**dict(shapes), **sizes}
-        return self.ways[shapes]
+            if len(self.resolved) >= MAX_SHAPES:
+                self.resolved.clear()
+            self.resolved[shapes] = profile, {**dict(shapes), **sizes}
+        return self.resolved[shapes]
 
     def addresses(self, bound: Mapping[str, DeviceBuffer], sizes: Mapping[str, Shape]) -> dict[str, int]:
         """Return every tensor's address."""
@@ -242,10 +229,10 @@ class TensorRtProgram:
             if all(within(shape, profile[name]) for name, shape in shapes)
         ]
         if not fitting:
-            raise InputError(f"{self.name} {self.nearest_miss(shapes)}")
+            raise InputError(f"{self.name} {self.describe_misfit(shapes)}")
         return min(fitting, key=lambda i: sum(distance(s, self.profiles[i][n]) for n, s in shapes))
 
-    def nearest_miss(self, shapes: Shapes) -> str:
+    def describe_misfit(self, shapes: Shapes) -> str:
         """Return which shape is outside the profile that takes most of the shapes."""
         misses = [
             [(n, s, profile[n]) for n, s in shapes if not within(s, profile[n])] for profile in self.profiles
@@ -254,9 +241,10 @@ class TensorRtProgram:
         if len(shape) != len(low):
             return f"takes no shape {shape} of input {name!r}, which has {len(low)} axes"
         axis = next(i for i, n in enumerate(shape) if not low[i] <= n <= high[i])
-        lengths = f"{low[axis]} to {high[axis]}"
-        way_out = self.way_out(name, axis, shape[axis])
-        return f"takes {lengths} on axis {axis} of input {name!r}, not {shape[axis]}; {way_out}"
+        return (
+            f"takes {low[axis]} to {high[axis]} on axis {axis} of input {name!r}, not {shape[axis]};"
+            f" {self.way_out(name, axis, shape[axis])}"
+        )
 
     def lane(self, profile: int) -> Lane:
         """Return a profile's context; all contexts share one piece of memory for activations."""
@@ -329,8 +317,8 @@ def aliases_of(engine: Any, outputs: Sequence[str]) -> dict[str, str]:
     """Return the outputs that are written at an input's address, with that input."""
     if not hasattr(engine, "get_aliased_input_tensor"):  # below 10.15, which has no such operator
         return {}
-    found = {name: engine.get_aliased_input_tensor(name) for name in outputs}
-    return {name: source for name, source in found.items() if source}
+    aliases = {name: engine.get_aliased_input_tensor(name) for name in outputs}
+    return {name: source for name, source in aliases.items() if source}
 
 
 def range_of(shapes: Sequence[Sequence[int]]) -> Range:

@@ -50,12 +50,12 @@ def choose_threads(
         return Threads(wanted, "as asked for")
     if cpus is None:
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    said = environment.get("OMP_NUM_THREADS", "").strip()
-    if said.isdecimal() and int(said) > 0:
-        most = os.cpu_count() or 1
-        capped = "" if int(said) <= most else f", of which this machine has {most}"
-        return Threads(min(int(said), most), f"OMP_NUM_THREADS={said}{capped}")
-    ignored = f", OMP_NUM_THREADS={said!r} is no number of threads" if said else ""
+    omp = environment.get("OMP_NUM_THREADS", "").strip()
+    if omp.isdecimal() and int(omp) > 0:
+        present = os.cpu_count() or 1
+        capped = "" if int(omp) <= present else f", of which this machine has {present}"
+        return Threads(min(int(omp), present), f"OMP_NUM_THREADS={omp}{capped}")
+    ignored = f", OMP_NUM_THREADS={omp!r} is no number of threads" if omp else ""
     cores = physical_cores(cpus, root)
     limit = cgroup_limit(root)
     count = cores if limit is None else max(1, min(cores, math.ceil(limit)))

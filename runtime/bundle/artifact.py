@@ -57,7 +57,7 @@ class TensorSpec:
             r.get("name", str),
             r.get("role", str),
             r.get("dtype", str),
-            tuple(_axis(axis) for axis in r.values("axes")),
+            tuple(_read_axis(axis) for axis in r.values("axes")),
         )
 
 
@@ -89,10 +89,10 @@ class Artifact:
         return self.gate.get("passed") is True
 
     def input(self, role: str) -> TensorSpec:
-        return _by_role(self.inputs, role, self.id)
+        return _find_role(self.inputs, role, self.id)
 
     def output(self, role: str) -> TensorSpec:
-        return _by_role(self.outputs, role, self.id)
+        return _find_role(self.outputs, role, self.id)
 
     def axis(self, name: str) -> Axis:
         """Return the dynamic axis of that name, wherever it occurs among the inputs."""
@@ -152,7 +152,7 @@ class Artifact:
         )
 
 
-def _axis(value: Any) -> Axis | int:
+def _read_axis(value: Any) -> Axis | int:
     if type(value) is int and value >= 0:
         return value
     if isinstance(value, list) and [type(v) for v in value] == [str, int, int, int]:
@@ -160,7 +160,7 @@ def _axis(value: Any) -> Axis | int:
     raise ManifestError(f"{FILE_NAME}: axis must be [name, min, opt, max] or a number, not {value!r:.60}")
 
 
-def _by_role(specs: Sequence[TensorSpec], role: str, owner: str) -> TensorSpec:
+def _find_role(specs: Sequence[TensorSpec], role: str, owner: str) -> TensorSpec:
     for spec in specs:
         if spec.role == role:
             return spec

@@ -84,7 +84,7 @@ class Bundle:
         Raises:
             IntegrityError: not listed, missing, changed, or a link that leaves the folder.
         """
-        path = self.located(name)
+        path = self.locate(name)
         if not (verify or self.manifest.files[name].bytes <= ALWAYS_HASHED_BYTES or name[:5] != "onnx/"):
             return path
         found = path.stat()
@@ -99,7 +99,7 @@ class Bundle:
         return path
 
     @contextmanager
-    def checking(self, names: Sequence[str], *, verify: bool = True) -> Iterator[None]:
+    def check_meanwhile(self, names: Sequence[str], *, verify: bool = True) -> Iterator[None]:
         """Check files as `path` does, in parallel with what the caller does with their content.
 
         Raises:
@@ -107,7 +107,7 @@ class Bundle:
                 need be read to see it.
         """
         for name in names:
-            self.located(name)
+            self.locate(name)
         with ThreadPoolExecutor(1, "planforge-hash") as pool:
             checks = [pool.submit(self.path, name, verify=verify) for name in names]
             try:
@@ -116,7 +116,7 @@ class Bundle:
                 for check in checks:
                     check.result()
 
-    def located(self, name: str) -> Path:
+    def locate(self, name: str) -> Path:
         """Return the path of a listed file that exists, lies in the folder, and has the listed size.
 
         Raises:

@@ -28,14 +28,14 @@ class Reader:
         value = self.value.get(name, default)
         if value is default and default is not _MISSING:
             return value  # type: ignore[no-any-return]
-        return self.checked(name, value, kind)
+        return self.check_type(name, value, kind)
 
     def values(self, name: str) -> Sequence[Any]:
         return self.get(name, list)
 
     def list_of(self, name: str, kind: type[T], default: Any = _MISSING) -> tuple[T, ...]:
         values: Sequence[Any] = self.get(name, list, default)
-        return tuple(self.checked(f"{name}[{i}]", v, kind) for i, v in enumerate(values))
+        return tuple(self.check_type(f"{name}[{i}]", v, kind) for i, v in enumerate(values))
 
     def object(self, name: str) -> Mapping[str, Any]:
         return self.get(name, dict)
@@ -58,9 +58,9 @@ class Reader:
 
     def texts(self, name: str) -> Mapping[str, str]:
         values: Mapping[str, Any] = self.get(name, dict, {})
-        return {key: self.checked(f"{name}[{key!r}]", v, str) for key, v in values.items()}
+        return {key: self.check_type(f"{name}[{key!r}]", v, str) for key, v in values.items()}
 
-    def checked(self, name: str, value: Any, kind: type[T]) -> T:
+    def check_type(self, name: str, value: Any, kind: type[T]) -> T:
         if not isinstance(value, kind) or isinstance(value, bool):
             got = "missing" if value is _MISSING else repr(value)[:60]
             raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be {kind.__name__}, but is {got}")

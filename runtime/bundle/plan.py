@@ -130,7 +130,7 @@ class Plan:
         )
         return self.built_from, self.engine, tuple(sorted(self.sms)), limits
 
-    def narrowed(self, artifact: Artifact) -> Artifact:
+    def narrow_artifact(self, artifact: Artifact) -> Artifact:
         """Return its artifact with the lengths that the profiles take; cache slots are fixed.
 
         Raises:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -29,29 +28,22 @@ from .extensions import (
     log_of_sum,
     penalize,
 )
-from .sampling import Logits, check_integer, check_logits
+from .sampling import Logits, check_integer, check_logits, is_number
 
 Ending: TypeAlias = Literal["eos", "length", "context", "cancelled"]
-MOST_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, and stay in float32
+MAX_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, and stay in float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How one call that searches chooses its tokens.
+    """How one call searches; `GenerationOptions` says what the fields mean.
 
     Attributes:
-        num_beams: Hypotheses followed at a time; 1 takes the likeliest token always (greedy).
-        length_penalty: A hypothesis is ranked by its log-probability divided by its length to this
-            power: above 0 favours long ones, 0.0 turns it off.
-        early_stopping: True ends a source at num_beams finished hypotheses. False goes on while
-            the best running one, as long as it is now, would be better than the worst of them;
-            "never" while it could still become so.
-        n_best: Hypotheses returned for each source; at most num_beams.
+        num_beams: 1 searches greedily.
         max_new_tokens: The most tokens that follow the start token, or the prompt.
         constraints: Tokens that are forbidden or forced, and those that end a sequence.
-        repetition_penalty: Makes tokens less likely that a row already has, its prompt included;
-            finite and over 0, where 1.0 does nothing. As in transformers it multiplies their
-            log-probabilities, or of a greedy search the negative logits, and divides the others.
+        repetition_penalty: As in transformers it multiplies the log-probabilities of tokens that a row
+            already has, or of a greedy search their negative logits, and divides the others.
 
     Raises:
         InputError: A value is of the wrong type or outside its range.
@@ -80,12 +72,12 @@ class Search:
                 "is the usual choice"
             )
         penalty = self.length_penalty
-        if not _is_number(penalty) or abs(penalty) * math.log(self.max_new_tokens) > math.log(MOST_PENALTY):
+        if not _is_finite(penalty) or abs(penalty) * math.log(self.max_new_tokens) > math.log(MAX_PENALTY):
             raise InputError(
                 f"length_penalty is {penalty!r}; it must be a number for which max_new_tokens "
                 f"({self.max_new_tokens}) to its power stays within 1e-30 and 1e30; 0.0 disables it"
             )
-        if not _is_number(self.repetition_penalty) or self.repetition_penalty <= 0:
+        if not _is_finite(self.repetition_penalty) or self.repetition_penalty <= 0:
             raise InputError(
                 f"repetition_penalty is {self.repetition_penalty!r}; it must be a finite number over 0; 1.0 "
                 "disables it"
@@ -98,15 +90,12 @@ class Search:
             )
 
 
-def search_of(defaults: GenerationDefaults, **given: Any) -> Search:
+def make_search(defaults: GenerationDefaults, **given: Any) -> Search:
     """Return a bundle's default search, changed by what is given.
 
     Args:
         defaults: the bundle's generation defaults.
         **given: fields of `Search` and `Constraints`; None is the same as nothing.
-
-    Raises:
-        InputError: A value is of the wrong type or outside its range.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     most = chosen.pop("max_new_tokens", defaults.max_new_tokens or defaults.max_length)
@@ -166,9 +155,6 @@ class BeamSearch:
         logprobs: Of each row, those of the tokens that it chose.
         active: Of each row, whether its source is still searched. The logits of the others are
             ignored, whatever they are fed.
-
-    Raises:
-        InputError: `sources` or `start` is not an integer, or too low.
     """
 
     def __init__(self, sources: int, start: int, search: Search) -> None:
@@ -260,7 +246,7 @@ class BeamSearch:
         if not self.active[source]:
             return
         token_ids = tuple(self.histories[source][self._prompt_lengths[source] :])
-        score = self._penalized(self._sums[source], max(1, len(token_ids)))
+        score = self._penalize_length(self._sums[source], max(1, len(token_ids)))
         logprobs = tuple(self.logprobs[source])
         self._finished[source] = [Hypothesis(token_ids, score, "cancelled", logprobs)]
         self.active[source] = False
@@ -277,9 +263,7 @@ class BeamSearch:
         n = self.search.num_beams
         finished = self._finished[source]
         prompt_length = self._prompt_lengths[source]
-        length = (
-            len(self.histories[first]) - prompt_length + 1
-        )  # new tokens of the hypotheses after this step
+        length = len(self.histories[first]) - prompt_length + 1  # new tokens after this step
         running: list[Extension] = []
         for place, extension in enumerate(self._candidates(source, first, logits)):
             reason = self._finish_reason(extension.token, length, self._limits[source])
@@ -288,7 +272,7 @@ class BeamSearch:
             elif place < n:  # those after are there only so that num_beams can go on
                 ids = (*self.histories[extension.row][prompt_length:], extension.token)
                 logprobs = (*self.logprobs[extension.row], extension.logprob)
-                score = self._penalized(extension.score, length)
+                score = self._penalize_length(extension.score, length)
                 finished.append(Hypothesis(ids, score, reason, logprobs))
         finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equal ones the older first
         del finished[n:]
@@ -309,7 +293,7 @@ class BeamSearch:
             return None
         return "length" if limit == self.search.max_new_tokens else "context"
 
-    def _penalized(self, score: np.float32, length: int) -> float:
+    def _penalize_length(self, score: np.float32, length: int) -> float:
         return float(score / np.float32(length**self.search.length_penalty))
 
     def _ends(self, finished: list[Hypothesis], best: Extension, length: int, limit: int) -> bool:
@@ -319,7 +303,9 @@ class BeamSearch:
             return False
         if search.early_stopping == "never" and search.length_penalty > 0:
             length = limit
-        return search.early_stopping is True or self._penalized(best.score, length) <= finished[-1].score
+        return (
+            search.early_stopping is True or self._penalize_length(best.score, length) <= finished[-1].score
+        )
 
     def _move(self, first: int, running: list[Extension]) -> list[tuple[int, int]]:
         """Give each candidate a row: a parent's first child stays, the others go where nothing lives."""
@@ -377,19 +363,19 @@ class BeamSearch:
         if not constraints.renormalize:
             constrain(scores, self.histories[rows], constraints, limit, prompt_length)
         tokens_so_far = 1 + len(self.histories[first]) - prompt_length
-        if constraints.forced(tokens_so_far, limit) is not None:
+        if constraints.forced_token(tokens_so_far, limit) is not None:
             highest[:] = normalizers[:] = 0  # a forced token adds 0, not its log-probability
         terms = np.stack([highest, normalizers, self._sums[rows]], axis=-1)
         if n == 1:  # by the logits themselves, as transformers: rounded log-probabilities have more ties
             token = int(scores.argmax())
             score = add_terms(scores[:, token], terms)[0]
-            found = [Extension(score, 0, token)] if score > -np.inf else []
+            best = [Extension(score, 0, token)] if score > -np.inf else []
         else:
             count = max(2, 1 + len(constraints.eos)) * n
-            found = best_candidates(room[:n], terms, self._ranks[rows], count)
+            best = best_candidates(room[:n], terms, self._ranks[rows], count)
         return [
             Extension(score, first + row, token, float(logits[first + row, token] - log_sums[row]))
-            for score, row, token, _ in found
+            for score, row, token, _ in best
         ]
 
     def _buffer(self, V: int) -> Float32:
@@ -401,5 +387,5 @@ class BeamSearch:
         return self._room
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)

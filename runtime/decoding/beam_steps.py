@@ -38,7 +38,7 @@ def search_steps(
     """
     start = time.perf_counter()
     beams = BeamSearch.after_prompts(prompts, search, limits)
-    run = decoder.start_spreading(len(prompts), capacity, search.num_beams)
+    run = decoder.start(len(prompts), capacity, copies=search.num_beams)
     logits = np.repeat(run.prefill(prompts), search.num_beams, axis=0)  # all beams of a prompt begin alike
     run.spread()
     while True:

@@ -37,9 +37,9 @@ class Chosen:
 
 def results_for(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0) -> Sequence[str]:
     """Return the results that choosing a token needs: the candidates if they are enough, else all logits."""
-    most = next((spec.axes[-1] for spec in artifact.outputs if spec.role == CANDIDATES[0]), 0)
+    picked = next((spec.axes[-1] for spec in artifact.outputs if spec.role == CANDIDATES[0]), 0)
     wanted = 1 if sampling.greedy else sampling.top_k
-    if wanted is None or sampling.processes or top_logprobs or not isinstance(most, int) or wanted > most:
+    if wanted is None or sampling.processes or top_logprobs or not isinstance(picked, int) or wanted > picked:
         return LOGITS
     return CANDIDATES
 
@@ -50,13 +50,13 @@ def scores_of(results: Mapping[str, Array]) -> Array:
         return results[LOGITS[0]]
     logits, ids, log_sum = (results[name] for name in CANDIDATES)
     order = np.argsort(ids, axis=-1)
-    found = np.empty(ids.shape, CANDIDATE)
-    found["id"] = np.take_along_axis(ids, order, axis=-1)
-    found["logit"] = np.take_along_axis(logits, order, axis=-1)
-    found["log_sum"] = log_sum
+    candidates = np.empty(ids.shape, CANDIDATE)
+    candidates["id"] = np.take_along_axis(ids, order, axis=-1)
+    candidates["logit"] = np.take_along_axis(logits, order, axis=-1)
+    candidates["log_sum"] = log_sum
     # NaN anywhere among a row's logits is NaN in its sum, though no candidate may show it.
-    found["logit"][~np.isfinite(log_sum[:, 0])] = np.nan
-    return found
+    candidates["logit"][~np.isfinite(log_sum[:, 0])] = np.nan
+    return candidates
 
 
 def choose_tokens(

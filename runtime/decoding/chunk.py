@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "cancelled"]
@@ -70,6 +70,24 @@ class Chunk:
 
     def __str__(self) -> str:
         return self.text
+
+
+OnToken: TypeAlias = Callable[[Chunk], bool | None]
+
+
+def report_chunk(
+    next_chunk: Callable[[], Chunk], cancel: Callable[[], None], on_token: OnToken | None
+) -> Chunk:
+    """Return what came since the last chunk, after a caller's callback has seen it.
+
+    Returning True from the callback ends the answer by `cancel`; then the returned chunk is its last.
+    """
+    chunk = next_chunk()
+    if on_token is None or on_token(chunk) is not True or chunk.finish_reason is not None:
+        return chunk
+    cancel()
+    rest = next_chunk()
+    return replace(chunk, text=chunk.text + rest.text, finish_reason=rest.finish_reason)
 
 
 class Cancellation:

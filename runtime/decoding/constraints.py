@@ -60,18 +60,14 @@ class Constraints:
         if not isinstance(self.renormalize, bool):
             raise InputError(f"renormalize is {self.renormalize!r}; it must be True or False")
 
-    def forced(self, length: int, max_new_tokens: int) -> int | None:
+    def forced_token(self, length: int, max_new_tokens: int) -> int | None:
         """Return the one token that may follow `length` tokens (the start token counts), if there is one."""
         if length == max_new_tokens and self.forced_eos is not None:
             return self.forced_eos
         return self.forced_bos if length == 1 else None
 
     def check_vocabulary(self, V: int) -> None:
-        """Refuse tokens that a model of V tokens does not have.
-
-        Raises:
-            InputError: A token is V or higher.
-        """
+        """Refuse tokens that a model of V tokens does not have."""
         forced = [token for token in (self.forced_bos, self.forced_eos) if token is not None]
         highest = max((*self.eos, *self.suppressed, *forced), default=0)
         if highest >= V:
@@ -97,10 +93,6 @@ def constrain(
         constraints: The rules.
         max_new_tokens: The most tokens that may follow the start token, or the prompt.
         prompt_length: How many tokens of each history were there before the first new one.
-
-    Raises:
-        InputError: The histories are not R rows of one length, or a constraint names a token
-            that has no score.
     """
     R, V = scores.shape
     lengths = {len(history) for history in histories}
@@ -112,7 +104,7 @@ def constrain(
     constraints.check_vocabulary(V)
     T = lengths.pop()
     new_tokens = T - prompt_length
-    if (forced := constraints.forced(1 + new_tokens, max_new_tokens)) is not None:
+    if (forced := constraints.forced_token(1 + new_tokens, max_new_tokens)) is not None:
         scores.fill(-np.inf)
         scores[:, forced] = 0
         return

@@ -20,7 +20,7 @@ from .candidates import scores_of
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
-LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory
+NEED_LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory
 
 
 class Decoder:
@@ -33,34 +33,23 @@ class Decoder:
         self.lock = threading.Lock()
         self.closed = False
 
-    def start(self, batch: int, capacity: int, context: PendingContext = NONE_PENDING) -> DecoderRun:
+    def start(
+        self, batch: int, capacity: int, context: PendingContext = NONE_PENDING, copies: int = 1
+    ) -> DecoderRun:
         """Return a run with an empty cache for `batch` rows of up to `capacity` tokens.
 
         Args:
-            batch: rows.
-            capacity: tokens of each.
             context: of a translation, the source; computed when all of the run's memory is held.
+            copies: the rows become so many times as many when the run is told to `spread`.
 
         Raises:
             ClosedError: the model was closed.
-            MemoryLimitError: the memory does not fit, or not beside what this thread holds already.
+            MemoryLimitError: memory_limit, or the engine's own memory, has no room for all of it.
         """
-        return self._start(batch, capacity, context, 1)
-
-    def start_spreading(self, batch: int, capacity: int, copies: int) -> DecoderRun:
-        """Return a run whose `batch` rows become `copies` times as many when it is told to `spread`.
-
-        Raises:
-            ClosedError: the model was closed.
-            MemoryLimitError: memory_limit, or the engine's own memory, has no room for all of them.
-        """
-        return self._start(batch, capacity, NONE_PENDING, copies)
-
-    def _start(self, batch: int, capacity: int, context: PendingContext, copies: int) -> DecoderRun:
         # Without the lock: others' steps must go on while this one waits.
         rows = batch * copies
         count = cache_bytes(self.artifact, rows, capacity) + context.byte_count
-        reservation = self.budget.hold(count, cache_name(rows, capacity), LESS)
+        reservation = self.budget.hold(count, cache_name(rows, capacity), NEED_LESS)
         try:
             seen = context.compute()
             with self.lock:
@@ -73,13 +62,9 @@ class Decoder:
         return DecoderRun(self, cache, reservation)
 
     def check_memory(self, batch: int, capacity: int, context_bytes: int = 0) -> None:
-        """Refuse a run that `memory_limit` has no room for even when it is alone.
-
-        Raises:
-            MemoryLimitError: says what is needed.
-        """
+        """Refuse a run that `memory_limit` has no room for even when it is alone."""
         count = cache_bytes(self.artifact, batch, capacity) + context_bytes
-        self.budget.check(count, cache_name(batch, capacity), LESS)
+        self.budget.check(count, cache_name(batch, capacity), NEED_LESS)
 
     def fits(self, batch: int, capacity: int) -> bool:
         """Return whether `memory_limit` has room for a run that is alone."""
@@ -87,13 +72,9 @@ class Decoder:
         return available is None or cache_bytes(self.artifact, batch, capacity) <= available
 
     def check_open(self) -> None:
-        """Refuse to reach an engine that is gone; the caller holds the lock.
-
-        Raises:
-            ClosedError: the model was closed.
-        """
+        """Refuse to reach an engine that is gone; the caller holds the lock."""
         if self.closed:
-            raise ClosedError("the model was closed; load() it again")
+            raise ClosedError
 
     def close(self) -> None:
         with self.lock:
@@ -115,8 +96,6 @@ class DecoderRun:
     perhaps candidates (K,).
 
     Args:
-        decoder: the decoder that it runs.
-        cache: the batch's cache.
         reservation: the cache's memory, which is held as long as the cache lives.
     """
 
@@ -154,9 +133,7 @@ class DecoderRun:
     ) -> Array:
         """Run one more token per row; return the logits (B, V) that follow it.
 
-        Args:
-            tokens: one for each row.
-            active: False for rows that have ended: they neither grow nor count any more.
+        Rows that are not `active` have ended: they neither grow nor count any more.
         """
         ids = np.asarray(tokens, np.int64)[:, None]
         valid = np.ones_like(ids, bool) if active is None else np.asarray(active, bool)[:, None]
@@ -178,9 +155,9 @@ class DecoderRun:
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
     ) -> Array:
         """Run the graph once; return the scores (N, ...) of `logit_rows`, flat indices into its B * T."""
-        return scores_of(self.results(ids, valid, logit_rows, outputs))
+        return scores_of(self.run_graph(ids, valid, logit_rows, outputs))
 
-    def results(
+    def run_graph(
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]
     ) -> dict[str, Array]:
         """Run the graph once; return the named results."""
@@ -196,7 +173,7 @@ class DecoderRun:
             self.cache.copy_rows(copies)
 
     def spread(self) -> None:
-        """Copy each row of the cache to as many adjacent ones as `Decoder.start_spreading` left room for."""
+        """Copy each row of the cache to as many adjacent ones as `Decoder.start` left room for."""
         with self.decoder.lock:
             self.decoder.check_open()
             self.cache.spread()

@@ -31,28 +31,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one generate call chooses its tokens.
-
-    With none of temperature, top_k, top_p and min_p given, and with temperature=0, the likeliest
-    token is taken (greedy). With any of them, tokens are drawn, at temperature 1.0 unless it is
-    given.
-
-    Attributes:
-        temperature: Divides the logits; finite and at least 0, or None. 0 is greedy, whatever top_k,
-            top_p and min_p are.
-        top_k: Draw from the k likeliest tokens only; at least 1, or None for all.
-        top_p: Draw from the likeliest tokens that together reach this probability; over 0 and at
-            most 1, or None for all.
-        repetition_penalty: Divides (or multiplies, if negative) the logits of tokens that the
-            prompt or the answer already has; finite and over 0, where 1.0 does nothing. Works
-            with greedy too.
-        seed: Makes the draws repeatable; 0 or more, or None for new ones at each call.
-        min_p: Draw from tokens that have at least this share of the likeliest one's probability;
-            over 0 and at most 1, or None for all.
-        no_repeat_ngram_size: No run of this many tokens comes twice, the prompt's included; at
-            least 1, or None.
-        logit_bias: Is added to the logits of these tokens; -inf forbids one. None for no bias.
-        logits_processor: A caller's own function, or None.
+    """How one call chooses its tokens; `GenerationOptions` says what the fields mean.
 
     Raises:
         InputError: A value is of the wrong type or outside its range.
@@ -69,7 +48,7 @@ class Sampling:
     logits_processor: LogitsProcessor | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature is not None and not _is_zero(self.temperature):
+        if self.temperature is not None and not (is_number(self.temperature) and self.temperature == 0):
             way_out = "0, or omit it (None) with top_k, top_p and min_p, to take the likeliest token always"
             _check_positive("temperature", self.temperature, way_out)
         if self.top_k is not None:
@@ -116,11 +95,7 @@ class Sampling:
         return ids, added
 
     def check_vocabulary(self, V: int) -> None:
-        """Refuse a bias of tokens that a model of V tokens does not have.
-
-        Raises:
-            InputError: A token is V or higher.
-        """
+        """Refuse a bias of tokens that a model of V tokens does not have."""
         if self.logit_bias and (highest := max(self.logit_bias)) >= V:
             raise InputError(
                 f"logit_bias names token {highest}, but the model's tokens are 0 to {V - 1}; take the ids "
@@ -206,11 +181,7 @@ def _run_processors(
 
 
 def _check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
-    """Refuse scores from which nothing can be chosen; the model's own logits were sound.
-
-    Raises:
-        InputError: A row has NaN, infinity, or nothing but -inf.
-    """
+    """Refuse scores from which nothing can be chosen; the model's own logits were sound."""
     highest = scores.max(axis=-1)  # NaN of a row with NaN
     if np.isfinite(highest).all():
         return
@@ -243,8 +214,8 @@ def choose(
     Args:
         logits: (B, V), any float type; never modified.
         histories: The token ids that each row has so far, prompt included, padding left out.
-        sampling: The options.
-        generators: A generator for each row, from ``row_generators``; not used when greedy.
+        sampling: How to choose.
+        generators: One for each row, from ``row_generators``; not used when greedy.
 
     Returns:
         (B,) int64 token ids.
@@ -269,13 +240,7 @@ def choose(
 
 
 def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
-    """Return the log-probabilities of a model's own logits, before any processing.
-
-    Args:
-        logits: (B, V), any float type.
-
-    Returns:
-        (B, V) float64.
+    """Return the log-probabilities (B, V) float64 of a model's own logits (B, V) of any float type.
 
     Raises:
         BackendError: A row has NaN, infinity, or nothing but -inf.
@@ -292,10 +257,7 @@ def token_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np
 
     Args:
         logits: (B, V), any float type, before any processing.
-        ids: (B,) or (B, N) int64.
-
-    Returns:
-        (B,) or (B, N) float64.
+        ids: (B,) or (B, N) int64; the result, float64, has the same shape.
 
     Raises:
         BackendError: A row has NaN, infinity, or nothing but -inf.
@@ -316,9 +278,9 @@ def check_logits(logits: Logits) -> None:
     bad = ~np.isfinite(logits.max(axis=-1))  # the maximum of a row with NaN is NaN
     if bad.any():
         row = int(bad.argmax())
-        found = {"nan": "NaN", "inf": "infinity"}.get(str(logits[row].max()), "nothing but -inf")
+        highest = {"nan": "NaN", "inf": "infinity"}.get(str(logits[row].max()), "nothing but -inf")
         raise BackendError(
-            f"the engine's logits have {found} in row {row} of the batch; run `planforge verify` "
+            f"the engine's logits have {highest} in row {row} of the batch; run `planforge verify` "
             "on the bundle, and try precision='fp32' if this is fp16"
         )
 
@@ -332,34 +294,26 @@ def _draw(row: npt.NDArray[np.float32], generator: np.random.Generator) -> int:
     return int(candidates[np.searchsorted(cumulative, point, side="right")])
 
 
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a real number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _check_positive(name: str, value: Any, way_out: str, most: float = FLOAT32_MAX) -> None:
     allowed = "a finite number over 0" if most == FLOAT32_MAX else f"over 0 and at most {most:g}"
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 < value <= most:
+    if not is_number(value) or not 0 < value <= most:
         raise InputError(f"{name} is {value!r}; it must be {allowed}; {way_out}")
 
 
 def check_integer(name: str, value: Any, least: int, way_out: str) -> None:
-    """Refuse what is not an integer from `least`; True and False are none.
-
-    Raises:
-        InputError: It is not.
-    """
+    """Refuse what is not an integer from `least`; True and False are none."""
     integer = isinstance(value, Integral) and not isinstance(value, bool)
     if not integer or value < least:
         raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {way_out}")
 
 
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and value == 0
-
-
 def _check_bias(bias: Any) -> None:
-    """Refuse what is no mapping of token ids to numbers.
-
-    Raises:
-        InputError: It is none, or an id is negative, or a number is NaN or infinity.
-    """
+    """Refuse what is no mapping of token ids to numbers."""
     if bias is None:
         return
     way_out = "None adds nothing"
@@ -367,8 +321,7 @@ def _check_bias(bias: Any) -> None:
         raise InputError(f"logit_bias is {bias!r:.80}; it must map token ids to numbers; {way_out}")
     for token, added in bias.items():
         check_integer("a token of logit_bias", token, 0, "leave it out")
-        number = isinstance(added, Real) and not isinstance(added, bool)
-        if not number or not -np.inf <= added <= FLOAT32_MAX:
+        if not is_number(added) or not -np.inf <= added <= FLOAT32_MAX:
             raise InputError(
                 f"logit_bias[{token}] is {added!r}; it must be a number, or -inf to forbid the token;"
                 f" {way_out}"

@@ -25,7 +25,7 @@ from ..backends.dialects import choose_artifact
 from ..backends.threads import Threads, choose_threads
 from ..bundle.bundle import Bundle
 from ..errors import InputError, PlanForgeError
-from ..opening import check_whole
+from ..options import check_whole
 from .bench_work import Work
 
 ROUNDS = 5  # as many rounds as fill the seconds, at least and at most
@@ -226,7 +226,7 @@ def bench(
         PlanForgeError: the bundle cannot be loaded, or a setting does not fit it.
     """
     opened = Bundle.open(bundle)
-    check_whole("threads", threads, 1, os.cpu_count() or 1, "this machine's cores")
+    check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
     graph = "decoder" if any(a.graph == "decoder" for a in opened.manifest.artifacts) else "encoder"
     known = [a.precision for a in opened.manifest.artifacts if a.graph == graph]
     chosen = list(dict.fromkeys(precisions or known))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..backends.backend import Backend
 from ..backends.ladder import open_on
+from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BundleError, ManifestError
 from ..load import class_for
-from ..opening import LoadRequest, check_whole
+from ..options import check_whole
 
 # Imported when they are needed, so that `import planforge.runtime` stays quick.
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def selftest(
 
     started = time.perf_counter()
     opened = Bundle.open(bundle)
-    check_whole("device", device, 0, 1023, "the GPU's number")
+    check_whole("device", device, 0, 1023, optional=True, what="the GPU's number")
     task = opened.manifest.task
     if task not in SUBJECTS:
         raise ManifestError(f"{opened.folder} is for {task!r}, which this version does not run")
@@ -111,10 +112,12 @@ def selftest(
     opened.verify_files()
     progress("loading it")
 
-    def open_model(engine: Backend) -> Any:
-        return class_for(opened)._open(opened, engine, LoadRequest(precision=precision))
+    request = LoadRequest(backend=backend, precision=precision, device=device)
 
-    engine, model = open_on(backend, opened, open_model, precision, device=device)
+    def open_model(engine: Backend) -> Any:
+        return class_for(opened)._open(opened, engine, request)
+
+    engine, model = open_on(opened, request, open_model)
     comparisons = []
     with model:
         try:

@@ -40,7 +40,7 @@ def find_answers(
         Answers whose score is the probability of their first token times that of their last, among
         the window's context and the place that means "none here", its first token.
     """
-    found: dict[tuple[int, int], float] = {}
+    best_scores: dict[tuple[int, int], float] = {}  # by the characters of an answer
     no_answer = 1.0
     for piece, (start, end) in zip(pieces, logits, strict=True):
         position, body = piece.body
@@ -56,7 +56,7 @@ def find_answers(
         for flat in np.argpartition(scores, -keep, axis=None)[-keep:]:
             first, last = np.unravel_index(flat, scores.shape)
             span = (offsets[body[first]][0], offsets[body[last]][1])
-            found[span] = max(found.get(span, 0.0), float(scores[first, last]))
-    best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:n_best]
+            best_scores[span] = max(best_scores.get(span, 0.0), float(scores[first, last]))
+    best = sorted(best_scores.items(), key=lambda item: (-item[1], item[0]))[:n_best]
     answers = (Answer(context[a:b], score, a, b) for (a, b), score in best if score > 0)
     return Answers(tuple(answers), no_answer, dropped)

@@ -17,7 +17,7 @@ from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError, ManifestError
 from ..memory_budget import MemoryBudget
-from ..text.batching import TOKEN_BUDGET, group_by_length, in_reading_order
+from ..text.batching import TOKEN_BUDGET, group_by_length, sort_by_first_index
 from ..text.long_text import Piece
 from .memory import batch_bytes, split_into_sections
 
@@ -26,8 +26,6 @@ class Encoder:
     """An opened encoder graph.
 
     Args:
-        program: the graph on an engine.
-        artifact: what its inputs and outputs mean.
         pad: the id of the padding token.
         budget: that batches and outputs are held in; None for no limit.
         config: the model's config, whose sizes a memory limit needs.
@@ -78,12 +76,12 @@ class Encoder:
         for section, needed in self.sections(pieces, roles, rows):
             groups = group_by_length([len(pieces[i]) for i in section], batch_size or self.max_batch)
             what = f"{len(section)} sequences with their outputs"
-            for group in in_reading_order(groups):
+            for group in sort_by_first_index(groups):
                 indices = [section[i] for i in group]
-                chosen = None if rows is None else [rows[i] for i in indices]
+                batch_rows = None if rows is None else [rows[i] for i in indices]
                 # Nothing is held while the caller has the turn, who may call this encoder again.
                 with self.budget.reserve(needed, what, "Shorter texts, or a smaller max_length, need less"):
-                    outputs = self.batch([pieces[i] for i in indices], roles, chosen)
+                    outputs = self.batch([pieces[i] for i in indices], roles, batch_rows)
                 yield dict(zip(indices, outputs, strict=True))
 
     def sections(
@@ -120,7 +118,7 @@ class Encoder:
         specs = [self.artifact.output(role) for role in roles]
         with self.lock:
             if self.closed:
-                raise ClosedError("the model was closed; load() it again")
+                raise ClosedError
             outputs = self.program.run(
                 {name: values[role] for role, name in self.inputs.items()}, {}, [s.name for s in specs]
             )
@@ -149,19 +147,15 @@ class Encoder:
 
 
 def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:
-    """Refuse a manifest whose parts contradict each other, before anything relies on them.
-
-    Raises:
-        ManifestError: names what is wrong.
-    """
+    """Refuse a manifest whose parts contradict each other, before anything relies on them."""
     roles = {spec.role for spec in artifact.outputs}
     if not defaults.heads and not any(re.fullmatch(r"hidden\.\d+", role) for role in roles):
         raise ManifestError(f"artifact {artifact.id} has neither an output with a hidden state nor a head")
     for head in defaults.heads:
-        found = [spec for spec in artifact.outputs if spec.role.partition(".")[0] == head]
-        if not found:
+        outputs = [spec for spec in artifact.outputs if spec.role.partition(".")[0] == head]
+        if not outputs:
             raise ManifestError(f"artifact {artifact.id} has no output of the head {head!r}")
-        width = found[0].axes[-1]
+        width = outputs[0].axes[-1]
         if head in ("sequence_classification", "token_classification") and width != len(defaults.labels):
             raise ManifestError(f"{head} has {width} classes, encoder.labels has {len(defaults.labels)}")
     for name in ("intermediate_size", "hidden_size", "num_attention_heads"):

@@ -85,11 +85,11 @@ def split_into_sections(
         needed = 0
         while end < len(lengths):
             longest = max(longest, lengths[end])
-            logits = logits + rows[end]
+            logits += rows[end]
             more = section_bytes(config, specs, end + 1 - begin, longest, logits)
             if end > begin and more > available:
                 break
-            end = end + 1
+            end += 1
             needed = more
         yield range(begin, end), needed
         begin = end

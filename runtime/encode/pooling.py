@@ -23,14 +23,14 @@ LAYERS: Mapping[str, Callable[[int], list[int]]] = {
 POOLINGS = ("cls", "mean", "max")
 
 
-def combined(states: Sequence[Array], layers: str) -> Array:
+def combine_layers(states: Sequence[Array], layers: str) -> Array:
     """Return the features (T, F) for the states (T, E) of the layers that `LAYERS` names."""
     if layers == "concat_last_four":
         return np.concatenate(states, axis=-1)
     return np.add.reduce(np.stack(states))  # type: ignore[no-any-return]
 
 
-def pooled(states: Array, pooling: str) -> Array:
+def pool_tokens(states: Array, pooling: str) -> Array:
     """Return one vector (E,) for a text's states (T, E)."""
     by_name: dict[str, Array] = {"cls": states[0], "mean": states.mean(0), "max": states.max(0)}
     return by_name[pooling]
@@ -46,6 +46,6 @@ def merge_windows(vectors: Sequence[Array], lengths: Sequence[int], pooling: str
     return vector.astype(np.float32)
 
 
-def normalized(vector: Array) -> Array:
+def normalize_vector(vector: Array) -> Array:
     """Return the vector scaled to length 1; a zero vector stays."""
     return vector / max(float(np.linalg.norm(vector)), 1e-12)

@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
 from ..errors import ContextLengthError
+from ..text.batching import yield_in_order
 from ..text.long_text import FittedText, fit
 from ..text.reading import Item, Reading, chunks
 from ..text.tokenizer import Encoding, Tokenizer
@@ -76,14 +77,8 @@ class RequestRunner:
         with reading.progress as progress:
             for chunk in chunks(items, reading.read_ahead):
                 requests = self.requests(chunk, reading, done)
-                finished: dict[int, R] = {}
-                given = 0
-                for batch in self.finished_batches(requests, roles, finish, reading, rows):
-                    finished |= batch
-                    progress(done + given + len(finished))
-                    while given in finished:
-                        yield finished.pop(given)
-                        given += 1
+                batches = self.finish_batches(requests, roles, finish, reading, rows)
+                yield from yield_in_order(batches, progress, before=done)
                 done += len(requests)
                 shortened += sum(request.fitted.dropped > 0 for request in requests)
                 dropped += sum(request.fitted.dropped for request in requests)
@@ -98,7 +93,7 @@ class RequestRunner:
                 reading.truncation,
             )
 
-    def finished_batches(
+    def finish_batches(
         self,
         requests: Sequence[TextRequest],
         roles: Sequence[str],

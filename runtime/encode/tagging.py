@@ -36,28 +36,28 @@ def find_entities(
     """
     entities: list[Entity] = []
     scores: list[float] = []  # of the words of the last entity
-    kind = OUTSIDE
+    tag = OUTSIDE  # of the word before
     previous_word = None
     for t, word in enumerate(words):
         start, end = offsets[t]
         if word == previous_word and word is not None:
-            if kind != OUTSIDE:
+            if tag != OUTSIDE:
                 entities[-1] = extend_entity(entities[-1], text, end, scores)
             continue
         previous_word = word
         if not np.isfinite(probabilities[t]).all():
-            kind = OUTSIDE
+            tag = OUTSIDE
             continue
         best = int(probabilities[t].argmax())
         prefix, name = split_label(labels[best])
         score = float(probabilities[t, best])
         if name == OUTSIDE:
-            kind = OUTSIDE
-        elif prefix != "B" and name == kind:
+            tag = OUTSIDE
+        elif prefix != "B" and name == tag:
             scores.append(score)
             entities[-1] = extend_entity(entities[-1], text, end, scores)
         else:
-            kind = name
+            tag = name
             scores = [score]
             entities.append(Entity(name, score, text[start:end], start, end))
     return tuple(entities)

@@ -22,6 +22,7 @@ from ..options import (
     Truncation,
     check_choice,
     check_options,
+    check_whole,
     option_names,
 )
 from ..text.long_text import best_window
@@ -29,7 +30,7 @@ from ..text.reading import Item, Reading, check_each, check_item, check_pair, ch
 from ..text.tokenizer import Tokenizer
 from .answering import find_answers
 from .encoder import Encoder
-from .pooling import LAYERS, POOLINGS, combined, merge_windows, normalized, pooled
+from .pooling import LAYERS, POOLINGS, combine_layers, merge_windows, normalize_vector, pool_tokens
 from .probabilities import sigmoid, softmax
 from .requests import Outputs, RequestRunner, TextRequest
 from .results import (
@@ -69,30 +70,26 @@ class TaskStreams(RequestRunner):
         last = self.need_states("embed")
         defaults = self.defaults
         unit = defaults.normalize if normalize is None else normalize
-        own = pooling is None and "sentence_embedding" in self.roles and (unit or not defaults.normalize)
-        role = "sentence_embedding" if own else f"hidden.{last}"
-        if not own and pooling is None and defaults.pooling not in POOLINGS:
+        in_graph = pooling is None and "sentence_embedding" in self.roles and (unit or not defaults.normalize)
+        role = "sentence_embedding" if in_graph else f"hidden.{last}"
+        if not in_graph and pooling is None and defaults.pooling not in POOLINGS:
             raise InputError(f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}")
         how = pooling or defaults.pooling
         before = self.prompt_text(options.get("prompt_name"), options.get("prompt"))
         width = self.encoder.artifact.output(role).axes[-1]
-        keep = check_width(options.get("truncate_dim"), width)
+        keep = options.get("truncate_dim")
+        check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
 
         def finish(request: TextRequest, outputs: Outputs) -> Embedding:
-            vectors = [array if own else pooled(array, how) for (array,) in outputs]
+            vectors = [array if in_graph else pool_tokens(array, how) for (array,) in outputs]
             vector = merge_windows(vectors, [len(piece) for piece in request.fitted.pieces], how)[:keep]
-            return Embedding(normalized(vector) if unit else vector, request.fitted.dropped)
+            return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
         prompted = (before + text for text in check_each(texts, check_text))
         return self.results(prompted, [role], finish, reading)
 
     def prompt_text(self, name: str | None, prompt: str | None) -> str:
-        """Return what to put before each text, as sentence-transformers decides it.
-
-        Args:
-            name: the name of one of the checkpoint's prompts; None: the default one.
-            prompt: the text itself, which takes precedence.
-        """
+        """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InputError(f"prompt={prompt!r:.80} must be a str, which is put before each text")
@@ -116,7 +113,7 @@ class TaskStreams(RequestRunner):
         cls, sep = (self.tokenizer.spelling(self.defaults.tokens[role]) for role in ("cls", "sep"))
 
         def finish(request: TextRequest, outputs: Outputs) -> Features:
-            states = [combined(arrays, layers) for arrays in outputs]
+            states = [combine_layers(arrays, layers) for arrays in outputs]
             encoding = request.first
             pieces = request.fitted.pieces
             places = best_window(pieces, len(encoding))
@@ -150,16 +147,16 @@ class TaskStreams(RequestRunner):
         reading = self.reading(options, EncoderOptions, "head")
         self.need_head("classify", "sequence_classification")
         labels = self.defaults.labels
-        kind = self.defaults.problem_type
+        problem_type = self.defaults.problem_type
 
         def finish(request: TextRequest, outputs: Outputs) -> Classification:
             logits = np.stack([array for (array,) in outputs])  # (windows, C)
             dropped = request.fitted.dropped
-            if kind == "regression":
+            if problem_type == "regression":
                 numbers = [float(number) for number in logits.mean(0)]
                 named = dict(zip(labels, numbers, strict=True)) if len(labels) > 1 else {}
                 return Classification(labels[0], numbers[0], named, dropped)
-            multi = kind == "multi_label_classification"
+            multi = problem_type == "multi_label_classification"
             shares = (sigmoid if multi else softmax)(logits).mean(0)
             best = int(shares.argmax())
             probabilities = dict(zip(labels, map(float, shares), strict=True))
@@ -204,9 +201,7 @@ class TaskStreams(RequestRunner):
         if "mask" not in self.defaults.tokens:
             raise InputError("fill_mask needs a mask token, and this bundle's tokenizer has none")
         mask = self.defaults.tokens["mask"]
-        vocabulary = self.tokenizer.vocab_size
-        if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= vocabulary:
-            raise InputError(f"top_k={top_k!r} must be a whole number from 1 to {vocabulary}")
+        check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
 
         def places(request: TextRequest) -> list[tuple[int, int]]:
             masked = [t for t, token in enumerate(request.first.ids) if token == mask]
@@ -217,8 +212,8 @@ class TaskStreams(RequestRunner):
             return [windows[t] for t in masked if windows[t][0] >= 0]
 
         def rows(request: TextRequest) -> list[list[int]]:
-            found = places(request)
-            return [[at for p, at in found if p == piece] for piece in range(len(request.fitted.pieces))]
+            masked = places(request)
+            return [[at for p, at in masked if p == piece] for piece in range(len(request.fitted.pieces))]
 
         def finish(request: TextRequest, outputs: Outputs) -> FilledMask:
             taken = [iter(array) for (array,) in outputs]
@@ -255,9 +250,8 @@ class TaskStreams(RequestRunner):
         n_best = options.get("n_best", 1)
         max_answer_tokens = options.get("max_answer_tokens", 30)
         self.need_head("answer", "question_answering")
-        for name, value in (("n_best", n_best), ("max_answer_tokens", max_answer_tokens)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name}={value!r} must be a whole number of at least 1")
+        check_whole("n_best", n_best, 1)
+        check_whole("max_answer_tokens", max_answer_tokens, 1)
 
         def finish(request: TextRequest, outputs: Outputs) -> Answers:
             context, encoding = request.body
@@ -276,13 +270,7 @@ class TaskStreams(RequestRunner):
         return self.results(items, roles, finish, reading)
 
     def reading(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
-        """Check the names of a call's options, and the values of those that all tasks have.
-
-        Args:
-            options: the caller's options.
-            known: the TypedDict of the task's options.
-            truncation: what the task does unless told otherwise.
-        """
+        """Check the names of a call's options, and the values of those that all tasks have."""
         check_options(options, option_names(known))
         return Reading.of(options, truncation=truncation, max_batch=self.encoder.max_batch)
 
@@ -300,13 +288,3 @@ class TaskStreams(RequestRunner):
         if head not in self.defaults.heads:
             known = ", ".join(self.defaults.heads) or "none: it embeds texts (embed, features)"
             raise InputError(f"{task} needs the head {head}; this bundle's heads are {known}")
-
-
-def check_width(truncate_dim: int | None, width: object) -> int | None:
-    """Return how many of a vector's numbers to keep; None: all."""
-    if truncate_dim is None:
-        return None
-    most = width if isinstance(width, int) else sys.maxsize
-    if type(truncate_dim) is not int or not 1 <= truncate_dim <= most:
-        raise InputError(f"truncate_dim={truncate_dim!r} must be None or a whole number from 1 to {most}")
-    return truncate_dim

@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends.backend import Backend
+from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import LoadRequest, bytes_of, length_of, opening, tokenizer_files
-from ..options import RankOptions, check_options, option_names
+from ..opening import bytes_of, length_of, open_programs, tokenizer_files
+from ..options import RankOptions, check_options, check_whole, option_names
 from ..text.long_text import SPECIAL_TOKENS
 from ..text.reading import Item, check_each, check_text
 from ..text.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ class TextEncoder(Model):
         defaults = replace(manifest.encoder, max_length=max_length)
         weight_bytes = bytes_of(manifest, artifact)
         check_memory(weight_bytes, manifest.config, max_length, request.memory_limit)
-        with opening(engine, bundle, artifact) as programs:
+        with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
         budget = MemoryBudget(request.memory_limit, weight_bytes)
         encoder = Encoder(programs[0], artifact, defaults.tokens["pad"], budget, manifest.config)
@@ -145,7 +146,7 @@ class TextEncoder(Model):
             texts: one text, or several; long ones in windows unless told otherwise.
             **options: see `FeatureOptions`; layers is "last" unless given.
         """
-        return one_or_all(texts, lambda many: self._tasks.features(many, options))
+        return run_one_or_all(texts, lambda many: self._tasks.features(many, options))
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
@@ -163,8 +164,8 @@ class TextEncoder(Model):
             pair: the other text, where the model classifies pairs and `texts` is one text.
             **options: see `EncoderOptions`.
         """
-        items = texts if pair is None else pair_of(texts, pair, "classify(text, pair=other)")
-        return one_or_all(items, lambda many: self._tasks.classify(many, options))
+        items = texts if pair is None else make_pair(texts, pair, "classify(text, pair=other)")
+        return run_one_or_all(items, lambda many: self._tasks.classify(many, options))
 
     def rank(self, query: str, texts: Iterable[str], **options: Unpack[RankOptions]) -> list[Ranked]:
         """Score texts against a query with a cross-encoder; the best first.
@@ -176,8 +177,7 @@ class TextEncoder(Model):
         """
         check_options(options, option_names(RankOptions))
         top_k = options.pop("top_k", None)
-        if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-            raise InputError(f"top_k={top_k!r} must be None or a whole number of at least 1")
+        check_whole("top_k", top_k, 1, optional=True)
         check_text(query)
         pairs = ((query, text) for text in check_each(texts, check_text))
         ranked = list(self._tasks.rank(pairs, options))
@@ -202,8 +202,8 @@ class TextEncoder(Model):
             pair: the second text.
             **options: see `EncoderOptions`.
         """
-        items = pair_or_pairs(texts, pair, "next_sentence(text, other)")
-        return one_or_all(items, lambda many: self._tasks.next_sentence(many, options))
+        items = make_pairs(texts, pair, "next_sentence(text, other)")
+        return run_one_or_all(items, lambda many: self._tasks.next_sentence(many, options))
 
     @overload
     def fill_mask(self, texts: str, **options: Unpack[FillMaskOptions]) -> FilledMask: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
@@ -218,7 +218,7 @@ class TextEncoder(Model):
             texts: one text, or several.
             **options: see `FillMaskOptions`.
         """
-        return one_or_all(texts, lambda many: self._tasks.fill_mask(many, options))
+        return run_one_or_all(texts, lambda many: self._tasks.fill_mask(many, options))
 
     @overload
     def tag(self, texts: str, **options: Unpack[EncoderOptions]) -> Tags: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
@@ -231,7 +231,7 @@ class TextEncoder(Model):
             texts: one text, or several.
             **options: see `EncoderOptions`.
         """
-        return one_or_all(texts, lambda many: self._tasks.tag(many, options))
+        return run_one_or_all(texts, lambda many: self._tasks.tag(many, options))
 
     @overload
     def answer(self, question: str, context: str, **options: Unpack[AnswerOptions]) -> Answers: ...
@@ -252,8 +252,8 @@ class TextEncoder(Model):
             context: the text that may hold the answer, of any length.
             **options: see `AnswerOptions`.
         """
-        items = pair_or_pairs(question, context, "answer(question, context)")
-        return one_or_all(items, lambda many: self._tasks.answer(many, options))
+        items = make_pairs(question, context, "answer(question, context)")
+        return run_one_or_all(items, lambda many: self._tasks.answer(many, options))
 
     @overload
     def iterate(
@@ -334,7 +334,7 @@ class Pair(tuple[str, str]):
     """One pair that was given as two arguments, unlike a tuple that a caller gave."""
 
 
-def pair_of(first: Any, second: Any, call: str) -> Pair:
+def make_pair(first: Any, second: Any, call: str) -> Pair:
     """Return the pair of two arguments.
 
     Raises:
@@ -348,14 +348,14 @@ def pair_of(first: Any, second: Any, call: str) -> Pair:
     return Pair((first, second))
 
 
-def pair_or_pairs(first: Any, second: Any, call: str) -> Any:
+def make_pairs(first: Any, second: Any, call: str) -> Any:
     """Return the pair of two arguments, or the first one, which is to hold pairs."""
     if second is None and isinstance(first, str):
         raise InputError(f"a pair of two texts is needed: {call}, or a list of pairs [(text, other)]")
-    return first if second is None else pair_of(first, second, call)
+    return first if second is None else make_pair(first, second, call)
 
 
-def one_or_all(texts: Any, run: Callable[[Any], Iterator[R]]) -> R | list[R]:
+def run_one_or_all(texts: Any, run: Callable[[Any], Iterator[R]]) -> R | list[R]:
     """Return one result for one text or `Pair`; a list of them for several."""
     if isinstance(texts, str | Pair):
         (result,) = run([texts])  # to its end: there stands what is said of dropped tokens

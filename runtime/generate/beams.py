@@ -20,22 +20,13 @@ from .row import Row
 
 @dataclass(frozen=True)
 class BeamGenerator:
-    """Searches for the likeliest answers of a batch of prompts.
-
-    Args:
-        decoder: computes logits.
-        tokenizer: what tokens mean.
-    """
+    """Searches for the likeliest answers of a batch of prompts."""
 
     decoder: Decoder
     tokenizer: Tokenizer
 
     def batch_size(self, search: Search) -> int:
-        """Return how many prompts may run together.
-
-        Raises:
-            InputError: not even one: the bundle allows fewer rows than there are beams.
-        """
+        """Return how many prompts may run together; refuse more beams than the bundle allows rows."""
         rows = self.decoder.artifact.axis("batch").max
         if search.num_beams > rows:
             raise InputError(
@@ -48,12 +39,9 @@ class BeamGenerator:
         """Return each prompt's answers.
 
         Args:
-            rows: prompts, at most `batch_size` of them. Nothing is added to them.
-            search: the options.
+            rows: prompts, at most `batch_size` of them; they stay as they are.
+            search: how to search.
             logprobs: whether to give each token's log-probability.
-
-        Raises:
-            MemoryLimitError: the cache of all beams does not fit.
         """
         prompts = [row.prompt for row in rows]
         limits = [row.most_left for row in rows]
@@ -71,14 +59,12 @@ class BeamGenerator:
     ) -> Generation:
         candidates = tuple(self._candidate(hypothesis, logprobs) for hypothesis in hypotheses)
         best = candidates[0]
-        prefill = seconds[0]
-        decode = sum(seconds[1:])
         return Generation(
             text=best.text,
             token_ids=best.token_ids,
             finish_reason=best.finish_reason,
             logprobs=best.logprobs,
-            timings=Timings(prefill * 1e3, decode * 1e3, len(best.token_ids) / (prefill + decode)),
+            timings=Timings.of(seconds, len(best.token_ids)),
             usage=Usage(prompt_tokens=len(row.prompt), completion_tokens=len(best.token_ids)),
             prompt_tokens_cut=row.cut,
             score=best.score,
@@ -88,9 +74,8 @@ class BeamGenerator:
     def _candidate(self, hypothesis: Hypothesis, logprobs: bool) -> GenerationCandidate:
         stream = self.tokenizer.stream()
         known = [token for token in hypothesis.token_ids if token < self.tokenizer.vocab_size]
-        pieces = [stream.push(token) for token in known]
         return GenerationCandidate(
-            text="".join(pieces) + stream.finish(),
+            text="".join(map(stream.push, known)) + stream.finish(),
             token_ids=hypothesis.token_ids,
             score=hypothesis.score,
             finish_reason=hypothesis.finish_reason,

@@ -16,24 +16,14 @@ log = logging.getLogger("planforge")
 
 @dataclass(frozen=True)
 class ChatReader:
-    """Renders conversations with a bundle's chat template.
-
-    Args:
-        chat: the template; None where the bundle has none.
-        tokenizer: the model's tokenizer.
-        max_length: the context in tokens.
-    """
+    """Renders conversations with a bundle's chat template, if it has one."""
 
     chat: Chat | None
     tokenizer: Tokenizer
     max_length: int
 
     def read(self, messages: Sequence[Message], parse_special: bool) -> list[int]:
-        """Return the tokens of a conversation, up to where the model is to answer.
-
-        Raises:
-            InputError: the bundle has no chat template, or it refuses the messages.
-        """
+        """Return the tokens of a conversation, up to where the model is to answer."""
         if self.chat is None:
             raise InputError(
                 "the bundle has no chat template; generate() (without --chat) takes a prompt as it is, or"
@@ -54,7 +44,7 @@ class ChatReader:
 
         Args:
             messages: the conversation.
-            parse_special: read special tokens that messages spell.
+            parse_special: read special tokens that messages spell as such.
             max_new_tokens: what "tail" leaves room for, half a context at most.
             truncation: None drops nothing; "tail" drops the oldest turns, a user's message with its answer,
                 never what the system said.

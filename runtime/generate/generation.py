@@ -23,6 +23,13 @@ class Timings:
     decode_ms: float
     tokens_per_s: float
 
+    @staticmethod
+    def of(seconds: Sequence[float], new_tokens: int) -> Timings:
+        """Return the timings of steps that took these seconds; the first one is the prefill."""
+        prefill = seconds[0]
+        decode = sum(seconds[1:])
+        return Timings(prefill * 1e3, decode * 1e3, new_tokens / (prefill + decode))
+
 
 @dataclass(frozen=True)
 class GenerationCandidate:
@@ -80,14 +87,12 @@ class Generation:
 def make_generation(row: Row, seconds: Sequence[float]) -> Generation:
     """Return the answer of a row that has a finish reason, after steps that took these seconds."""
     assert row.finish_reason is not None
-    prefill = seconds[0]
-    decode = sum(seconds[1:])
     return Generation(
         text="".join(row.pieces),
         token_ids=tuple(row.token_ids),
         finish_reason=row.finish_reason,
         logprobs=tuple(row.logprobs),
-        timings=Timings(prefill * 1e3, decode * 1e3, len(row.token_ids) / (prefill + decode)),
+        timings=Timings.of(seconds, len(row.token_ids)),
         usage=row.usage,
         top_logprobs=tuple(row.top_logprobs),
         prompt_tokens_cut=row.cut,

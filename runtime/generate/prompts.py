@@ -54,8 +54,6 @@ class PromptReader:
     """Turns prompts into tokens behind the special ones that begin every prompt.
 
     Args:
-        tokenizer: the model's tokenizer.
-        defaults: name the special tokens.
         max_length: the context in tokens.
         vocabulary: how many tokens the model has.
     """
@@ -69,26 +67,19 @@ class PromptReader:
         self.vocabulary = vocabulary
 
     def read(self, prompt: Any, parse_special: bool) -> list[int]:
-        """Return the tokens of one prompt.
-
-        Raises:
-            InputError: it is neither a text nor token ids of the model, or is empty.
-        """
-        tokens = self.read_all(prompt, parse_special)
-        if not tokens:
-            eos = [self.tokenizer.spelling(token) for token in self.defaults.eos]
-            start = (
-                f"; to begin from nothing, use {eos[0]!r} with parse_special=True (--parse-special)"
-                if eos
-                else ""
-            )
-            raise InputError(f"the prompt is empty{start}")
-        return self._behind_prefix(tokens) if isinstance(prompt, str) else tokens
+        """Return the tokens of one prompt, which may not be empty."""
+        if tokens := self.read_all(prompt, parse_special):
+            return self._add_prefix(tokens) if isinstance(prompt, str) else tokens
+        if not self.defaults.eos:
+            raise InputError("the prompt is empty")
+        eos = self.tokenizer.spelling(self.defaults.eos[0])
+        way_out = f"to begin from nothing, use {eos!r} with parse_special=True (--parse-special)"
+        raise InputError(f"the prompt is empty; {way_out}")
 
     def read_framed(self, text: Any, parse_special: bool) -> list[int]:
         """Return the tokens of a text that may be empty, or token ids as they are."""
         tokens = self.read_all(text, parse_special)
-        return self._behind_prefix(tokens) if isinstance(text, str) else tokens
+        return self._add_prefix(tokens) if isinstance(text, str) else tokens
 
     def read_all(self, prompt: Any, parse_special: bool) -> list[int]:
         """Return a text's own tokens, or token ids as they are.
@@ -109,7 +100,7 @@ class PromptReader:
             raise InputError(
                 f"a prompt must be a str or a sequence of token ids, not {type(prompt).__name__}"
             )
-        return [self._checked_token(token) for token in prompt]
+        return [self._check_token(token) for token in prompt]
 
     def fit(self, tokens: list[int], max_new_tokens: int, truncation: str | None) -> tuple[list[int], int]:
         """Return the prompt, or its end if it is to be cut, and how many tokens were dropped.
@@ -136,12 +127,12 @@ class PromptReader:
             prefix = ()
         return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
 
-    def _behind_prefix(self, tokens: list[int]) -> list[int]:
+    def _add_prefix(self, tokens: list[int]) -> list[int]:
         """Put the special tokens that begin every prompt before these, unless they are there already."""
         prefix = list(self.defaults.prefix)
         return tokens if tokens[: len(prefix)] == prefix else prefix + tokens
 
-    def _checked_token(self, token: Any) -> int:
+    def _check_token(self, token: Any) -> int:
         if not isinstance(token, Integral) or isinstance(token, bool):
             raise InputError(f"a prompt's token ids must be whole numbers, not {type(token).__name__}")
         token_id = int(token)

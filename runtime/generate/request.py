@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ..decoding.beam import Search
-from ..decoding.chunk import Chunk
+from ..decoding.chunk import OnToken
 from ..decoding.sampling import Sampling, check_integer
 from ..errors import InputError
 from ..options import (
@@ -16,6 +16,7 @@ from ..options import (
     ProgressOption,
     check_choice,
     check_options,
+    check_whole,
     option_names,
 )
 
@@ -53,15 +54,13 @@ class GenerationRequest:
     n_best: int = 1
     logprobs: bool = True
     top_logprobs: int = 0
-    on_token: Callable[[Chunk], bool | None] | None = None
+    on_token: OnToken | None = None
     progress: ProgressOption = False
     batch_size: int | None = None
     search: Search | None = None
 
     def __post_init__(self) -> None:
-        most = self.max_new_tokens
-        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            raise InputError(f"max_new_tokens={most!r} must be a whole number of at least 1")
+        check_whole("max_new_tokens", self.max_new_tokens, 1)
         check_choice("truncation", self.truncation, TRUNCATIONS)
         check_choice("speculative", self.speculative, SPECULATIVE)
         for name in SWITCHES:

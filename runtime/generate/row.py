@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -173,16 +172,3 @@ class Row:
         if token < self.vocab_size:
             text = self.tokenizer.decode([token]) or self.tokenizer.spelling(token)
         return TopLogprob(token_id=token, text=text, logprob=logprob)
-
-
-def report_row(row: Row, on_token: Callable[[Chunk], bool | None] | None) -> Chunk:
-    """Return what came since the last chunk, after a caller's callback has seen it.
-
-    Returning True from the callback ends the row; then the chunk that is returned is its last.
-    """
-    chunk = row.new_chunk()
-    if on_token is None or on_token(chunk) is not True or chunk.finish_reason is not None:
-        return chunk
-    row.cancel()
-    rest = row.new_chunk()
-    return replace(chunk, text=chunk.text + rest.text, finish_reason=rest.finish_reason)

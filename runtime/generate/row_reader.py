@@ -17,25 +17,14 @@ from .row import Row
 
 @dataclass(frozen=True, kw_only=True)
 class RowReader:
-    """Makes rows of prompts and conversations.
-
-    Args:
-        prompts: reads prompts.
-        chats: reads conversations.
-        defaults: has the tokens that end an answer.
-    """
+    """Makes rows of prompts and conversations."""
 
     prompts: PromptReader
     chats: ChatReader
     defaults: GenerationDefaults
 
     def read(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
-        """Return the row of a prompt.
-
-        Raises:
-            InputError: it is no prompt.
-            ContextLengthError: it leaves no room in the context.
-        """
+        """Return the row of a prompt."""
         tokens = self.prompts.read(prompt, request.parse_special)
         fitting, cut = self.prompts.fit(tokens, request.max_new_tokens, request.truncation)
         return self._row_of(fitting, cut, request, number)
@@ -58,12 +47,7 @@ class RowReader:
         return rows, None
 
     def read_chat(self, messages: Sequence[Message], request: GenerationRequest) -> Row:
-        """Return the row of a conversation.
-
-        Raises:
-            InputError: the bundle has no chat template, or it refuses the messages.
-            ContextLengthError: it leaves no room in the context.
-        """
+        """Return the row of a conversation."""
         tokens, cut = self.chats.read_fitting(
             messages,
             parse_special=request.parse_special,

@@ -35,12 +35,7 @@ class Score:
 
 
 def check_scorable(tokens: Sequence[int], max_length: int) -> None:
-    """Refuse tokens that have no score.
-
-    Raises:
-        InputError: there are fewer than two.
-        ContextLengthError: there are more than the context holds.
-    """
+    """Refuse tokens that have no score: fewer than two, or more than the context holds."""
     if len(tokens) < 2:
         raise InputError(f"score needs a text of at least 2 tokens, this one has {len(tokens)}")
     if len(tokens) > max_length:

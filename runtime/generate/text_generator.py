@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from ..backends.backend import Backend
+from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.cache import capacity_for
 from ..decoding.candidates import choose_tokens, results_for
-from ..decoding.chunk import Cancellation, Chunk, TextStream
+from ..decoding.chunk import Cancellation, Chunk, TextStream, report_chunk
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
 from ..decoding.sampling import row_generators
@@ -25,7 +26,7 @@ from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, InputError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import LoadRequest, bytes_of, check_weights, length_of, opening, tokenizer_files
+from ..opening import bytes_of, check_weights, length_of, open_programs, tokenizer_files
 from ..options import BatchGenerationOptions, GenerationOptions, check_batch_size, check_not_pair
 from ..progress import Progress
 from ..text.chat import Chat, Message
@@ -36,7 +37,7 @@ from .checkpoint_options import CheckpointOptions
 from .generation import Generation, make_generation
 from .prompts import Prompt, PromptReader, is_one_prompt, vocabulary_of
 from .request import GenerationRequest, resolve_request
-from .row import Row, report_row
+from .row import Row
 from .row_reader import RowReader
 from .score import Score, check_scorable, score_tokens
 
@@ -87,7 +88,7 @@ class TextGenerator(Model):
         max_length = length_of(bundle, request.max_length, artifact)
         weight_bytes = bytes_of(manifest, artifact)
         check_weights(weight_bytes, request.memory_limit)
-        with opening(engine, bundle, artifact) as programs:
+        with open_programs(engine, bundle, artifact) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
             chat = Chat.of(bundle)
         decoder = Decoder(programs[0], artifact, MemoryBudget(request.memory_limit, weight_bytes))
@@ -132,7 +133,7 @@ class TextGenerator(Model):
             if is_one_prompt(prompt):
                 rows = [self._rows.read(prompt, request)]
             else:
-                rows = [self._rows.read_numbered(number, each, request) for number, each in enumerate(prompt)]
+                rows = [self._rows.read_numbered(number, one, request) for number, one in enumerate(prompt)]
             for group in list(self._groups(rows, request)):
                 answers += self._answer(group, request)
                 report(len(answers))
@@ -245,7 +246,7 @@ class TextGenerator(Model):
     ) -> GenerationRequest:
         """Check a call's options before anything else."""
         if self.decoder.closed:
-            raise ClosedError("the model was closed; load() it again")
+            raise ClosedError
         checkpoint = self._checkpoint.options
         request = resolve_request(options, checkpoint, streams=streams, several=several)
         request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))
@@ -318,7 +319,7 @@ class TextGenerator(Model):
             if request.on_token is not None:
                 for row in rows:
                     if row.has_news:
-                        report_row(row, request.on_token)
+                        report_chunk(row.new_chunk, row.cancel, request.on_token)
         return [make_generation(row, seconds) for row in rows]
 
     def _stream(self, row: Row, request: GenerationRequest) -> TextStream:
@@ -335,7 +336,7 @@ class TextGenerator(Model):
                     yield row.new_chunk()
                     return
                 next(steps)
-                yield report_row(row, request.on_token)
+                yield report_chunk(row.new_chunk, row.cancel, request.on_token)
 
     def _steps(
         self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]

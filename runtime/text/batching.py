@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+R = TypeVar("R")
 
 TOKEN_BUDGET = 1024  # rows x longest row; larger batches leave the processor's caches
 # What starting one more batch costs, in tokens: measured from 8 (BERT base) to 25 (MiniLM), 2 cores.
@@ -40,10 +43,30 @@ def group_by_length(
     return groups[::-1]
 
 
-def in_reading_order(groups: list[list[int]]) -> list[list[int]]:
+def sort_by_first_index(groups: list[list[int]]) -> list[list[int]]:
     """Order batches by the first index that each has, so that what was read first is computed first.
 
     Running the batches in this order lets the results of the first sequences out while later batches have
     yet to run; which sequences run together stays the same.
     """
     return sorted(groups, key=min)
+
+
+def yield_in_order(
+    batches: Iterable[Mapping[int, R]], report: Callable[[int], None], before: int
+) -> Iterator[R]:
+    """Yield results by their index from 0 on, each as soon as it and those before it are computed.
+
+    Args:
+        batches: the results of each batch, by index.
+        report: called after each batch with the number of results so far.
+        before: number of results before the first of these.
+    """
+    waiting: dict[int, R] = {}
+    given = 0
+    for batch in batches:
+        waiting |= batch
+        report(before + given + len(waiting))
+        while given in waiting:
+            yield waiting.pop(given)
+            given += 1

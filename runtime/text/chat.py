@@ -55,12 +55,7 @@ class Chat:
 
     @cached_property
     def compiled(self) -> ChatTemplate:
-        """The template, ready to be rendered.
-
-        Raises:
-            BackendUnavailableError: jinja2 is missing or too old.
-            BundleError: it is no template.
-        """
+        """The template, ready to be rendered."""
         try:
             from .chat_template import ChatTemplate
         except ModuleNotFoundError as error:
@@ -96,8 +91,8 @@ class Chat:
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         """Render contents that are lists of parts as lists, or as texts where the template reads texts."""
-        messages = [message if message["content"] else with_one_text(message) for message in messages]
-        parts = [part for message in messages for part in parts_of(message)]
+        messages = [message if message["content"] else join_parts(message) for message in messages]
+        parts = [part for message in messages for part in list_parts(message)]
         try:
             rendered = self._render_once(messages)
         except InputError:
@@ -107,7 +102,7 @@ class Chat:
             # A template that reads texts alone may write a list as Python would.
             if not any(repr(part) in rendered for part in parts):
                 return rendered
-        return self._render_once([with_one_text(message) for message in messages])
+        return self._render_once([join_parts(message) for message in messages])
 
     def _render_once(self, messages: list[dict[str, Any]]) -> str:
         return self.compiled.render(
@@ -174,24 +169,14 @@ def check_messages(messages: Sequence[Message], mark: Callable[[str], str]) -> l
                 got = type(value).__name__ if key in message else "missing"
                 raise InputError(f"messages[{number}]: {key!r} must be a text, but is {got}")
     try:
-        return [
-            {
-                key: value
-                for key, value in copy_plain(message, f"messages[{i}]", mark).items()
-                if value is not None
-            }
-            for i, message in enumerate(messages)
-        ]
+        copies = [copy_plain(message, f"messages[{i}]", mark) for i, message in enumerate(messages)]
     except RecursionError as error:
         raise InputError("messages are nested too deep, or contain themselves") from error
+    return [{key: value for key, value in copy.items() if value is not None} for copy in copies]
 
 
 def check_parts(parts: Sequence[Any], name: str) -> None:
-    """Refuse a content's parts that are not texts.
-
-    Raises:
-        InputError: names the part and its type.
-    """
+    """Refuse a content's parts that are not texts."""
     form = '{"type": "text", "text": "..."}'
     for number, part in enumerate(parts):
         if not isinstance(part, Mapping):
@@ -206,17 +191,17 @@ def check_parts(parts: Sequence[Any], name: str) -> None:
             raise InputError(f"{name}[{number}]: 'text' must be a text, but is {got}")
 
 
-def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def list_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the parts of a checked message's content; none of one that is a text."""
     content = message["content"]
     return content if isinstance(content, list) else []
 
 
-def with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+def join_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose content is one text: its parts', one behind the other."""
     if isinstance(message["content"], str):
         return message
-    return {**message, "content": "".join(part["text"] for part in parts_of(message))}
+    return {**message, "content": "".join(part["text"] for part in list_parts(message))}
 
 
 def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
@@ -235,10 +220,6 @@ def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:
 
 
 def check_template_size(size: int) -> None:
-    """Refuse a template that is too large.
-
-    Raises:
-        ValueError: it has more than 1 MiB.
-    """
+    """Refuse a template of more than 1 MiB by a ValueError."""
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes are more than the {MAX_BYTES} that a template may have")

@@ -114,7 +114,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
         self.steps = 0
-        self.filters |= {"tojson": tojson, COUNTED: self.counted, JOINED: join_texts}
+        self.filters |= {"tojson": tojson, COUNTED: self.count_steps, JOINED: join_texts}
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": raise_exception,
@@ -132,7 +132,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.steps += count
         check_size("its work", self.steps, MAX_STEPS, "steps")
 
-    def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+    def count_steps(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
             self.step()
             yield value

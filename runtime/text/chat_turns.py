@@ -39,7 +39,7 @@ def cut_chat(
         limit: the most tokens that are wanted.
     """
     whole = encode(messages)
-    turns = turns_of(messages)
+    turns = split_turns(messages)
     if len(whole) <= limit or len(turns) < 2:
         return CutChat(whole, 0, 0)
 
@@ -59,7 +59,7 @@ def cut_chat(
     return CutChat(tokens, sum(map(len, turns[:fewest])), len(whole) - len(tokens))
 
 
-def turns_of(messages: Sequence[Message]) -> list[list[int]]:
+def split_turns(messages: Sequence[Message]) -> list[list[int]]:
     """Return the places of the messages of each turn, without the system's.
 
     What is said before the first user's message is a turn of its own.

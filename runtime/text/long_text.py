@@ -73,7 +73,7 @@ def fit(
     Args:
         first: token ids of a text.
         second: token ids of its pair.
-        max_length: tokens of a sequence, special tokens included.
+        max_length: special tokens included.
         tokens: the ids of "cls" and "sep".
         truncation: one of `TRUNCATIONS`. "head" keeps the beginning, of a pair it shortens the longer
             text; "tail" keeps the end; "head+tail" both (Sun et al., 2019); "windows" keeps all of it in
@@ -91,9 +91,9 @@ def fit(
     special = SPECIAL_TOKENS if second is None else SPECIAL_TOKENS + separators
     M = max_length - special
     long = len(first) + (0 if second is None else len(second))
-    chosen: list[tuple[Sequence[int], Sequence[int] | None]]
+    kept: list[tuple[Sequence[int], Sequence[int] | None]]
     if long <= M:
-        chosen = [(range(len(first)), None if second is None else range(len(second)))]
+        kept = [(range(len(first)), None if second is None else range(len(second)))]
     elif truncation is None:
         what = "the text has" if second is None else "the two texts have"
         raise ContextLengthError(
@@ -105,15 +105,15 @@ def fit(
     elif truncation == "windows":
         room = M if second is None else room_beside(first, M, long)
         parts = windows(long if second is None else len(second), room, stride, max_length)
-        chosen = [(part, None) if second is None else (range(len(first)), part) for part in parts]
+        kept = [(part, None) if second is None else (range(len(first)), part) for part in parts]
     elif second is None:
-        chosen = [(keep_tokens(len(first), M, truncation), None)]
+        kept = [(keep_tokens(len(first), M, truncation), None)]
     else:
         rooms = share_room(len(first), len(second), M)
-        chosen = [
+        kept = [
             (keep_tokens(len(first), rooms[0], truncation), keep_tokens(len(second), rooms[1], truncation))
         ]
-    pieces = tuple(build_piece(first, second, a, b, tokens, separators) for a, b in chosen)
+    pieces = tuple(build_piece(first, second, a, b, tokens, separators) for a, b in kept)
     dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - special)
     return FittedText(pieces, dropped)
 

@@ -62,11 +62,7 @@ class PieceTokenizer(Tokenizer):
 
     @classmethod
     def from_file(cls, path: Path, vocab_size: int) -> PieceTokenizer:  # type: ignore[override]
-        """Load a tokenizer.json that marian_tokenizers made.
-
-        Raises:
-            TokenizerError: The file is missing, over 256 MiB, or not such a tokenizer.
-        """
+        """Load a tokenizer.json that marian_tokenizers made."""
         return cls(read(path), str(path), vocab_size)
 
     def _read(self, content: Mapping[str, Any]) -> None:
@@ -101,29 +97,17 @@ class PieceTokenizer(Tokenizer):
         return self._special_tokens.get(text, self._ids.get(text))
 
     def piece(self, token_id: int) -> str | None:
-        """Return the vocabulary's spelling of an id, such as ``"▁the"``; None if it decodes to nothing.
-
-        Raises:
-            InputError: The id is outside the vocabulary.
-        """
+        """Return the vocabulary's spelling of an id, such as ``"▁the"``; None if it decodes to nothing."""
         spelled = self.spelling(token_id)
         return None if not spelled or spelled in self._silent else spelled
 
     def spelling(self, token_id: int) -> str:
-        """Return how the vocabulary spells an id, special tokens too; empty for an id without a token.
-
-        Raises:
-            InputError: The id is outside the vocabulary.
-        """
-        index = self._checked(token_id)
+        """Return how the vocabulary spells an id, special tokens too; empty for an id without a token."""
+        index = self._check_id(token_id)
         return self._spellings[index] if index < len(self._spellings) else ""
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
-        """Return each id's text for display: ``" the"`` for ``"▁the"``, special tokens as they are.
-
-        Raises:
-            InputError: An id is outside the vocabulary.
-        """
+        """Return each id's text for display: ``" the"`` for ``"▁the"``, special tokens as they are."""
         return [self.spelling(token_id).replace(SPACE, " ") for token_id in ids]
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
@@ -145,44 +129,33 @@ class PieceTokenizer(Tokenizer):
             if index % 2:  # the pattern's one group: every second part is what it matched
                 ids.append(self._special_tokens[part])
             else:
-                code, rest = self._without_code(part)
-                pieces = self._lattice.pieces(self._normalized(rest))
+                code, rest = self._split_code(part)
+                pieces = self._lattice.pieces(self._normalize(rest))
                 ids += [*code, *(self._ids.get(piece, self._unk) for piece in pieces)]
         return ids
 
     def encode_batch(
         self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0
     ) -> NoReturn:
-        """Refuse every call: these tokens have no places in the text.
-
-        Raises:
-            InputError: Always.
-        """
+        """Refuse every call: these tokens have no places in the text."""
         raise InputError(f"{self._source} keeps no places in the text; use encode and spellings instead")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens and unassigned ids add nothing.
 
         White space at both ends is left out.
-
-        Raises:
-            InputError: An id is outside the vocabulary.
         """
         return "".join(map(self.text_of, ids)).strip()
 
     def text_of(self, token_id: int) -> str:
-        """Return what one id adds to a text, before `decode` trims it.
-
-        Raises:
-            InputError: The id is outside the vocabulary.
-        """
+        """Return what one id adds to a text, before `decode` trims it."""
         return (self.piece(token_id) or "").replace(SPACE, " ")
 
     def stream(self) -> TextStream:
         """Return a new decoder for ids that come one at a time."""
         return _PieceStream(self)
 
-    def _without_code(self, text: str) -> tuple[list[int], str]:
+    def _split_code(self, text: str) -> tuple[list[int], str]:
         """Return the id of the language code that a text begins with, and the rest of it."""
         end = text.find("<<") + 2
         if not text.startswith(">>") or end < 2:
@@ -197,13 +170,13 @@ class PieceTokenizer(Tokenizer):
             )
         return [self._ids.get(code, self._unk)], text[end:]
 
-    def _normalized(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         """Return the text as SentencePiece cuts it: characters mapped, spaces spelled as in pieces."""
         if not text:
             return ""
         parts = [SPACE] if self._prefixes else []
         after_space = self._trims
-        for part in self._charsmap.mapped(text) if self._charsmap else text:
+        for part in self._charsmap.map_text(text) if self._charsmap else text:
             kept = part.lstrip(" ") if after_space else part
             if kept:
                 parts.append(kept)
@@ -232,7 +205,7 @@ class Charsmap:
         self._units = struct.unpack_from(f"<{size // 4}I", data, 4)
         self._replacements = data[4 + size :]
 
-    def mapped(self, text: str) -> Iterator[str]:
+    def map_text(self, text: str) -> Iterator[str]:
         """Yield the text in parts, each a rule's replacement or one character that no rule fits."""
         data = text.encode()
         at = 0

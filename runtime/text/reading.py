@@ -42,23 +42,14 @@ class Reading:
 
     @staticmethod
     def of(options: EncoderOptions, *, truncation: Truncation, max_batch: int) -> Reading:
-        """Check the options of a call.
-
-        Args:
-            options: what the caller gave.
-            truncation: what the task does unless told otherwise.
-            max_batch: the most sequences that the bundle runs together.
-
-        Raises:
-            InputError: an option that cannot be used.
-        """
-        chosen = options.get("truncation", truncation)
-        check_choice("truncation", chosen, (None, *TRUNCATIONS))
+        """Check the options of a call; `truncation` is what the task does unless told otherwise."""
+        truncation = options.get("truncation", truncation)
+        check_choice("truncation", truncation, (None, *TRUNCATIONS))
         stride = options.get("stride")
         if stride is not None and (type(stride) is not int or stride < 0):
             raise InputError(f"stride={stride!r} must be None or a whole number from 0")
         return Reading(
-            truncation=chosen,
+            truncation=truncation,
             stride=stride,
             parse_special=options.get("parse_special", False),
             batch_size=check_batch_size(options.get("batch_size"), max_batch),
@@ -68,11 +59,7 @@ class Reading:
 
 
 def read_ahead(batch_size: int | None) -> int:
-    """Return how many texts are read at a time: with batches of one, one, as somebody may wait for it.
-
-    Args:
-        batch_size: that the caller gave; None leaves it to the bundle.
-    """
+    """Return how many texts are read at a time: with batches of one, one, as somebody may wait for it."""
     if batch_size is None:
         return READ_AHEAD
     return 1 if batch_size == 1 else min(READ_AHEAD, READ_AHEAD_BATCHES * batch_size)

@@ -43,9 +43,6 @@ class TextStream:
         Returns:
             The text that is now certain; empty when the token only begins a character, is a
             special token, or must wait for the next one.
-
-        Raises:
-            InputError: The id is outside the vocabulary.
         """
         piece = self._tokenizer.piece(token_id)
         if piece is None:
@@ -81,6 +78,9 @@ class StopStrings:
     Args:
         stop: One string, several, or None.
 
+    Attributes:
+        found: The stop string that ended the text, or None so far.
+
     Raises:
         InputError: A stop string is empty or not a str.
 
@@ -94,7 +94,7 @@ class StopStrings:
         strings: Sequence[str] = () if stop is None else stop
         if isinstance(stop, str):
             strings = [stop]
-        if not isinstance(strings, Sequence) or not all(isinstance(each, str) for each in strings):
+        if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
             raise InputError(f"stop is {stop!r}; it must be a string, a list of strings, or None")
         if "" in strings:
             raise InputError(
@@ -103,23 +103,18 @@ class StopStrings:
             )
         self._strings = tuple(strings)
         self._held = ""
-        self._found: str | None = None
-
-    @property
-    def found(self) -> str | None:
-        """The stop string that ended the text, or None so far."""
-        return self._found
+        self.found: str | None = None
 
     def push(self, piece: str) -> str:
         """Take the next piece of text; return what may be shown, nothing once one was found."""
-        if self._found is not None:
+        if self.found is not None:
             return ""
         text = self._held + piece
         starts = {string: text.find(string) for string in self._strings}
         matches = [(at + len(string), at) for string, at in starts.items() if at >= 0]
         if matches:
             end, start = min(matches)
-            self._found = text[start:end]
+            self.found = text[start:end]
             self._held = ""
             return text[:start]
         shown = len(text) - max((_overlap(text, string) for string in self._strings), default=0)

@@ -61,6 +61,8 @@ class Tokenizer:
         data: The bytes of a tokenizer.json, which the caller may have hashed before.
         source: What error messages call it.
 
+    Methods that take ids raise `InputError` for one that is outside the vocabulary.
+
     Attributes:
         byte_level: Whether tokens stand for bytes, joined as they are (GPT-2).
         byte_fallback: Whether some tokens, such as ``<0xE2>``, stand for a byte (SentencePiece).
@@ -89,11 +91,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
-        """Load a tokenizer.json.
-
-        Raises:
-            TokenizerError: The file is missing, over 256 MiB, or not a tokenizer.
-        """
+        """Load a tokenizer.json of at most 256 MiB."""
         return cls(read(path), str(path))
 
     @property
@@ -111,21 +109,13 @@ class Tokenizer:
         return self._plain.token_to_id(text)
 
     def piece(self, token_id: int) -> str | None:
-        """Return the vocabulary's spelling of an id, such as ``"Ġthe"``; None if it decodes to nothing.
-
-        Raises:
-            InputError: The id is outside the vocabulary.
-        """
-        spelled = self._plain.id_to_token(self._checked(token_id))
+        """Return the vocabulary's spelling of an id, such as ``"Ġthe"``; None if it decodes to nothing."""
+        spelled = self._plain.id_to_token(self._check_id(token_id))
         return None if spelled is None or spelled in self._special else spelled
 
     def spelling(self, token_id: int) -> str:
-        """Return how the vocabulary spells an id, special tokens too, such as ``"<|endoftext|>"``.
-
-        Raises:
-            InputError: The id is outside the vocabulary.
-        """
-        return self._plain.id_to_token(self._checked(token_id)) or ""
+        """Return how the vocabulary spells an id, special tokens too, such as ``"<|endoftext|>"``."""
+        return self._plain.id_to_token(self._check_id(token_id)) or ""
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
         """Return `spelling` of each id, to be shown."""
@@ -149,38 +139,29 @@ class Tokenizer:
             TokenizerError: The vocabulary cannot express the text and has no unknown token.
         """
         check_text(text)
-        chosen = self._parsing if parse_special else self._plain
-        with blamed(self._source):
-            ids = chosen.encode(text, add_special_tokens=False).ids
+        tokenizer = self._parsing if parse_special else self._plain
+        with wrap_tokenizer_errors(self._source):
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
         if parse_special or self._special_ids.isdisjoint(ids):
             return ids
-        return [plain for token_id in ids for plain in self._without_special(token_id)]
+        return [plain for token_id in ids for plain in self._spell_out(token_id)]
 
     def encode_batch(
         self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0
     ) -> list[Encoding]:
         """Turn many texts into token ids, on all cores, keeping where each token comes from.
 
-        Args:
-            texts: Any texts.
-            parse_special: As in `encode`.
-            first_index: What an error calls the first of them.
-
-        Returns:
-            An encoding per text, with the ids that `encode` gives.
-
-        Raises:
-            InputError: A text is no str, or holds half of a surrogate pair; says which by its index.
-            TokenizerError: The vocabulary cannot express a text and has no unknown token.
+        The ids are those that `encode` gives, which also says what is raised; an error calls the first text
+        by `first_index`.
         """
         if isinstance(texts, (str, bytes)):
             raise InputError(f"texts is {type(texts).__name__}; it must be a sequence of str")
         checked = list(texts)
         for index, text in enumerate(checked, first_index):
             check_text(text, index)
-        chosen = self._parsing if parse_special else self._plain
-        with blamed(self._source):
-            encodings = chosen.encode_batch(checked, add_special_tokens=False)
+        tokenizer = self._parsing if parse_special else self._plain
+        with wrap_tokenizer_errors(self._source):
+            encodings = tokenizer.encode_batch(checked, add_special_tokens=False)
         if parse_special:
             return [Encoding(raw.ids, raw) for raw in encodings]
         return [self._plain_encoding(raw) for raw in encodings]
@@ -189,12 +170,9 @@ class Tokenizer:
         """Turn token ids into text; special tokens and unassigned ids add nothing.
 
         Bytes that are not UTF-8 become U+FFFD.
-
-        Raises:
-            InputError: An id is outside the vocabulary.
         """
-        checked = [self._checked(token_id) for token_id in ids]
-        with blamed(self._source):
+        checked = [self._check_id(token_id) for token_id in ids]
+        with wrap_tokenizer_errors(self._source):
             return self._plain.decode(checked, skip_special_tokens=True)
 
     def decode_known(self, ids: Sequence[int]) -> str:
@@ -205,7 +183,7 @@ class Tokenizer:
         """Return a new decoder for ids that come one at a time."""
         return TextStream(self)
 
-    def _checked(self, token_id: int) -> int:
+    def _check_id(self, token_id: int) -> int:
         try:
             index = operator.index(token_id)
         except TypeError as error:
@@ -233,11 +211,11 @@ class Tokenizer:
         ids = raw.ids
         if self._special_ids.isdisjoint(ids):
             return Encoding(ids, raw)
-        spelled = [self._without_special(token_id) for token_id in ids]
+        spelled = [self._spell_out(token_id) for token_id in ids]
         sources = [index for index, plain in enumerate(spelled) for _ in plain]
         return Encoding([token_id for plain in spelled for token_id in plain], raw, sources)
 
-    def _without_special(self, token_id: int) -> list[int]:
+    def _spell_out(self, token_id: int) -> list[int]:
         """Spell out a special token that the model itself matched in plain text.
 
         Unigram and WordLevel know special tokens as ordinary entries, so that "</s>" in a user's
@@ -247,20 +225,19 @@ class Tokenizer:
         if token_id not in self._special_ids or token_id == self._unknown or len(text) == 1:
             return [token_id]
         letters = map(self._plain.token_to_id, text)
-        plain = [self._unknown if each in self._special_ids else each for each in letters]
-        known = [self._unknown if each is None else each for each in plain]
-        return [each for each in known if each is not None]
+        plain = [self._unknown if letter in self._special_ids else letter for letter in letters]
+        known = [self._unknown if letter is None else letter for letter in plain]
+        return [letter for letter in known if letter is not None]
 
 
 def check_text(text: str, index: int | None = None) -> None:
     """Refuse what tokenizers would fail on; ``index`` is the text's place in a batch."""
+    name = "text" if index is None else f"texts[{index}]"
     if not isinstance(text, str):
-        name = "text" if index is None else f"texts[{index}]"
         raise InputError(f"{name} is {type(text).__name__}; it must be a str")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        name = "text" if index is None else f"texts[{index}]"
         raise InputError(
             f"{name} has a lone surrogate ({text[error.start]!r}) at character {error.start}, "
             "which no UTF-8 text contains; decode its source with errors='replace'"
@@ -269,7 +246,7 @@ def check_text(text: str, index: int | None = None) -> None:
 
 def parse(data: bytes, source: str) -> tokenizers.Tokenizer:
     """Load a tokenizer.json without its saved truncation, padding and dropout."""
-    with blamed(source):
+    with wrap_tokenizer_errors(source):
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -302,7 +279,7 @@ def read(path: Path) -> bytes:
 
 
 @contextmanager
-def blamed(source: str) -> Iterator[None]:
+def wrap_tokenizer_errors(source: str) -> Iterator[None]:
     """Turn whatever tokenizers raises into one line that names the file."""
     try:
         yield

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from ..decoding.beam import BeamSearch
-from ..decoding.chunk import Chunk, FinishReason, Usage
+from ..decoding.chunk import Chunk, FinishReason, OnToken, Usage, report_chunk
 from ..text.tokenizer import Tokenizer
 
 
@@ -52,14 +49,6 @@ class TranslationRow:
             index=self._number,
         )
 
-    def report(self, beams: BeamSearch, on_token: Callable[[Chunk], bool | None] | None) -> Chunk:
-        """Return what came since the last chunk, after a caller's callback has seen it.
-
-        Returning True from the callback ends the translation; then the chunk that is returned is its last.
-        """
-        chunk = self.next_chunk(beams)
-        if on_token is None or on_token(chunk) is not True or chunk.finish_reason is not None:
-            return chunk
-        beams.cancel(self.row)
-        rest = self.next_chunk(beams)
-        return replace(chunk, text=chunk.text + rest.text, finish_reason=rest.finish_reason)
+    def report(self, beams: BeamSearch, on_token: OnToken | None) -> Chunk:
+        """Return what came since the last chunk; see `report_chunk`."""
+        return report_chunk(lambda: self.next_chunk(beams), lambda: beams.cancel(self.row), on_token)

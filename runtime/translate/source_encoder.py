@@ -62,7 +62,7 @@ class SourceEncoder:
         B, S = ids.shape
         with self.lock:
             if self.closed:
-                raise ClosedError("the model was closed; load() it again")
+                raise ClosedError
             written: dict[str, Buffer] = {}
             for output, _ in self.reads:
                 written[output.name] = self.program.allocate(output.name, cache_shape(output, B, S))

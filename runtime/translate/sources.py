@@ -36,11 +36,7 @@ class SourceReader:
         tokenizer: the source language's tokenizer.
         defaults: says what begins and ends a source.
         limit: tokens that the encoder reads at most.
-        truncation: None refuses a text that is too long, "head" keeps its beginning, "tail" its end.
-        parse_special: whether a special token's text becomes that token.
-
-    Raises:
-        InputError: no such truncation.
+        truncation, parse_special: as in `TranslationOptions`.
     """
 
     def __init__(
@@ -65,11 +61,7 @@ class SourceReader:
         self._dropped = 0
 
     def read(self, text: str, number: int | None = None) -> Source:
-        """Return the tokens of a text.
-
-        Args:
-            text: any text.
-            number: the text's index among several, for errors.
+        """Return the tokens of a text; `number` is its index among several, for errors.
 
         Raises:
             InputError: the text is empty, or cannot be tokenized.

@@ -9,7 +9,7 @@ from ..text.kinds import open_tokenizer
 from ..text.tokenizer import Tokenizer, read
 
 
-def translation_tokenizers(bundle: Bundle) -> tuple[Tokenizer, Tokenizer]:
+def open_tokenizers(bundle: Bundle) -> tuple[Tokenizer, Tokenizer]:
     """Return the source's tokenizer and the target's; some models have one for both."""
     manifest = bundle.manifest
     kind = Reader(manifest.tokenizer, "tokenizer").get("kind", str)

@@ -6,39 +6,39 @@ B sources of a batch, L layers, H heads, S source tokens, T target tokens
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from ..backends.backend import Backend
+from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
-from ..decoding.beam import BeamSearch, Hypothesis, Search, search_of
+from ..decoding.beam import BeamSearch, Hypothesis, Search, make_search
 from ..decoding.cache import cache_bytes
-from ..decoding.chunk import Cancellation, Chunk, TextStream
+from ..decoding.chunk import Cancellation, Chunk, OnToken, TextStream
 from ..decoding.decoder import Decoder, DecoderRun
 from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import LoadRequest, bytes_of, check_weights, length_of, opening
+from ..opening import bytes_of, check_weights, length_of, open_programs
 from ..options import ProgressOption, TranslationOptions, check_batch_size, check_options, option_names
 from ..progress import Progress
-from ..text.batching import group_by_length, in_reading_order
+from ..text.batching import group_by_length, sort_by_first_index, yield_in_order
 from ..text.reading import check_each, check_text, chunks, read_ahead
 from ..text.tokenizer import Tokenizer
 from .results import Alignment, Candidate, Translation, TranslationTimings
 from .row import TranslationRow
 from .source_encoder import SourceEncoder, check_same_export
 from .sources import Source, SourceReader
-from .tokenizers import translation_tokenizers
+from .tokenizers import open_tokenizers
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-OnToken: TypeAlias = Callable[[Chunk], bool | None]
 NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token")
 
 
@@ -82,8 +82,8 @@ class Translator(Model):
         check_same_export(bundle, encoder, decoder)
         weight_bytes = bytes_of(manifest, encoder, decoder)
         check_weights(weight_bytes, request.memory_limit)
-        with opening(engine, bundle, encoder, decoder) as programs:
-            tokenizers = translation_tokenizers(bundle)
+        with open_programs(engine, bundle, encoder, decoder) as programs:
+            tokenizers = open_tokenizers(bundle)
         return cls(
             SourceEncoder(programs[0], encoder, decoder),
             Decoder(programs[1], decoder, MemoryBudget(request.memory_limit, weight_bytes)),
@@ -168,20 +168,20 @@ class Translator(Model):
         are `translate`'s.
         """
         search = self._search(options)
-        on_token = on_token_of(options, search)
+        on_token = resolve_on_token(options, search)
         reader = self._reader(options)
         # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
         rows = check_batch_size(batch_size, self.encoder.max_batch)
-        most = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
+        max_batch = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
         chunked = chunks(check_each(texts, check_text), read_ahead(batch_size))
-        return self._results(chunked, search, reader, most, Progress(progress), on_token)
+        return self._results(chunked, search, reader, max_batch, Progress(progress), on_token)
 
     def _results(
         self,
         chunked: Iterator[list[str]],
         search: Search,
         reader: SourceReader,
-        most: int,
+        max_batch: int,
         progress: Progress,
         on_token: OnToken | None,
     ) -> Iterator[Translation]:
@@ -190,17 +190,13 @@ class Translator(Model):
             for chunk in chunked:
                 sources = [reader.read(text, done + i) for i, text in enumerate(chunk)]
                 lengths = [len(source.tokens) for source in sources]
-                fitting = self._most_that_fit(search, max(lengths), most)
-                finished: dict[int, Translation] = {}
-                given = 0
-                for group in in_reading_order(group_by_length(lengths, fitting)):
-                    numbered = {done + i: sources[i] for i in group}
-                    found = self._batch(numbered, search, on_token)
-                    finished |= dict(zip(group, found, strict=True))
-                    progress(done + given + len(finished))
-                    while given in finished:
-                        yield finished.pop(given)
-                        given += 1
+                fitting = self._max_batch(search, max(lengths), max_batch)
+                groups = sort_by_first_index(group_by_length(lengths, fitting))
+                batches = (
+                    self._translate_batch({i: sources[i] for i in group}, done, search, on_token)
+                    for group in groups
+                )
+                yield from yield_in_order(batches, progress, before=done)
                 done += len(chunk)
         reader.report()
 
@@ -217,11 +213,11 @@ class Translator(Model):
         search = self._search(options, greedy=True)
         if search.num_beams != 1:
             raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
-        on_token = on_token_of(options, search)
+        on_token = resolve_on_token(options, search)
         reader = self._reader(options)
         source = reader.read(check_text(text))
         reader.report()
-        self._most_that_fit(search, len(source.tokens), 1)
+        self._max_batch(search, len(source.tokens), 1)
         return TextStream(lambda cancellation: self._chunks(source, search, on_token, cancellation))
 
     def align(self, text: str, **options: Unpack[TranslationOptions]) -> Alignment:
@@ -245,7 +241,7 @@ class Translator(Model):
         target = self.translate(text, **options).token_ids
         run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
         ids = np.asarray([[self.start, *target[:-1]]], np.int64)
-        results = run.results(ids, np.ones_like(ids, bool), [0], outputs)
+        results = run.run_graph(ids, np.ones_like(ids, bool), [0], outputs)
         return Alignment(
             tuple(self.source_tokenizer.spellings(source)),
             tuple(self.target_tokenizer.spellings(list(target))),
@@ -273,43 +269,38 @@ class Translator(Model):
         )
 
     def _search(self, options: TranslationOptions, *, greedy: bool = False) -> Search:
-        """Check the options, before anything runs.
-
-        Args:
-            options: the caller's options.
-            greedy: search greedily unless the caller asks for beams, whatever the checkpoint says.
-        """
+        """Check the options; `greedy` searches without beams unless the caller asks for them."""
         if self.decoder.closed:
-            raise ClosedError("the model was closed; load() it again")
+            raise ClosedError
         known = option_names(TranslationOptions)
         check_options(options, known if greedy else (*known, "batch_size", "progress"))
-        most = min(self.max_length, self.decoder.artifact.axis("tokens").max)
-        usual = self.defaults.max_new_tokens or most
+        room = min(self.max_length, self.decoder.artifact.axis("tokens").max)
+        usual = self.defaults.max_new_tokens or room
         given = {name: value for name, value in options.items() if name not in NOT_OF_THE_SEARCH}
         if greedy and given.get("num_beams") is None:
             given["num_beams"] = 1
-        search = search_of(replace(self.defaults, max_new_tokens=min(usual, most)), **given)
+        search = make_search(replace(self.defaults, max_new_tokens=min(usual, room)), **given)
         rows = self.decoder.artifact.axis("batch").max
         if search.num_beams > rows:
             raise InputError(
                 f"num_beams={search.num_beams} is more than the {rows} that this bundle allows; ask for"
                 " fewer, or export it again with a larger max_batch"
             )
-        if search.max_new_tokens > most:
-            raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {most}")
+        if search.max_new_tokens > room:
+            raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {room}")
         return search
 
     def _start(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
         rows = len(sources) * search.num_beams
         return self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
 
-    def _batch(
-        self, sources: Mapping[int, Source], search: Search, on_token: OnToken | None
-    ) -> list[Translation]:
-        """Translate texts, by their numbers in the call, that run together."""
+    def _translate_batch(
+        self, sources: Mapping[int, Source], before: int, search: Search, on_token: OnToken | None
+    ) -> dict[int, Translation]:
+        """Translate texts that run together, by their place; `before` texts of the call came earlier."""
         rows = [
-            TranslationRow(self.target_tokenizer, len(source.tokens), row=row, number=number)
-            for row, (number, source) in enumerate(sources.items())
+            TranslationRow(self.target_tokenizer, len(source.tokens), row=row, number=before + place)
+            for row, (place, source) in enumerate(sources.items())
         ]
         beams = BeamSearch(len(sources), self.start, search)
         start = time.perf_counter()
@@ -327,11 +318,11 @@ class Translator(Model):
         hypotheses = beams.hypotheses()
         tokens = sum(len(best[0].token_ids) for best in hypotheses)
         timings = TranslationTimings(encode * 1e3, decode * 1e3, tokens / (encode + decode))
-        found = []
-        for source, of_source in zip(sources.values(), hypotheses, strict=True):
-            candidates = tuple(self._candidate(hypothesis) for hypothesis in of_source)
+        translations = {}
+        for (place, source), best_hypotheses in zip(sources.items(), hypotheses, strict=True):
+            candidates = tuple(self._candidate(hypothesis) for hypothesis in best_hypotheses)
             best = candidates[0]
-            translation = Translation(
+            translations[place] = Translation(
                 text=best.text,
                 token_ids=best.token_ids,
                 score=best.score,
@@ -340,8 +331,7 @@ class Translator(Model):
                 timings=timings,
                 dropped=source.dropped,
             )
-            found.append(translation)
-        return found
+        return translations
 
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:
         text = self.target_tokenizer.decode_known(hypothesis.token_ids)
@@ -364,8 +354,8 @@ class Translator(Model):
             take_step(run, beams)
             yield row.report(beams, on_token)
 
-    def _most_that_fit(self, search: Search, source_tokens: int, most: int) -> int:
-        """Return how many sources of a length may run together.
+    def _max_batch(self, search: Search, source_tokens: int, limit: int) -> int:
+        """Return how many sources of a length, at most `limit`, may run together.
 
         Raises:
             MemoryLimitError: not even one of them fits `memory_limit`.
@@ -375,8 +365,8 @@ class Translator(Model):
         self.decoder.check_memory(rows, search.max_new_tokens, source)
         available = self.decoder.budget.available()
         if available is None:
-            return most
-        return min(most, available // (cache_bytes(self.artifact, rows, search.max_new_tokens) + source))
+            return limit
+        return min(limit, available // (cache_bytes(self.artifact, rows, search.max_new_tokens) + source))
 
 
 def take_step(run: DecoderRun, beams: BeamSearch) -> None:
@@ -386,12 +376,8 @@ def take_step(run: DecoderRun, beams: BeamSearch) -> None:
         run.copy_rows(copies)
 
 
-def on_token_of(options: TranslationOptions, search: Search) -> OnToken | None:
-    """Return what a caller wants to be called with after each step.
-
-    Raises:
-        InputError: it cannot be called, or the search has beams.
-    """
+def resolve_on_token(options: TranslationOptions, search: Search) -> OnToken | None:
+    """Return what a caller wants to be called with after each step; refuse it of beams."""
     on_token = options.get("on_token")
     if on_token is None:
         return None

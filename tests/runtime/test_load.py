@@ -98,6 +98,13 @@ def test_each_class_opens_its_own_bundles_and_names_the_right_class(
                 other.load(folder)
 
 
+def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(demo_bundle: Path) -> None:
+    message = "unknown option 'precison'; did you mean 'precision'\\? There are: backend, precision, threads"
+    for opener in (load, TextGenerator.load):
+        with pytest.raises(InputError, match=message):
+            opener(demo_bundle, precison="fp32")  # type: ignore[call-arg]
+
+
 def test_a_class_of_ones_own_is_what_its_load_returns(demo_bundle: Path) -> None:
     class Own(TextGenerator):
         """A class that a user derived."""

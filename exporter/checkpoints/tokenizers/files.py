@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from ....runtime.errors import TokenizerError
-from ....runtime.text.tokenizer import WAY_OUT, Tokenizer, blamed, one_line, parse, read
+from ....runtime.text.tokenizer import WAY_OUT, Tokenizer, one_line, parse, read, wrap_tokenizer_errors
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BERT_NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -198,7 +198,7 @@ def _wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokeniz
         read(path).decode()
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8: {error.reason}; {WAY_OUT}") from error
-    with blamed(str(path)):
+    with wrap_tokenizer_errors(str(path)):
         vocab = models.WordPiece.read_file(str(path))  # a token's id is its last line's number
     if unknown not in vocab:
         raise TokenizerError(f"{path} has no {unknown!r} among its {len(vocab)} tokens; {WAY_OUT}")
@@ -208,7 +208,7 @@ def _wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokeniz
         if not isinstance(value, bool):
             config = path.with_name("tokenizer_config.json")
             raise TokenizerError(f"{config}: {name} is {value!r}; it must be true or false")
-    with blamed(str(path)):
+    with wrap_tokenizer_errors(str(path)):
         tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -229,7 +229,7 @@ def _add_template(tokenizer: tokenizers.Tokenizer, path: Path, names: Mapping[st
     for name, token_id in ids:
         if token_id is None:
             raise TokenizerError(f"{path} has no {name!r}, which frames every text; {WAY_OUT}")
-    with blamed(str(path)):
+    with wrap_tokenizer_errors(str(path)):
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{cls}:0 $A:0 {sep}:0",
             pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
@@ -248,7 +248,7 @@ def _bpe_files(folder: Path) -> tuple[Path, Path] | None:
 def _byte_level_bpe(vocab_file: Path, merges_file: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
     vocab = _vocab(vocab_file)
     merges = _merges(merges_file)
-    with blamed(str(merges_file)):
+    with wrap_tokenizer_errors(str(merges_file)):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()

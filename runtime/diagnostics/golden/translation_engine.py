@@ -79,7 +79,7 @@ class Engine:
         names = [s.name for s in self.decoder.artifact.outputs if s.role.startswith("cross_attention.")]
         run = self.run([sample], 2, len(sample.target))
         ids = np.asarray([[self.start, *sample.target[:-1]]] * 2)
-        results = run.results(ids, np.ones_like(ids, bool), [0], names)
+        results = run.run_graph(ids, np.ones_like(ids, bool), [0], names)
         both = np.stack([results[name] for name in names], axis=1)  # (2, L, H, T, S)
         return [row[:, :, list(sample.steps)] for row in both]
 

@@ -136,7 +136,7 @@ def test_rows_are_copied_as_numpy_copies_them(opened: tuple[EmulatedCuda, Any, A
 def test_a_full_gpu_says_what_fits(demo_bundle: Path) -> None:
     manifest = Bundle.open(demo_bundle).manifest
     (plan,) = manifest.plans
-    row = cache_bytes(plan.narrowed(manifest.artifact(plan.built_from)), 1, manifest.max_length)
+    row = cache_bytes(plan.narrow_artifact(manifest.artifact(plan.built_from)), 1, manifest.max_length)
     memory = 5 * row + 2_000_000  # beside the cache come logits and what the plan computes on the way
     with (
         emulated_gpu(demo_bundle, memory=memory),

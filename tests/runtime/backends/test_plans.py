@@ -270,13 +270,13 @@ def test_narrowed_artifacts_have_the_plans_lengths(demo_bundle: Path) -> None:
     manifest = Bundle.open(demo_bundle).manifest
     (plan,) = manifest.plans
     artifact = manifest.artifact(plan.built_from)
-    narrowed = plan.narrowed(artifact)
+    narrowed = plan.narrow_artifact(artifact)
     slots = {spec.axis_names()[2] for spec in narrowed.inputs if spec.role.startswith("past.")}
     assert slots == {manifest.max_length}
     assert narrowed.axis("batch") == artifact.axis("batch")
     broken = replace(plan, profiles=({"name": "decode", "axes": {"batch": [1, 2, 3]}},))
     with pytest.raises(ManifestError, match=r"axes\.\w+ must be list, but is missing"):
-        broken.narrowed(artifact)
+        broken.narrow_artifact(artifact)
 
 
 @pytest.mark.parametrize("lengths", [[1, 2], [3, 2, 1], [-1, 1, 1], ["1", 2, 3]])

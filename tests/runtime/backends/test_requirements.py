@@ -12,7 +12,7 @@ import pytest
 from planforge.exporter import export
 from planforge.runtime import load
 from planforge.runtime.backends import ort_backend
-from planforge.runtime.backends.requirements import check_version, products_saturate, say_if_slow
+from planforge.runtime.backends.requirements import check_version, products_saturate, warn_if_slow
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.errors import BackendUnavailableError
@@ -99,7 +99,7 @@ def test_a_processor_without_the_instructions_is_said_once_a_graph(
     if flags is not None:
         path.write_text(CPUINFO.format(flags), encoding="utf-8")
     with caplog.at_level(logging.WARNING, "planforge"):
-        say_if_slow(artifact(quantization), machine, path)
+        warn_if_slow(artifact(quantization), machine, path)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * said
     if said:
         assert "no AVX2" in caplog.text and "precision='fp32'" in caplog.text

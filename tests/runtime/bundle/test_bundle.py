@@ -216,7 +216,7 @@ def test_a_file_is_hashed_once_unless_somebody_writes_to_it(
     bundle = Bundle.open(folder)
     for _ in range(3):
         bundle.path("onnx/weights.data")
-        with bundle.checking(["onnx/weights.data", "onnx/decoder.onnx"]):
+        with bundle.check_meanwhile(["onnx/weights.data", "onnx/decoder.onnx"]):
             pass
     assert sorted(hashed) == ["decoder.onnx", "weights.data"]
     change_a_byte(folder / "onnx/weights.data")
@@ -230,11 +230,11 @@ def test_a_wrong_file_is_reported_whatever_became_of_the_work_beside(folder: Pat
     worked = False
     with (
         pytest.raises(IntegrityError, match=r"weights\.data has changed"),
-        bundle.checking(["onnx/weights.data"]),
+        bundle.check_meanwhile(["onnx/weights.data"]),
     ):
         worked = True
     assert worked
-    with pytest.raises(IntegrityError, match="has changed"), bundle.checking(["onnx/weights.data"]):
+    with pytest.raises(IntegrityError, match="has changed"), bundle.check_meanwhile(["onnx/weights.data"]):
         raise RuntimeError("the engine could not read it")
 
 
@@ -242,6 +242,6 @@ def test_the_work_begins_only_with_files_that_are_there(folder: Path) -> None:
     (folder / "onnx/weights.data").write_bytes(b"short")
     with (
         pytest.raises(IntegrityError, match="has 5 bytes"),
-        Bundle.open(folder).checking(["onnx/weights.data"]),
+        Bundle.open(folder).check_meanwhile(["onnx/weights.data"]),
     ):
         raise AssertionError("not reached")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planforge.runtime import TextGenerator
 from planforge.runtime.errors import ContextLengthError, InputError
-from planforge.runtime.text.chat_turns import cut_chat, turns_of
+from planforge.runtime.text.chat_turns import cut_chat, split_turns
 
 from ...helpers.chat import READ_PARTS, TEMPLATES, ours, witness
 from ...helpers.chat_templates import PLAIN, chat_of, kinds, texts
@@ -83,9 +83,9 @@ def said(*roles: str) -> list[dict[str, str]]:
 
 def test_turns_begin_with_a_users_message() -> None:
     messages = said("system", "user", "assistant", "user", "assistant", "tool", "assistant", "user")
-    assert turns_of(messages) == [[1, 2], [3, 4, 5, 6], [7]]
-    assert turns_of(said("assistant", "user", "user")) == [[0], [1], [2]]
-    assert turns_of(said("system", "developer")) == []
+    assert split_turns(messages) == [[1, 2], [3, 4, 5, 6], [7]]
+    assert split_turns(said("assistant", "user", "user")) == [[0], [1], [2]]
+    assert split_turns(said("system", "developer")) == []
 
 
 LONG = said("system", "user", "assistant", "user", "assistant", "user", "assistant", "user")
