@@ -25,7 +25,7 @@ from ...runtime.diagnostics.golden.translators import (
 )
 from ...runtime.diagnostics.metrics import Metrics, VectorMetrics, scale_of
 from ...runtime.translate.source_encoder import SourceEncoder
-from ...runtime.translate.tokenizers import translation_tokenizers
+from ...runtime.translate.tokenizers import open_tokenizers
 from ..execution.trial import Reading, Step, Trial, positions_of
 from ..gate import Gaps, limits_for
 from ..reference.translation_samples import Expectation, expect, from_arrays
@@ -109,7 +109,7 @@ class TranslationExaminer(Examiner[Engine]):
             SourceEncoder(open_program(encoder), encoder, decoder),
             Decoder(open_program(decoder), decoder),
             self.decoder_start,
-            translation_tokenizers(self.bundle),
+            open_tokenizers(self.bundle),
         )
 
     def cases(self, engine: Engine, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:

@@ -17,7 +17,7 @@ from ...runtime.diagnostics.golden.evenly import evenly
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.golden.translations import Golden, Sample
 from ...runtime.diagnostics.golden.translators import MAX_BATCH
-from ...runtime.translate.tokenizers import translation_tokenizers
+from ...runtime.translate.tokenizers import open_tokenizers
 from ..errors import VerificationError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expec
     )
     reference = reference_of(model, defaults.decoder_start, gives_attention)
     end = defaults.source_eos
-    tokenizer, _ = translation_tokenizers(bundle)
+    tokenizer, _ = open_tokenizers(bundle)
     encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")
     longest = encoder.axis("tokens").max
     encoded = [tokens for tokens in map(tokenizer.encode, texts) if tokens]
