@@ -138,7 +138,7 @@ wheel: .venv/.ready-dev $(BUNDLE)/manifest.json ## build both wheels and try the
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist . ./models/demos
 	git ls-files --cached --others --exclude-standard $(PACKAGES) | LC_ALL=C sort > build/wheel/files
 	for wheel in dist/*.whl; do $(BIN)/python -m zipfile -l $$wheel | sed -n 's|^planforge/\([^ ]*\).*|\1|p' | LC_ALL=C sort > build/wheel/$$(basename $$wheel -py3-none-any.whl); done
-	grep -v '^models/demos/' build/wheel/files | diff - build/wheel/planforge-0*
+	grep -v '^models/demos/' build/wheel/files | diff - build/wheel/planforge-[0-9]*
 	grep '^models/demos/' build/wheel/files | grep -v 'pyproject.toml$$' | diff - build/wheel/planforge_demos-*
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/pip $(INSTALL) "$$(ls dist/planforge-*.whl)[cpu]"
