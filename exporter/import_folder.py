@@ -20,7 +20,7 @@ from .imported.checkpoint import ImportedCheckpoint
 from .imported.decoder import ImportedDecoder
 from .imported.encoder import ImportedEncoder
 from .imported.folder import Folder, has_weights, read_folder
-from .imported.optimum import export_with_optimum, task_of
+from .imported.optimum import choose_task, export_with_optimum
 from .imported.translator import ImportedTranslator
 from .pipeline import ExportResult, write_bundle
 from .precisions import PRECISIONS
@@ -83,7 +83,7 @@ def import_folder(
     found = read_folder(at)
     with_weights = has_weights(origin.folder)
     if not with_weights and not any(origin.folder.glob("*.onnx")):
-        task_of(origin.folder)  # says why
+        choose_task(origin.folder)  # says why
     shareless = [name for name in precisions if "portable" in PRECISIONS[name].dialects]
     if shareless != precisions and not with_weights:
         raise InputError(

@@ -14,9 +14,9 @@ from ...runtime.bundle.manifest import Artifact
 from ..comparison.examiners import examiner_of
 from ..errors import ExportError
 from ..graphs import in_fp32, recipe_of
-from ..passes.fp16_ranges import Choice, choose, read_choices
+from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
 from ..passes.int8_encoder import UNSMOOTHING
-from ..passes.int8_rows import RowProduct, RowRule, nearest_product
+from ..passes.int8_rows import RowProduct, RowRule, round_product
 from ..precisions import PRECISIONS
 from .blocks import QuantizedWeights, choose_blocks, known_weights
 
@@ -65,7 +65,7 @@ class Calibration:
             return Rounding(torch.float16)
         weights = self.blocks[kind.weight_bits].done if kind.weight_bits else {}
         return Rounding(
-            weights={name: blocks.dequantized() for name, blocks in weights.items()},
+            weights={name: blocks.dequantize() for name, blocks in weights.items()},
             cache_scales=self.cache_scales if kind.cache_bits else {},
             products=self.products if precision == "int8" else {},
         )
@@ -99,7 +99,7 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
     Raises:
         ExportError: no block divides a weight's width; names it.
     """
-    from ..passes.quantize import table_names
+    from ..passes.quantize import list_table_names
 
     examiner = examiner_of(bundle.manifest)
 
@@ -118,7 +118,7 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
         products = choose_row_products(model, in_ort[0].graph, run)
     blocks = {}
     everything = known_weights(in_ort, model) if bits else {}
-    tables = {name for graph in in_ort for name in table_names(graph.graph)}
+    tables = {name for graph in in_ort for name in list_table_names(graph.graph)}
     for b in bits:
         by_rows = {name for names in products for name in names} if b == 8 else set()
         weights = {name: read for name, read in everything.items() if name not in by_rows}
@@ -126,7 +126,9 @@ def calibrate(bundle: Bundle, model: Model, graphs: Mapping[str, ir.Model], expe
         blocks[b] = choose_blocks(weights, b, rows, gaps, tables)
     half = [artifact for artifact in bundle.manifest.artifacts if artifact.precision == "fp16"]
     fp32_nodes = {
-        recipe_of(a): choose(graphs[recipe_of(a)].graph, measure_ranges(bundle, a, graphs, expected))
+        recipe_of(a): choose_fp32_nodes(
+            graphs[recipe_of(a)].graph, measure_ranges(bundle, a, graphs, expected)
+        )
         for a in half
     }
     return Calibration(blocks, scales, products, fp32_nodes)
@@ -187,12 +189,12 @@ def choose_row_products(
 
     A weight that several places read has one form: that of those that read most weights at once.
     """
-    from ..passes.int8_encoder import linears_of
+    from ..passes.int8_encoder import find_linears
     from ..passes.int8_rows import choose_product
     from ..reference.rounding import linear_of
 
     found: dict[tuple[str, ...], Linears] = {}
-    for linears in sorted(linears_of(graph), key=lambda linears: -len(linears.names)):
+    for linears in sorted(find_linears(graph), key=lambda linears: -len(linears.names)):
         if not {name for names in found for name in names}.intersection(linears.names):
             found[linears.names] = linears
     # Others have no rows to choose by: their weights alone are quantized.
@@ -253,7 +255,7 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
     smoothing are the graph's, and only the caps hold them. int4 is rounded without GPTQ here, which
     loses a little more than the graph may.
     """
-    from ..passes.quantize import quantize, stored_bits
+    from ..passes.quantize import quantize, read_stored_bits
     from ..passes.weight_files import load_graph
 
     tensors = dict(model.named_parameters(remove_duplicate=False))
@@ -271,7 +273,7 @@ def recorded(bundle: Bundle, model: Model) -> Calibration:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])
             done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
-            for name, own in stored_bits(graph).items():
+            for name, own in read_stored_bits(graph).items():
                 if name not in done and name in tensors:  # an import's may be none of the model's
                     done[name] = quantize(tensors[name].detach().numpy(), own, size)
         for key, rule in artifact.quantization.get("rows", {}).items():
@@ -291,4 +293,4 @@ def read_product(graph: ir.Graph, name: str, rule: RowRule, weight: Array) -> Ro
     value = graph.initializers.get(name + UNSMOOTHING)
     constant = None if value is None else value.const_value
     smoothing = None if constant is None else np.asarray(1 / constant.numpy(), np.float32)
-    return nearest_product(weight, smoothing, rule)
+    return round_product(weight, smoothing, rule)

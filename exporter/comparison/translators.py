@@ -30,7 +30,7 @@ from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, VectorM
 from ...runtime.translate.tokenizers import translation_tokenizers
 from ..errors import VerificationError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError, rounded_engine
-from ..execution.translation_engine import engine_of
+from ..execution.translation_engine import open_engine
 from ..execution.translation_trial import trial
 from ..gate import Gaps, limits_for
 from ..passes.weight_files import load_graph
@@ -176,7 +176,7 @@ def compare(
         A comparison per case, passed or not.
     """
     backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
-    engine = engine_of(bundle, artifact, lambda each: backend.open(bundle, each))
+    engine = open_engine(bundle, artifact, lambda each: backend.open(bundle, each))
     comparisons = []
     try:
         for name, run in cases(engine, artifact, expected, limits).items():
@@ -215,7 +215,7 @@ def compare_node_by_node(
     bundle: Bundle, artifact: Artifact, samples: Sequence[Sample], limits: Mapping[str, float]
 ) -> Outcome:
     """Compare a graph node by node: whether every result is finite, and the outputs."""
-    engine = engine_of(
+    engine = open_engine(
         bundle, artifact, lambda each: ExecutedProgram(load_graph(bundle.path(each.file)), each)
     )
     of_encoder = artifact.graph == "encoder"

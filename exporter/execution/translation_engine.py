@@ -13,7 +13,7 @@ from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.tokenizers import translation_tokenizers
 
 
-def engine_of(bundle: Bundle, artifact: Artifact, opened: Callable[[Artifact], Program]) -> Engine:
+def open_engine(bundle: Bundle, artifact: Artifact, opened: Callable[[Artifact], Program]) -> Engine:
     """Return an engine of an artifact and the encoder or decoder that it runs with, opened.
 
     Args:

@@ -14,7 +14,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import pad
 from ...runtime.diagnostics.golden.translation_engine import Engine
 from ..reference.translation_samples import Expectation
-from .translation_engine import engine_of
+from .translation_engine import open_engine
 from .trial import Reading, Step, Trial, positions_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def trial(
         def open_other(other: Artifact) -> Program:
             return OrtCpuBackend().open(bundle, other) if opened is None else opened(other)
 
-        return engine_of(bundle, artifact, lambda a: program if a == artifact else open_other(a))
+        return open_engine(bundle, artifact, lambda a: program if a == artifact else open_other(a))
 
     def encode(program: Program) -> None:
         engine(program).encoder.encode(sources)

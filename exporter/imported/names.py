@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, lazy
+from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, make_lazy_tensor
 
 
 def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
@@ -39,7 +39,7 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
         found = known.get(key, f"weight.{key[1].hex()[:16]}" if is_large else str(value.name))
         array = tensors.get(found, turned.get(found))
         if array is not None:  # the checkpoint's own array, so that it is in memory once
-            constant = lazy(lambda array=array: array, array.shape, array.dtype, found)  # type: ignore[misc]
+            constant = make_lazy_tensor(lambda array=array: array, array.shape, array.dtype, found)  # type: ignore[misc]
             value.const_value = constant
         if found == value.name:
             continue

@@ -61,7 +61,9 @@ class AttachWeights(ir.passes.InPlacePass):
                 for node in transposes:
                     ir.convenience.replace_all_uses_with(node.outputs[0], value)
                     graph.remove(node, safe=True)
-            value.const_value = lazy(lambda array=array: array, array.shape, array.dtype, value.name)  # type: ignore[misc]
+            value.const_value = make_lazy_tensor(
+                lambda array=array: array, array.shape, array.dtype, value.name
+            )  # type: ignore[misc]
             graph.register_initializer(value)
         return ir.passes.PassResult(model, modified=bool(weights))
 
@@ -93,7 +95,9 @@ def is_matrix_transpose(node: ir.Node) -> bool:
     return node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == [1, 0]
 
 
-def lazy(read: Callable[[], np.ndarray], shape: Sequence[int], dtype: np.dtype, name: str) -> ir.LazyTensor:
+def make_lazy_tensor(
+    read: Callable[[], np.ndarray], shape: Sequence[int], dtype: np.dtype, name: str
+) -> ir.LazyTensor:
     """Return a tensor that is read, made contiguous and converted only while it is written."""
     return ir.LazyTensor(
         lambda: ir.tensor(np.ascontiguousarray(read(), dtype=dtype)),
@@ -122,7 +126,7 @@ class Weight:
     bias: ir.Value | None = None
 
 
-def constant_weight(node: ir.Node) -> Weight | None:
+def find_weight(node: ir.Node) -> Weight | None:
     """Return the weight of a MatMul or a plain Gemm, or None if it is no constant matrix."""
     if node.op_type not in ("MatMul", "Gemm") or (value := node.inputs[1]) is None:
         return None
@@ -148,18 +152,18 @@ def constant_weight(node: ir.Node) -> Weight | None:
     return Weight(name, columns, lambda: constant.numpy().T, None, bias)
 
 
-def bias_of(matmul: ir.Node) -> ir.Node | None:
+def find_bias_add(matmul: ir.Node) -> ir.Node | None:
     """Return the Add of a constant vector, as wide as the product, that alone reads it, or None."""
     product = matmul.outputs[0]
     uses = list(product.uses())
     if len(matmul.inputs) > 2 or product.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
         return None
-    vector = vector_of(uses[0].node)
+    vector = find_vector(uses[0].node)
     wide = vector is not None and product.shape is not None and vector.shape == product.shape[-1:]
     return uses[0].node if wide else None
 
 
-def vector_of(add: ir.Node) -> ir.Value | None:
+def find_vector(add: ir.Node) -> ir.Value | None:
     """Return the constant vector that an Add adds, or None."""
     constants = [v for v in add.inputs if v is not None and v.const_value is not None]
     return next((v for v in constants if v.const_value is not None and len(v.const_value.shape) == 1), None)
@@ -189,7 +193,7 @@ def view_of(base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> View:
     return View(base, first, [int(n) for n in shape])
 
 
-def initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
     """Return a constant of the graph, which is added once per name."""
     if name not in graph.initializers:
         shape = ir.Shape(tensor.shape.numpy())
@@ -205,38 +209,38 @@ def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_
         models: graphs whose initializers of one name and type hold the same values.
     """
     tensors: dict[tuple[str, ir.DataType], ir.TensorProtocol] = {}
-    for value in large_initializers(models.values()):
-        tensors.setdefault(key_of(value), base_of(value))
+    for value in list_large_initializers(models.values()):
+        tensors.setdefault(key_of(value), find_base(value))
     external = ir.external_data.convert_tensors_to_external(
         list(tensors.values()), base_dir=folder, relative_path=data_name
     )
     written = dict(zip(tensors, external, strict=True))
-    for value in large_initializers(models.values()):
+    for value in list_large_initializers(models.values()):
         stored = written[key_of(value)]
         if isinstance(value.const_value, View):
             assert isinstance(stored, ir.ExternalTensor)
-            stored = part_of(stored, value.const_value)
+            stored = locate_view(stored, value.const_value)
         value.const_value = stored
     for name, model in models.items():
         ir.save(model, folder / name)
 
 
-def large_initializers(models: Iterable[ir.Model]) -> list[ir.Value]:
+def list_large_initializers(models: Iterable[ir.Model]) -> list[ir.Value]:
     return [
         value
         for model in models
         for value in model.graph.initializers.values()
-        if value.const_value is not None and base_of(value).nbytes >= EXTERNAL_FROM_BYTES
+        if value.const_value is not None and find_base(value).nbytes >= EXTERNAL_FROM_BYTES
     ]
 
 
-def base_of(value: ir.Value) -> ir.TensorProtocol:
+def find_base(value: ir.Value) -> ir.TensorProtocol:
     """Return the tensor that is stored for a constant."""
     assert value.const_value is not None
     return value.const_value.base if isinstance(value.const_value, View) else value.const_value
 
 
-def part_of(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
+def locate_view(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
     """Return a view's place in the file that holds its base."""
     return ir.ExternalTensor(
         stored.location,
@@ -250,7 +254,7 @@ def part_of(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
 
 
 def key_of(value: ir.Value) -> tuple[str, ir.DataType]:
-    base = base_of(value)
+    base = find_base(value)
     name = base.name if isinstance(value.const_value, View) else value.name
     assert name is not None
     return name, base.dtype

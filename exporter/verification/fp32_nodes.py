@@ -13,7 +13,7 @@ from ...runtime.diagnostics.metrics import plain
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
 from ..passes.fp16_ranges import KEPT, Choice
-from ..tracing.modules import module_of
+from ..tracing.modules import find_module
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def fp32_nodes(
             high = max(high, old.high)
         choice = Choice.from_text(node.metadata_props[KEPT])
         reason = choice.reason if choice.shift is None else f"{choice.reason}, so scaled by 2^-{choice.shift}"
-        found[key] = Fp32Node(key, node.op_type, module_of(node), reason, low, high)
+        found[key] = Fp32Node(key, node.op_type, find_module(node), reason, low, high)
 
     broken = None
     try:

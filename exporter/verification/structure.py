@@ -19,7 +19,7 @@ from ...runtime.diagnostics.metrics import Comparison
 from ..passes.kv_cache import KEY_SCALE
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
-from ..tracing.modules import module_of
+from ..tracing.modules import find_module
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
@@ -219,5 +219,5 @@ def describe_difference(got: Array, meant: Array, whose: str = "the checkpoint's
 
 
 def describe_node(node: ir.Node) -> str:
-    where = f" of {module_of(node)}" if module_of(node) else ""
+    where = f" of {find_module(node)}" if find_module(node) else ""
     return f"node {node.name!r} ({node.op_type}){where}"

@@ -17,7 +17,7 @@ from ...runtime.diagnostics.metrics import Comparison, Metrics, ScoreMetrics, Ve
 from ...runtime.errors import BackendError, InputError
 from ..calibration.calibration import Calibration, cache_scales, recorded
 from ..calibration.prompts import read_prompts
-from ..checkpoints.source import Source, recorded_argument, resolve_source
+from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.decoders import ENOUGH
 from ..comparison.examiners import examiner_of
 from ..errors import CheckpointError, SourceError, VerificationError
@@ -248,7 +248,7 @@ def recorded_source(bundle: Bundle) -> Source | None:
     import importlib.util
 
     recorded = bundle.manifest.source
-    argument = recorded_argument(recorded, bundle.folder)
+    argument = restore_argument(recorded, bundle.folder)
     if importlib.util.find_spec("torch") is None:
         return None
     try:

@@ -26,7 +26,7 @@ from planforge.exporter.passes.fp16_ranges import (
     SMALLEST_SPREAD,
     SUMS,
     Choice,
-    choose,
+    choose_fp32_nodes,
     fp32_share,
     read_choices,
 )
@@ -195,7 +195,7 @@ def test_a_product_is_scaled_by_a_power_of_two_and_what_reads_it_stays_in_fp32()
     model = parse_graph(PRODUCT)
     x = normal(5, 4) * 60
     want = np.abs(x.astype(np.float16).astype(np.float64) * 1000)
-    choices = choose(
+    choices = choose_fp32_nodes(
         model.graph, {"p": float(want.max()), "h": float((want**2).max()), "y": float(want.max())}
     )
     assert choices["node_0"].shift is not None
@@ -211,7 +211,7 @@ def test_a_product_is_scaled_by_a_power_of_two_and_what_reads_it_stays_in_fp32()
 @settings(deadline=None)
 def test_what_is_scaled_fits_and_no_more(reached: float) -> None:
     model = parse_graph(PRODUCT)
-    choice = choose(model.graph, {"p": reached}).get("node_0")
+    choice = choose_fp32_nodes(model.graph, {"p": reached}).get("node_0")
     if choice is None:
         assert reached * HEADROOM <= FP16_MAX
         return
@@ -227,7 +227,7 @@ def test_what_is_scaled_fits_and_no_more(reached: float) -> None:
 
 def test_weights_beyond_fp16_stay_in_fp32() -> None:
     model = parse_graph(PRODUCT.replace("{1000,", "{100000,"))
-    choices = choose(model.graph, {})
+    choices = choose_fp32_nodes(model.graph, {})
     assert choices == {"node_0": Choice("reads w, which fp16 cannot hold")}
     ConvertToFp16(["y"], choices)(model)
     assert fp32_share(model.graph) == 1
