@@ -96,15 +96,11 @@ class Settings:
     def read_tokens(self, name: str) -> tuple[int, ...]:
         """Return the ids of a setting that is one token or a list of them."""
         value = self.value.get(name)
-        values: list[Any]
+        values = value if isinstance(value, list) else [value]
         if value is None:
             values = []
-        elif isinstance(value, list):
-            values = value
-        else:
-            values = [value]
-        for each in values:
-            if type(each) is not int:
+        for token in values:
+            if type(token) is not int:
                 raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return tuple(values)
 
@@ -187,20 +183,11 @@ def add_beam_search(defaults: GenerationDefaults, settings: Settings) -> Generat
         length_penalty=settings.read_number("length_penalty", 1.0),
         early_stopping="never" if stopping == "never" else settings.read_flag("early_stopping"),
     )
-    check_search(defaults, settings)
-    return defaults
-
-
-def check_search(defaults: GenerationDefaults, settings: Settings) -> None:
-    """Refuse defaults that no search can have.
-
-    Raises:
-        CheckpointError: names the file, the setting and what is allowed.
-    """
     try:
         search_of(defaults)
     except InputError as error:
         raise CheckpointError(f"{settings.where}: {error}") from error
+    return defaults
 
 
 def add_sampling(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:

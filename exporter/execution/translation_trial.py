@@ -63,16 +63,13 @@ def trial(
             del rounding  # no keys and values of a translator are int8
             from ..reference.translation import reference_of
 
+            reference = reference_of(model, start)
+            if artifact.graph == "encoder":
+                return reference.keys_values(sources[row])
             # The model is fed a target but for its last token, so there has to be one more.
-            return reference_of(model, start).results(sources[row], [*targets[row], 0])
+            return reference.results(sources[row], [*targets[row], 0])
 
-        def read_source(model: Transformer, rounding: Rounding | None) -> object:
-            del rounding
-            from ..reference.translation import reference_of
-
-            return reference_of(model, start).keys_values(sources[row])
-
-        return read_source if artifact.graph == "encoder" else read
+        return read
 
     rows = tuple(reading(row) for row in range(len(sources)))
     if artifact.graph == "encoder":

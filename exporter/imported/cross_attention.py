@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ...models.masked import MASKED
 from ..errors import ExportError
+from ..passes.weights import add_initializer
 from .attention import Attention
 from .build import Builder
 from .graph import Heads, require_producer
@@ -106,18 +107,13 @@ def copy_constant(graph: ir.Graph, value: ir.Value) -> ir.Value:
     """Copy another graph's constant to this one."""
     tensor = value.const_value
     assert tensor is not None
-    name = f"{STATES}/{value.name}"
-    if name not in graph.initializers:
-        own = ir.Value(name=name, shape=value.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        graph.register_initializer(own)
-    return graph.initializers[name]
+    return add_initializer(graph, f"{STATES}/{value.name}", tensor)
 
 
 def add_source_mask(op: Builder, mask: ir.Value) -> ir.Value:
     """Turn a mask (B, S) of 1 and 0 into (B, 1, 1, S) to add to scores."""
     counts = op("Cast", op("Unsqueeze", mask, op.constant([1, 2])), to=ir.DataType.BOOL)
-    added = op("Where", counts, op.constant(0.0, np.float32), op.constant(MASKED, np.float32))
-    return added
+    return op("Where", counts, op.constant(0.0, np.float32), op.constant(MASKED, np.float32))
 
 
 def write_source_attention(

@@ -7,12 +7,13 @@ verified is what is built.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
-from .fp16_ranges import FP16_MAX, KEPT, Choice, choose_fp32_nodes, find_magnitude
-from .weights import HALVED, SCALED, add_initializer, make_lazy_tensor
+from .fp16_ranges import FP16_MAX, FP32_REASON, FP32_SHIFT, Choice, choose_fp32_nodes, find_magnitude
+from .weights import HALVED, SCALED, Stored, add_initializer, make_lazy_tensor
 
 FLOAT = ir.DataType.FLOAT
 HALF = ir.DataType.FLOAT16
@@ -46,7 +47,7 @@ class ConvertToFp16(ir.passes.InPlacePass):
         for node in list(graph):
             choice = choices.get(str(node.name))
             if choice is not None:
-                node.metadata_props[KEPT] = choice.to_text()
+                choice.write(node)
                 if choice.shift is not None:
                     del choices[str(node.name)]
                     multiplied = scale_product(graph, node, choice.shift)
@@ -99,7 +100,9 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     scaled = make_lazy_tensor(
         lambda: np.ldexp(constant.numpy(), -shift), constant.shape.numpy(), np.dtype(np.float32), name
     )
-    product.replace_input_with(1, add_initializer(graph, name, scaled))
+    scaled_weight = add_initializer(graph, name, scaled)
+    replace(Stored.read(weight), shift=shift).write(scaled_weight)
+    product.replace_input_with(1, scaled_weight)
     multiply = ir.node(
         "Mul", [result, add_initializer(graph, f"{result.name}.factor", factor)], name=f"{product.name}_times"
     )
@@ -111,9 +114,8 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     full.name = result.name
     result.name = f"{result.name}.scaled"
     graph.insert_after(product, multiply)
-    multiply.metadata_props.update(
-        {name: text for name, text in product.metadata_props.items() if name != KEPT}
-    )
+    multiply.metadata_props.update(product.metadata_props)
+    del multiply.metadata_props[FP32_REASON], multiply.metadata_props[FP32_SHIFT]
     return multiply
 
 
@@ -143,7 +145,9 @@ def convert_constant(value: ir.Value) -> ir.Value:
         raise ValueError(f"{value.name} reaches {largest:g}, which fp16 (up to {FP16_MAX:g}) cannot hold")
     name = f"{value.name}{HALVED}"
     half = make_lazy_tensor(constant.numpy, constant.shape.numpy(), np.dtype(np.float16), name)
-    return ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=half)
+    converted = ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=half)
+    Stored.read(value).write(converted)
+    return converted
 
 
 def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:

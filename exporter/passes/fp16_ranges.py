@@ -14,7 +14,9 @@ from .weights import find_weight
 FP16_MAX = 65504.0
 SMALLEST_SPREAD = 2.0**-13  # half of 2**-24 is to it what half of fp16's last bit is to 1
 HEADROOM = 2.0  # text that nobody saw may reach this much further
-KEPT = "planforge.fp32"  # of a node, in the graph: why it stays in fp32
+FP32_REASON = "planforge.fp32"  # a node's metadata: why it stays in fp32
+FP32_SHIFT = "planforge.fp32_shift"  # a node's metadata: the power of two that its product is scaled by
+ATTENTION_PARTS = ("scores", "masked scores", "weights")  # measured apart, as "name of the result, part"
 
 # Sums of squares and of exponentials leave fp16's range or lose its 11 bits long before their results do.
 SUMS = {
@@ -39,14 +41,18 @@ class Choice:
     reason: str
     shift: int | None = None
 
-    def to_text(self) -> str:
-        """Return the choice as text for the graph's metadata."""
-        return self.reason if self.shift is None else f"{self.shift}: {self.reason}"
+    def write(self, node: ir.Node) -> None:
+        """Keep the choice in a node's metadata."""
+        node.metadata_props[FP32_REASON] = self.reason
+        if self.shift is not None:
+            node.metadata_props[FP32_SHIFT] = str(self.shift)
 
     @classmethod
-    def from_text(cls, text: str) -> Choice:
-        shift, colon, reason = text.partition(": ")
-        return cls(reason, int(shift)) if colon and shift.isdecimal() else cls(text)
+    def read(cls, node: ir.Node) -> Choice | None:
+        """Return the choice in a node's metadata; None for a node that computes in fp16."""
+        reason = node.metadata_props.get(FP32_REASON)
+        shift = node.metadata_props.get(FP32_SHIFT)
+        return None if reason is None else cls(reason, None if shift is None else int(shift))
 
 
 def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
@@ -70,8 +76,9 @@ def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str,
 def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
     if node.op_type in SUMS:
         return Choice(SUMS[node.op_type])
-    own = [str(output.name) for output in node.outputs]
-    reached = max((ranges.get(name, 0.0) for name in list_results(own, ranges)), default=0.0)
+    results = [str(output.name) for output in node.outputs]
+    measured = [*results, *(f"{name}, {part}" for name in results for part in ATTENTION_PARTS)]
+    reached = max(ranges.get(name, 0.0) for name in measured)
     too_large = [value for value in node.inputs if value is not None and not can_hold(value, ranges)]
     if not fits(reached):
         shift = math.ceil(math.log2(reached * HEADROOM / FP16_MAX)) if math.isfinite(reached) else 0
@@ -105,11 +112,6 @@ def fits(largest: float) -> bool:
     return largest * HEADROOM <= FP16_MAX
 
 
-def list_results(names: list[str], ranges: Mapping[str, float]) -> list[str]:
-    """Return the results, and the parts of an Attention that gives one of them."""
-    return [*names, *(name for name in ranges if name.partition(", ")[0] in names and ", " in name)]
-
-
 def find_magnitude(value: ir.Value) -> float:
     assert value.const_value is not None
     return float(np.abs(value.const_value.numpy()).max(initial=0.0))
@@ -117,18 +119,5 @@ def find_magnitude(value: ir.Value) -> float:
 
 def read_choices(graph: ir.Graph) -> dict[str, Choice]:
     """Return what `choose_fp32_nodes` found for a graph that is in fp16 now."""
-    return {
-        str(node.name): Choice.from_text(node.metadata_props[KEPT])
-        for node in graph
-        if KEPT in node.metadata_props
-    }
-
-
-def fp32_share(graph: ir.Graph) -> float:
-    """Return the share of the products' weights, in bytes, that are multiplied in fp32."""
-    bytes_of = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 0}
-    for node in graph:
-        weight = node.inputs[1] if find_weight(node) is not None else None
-        if weight is not None and weight.const_value is not None and weight.dtype in bytes_of:
-            bytes_of[weight.dtype] += weight.const_value.nbytes
-    return bytes_of[ir.DataType.FLOAT] / max(1, sum(bytes_of.values()))
+    choices = {str(node.name): Choice.read(node) for node in graph}
+    return {name: choice for name, choice in choices.items() if choice is not None}

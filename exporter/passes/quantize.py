@@ -5,7 +5,6 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,10 +15,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .gptq import round_to_nearest, round_with_gptq
 from .tables import replace_by_parts, slice_bias, split_rows
-from .weights import MICROSOFT, Weight, add_initializer, find_bias_add, find_vector, find_weight, view_of
+from .weights import MICROSOFT, View, Weight, add_initializer, find_bias_add, find_vector, find_weight
 
 Array = npt.NDArray[np.float32]
 
+WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
 BLOCK_SIZES = (128, 64, 32)  # columns that share a scale
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
 LEAST_ROWS = 32  # narrower results, such as classes, stay as they are
@@ -127,8 +127,8 @@ def find_quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
 
 def read_stored_bits(graph: ir.Graph) -> dict[str, int]:
     """Return the bits of each weight that `QuantizeWeights` has rounded, by name."""
-    found = (re.fullmatch(r"(.+)\.int([48])\.(\d+|table)", name) for name in graph.initializers)
-    return {match[1]: int(match[2]) for match in found if match}
+    quantized = [node for node in graph if WEIGHT in node.metadata_props]
+    return {node.metadata_props[WEIGHT]: node.attributes["bits"].as_int() for node in quantized}
 
 
 def find_extremes(blocks: Array) -> Array:
@@ -195,11 +195,17 @@ class QuantizeWeights(ir.passes.InPlacePass):
         def part(first: int, rows: int) -> ir.Node:
             inputs = [node.inputs[0]]
             for base in (packed, scale):
-                view = view_of(base, first, (rows, *base.shape.numpy()[1:]))
+                view = View(base, first, (rows, *base.shape.numpy()[1:]))
                 inputs.append(add_initializer(graph, f"{base.name}.{first}", view))
             if (bias := slice_bias(graph, weight, first, rows)) is not None:
                 inputs += [None, None, bias]
-            return ir.node("MatMulNBits", inputs, {**attributes, "N": rows}, domain=MICROSOFT)
+            return ir.node(
+                "MatMulNBits",
+                inputs,
+                {**attributes, "N": rows},
+                domain=MICROSOFT,
+                metadata_props={WEIGHT: weight.name},
+            )
 
         replace_by_parts(graph, node, [part(first, rows) for first, rows in split_rows(len(blocks.q))])
 
@@ -210,9 +216,16 @@ class QuantizeWeights(ir.passes.InPlacePass):
         packed, scale = self.make_tensors(table.name, blocks)
         flat = (len(blocks.q), packed.size // len(blocks.q))
         inputs = [
-            add_initializer(graph, f"{packed.name}.table", view_of(packed, 0, flat)),
+            add_initializer(graph, f"{packed.name}.table", View(packed, 0, flat)),
             node.inputs[1],
-            add_initializer(graph, f"{scale.name}.table", view_of(scale, 0, scale.shape.numpy())),
+            add_initializer(graph, f"{scale.name}.table", View(scale, 0, scale.shape.numpy())),
         ]
         attributes = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 1}
-        replace_by_parts(graph, node, [ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT)])
+        gather = ir.node(
+            "GatherBlockQuantized",
+            inputs,
+            attributes,
+            domain=MICROSOFT,
+            metadata_props={WEIGHT: table.name},
+        )
+        replace_by_parts(graph, node, [gather])

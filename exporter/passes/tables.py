@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from .weights import ROWS, Weight, add_initializer, find_weight, view_of
+from .weights import Weight, add_rows, find_weight
 
 # ONNX Runtime packs a MatMul's weight into memory of its own while it opens a graph, and lets go of the
 # original after that. In pieces, only one of them is there twice at a time.
@@ -25,14 +25,16 @@ class SplitSharedTable(ir.passes.InPlacePass):
             x = node.inputs[0] if node.inputs else None
             is_matrix = x is not None and x.shape is not None and len(x.shape) == 2  # all that Gemm takes
             weight = find_weight(node) if is_matrix else None
-            if weight is None or weight.tensor is None or len(split_rows(weight.rows)) == 1:
+            if weight is None or weight.constant is None or len(split_rows(weight.rows)) == 1:
                 continue
             parts = []
             for first, count in split_rows(weight.rows):
-                view = view_of(weight.tensor, first, (count, *weight.tensor.shape.numpy()[1:]))
-                piece = add_initializer(graph, f"{weight.name}{ROWS}{first}", view)
-                bias = slice_bias(graph, weight, first, count)
-                parts.append(ir.node("Gemm", [node.inputs[0], piece, bias], {"transB": 1}))
+                inputs = [
+                    x,
+                    add_rows(graph, weight.constant, first, count),
+                    slice_bias(graph, weight, first, count),
+                ]
+                parts.append(ir.node("Gemm", inputs, {"transB": 1}))
             replace_by_parts(graph, node, parts)
             modified = True
         RemoveUnusedNodesPass()(model)
@@ -44,8 +46,7 @@ def slice_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.Va
     bias = weight.bias
     if bias is None or count == weight.rows:
         return bias
-    assert bias.const_value is not None
-    return add_initializer(graph, f"{bias.name}{ROWS}{first}", view_of(bias.const_value, first, (count,)))
+    return add_rows(graph, bias, first, count)
 
 
 def split_rows(rows: int) -> list[tuple[int, int]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
-TRANSPOSED = ".transposed"  # ends the name of a parameter that is stored so
-SCALED = ".times2^-"  # and a number: of one that is stored times that power of two
-HALVED = "_fp16"  # of one that is stored in fp16
-ROWS = ".rows."  # and a number: of a part, from that row on
-STORED = re.compile(
-    rf"(.+?)({re.escape(TRANSPOSED)})?(?:{re.escape(SCALED)}(\d+))?(?:{HALVED})?(?:{re.escape(ROWS)}(\d+))?"
-)
+STORED = "planforge.stored"  # a constant's metadata: which parameter it holds and how, as JSON
+# Names that graphs share say how a parameter is stored too, so that equal names mean equal numbers.
+TRANSPOSED = ".transposed"
+SCALED = ".times2^-"
+HALVED = "_fp16"
+ROWS = ".rows."
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
 
 
@@ -56,6 +55,7 @@ class AttachWeights(ir.passes.InPlacePass):
             transposes = [node for node, _ in value.uses()]
             if transposes and all(is_matrix_transpose(node) for node in transposes):
                 array = array.T
+                Stored(value.name, transposed=True).write(value)
                 value.name += TRANSPOSED
                 value.shape = ir.Shape(array.shape)
                 for node in transposes:
@@ -70,7 +70,14 @@ class AttachWeights(ir.passes.InPlacePass):
 
 @dataclass(frozen=True)
 class Stored:
-    """How a graph stores a parameter, by the name of its initializer."""
+    """How a graph's constant stores a parameter.
+
+    Attributes:
+        parameter: its name.
+        transposed: the constant is its transpose.
+        shift: the constant is it times 2**-shift.
+        first: the constant is its rows from this one on; None for all of them.
+    """
 
     parameter: str
     transposed: bool = False
@@ -78,11 +85,14 @@ class Stored:
     first: int | None = None
 
     @classmethod
-    def by_name(cls, name: str) -> Stored:
-        match = STORED.fullmatch(name)
-        if match is None:
-            return cls(name)
-        return cls(match[1], bool(match[2]), int(match[3] or 0), None if match[4] is None else int(match[4]))
+    def read(cls, value: ir.Value) -> Stored:
+        """Return what a constant's metadata says; without any it is the parameter of its name."""
+        text = value.metadata_props.get(STORED)
+        return cls(str(value.name)) if text is None else cls(**json.loads(text))
+
+    def write(self, value: ir.Value) -> None:
+        """Keep this in a constant's metadata."""
+        value.metadata_props[STORED] = json.dumps(vars(self))
 
     def of(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """Return what a tensor of this shape stores of a parameter, before it gets the tensor's type."""
@@ -115,14 +125,14 @@ class Weight:
         name: the parameter's.
         rows: N, the width of the result.
         array: gives its numbers (N, K).
-        tensor: (N, K) as it is stored; None where its transpose is.
+        constant: (N, K) as it is stored; None where its transpose is.
         bias: (N,), if it is a part of the node.
     """
 
     name: str
     rows: int
     array: Callable[[], np.ndarray]
-    tensor: ir.TensorProtocol | None
+    constant: ir.Value | None
     bias: ir.Value | None = None
 
 
@@ -147,9 +157,8 @@ def find_weight(node: ir.Node) -> Weight | None:
         return None
     rows, columns = constant.shape.numpy()
     if by_rows:
-        return Weight(str(value.name), rows, constant.numpy, constant, bias)
-    name = str(value.name).removesuffix(TRANSPOSED)
-    return Weight(name, columns, lambda: constant.numpy().T, None, bias)
+        return Weight(str(value.name), rows, constant.numpy, value, bias)
+    return Weight(Stored.read(value).parameter, columns, lambda: constant.numpy().T, None, bias)
 
 
 def find_bias_add(matmul: ir.Node) -> ir.Node | None:
@@ -189,10 +198,6 @@ class View(ir.LazyTensor):
         super().__init__(read, dtype=base.dtype, shape=ir.Shape(shape), name=base.name)
 
 
-def view_of(base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> View:
-    return View(base, first, [int(n) for n in shape])
-
-
 def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
     """Return a constant of the graph, which is added once per name."""
     if name not in graph.initializers:
@@ -200,6 +205,16 @@ def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
         graph.register_initializer(value)
     return graph.initializers[name]
+
+
+def add_rows(graph: ir.Graph, constant: ir.Value, first: int, count: int) -> ir.Value:
+    """Return some rows of a constant as a constant of their own, which lie in the file as its part."""
+    tensor = constant.const_value
+    assert tensor is not None
+    view = View(tensor, first, (count, *tensor.shape.numpy()[1:]))
+    rows = add_initializer(graph, f"{constant.name}{ROWS}{first}", view)
+    replace(Stored.read(constant), first=first).write(rows)
+    return rows
 
 
 def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_name: str) -> None:

@@ -65,6 +65,16 @@ class SentencePieces:
     trims: bool
 
 
+@contextmanager
+def _raise_checkpoint_errors() -> Iterator[None]:
+    """Raise an unusable tokenizer's error as a checkpoint's."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise CheckpointError(str(error)) from error
+
+
+@_raise_checkpoint_errors()
 def build_marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
     """Return the tokenizers of a MarianMT checkpoint, for planforge.runtime's PieceTokenizer.
 
@@ -93,6 +103,7 @@ def build_marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
     return texts[0], texts[1]
 
 
+@_raise_checkpoint_errors()
 def read_marian_vocabulary(folder: Path) -> dict[str, int]:
     """Return the ids of vocab.json, in their order.
 
@@ -100,7 +111,9 @@ def read_marian_vocabulary(folder: Path) -> dict[str, int]:
         CheckpointError: The file is missing or damaged, or lacks a token that every model needs.
     """
     path = folder / "vocab.json"
-    vocab = _read_json_object(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
+    vocab = read_json_object(path)
     if not all(type(index) is int for index in vocab.values()):
         raise CheckpointError(f"{path}: a token's id is not an integer; {WAY_OUT}")
     if sorted(vocab.values()) != list(range(len(vocab))):
@@ -121,7 +134,7 @@ def read_spm(path: Path) -> SentencePieces:
     Raises:
         CheckpointError: The file is missing or damaged, or needs what is not supported; names it.
     """
-    data = _read(path)
+    data = read(path)
     try:
         model = _parse_message(data)
         pieces = [_parse_message(piece) for piece in model.get(PIECES, [])]
@@ -208,18 +221,13 @@ def _build_tokenizer_json(
 
 
 def _read_names(folder: Path) -> dict[str, str]:
-    roles = find_role_names(_read_settings(folder))
+    roles = find_role_names(read_settings(folder))
     return {role: roles.get(role, default) for role, default in NAMES.items()}
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    with _raising_checkpoint_errors():
-        return read_settings(folder)
 
 
 def _find_special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
     """Return the special tokens that have an id; refuse settings that would change ids or texts."""
-    settings = _read_settings(folder)
+    settings = read_settings(folder)
     path = folder / "tokenizer_config.json"
     for name in ("separate_vocabs", "sp_model_kwargs"):
         if settings.get(name):
@@ -236,27 +244,6 @@ def _find_special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
     names = {*_read_names(folder).values(), *list_special_names(settings)}
     names |= {entry["content"] for entry in added.values() if entry.get("special") is True}
     return frozenset(names & set(vocab))
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
-    with _raising_checkpoint_errors():
-        return read_json_object(path)
-
-
-def _read(path: Path) -> bytes:
-    with _raising_checkpoint_errors():
-        return read(path)
-
-
-@contextmanager
-def _raising_checkpoint_errors() -> Iterator[None]:
-    """Raise an unusable tokenizer's error as a checkpoint's."""
-    try:
-        yield
-    except TokenizerError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def _parse_message(data: bytes) -> Message:
