@@ -81,7 +81,7 @@ class Calibration:
                 found |= {"table_bits": others.pop()}
         if self.products and artifact.precision == "int8":
             found |= {
-                "rows": {"+".join(names): product.described() for names, product in self.products.items()}
+                "rows": {"+".join(names): product.to_json() for names, product in self.products.items()}
             }
         return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
 

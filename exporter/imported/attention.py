@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -62,11 +62,10 @@ def find_self_attention(graph: ir.Graph, inputs: Mapping[str, ir.Value], layer: 
         present.append(value)
         assert concat.inputs[1] is not None
         new.append(concat.inputs[1])
-    found = find_attention_between(present[0], present[1], size)
-    if found is None:
+    attention = find_attention_between(present[0], present[1], size)
+    if attention is None:
         raise ExportError(f"no Softmax of layer {layer} lies between its keys and values")
-    queries, scale, biases, product = found
-    return Attention(queries, new[0], new[1], scale, biases, product, tuple(present))
+    return replace(attention, keys=new[0], values=new[1], present=tuple(present))
 
 
 def find_source_attention(inputs: Mapping[str, ir.Value], layer: int, size: int) -> Attention:
@@ -76,17 +75,14 @@ def find_source_attention(inputs: Mapping[str, ir.Value], layer: int, size: int)
         inputs: the graph's, by name: cross.0.key and so on.
     """
     keys, values = (inputs[f"cross.{layer}.{kind}"] for kind in ("key", "value"))
-    found = find_attention_between(keys, values, size)
-    if found is None:
+    attention = find_attention_between(keys, values, size)
+    if attention is None:
         raise ExportError(f"no Softmax of layer {layer} lies between the source's keys and values")
-    queries, scale, biases, product = found
-    return Attention(queries, keys, values, scale, biases, product)
+    return attention
 
 
-def find_attention_between(
-    keys: ir.Value, values: ir.Value, size: int
-) -> tuple[ir.Value, float, tuple[ir.Value, ...], ir.Node] | None:
-    """Return queries, scale, biases and last product of the attention that reads keys and values."""
+def find_attention_between(keys: ir.Value, values: ir.Value, size: int) -> Attention | None:
+    """Return the attention that reads these keys and values, or None if it has no known form."""
     for softmax in find_below(keys, "Softmax"):
         scores, scale, biases = find_product_behind(softmax)
         if scores is None or scores.inputs[0] is None or scores.inputs[1] is None:
@@ -102,7 +98,7 @@ def find_attention_between(
             or find_scale_between(product.inputs[1], values, size) != 1.0
         ):
             return None
-        return queries, scale * of_keys * of_queries, tuple(biases), product
+        return Attention(queries, keys, values, scale * of_keys * of_queries, tuple(biases), product)
     return None
 
 

@@ -43,19 +43,17 @@ ROPE_SETTINGS = {
 }
 # Settings that only models of something other than text have.
 OTHERS = {
-    "image_size": "images",
-    "vision_config": "images",
-    "patch_size": "images",
-    "num_channels": "images",
-    "num_mel_bins": "sound",
-    "audio_config": "sound",
-    "feat_extract_norm": "sound",
-    "sampling_rate": "sound",
-    "input_feat_per_channel": "sound",
-    "audio_encoder": "sound",
-    "thinker_config": "sound",
-    "encoder": "two models",
-    "decoder": "two models",
+    "images": ("image_size", "vision_config", "patch_size", "num_channels"),
+    "sound": (
+        "num_mel_bins",
+        "audio_config",
+        "feat_extract_norm",
+        "sampling_rate",
+        "input_feat_per_channel",
+        "audio_encoder",
+        "thinker_config",
+    ),
+    "two models": ("encoder", "decoder"),
 }
 
 
@@ -156,7 +154,7 @@ def choose_task(checkpoint: Path) -> str:
         )
     name = read_architecture(config)
     named = config.get("architectures")
-    if other := next((kind for setting, kind in OTHERS.items() if setting in config), None):
+    if other := next((what for what, settings in OTHERS.items() if config.keys() & set(settings)), None):
         raise CheckpointError(f"{checkpoint} is a model of {other} ({name or 'unnamed'}), not of text")
     task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
     if task is None:

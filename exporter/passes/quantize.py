@@ -222,10 +222,6 @@ class QuantizeWeights(ir.passes.InPlacePass):
         ]
         attributes = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 1}
         gather = ir.node(
-            "GatherBlockQuantized",
-            inputs,
-            attributes,
-            domain=MICROSOFT,
-            metadata_props={WEIGHT: table.name},
+            "GatherBlockQuantized", inputs, attributes, domain=MICROSOFT, metadata_props={WEIGHT: table.name}
         )
         replace_by_parts(graph, node, [gather])

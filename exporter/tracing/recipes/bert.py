@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
-from .recipe import Choices, Recipe, by_id, wrap_in_dialect
+from .recipe import Choices, Recipe, by_id, wrap_model
 
 if TYPE_CHECKING:
     from ....models import BertConfig
@@ -53,7 +53,7 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
         dialect="portable",
         opset=20,
         padding_side="right",
-        module=wrap_in_dialect("PortableEncoder", layers, pooler_output),
+        module=wrap_model("PortableEncoder", layers, pooler_output),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         example=EXAMPLE,

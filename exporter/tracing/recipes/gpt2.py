@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
-from .recipe import (
-    HEAD_SIZES,
-    Choices,
-    Recipe,
-    by_id,
-    cache_specs,
-    growing_inputs,
-    slot_inputs,
-    wrap_in_dialect,
-)
+from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs, wrap_model
 
 if TYPE_CHECKING:
     from ....models import GPT2Config
@@ -51,7 +42,7 @@ def make_portable_recipe(config: GPT2Config, choices: Choices) -> Recipe:
         dialect="portable",
         opset=20,
         padding_side="left",
-        module=wrap_in_dialect("PortableDecoder"),
+        module=wrap_model("PortableDecoder"),
         inputs=(
             *growing_inputs(batch, tokens, total, rows),
             *cache_specs("past_key_values", "past", config.n_layer, (batch, head[0], past, head[1])),
@@ -86,7 +77,7 @@ def make_slot_recipe(config: GPT2Config, choices: Choices, dialect: str, opset: 
         dialect=dialect,
         opset=opset,
         padding_side="right",
-        module=wrap_in_dialect(module),
+        module=wrap_model(module),
         inputs=(*slot_inputs(batch, tokens, rows), *cache),
         outputs=(TensorSpec("logits", "logits", "float32", (rows, config.vocab_size)), *present),
         example=EXAMPLE,

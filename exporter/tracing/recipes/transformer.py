@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
-from .recipe import (
-    HEAD_SIZES,
-    Choices,
-    Recipe,
-    by_id,
-    cache_specs,
-    growing_inputs,
-    slot_inputs,
-    wrap_in_dialect,
-)
+from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs, wrap_model
 
 if TYPE_CHECKING:
     from ....models import TransformerConfig
@@ -62,7 +53,7 @@ def make_encoder_recipe(config: TransformerConfig, choices: Choices, dialect: st
         dialect=dialect,
         opset=20,
         padding_side="right",
-        module=wrap_in_dialect("SourceEncoder"),
+        module=wrap_model("SourceEncoder"),
         inputs=(
             TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
             TensorSpec("attention_mask", "mask", "int64", (batch, tokens)),
@@ -84,7 +75,7 @@ def make_portable_recipe(config: TransformerConfig, choices: Choices) -> Recipe:
         dialect="portable",
         opset=20,
         padding_side="left",
-        module=wrap_in_dialect("PortableTargetDecoder", has_weights(choices)),
+        module=wrap_model("PortableTargetDecoder", has_weights(choices)),
         inputs=(
             *growing_inputs(batch, tokens, total, rows),
             *source_specs(config, choices),
@@ -126,7 +117,7 @@ def make_slot_recipe(
         dialect=dialect,
         opset=opset,
         padding_side="right",
-        module=wrap_in_dialect(module, has_weights(choices)),
+        module=wrap_model(module, has_weights(choices)),
         inputs=(
             *slot_inputs(batch, tokens, rows),
             *source_specs(config, choices),
