@@ -53,7 +53,7 @@ def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence
     Raises:
         InputError: a target would get no graph, or a precision none of them; says what to change.
     """
-    of_target = {name: [checkpoint.recipes[r] for r in checkpoint.recipes_for(name)] for name in targets}
+    of_target = {name: [checkpoint.recipes[r] for r in checkpoint.list_recipes(name)] for name in targets}
     everything = list({recipe.id: recipe for recipes in of_target.values() for recipe in recipes}.values())
     wanted = {
         precision: {

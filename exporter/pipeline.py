@@ -16,7 +16,7 @@ from ..runtime.backends.ort_backend import import_onnxruntime
 from ..runtime.backends.requirements import check_version
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
-from .bundle.writer import file_entries, install, staging_folder, write_manifest
+from .bundle.writer import install, list_file_entries, staging_folder, write_manifest
 from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
@@ -179,7 +179,7 @@ def stage_graphs(
     artifacts = tuple(
         dataclasses.replace(a, quantization=calibration.describe(a)) for a in manifest.artifacts
     )
-    manifest = dataclasses.replace(manifest, artifacts=artifacts, files=file_entries(staging))
+    manifest = dataclasses.replace(manifest, artifacts=artifacts, files=list_file_entries(staging))
     write_manifest(staging, manifest)
     return manifest
 
@@ -224,7 +224,7 @@ def begin_manifest(
             "vocab_size": checkpoint.config.vocab_size,
             **chat,
         },
-        files=file_entries(staging),
+        files=list_file_entries(staging),
         artifacts=tuple(artifacts),
         source=source,
         tools={name: importlib.metadata.version(name) for name in ("planforge", "torch", "onnx")},

@@ -23,7 +23,7 @@ from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.bundle.manifest import FORMAT, FileEntry, Manifest
 from ...runtime.signals import committing
 from ..errors import ExporterError, OutputError
-from .locks import acquire, locked, release
+from .locks import acquire, hold_lock, release
 
 OWN_FOLDERS = ("onnx", "plans", "tokenizer", "checks")  # everything in these is ours
 OWN_KEYS = {"format": int, "family": str, "task": str, "export_id": str, "files": dict, "artifacts": list}
@@ -88,12 +88,12 @@ def staging_folder(output: Path) -> Iterator[Path]:
         ExporterError: another file, such as one of the source, cannot be read; names it.
     """
     output = output.resolve()  # beside the folder itself where `output` is a link to it
-    with output_errors(output, output.parent):
+    with map_output_errors(output, output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(output)
         staging, lock = make_staging(output)
     try:
-        with output_errors(output, staging):
+        with map_output_errors(output, staging):
             yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -101,7 +101,7 @@ def staging_folder(output: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def output_errors(output: Path, writing: Path) -> Iterator[None]:
+def map_output_errors(output: Path, writing: Path) -> Iterator[None]:
     """Turn the system's errors into ours: only what is written into `writing` or `output` cannot be written.
 
     A full disk names no file. Nor does a closed pipe, whose error stays as it is.
@@ -154,7 +154,7 @@ def lock_beside(path: Path) -> Path:
     return path.with_name(path.name + LOCK)
 
 
-def file_entries(folder: Path) -> dict[str, FileEntry]:
+def list_file_entries(folder: Path) -> dict[str, FileEntry]:
     """Return the name, hash and size of every file below a folder."""
     return {
         path.relative_to(folder).as_posix(): FileEntry(sha256_of(path), path.stat().st_size)
@@ -174,7 +174,7 @@ def install(staging: Path, manifest: Manifest, output: Path, *, force: bool = Tr
             name is in use.
     """
     output = output.resolve()
-    with locked(creation_lock(output)), changing(output):
+    with hold_lock(creation_lock(output)), hold_bundle_lock(output):
         check_output(output, force)
         commit(staging, manifest, output)
 
@@ -193,7 +193,7 @@ def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], M
         OutputError: the bundle has been replaced by another export meanwhile; nothing is changed.
     """
     output = opened.folder.resolve()
-    with changing(output):
+    with hold_bundle_lock(output):
         current = Bundle.open(output).manifest
         if current.export_id != opened.manifest.export_id:
             raise OutputError(
@@ -205,12 +205,12 @@ def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], M
 
 
 def creation_lock(output: Path) -> Path:
-    """Return the file by which one process at a time makes `output`; it is locked before `changing`."""
+    """Return the file by which one process at a time makes `output`; locked before the bundle itself."""
     return output.with_name(f".{output.name}{LOCK}")
 
 
 @contextlib.contextmanager
-def changing(output: Path) -> Iterator[None]:
+def hold_bundle_lock(output: Path) -> Iterator[None]:
     """Let one process at a time change the bundle `output`; where nothing is yet, there is nothing to lock.
 
     The lock lies in the bundle, which may be all of a volume that a container sees, or may write.
@@ -218,7 +218,7 @@ def changing(output: Path) -> Iterator[None]:
     if not output.is_dir():
         yield
         return
-    with locked(output / LOCK):
+    with hold_lock(output / LOCK):
         yield
 
 
@@ -297,7 +297,7 @@ def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Ma
     """
     target = Bundle.open(folder).folder.resolve()
     try:
-        with changing(target):
+        with hold_bundle_lock(target):
             manifest = change(Bundle.open(target).manifest)
             with committing():
                 write_manifest(target, manifest)

@@ -15,9 +15,9 @@ from ..comparison.decoders import DecoderExaminer
 from ..comparison.examiners import AnyExaminer
 from ..errors import ExportError
 from ..graphs import in_fp32, recipe_of
-from ..passes.fp16_ranges import Choice, choose, read_choices
+from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
 from ..passes.int8_encoder import UNSMOOTHING
-from ..passes.int8_rows import RowProduct, RowRule, nearest_product
+from ..passes.int8_rows import RowProduct, RowRule, round_product
 from ..precisions import PRECISIONS
 from ..reference.model import is_module
 from .blocks import QuantizedWeights, choose_blocks, known_weights
@@ -68,7 +68,7 @@ class Calibration:
             return Rounding(torch.float16)
         weights = self.blocks[kind.weight_bits].done if kind.weight_bits else {}
         return Rounding(
-            weights={name: blocks.dequantized() for name, blocks in weights.items()},
+            weights={name: blocks.dequantize() for name, blocks in weights.items()},
             cache_scales=self.cache_scales if kind.cache_bits else {},
             products=self.products if precision == "int8" else {},
         )
@@ -84,7 +84,7 @@ class Calibration:
                 found |= {"table_bits": others.pop()}
         if self.products and artifact.precision == "int8":
             found |= {
-                "rows": {"+".join(names): product.described() for names, product in self.products.items()}
+                "rows": {"+".join(names): product.to_json() for names, product in self.products.items()}
             }
         return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
 
@@ -102,7 +102,7 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
     Raises:
         ExportError: no block divides a weight's width; names it.
     """
-    from ..passes.quantize import table_names
+    from ..passes.quantize import list_table_names
 
     def gaps(rounding: Rounding) -> Gaps:
         return examiner.measure_gaps(model, rounding)
@@ -194,12 +194,12 @@ def choose_row_products(
 
     A weight that several places read has one form: that of those that read most weights at once.
     """
-    from ..passes.int8_encoder import linears_of
+    from ..passes.int8_encoder import find_linears
     from ..passes.int8_rows import choose_product
     from ..reference.rounding import linear_of
 
     found: dict[tuple[str, ...], Linears] = {}
-    for linears in sorted(linears_of(graph), key=lambda linears: -len(linears.names)):
+    for linears in sorted(find_linears(graph), key=lambda linears: -len(linears.names)):
         if not {name for names in found for name in names}.intersection(linears.names):
             found[linears.names] = linears
     # Others have no rows to choose by: their weights alone are quantized.
@@ -260,7 +260,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     smoothing are the graph's, and only the caps hold them. int4 is rounded without GPTQ here, which
     loses a little more than the graph may.
     """
-    from ..passes.quantize import quantize, stored_bits
+    from ..passes.quantize import quantize, read_stored_bits
     from ..passes.weight_files import load_graph
 
     tensors = dict(model.named_parameters(remove_duplicate=False))
@@ -278,7 +278,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])
             done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
-            for name, own in stored_bits(graph).items():
+            for name, own in read_stored_bits(graph).items():
                 if name not in done and name in tensors:  # an import's may be none of the model's
                     done[name] = quantize(tensors[name].detach().numpy(), own, size)
         for key, rule in artifact.quantization.get("rows", {}).items():
@@ -298,4 +298,4 @@ def read_product(graph: ir.Graph, name: str, rule: RowRule, weight: Array) -> Ro
     value = graph.initializers.get(name + UNSMOOTHING)
     constant = None if value is None else value.const_value
     smoothing = None if constant is None else np.asarray(1 / constant.numpy(), np.float32)
-    return nearest_product(weight, smoothing, rule)
+    return round_product(weight, smoothing, rule)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...runtime.errors import BundleError
 from ...runtime.text.chat import Chat, check_template_size
-from .tokenizers.files import read_named_tokens, settings_of
+from .tokenizers.files import read_named_tokens, read_settings
 
 log = logging.getLogger("planforge")
 
@@ -39,9 +39,9 @@ def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
         TokenizerError: tokenizer_config.json is malformed.
     """
     for folder in folders:
-        settings = settings_of(folder)
+        settings = read_settings(folder)
         try:
-            text = template_of(folder, settings)
+            text = find_template(folder, settings)
             if text is None:
                 continue
             content = text.encode()
@@ -55,7 +55,7 @@ def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
     return None
 
 
-def template_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def find_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the text of chat_template.jinja, else tokenizer_config.json's, of several "default".
 
     Raises:

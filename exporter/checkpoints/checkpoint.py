@@ -16,11 +16,17 @@ from ..errors import CheckpointError
 from ..targets import target_named
 from ..tracing.recipes import FAMILIES, Choices
 from .chat_template import TemplateFile, read_chat_template
-from .generation_config import Settings, decoder_defaults, settings_of, translation_defaults
+from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
 from .source import Source
-from .tokenizers.files import Frame, frame_of, names_of_roles, special_tokens, tokenizer_json
-from .tokenizers.files import settings_of as tokenizer_settings
-from .tokenizers.translation import translation_tokenizers
+from .tokenizers.files import (
+    Frame,
+    build_tokenizer_json,
+    find_frame,
+    find_role_names,
+    find_special_tokens,
+    read_settings,
+)
+from .tokenizers.translation import build_translation_tokenizers
 from .tokenizers.unknown_tokens import remove_unknown_tokens
 
 if TYPE_CHECKING:
@@ -76,7 +82,7 @@ class Checkpoint:
         family = FAMILIES[self.family]
         self.task = family.TASK
         self.modules = self.description.modules
-        length = self.length_of(max_length, family.context_of(self.config))
+        length = self.choose_length(max_length, family.context_of(self.config))
         self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
         self.recipes = family.recipes(self.config, self.choices)
         self.read_tokenizers()
@@ -87,7 +93,7 @@ class Checkpoint:
         self.source = source
         self.export_id = uuid.uuid4().hex
 
-    def length_of(self, asked: int | None, context: int) -> int:
+    def choose_length(self, asked: int | None, context: int) -> int:
         """Return the length asked for, else the model's context, or where sentence-transformers cuts."""
         least = LEAST_LENGTH[self.task]
         if asked is not None and not least <= asked <= context:
@@ -100,13 +106,13 @@ class Checkpoint:
         folder = self.folder
         config = self.config
         if self.task == "translation":
-            self.tokenizer_kind, both = translation_tokenizers(folder)
+            self.tokenizer_kind, both = build_translation_tokenizers(folder)
             sides = ("source", "target")
             files = {f"tokenizer.{side}": data for side, data in zip(sides, both, strict=True)}
             sizes = [getattr(config, f"{side}_vocab_size") for side in sides]
         else:
             self.tokenizer_kind = PLAIN
-            files = {"tokenizer": tokenizer_json(folder)}
+            files = {"tokenizer": build_tokenizer_json(folder)}
             sizes = [config.vocab_size]
         if self.tokenizer_kind == PLAIN:
             pairs = dict.fromkeys(zip(files.values(), sizes, strict=True))  # source and target may share one
@@ -125,7 +131,7 @@ class Checkpoint:
             opened.encode("Zoë 我 🙂")  # fails here, not at a user's text, without a token for the unknown
             self.tokenizers.append(opened)
         first = "tokenizer" if self.task != "translation" else "tokenizer.source"
-        self.frame = Frame() if self.tokenizer_kind == PIECES else frame_of(files[first], str(folder))
+        self.frame = Frame() if self.tokenizer_kind == PIECES else find_frame(files[first], str(folder))
 
     def read_chat_template(self) -> TemplateFile | None:
         """Return the template of a model that generates text: its folder's, else its source's."""
@@ -133,7 +139,7 @@ class Checkpoint:
             return None
         return read_chat_template(dict.fromkeys((self.folder, self.source.folder)))
 
-    def recipes_for(self, target: str) -> list[str]:
+    def list_recipes(self, target: str) -> list[str]:
         """Return the ids of the recipes of a target's graphs; encoders have no cache, and one dialect."""
         dialect = target_named(target).dialect
         graphs = dict.fromkeys(recipe.graph for recipe in self.recipes.values())
@@ -154,22 +160,22 @@ class Checkpoint:
             generation = read_json(folder / "generation_config.json", missing={})
         except ValueError as error:
             raise CheckpointError(str(error)) from error
-        merged = settings_of(self.config_json, generation)
+        merged = merge_settings(self.config_json, generation)
         settings = Settings(merged, str(folder), self.config.vocab_size)
         if self.task == "text-generation":
-            return replace(decoder_defaults(settings, self.choices.max_length), prefix=self.frame.prefix)
-        defaults = translation_defaults(settings, self.choices.max_length)
+            return replace(read_decoder_defaults(settings, self.choices.max_length), prefix=self.frame.prefix)
+        defaults = read_translation_defaults(settings, self.choices.max_length)
         if len(self.frame.suffix) > 1:
             raise CheckpointError(
                 f"{folder}: the tokenizer puts {len(self.frame.suffix)} tokens behind a source, meant is one"
             )
-        return replace(defaults, source_eos=self.source_eos(defaults.eos[0]), prefix=self.frame.prefix)
+        return replace(defaults, source_eos=self.find_source_eos(defaults.eos[0]), prefix=self.frame.prefix)
 
-    def source_eos(self, eos: int) -> int:
+    def find_source_eos(self, eos: int) -> int:
         """Return the source's end token: spelled as the tokenizer's files say, else as the target's."""
         source, target = self.tokenizers
         spelled = "</s>" if self.tokenizer_kind == PIECES else target.spelling(eos)
-        name = names_of_roles(tokenizer_settings(self.folder)).get("eos", spelled)
+        name = find_role_names(read_settings(self.folder)).get("eos", spelled)
         found = source.token_id(name)
         if found is None:
             raise CheckpointError(f"{self.folder}: the source's tokenizer has no end token {name!r}")
@@ -186,7 +192,7 @@ class Checkpoint:
         modules = self.modules
         if self.task != "text-encoding":
             return None
-        tokens = special_tokens(self.folder, self.tokenizers[0])
+        tokens = find_special_tokens(self.folder, self.tokenizers[0])
         if missing := {"cls", "sep", "pad"} - set(tokens):
             raise CheckpointError(
                 f"{self.folder}: the tokenizer names no {', '.join(sorted(missing))} token; add"
@@ -207,11 +213,11 @@ class Checkpoint:
             tokens={role: tokens[role] for role in ("cls", "sep", "pad", "mask") if role in tokens},
             separators=max(1, len(self.frame.between)),
             heads=config.heads,
-            labels=self.labels(config.num_labels) if classifies else (),
-            problem_type=self.problem_type(config.num_labels)
+            labels=self.read_labels(config.num_labels) if classifies else (),
+            problem_type=self.read_problem_type(config.num_labels)
             if "sequence_classification" in config.heads
             else None,
-            score_activation=self.score_activation(),
+            score_activation=self.read_score_activation(),
             **embeds,
         )
 
@@ -237,7 +243,7 @@ class Checkpoint:
             f" {self.tokenizers[0].spelling(sep)} between and behind"
         )
 
-    def labels(self, count: int) -> tuple[str, ...]:
+    def read_labels(self, count: int) -> tuple[str, ...]:
         """Return the classes' names from config.json's id2label; LABEL_0 and so on without one."""
         named = self.config_json.get("id2label")
         if named is None:
@@ -255,7 +261,7 @@ class Checkpoint:
             )
         return labels
 
-    def problem_type(self, count: int) -> str:
+    def read_problem_type(self, count: int) -> str:
         """Return the problem type of the logits; where config.json has none, as transformers infers it."""
         kind = self.config_json.get("problem_type")
         if kind is None:
@@ -264,7 +270,7 @@ class Checkpoint:
             raise CheckpointError(f"config.json: problem_type {kind!r} is not one of {PROBLEM_TYPES}")
         return str(kind)
 
-    def score_activation(self) -> str:
+    def read_score_activation(self) -> str:
         """Return how a cross-encoder's logit becomes a score, as in sentence-transformers."""
         config_json = self.config_json
         settings: Any = config_json.get("sentence_transformers")

@@ -52,7 +52,7 @@ FLOAT32_MAX = 3.4028234e38
 TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 
 
-def settings_of(config_json: Mapping[str, Any], generation_config: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(config_json: Mapping[str, Any], generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a checkpoint's two files: config.json's only where there is no other.
 
     transformers reads them the same way, but for the tokens, which old files have in config.json alone.
@@ -77,45 +77,41 @@ class Settings:
         self.where = where
         self.vocab_size = vocab_size
 
-    def token(self, name: str) -> int | None:
+    def read_token(self, name: str) -> int | None:
         """Return one token's id; None where it is not set."""
         value = self.value.get(name)
         if value is not None and type(value) is not int:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return value
 
-    def own_token(self, name: str) -> int | None:
+    def read_output_token(self, name: str) -> int | None:
         """Return the id of one token that the model can write; some files have it in a list."""
-        found = self.tokens(name)
+        found = self.read_tokens(name)
         if len(found) > 1:
             raise CheckpointError(f"{self.where}: {name} is {found}; only one token is supported")
         if found and not 0 <= found[0] < self.vocab_size:
             raise CheckpointError(f"{self.where}: {name}={found[0]} is not in the target's vocabulary")
         return found[0] if found else None
 
-    def tokens(self, name: str) -> tuple[int, ...]:
+    def read_tokens(self, name: str) -> tuple[int, ...]:
         """Return the ids of a setting that is one token or a list of them."""
         value = self.value.get(name)
-        values: list[Any]
+        values = value if isinstance(value, list) else [value]
         if value is None:
             values = []
-        elif isinstance(value, list):
-            values = value
-        else:
-            values = [value]
-        for each in values:
-            if type(each) is not int:
+        for token in values:
+            if type(token) is not int:
                 raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return tuple(values)
 
-    def whole(self, name: str) -> int | None:
+    def read_integer(self, name: str) -> int | None:
         """Return an integer; None where it is not set."""
         value = self.value.get(name)
         if value is not None and type(value) is not int:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not a whole number")
         return value
 
-    def number(self, name: str, default: float) -> float:
+    def read_number(self, name: str, default: float) -> float:
         """Return a number, or the default where it is None or not set."""
         value = self.value.get(name)
         if value is None:
@@ -127,21 +123,21 @@ class Settings:
         except OverflowError as error:
             raise CheckpointError(f"{self.where}: {name} is {value!r:.40}..., which is too large") from error
 
-    def flag(self, name: str) -> bool:
+    def read_flag(self, name: str) -> bool:
         """Return True or False; False where it is not set."""
         value = self.value.get(name)
         if value not in (None, False, True) or type(value) is int:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not true or false")
         return bool(value)
 
-    def bad_words(self) -> tuple[int, ...]:
+    def read_bad_words(self) -> tuple[int, ...]:
         """Return the tokens of bad_words_ids and suppress_tokens."""
         words = self.value.get("bad_words_ids") or []
         if not isinstance(words, list) or not all(isinstance(w, list) and len(w) == 1 for w in words):
             raise CheckpointError(
                 f"{self.where}: bad_words_ids is {words!r}; only single tokens are supported"
             )
-        found = set(self.tokens("suppress_tokens"))
+        found = set(self.read_tokens("suppress_tokens"))
         for (token,) in words:
             if type(token) is not int:
                 raise CheckpointError(f"{self.where}: bad_words_ids has {token!r}, not a token's number")
@@ -149,76 +145,67 @@ class Settings:
         return tuple(sorted(t for t in found if 0 <= t < self.vocab_size))
 
 
-def decoder_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+def read_decoder_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
     """Return the generation defaults of a language model.
 
     Raises:
         CheckpointError: a setting that transformers would refuse.
     """
-    warn_of_unsupported(settings, UNSUPPORTED_BY_DECODERS)
-    max_new_tokens = settings.whole("max_new_tokens")
+    warn_about_unsupported(settings, UNSUPPORTED_BY_DECODERS)
+    max_new_tokens = settings.read_integer("max_new_tokens")
     if max_new_tokens is not None and max_new_tokens < 1:
         raise CheckpointError(f"{settings.where}: max_new_tokens is {max_new_tokens}; it must be at least 1")
-    repetition_penalty = settings.number("repetition_penalty", 1.0)
+    repetition_penalty = settings.read_number("repetition_penalty", 1.0)
     check_range(settings, "repetition_penalty", repetition_penalty, "a finite number over 0", over=0.0)
     defaults = replace(
-        token_defaults(settings, max_length),
+        read_token_defaults(settings, max_length),
         max_new_tokens=max_new_tokens,
         repetition_penalty=repetition_penalty,
-        no_repeat_ngram_size=max(0, settings.whole("no_repeat_ngram_size") or 0) or None,
+        no_repeat_ngram_size=max(0, settings.read_integer("no_repeat_ngram_size") or 0) or None,
     )
-    if settings.flag("do_sample"):
-        warn_of_unsupported(settings, {"num_beams": (None, 1)})  # beams draw no tokens here
-        return with_sampling(defaults, settings)
-    return with_beams(defaults, settings)
+    if settings.read_flag("do_sample"):
+        warn_about_unsupported(settings, {"num_beams": (None, 1)})  # beams draw no tokens here
+        return add_sampling(defaults, settings)
+    return add_beam_search(defaults, settings)
 
 
-def with_beams(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
+def add_beam_search(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
     """Return defaults that search with beams, where a checkpoint means that.
 
     Raises:
         CheckpointError: a setting that cannot be kept.
     """
-    num_beams = settings.whole("num_beams")
+    num_beams = settings.read_integer("num_beams")
     stopping = settings.value.get("early_stopping")
     defaults = replace(
         defaults,
         num_beams=1 if num_beams is None else num_beams,
-        length_penalty=settings.number("length_penalty", 1.0),
-        early_stopping="never" if stopping == "never" else settings.flag("early_stopping"),
+        length_penalty=settings.read_number("length_penalty", 1.0),
+        early_stopping="never" if stopping == "never" else settings.read_flag("early_stopping"),
     )
-    check_search(defaults, settings)
-    return defaults
-
-
-def check_search(defaults: GenerationDefaults, settings: Settings) -> None:
-    """Refuse defaults that no search can have.
-
-    Raises:
-        CheckpointError: names the file, the setting and what is allowed.
-    """
     try:
         make_search(defaults)
     except InputError as error:
         raise CheckpointError(f"{settings.where}: {error}") from error
+    return defaults
 
 
-def with_sampling(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
+def add_sampling(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
     """Return defaults that draw tokens, as transformers' `generate` would by these settings.
 
     Raises:
         CheckpointError: a setting that transformers would refuse.
     """
-    temperature = settings.number("temperature", 1.0)
+    temperature = settings.read_number("temperature", 1.0)
     check_range(settings, "temperature", temperature, "a finite number over 0", over=0.0)
-    top_k = settings.whole("top_k")
+    top_k = settings.read_integer("top_k")
     if top_k is None:
         top_k = USUAL_TOP_K
     check_range(settings, "top_k", top_k, "a whole number of at least 0", least=0.0)
-    top_p = settings.number("top_p", 1.0)
+    top_p = settings.read_number("top_p", 1.0)
     if not top_p >= 1.0:  # from there on transformers does not look at it
         check_range(settings, "top_p", top_p, "a number from 0 to 1", least=0.0)
-    min_p = settings.number("min_p", 0.0)
+    min_p = settings.read_number("min_p", 0.0)
     check_range(settings, "min_p", min_p, "a number from 0 to 1", least=0.0, most=1.0)
     if top_p == 0.0:
         top_k = 1  # the likeliest token is all that top_p=0 leaves
@@ -254,31 +241,31 @@ def check_range(
         )
 
 
-def warn_of_unsupported(settings: Settings, unsupported: Mapping[str, tuple[object, ...]]) -> None:
+def warn_about_unsupported(settings: Settings, unsupported: Mapping[str, tuple[object, ...]]) -> None:
     """Log which of a checkpoint's settings change what is generated and are left out."""
     for name, off in unsupported.items():
         if settings.value.get(name) not in off:
             log.warning("%s sets %s=%r, which is left out", settings.where, name, settings.value[name])
 
 
-def token_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+def read_token_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
     """Return what every model that generates has: its special tokens and its length."""
     return GenerationDefaults(
-        eos=tuple(t for t in settings.tokens("eos_token_id") if 0 <= t < settings.vocab_size),
-        bos=settings.token("bos_token_id"),
-        pad=settings.token("pad_token_id"),
+        eos=tuple(t for t in settings.read_tokens("eos_token_id") if 0 <= t < settings.vocab_size),
+        bos=settings.read_token("bos_token_id"),
+        pad=settings.read_token("pad_token_id"),
         max_length=max_length,
     )
 
 
-def translation_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
+def read_translation_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
     """Return the generation defaults of an encoder-decoder.
 
     Raises:
         CheckpointError: decoder_start_token_id or eos_token_id is missing, or a setting cannot be kept.
     """
-    basics = token_defaults(settings, max_length)
-    start = settings.own_token("decoder_start_token_id")
+    basics = read_token_defaults(settings, max_length)
+    start = settings.read_output_token("decoder_start_token_id")
     missing = [] if basics.eos else ["eos_token_id"]
     missing += ["decoder_start_token_id"] if start is None else []
     if missing:
@@ -286,24 +273,24 @@ def translation_defaults(settings: Settings, max_length: int) -> GenerationDefau
             f"{settings.where}: {' and '.join(missing)} missing; a translation needs both, in"
             " generation_config.json"
         )
-    warn_of_unsupported(settings, UNSUPPORTED)
+    warn_about_unsupported(settings, UNSUPPORTED)
     # Of the lengths those of new tokens win; the others count the start token.
-    least = settings.whole("min_new_tokens")
-    most = settings.whole("max_new_tokens")
+    least = settings.read_integer("min_new_tokens")
+    most = settings.read_integer("max_new_tokens")
     if least is None:
-        least = max(0, (settings.whole("min_length") or 0) - 1)
+        least = max(0, (settings.read_integer("min_length") or 0) - 1)
     if most is None:
-        most = (settings.whole("max_length") or max_length + 1) - 1
+        most = (settings.read_integer("max_length") or max_length + 1) - 1
     defaults = replace(
         basics,
         decoder_start=start,
-        forced_bos=settings.own_token("forced_bos_token_id"),
-        forced_eos=settings.own_token("forced_eos_token_id"),
-        suppressed=settings.bad_words(),
-        repetition_penalty=settings.number("repetition_penalty", 1.0),
-        no_repeat_ngram_size=settings.whole("no_repeat_ngram_size") or None,
+        forced_bos=settings.read_output_token("forced_bos_token_id"),
+        forced_eos=settings.read_output_token("forced_eos_token_id"),
+        suppressed=settings.read_bad_words(),
+        repetition_penalty=settings.read_number("repetition_penalty", 1.0),
+        no_repeat_ngram_size=settings.read_integer("no_repeat_ngram_size") or None,
         min_new_tokens=least,
         max_new_tokens=min(max_length, most),
-        renormalize=settings.flag("renormalize_logits"),
+        renormalize=settings.read_flag("renormalize_logits"),
     )
-    return with_beams(defaults, settings)
+    return add_beam_search(defaults, settings)

@@ -68,7 +68,7 @@ class Source:
         return {**found, "commit": self.commit} if self.commit else found
 
 
-def recorded_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
+def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
     """Return the MODEL argument that finds a manifest's checkpoint again: of a hub model, its very commit.
 
     Args:

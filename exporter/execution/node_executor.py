@@ -102,7 +102,7 @@ class NodeExecutor:
             BackendError: ONNX Runtime cannot run a node alone.
         """
         values: dict[ir.Value, Array] = dict(self.constants)
-        values |= {value: inputs[str(value.name)] for value in inputs_of(self.graph)}
+        values |= {value: inputs[str(value.name)] for value in list_inputs(self.graph)}
         last_use = {value: node for node in self.graph for value in node.inputs if value is not None}
         keep = set(self.graph.outputs) | set(self.constants)
         for node in self.graph:
@@ -118,16 +118,16 @@ class NodeExecutor:
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
         if is_own_attention(node, feeds):
             present = [feed for feed in feeds if feed is not None]
-            return [self.attention(node, *present)]
+            return [self.compute_attention(node, *present)]
         key = (
             node.domain,
             node.op_type,
-            self.attributes_of(node),
+            self.hash_attributes(node),
             tuple(None if feed is None else (feed.dtype.name, shape_of(node, feed)) for feed in feeds),
             tuple(value.dtype for value in node.outputs),
         )
         if key not in self.sessions:
-            self.sessions[key] = self.session_for(node, feeds)
+            self.sessions[key] = self.open_session(node, feeds)
         bound = {f"in{i}": feed for i, feed in enumerate(feeds) if feed is not None}
         with wrap_ort_errors(f"node {node.name!r} ({node.op_type}) fails"):
             results: list[Array] = self.sessions[key].run(None, bound)
@@ -135,7 +135,7 @@ class NodeExecutor:
             raise BackendError(f"node {node.name!r} ({node.op_type}) gives a sequence, not a tensor")
         return results
 
-    def attributes_of(self, node: ir.Node) -> bytes:
+    def hash_attributes(self, node: ir.Node) -> bytes:
         """Return what is the same for nodes with the same attributes alone: a hash of all of their bytes.
 
         Raises:
@@ -152,7 +152,7 @@ class NodeExecutor:
             self.attributes[node] = digest.digest()
         return self.attributes[node]
 
-    def attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
+    def compute_attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
         """Compute Attention in parts, each rounded: one node would neither round nor show its scores."""
         dtype = q.dtype
 
@@ -169,7 +169,7 @@ class NodeExecutor:
         weights = rounded("weights", weights / weights.sum(-1, keepdims=True), scores)
         return (weights @ v).astype(dtype)
 
-    def session_for(self, node: ir.Node, feeds: list[Array | None]) -> Any:
+    def open_session(self, node: ir.Node, feeds: list[Array | None]) -> Any:
         """Return a session of just this node."""
         inputs = [
             None
@@ -178,7 +178,8 @@ class NodeExecutor:
             for i, feed in enumerate(feeds)
         ]
         outputs = [
-            ir.Value(name=f"out{i}", type=self.type_of(node, value)) for i, value in enumerate(node.outputs)
+            ir.Value(name=f"out{i}", type=self.choose_type(node, value))
+            for i, value in enumerate(node.outputs)
         ]
         attributes = [load_attribute(attribute) for attribute in node.attributes.values()]
         alone = ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs)
@@ -193,7 +194,7 @@ class NodeExecutor:
         with wrap_ort_errors(f"node {node.name!r} ({node.op_type}) cannot be run alone"):
             return plain_session(proto.SerializeToString(), optimized=False)
 
-    def type_of(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
+    def choose_type(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
         return result.type
 
     def check(self, node: ir.Node, name: str, array: Array, feeds: Sequence[Array | None]) -> None:
@@ -225,7 +226,7 @@ class WideExecutor(NodeExecutor):
         with np.errstate(over="ignore"):
             return (array.astype(np.float16) if self.rounded else array).astype(np.float32)
 
-    def type_of(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
+    def choose_type(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
         wide = result.dtype == ir.DataType.FLOAT16 and node.op_type != "Cast"
         return ir.TensorType(ir.DataType.FLOAT) if wide else result.type
 
@@ -303,7 +304,7 @@ def rounded_engine(precision: str) -> str:
     return f"{NODE_BY_NODE}, rounded to {precision}"
 
 
-def inputs_of(graph: ir.Graph) -> list[ir.Value]:
+def list_inputs(graph: ir.Graph) -> list[ir.Value]:
     """Return the inputs that a graph has to be given: old files list their weights among them."""
     return [value for value in graph.inputs if str(value.name) not in graph.initializers]
 

@@ -56,7 +56,7 @@ class Trial:
     steps: tuple[Step, ...]
     read: tuple[Reading, ...]
 
-    def values(self, model: ir.Model, artifact: Artifact) -> dict[Key, Array]:
+    def collect_values(self, model: ir.Model, artifact: Artifact) -> dict[Key, Array]:
         """Return every result of every node in every step."""
         found: dict[Key, Array] = {}
 
@@ -67,7 +67,9 @@ class Trial:
         self.drive(program)
         return found
 
-    def module_results(self, model: nn.Module, rounding: Rounding | None = None) -> list[dict[str, Array]]:
+    def collect_module_results(
+        self, model: nn.Module, rounding: Rounding | None = None
+    ) -> list[dict[str, Array]]:
         """Return what each module of PyTorch's model gives, (T, ...) by its path, for each text.
 
         Args:
@@ -94,7 +96,7 @@ class Trial:
                 hook.remove()
         return found
 
-    def placed(self, step: int, results: Sequence[Mapping[str, Array]], path: str) -> Array | None:
+    def gather_results(self, step: int, results: Sequence[Mapping[str, Array]], path: str) -> Array | None:
         """Return a module's results at the tokens of a step, one below the other; None if a text has none."""
         rows = []
         for positions, found in zip(self.steps[step].positions, results, strict=True):
@@ -105,7 +107,7 @@ class Trial:
             rows.append(array[wanted])
         return np.concatenate(rows)
 
-    def tokens_of(self, step: int, array: Array) -> Array | None:
+    def select_tokens(self, step: int, array: Array) -> Array | None:
         """Return a result (B, T, ...) or (B, H, T, ...) at the same tokens; None if it has another shape."""
         positions = self.steps[step].positions
         B, T = positions.shape

@@ -28,7 +28,7 @@ from ...runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ...runtime.diagnostics.golden.files import golden_file, read_golden
 from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
-from ..bundle.writer import check_output, file_entries, install, staging_folder, write_manifest
+from ..bundle.writer import check_output, install, list_file_entries, staging_folder, write_manifest
 from ..errors import ExportError
 from ..reference.fitted_head import HEAD
 from ..tensorrt.plans import Progress, silent
@@ -125,7 +125,7 @@ def fit_head(
         compare_with_scikit_learn(staging, rows, fitted)
         manifest = verify_graphs(opened, staging, manifest, progress)
         picture = write_report_files(staging, manifest, rows, fitted)
-        manifest = dataclasses.replace(manifest, files=file_entries(staging))
+        manifest = dataclasses.replace(manifest, files=list_file_entries(staging))
         install(staging, manifest, output, force=force)
     if opened.manifest.plans:
         log.warning("plans don't have the new head and were left out; `planforge build %s` makes one", output)
@@ -266,7 +266,7 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
         artifacts=tuple(artifacts),
         plans=(),
         source=relocate_source(opened, output),
-        files=file_entries(staging),
+        files=list_file_entries(staging),
         tools={**old.tools, "scikit-learn": importlib.metadata.version("scikit-learn")},
     )
     write_manifest(staging, manifest)

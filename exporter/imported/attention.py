@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ..errors import ExportError
-from .graph import depends_on_shapes, producer_of
+from .graph import depends_on_shapes, require_producer
 
 MOVES = ("Cast", "Expand", "Reshape", "Transpose", "Unsqueeze")  # they move heads, without arithmetic
 
@@ -56,17 +56,16 @@ def find_self_attention(graph: ir.Graph, inputs: Mapping[str, ir.Value], layer: 
     new = []
     for kind in ("key", "value"):
         value = outputs[f"present.{layer}.{kind}"]
-        concat = producer_of(value)
+        concat = require_producer(value)
         if concat.op_type != "Concat" or concat.inputs[0] is not inputs[f"past_key_values.{layer}.{kind}"]:
             raise ExportError(f"{value.name} is no Concat with the past, but {concat.op_type}")
         present.append(value)
         assert concat.inputs[1] is not None
         new.append(concat.inputs[1])
-    found = find_attention_between(present[0], present[1], size)
-    if found is None:
+    attention = find_attention_between(present[0], present[1], size)
+    if attention is None:
         raise ExportError(f"no Softmax of layer {layer} lies between its keys and values")
-    queries, scale, biases, product = found
-    return Attention(queries, new[0], new[1], scale, biases, product, tuple(present))
+    return replace(attention, keys=new[0], values=new[1], present=tuple(present))
 
 
 def find_source_attention(inputs: Mapping[str, ir.Value], layer: int, size: int) -> Attention:
@@ -76,29 +75,30 @@ def find_source_attention(inputs: Mapping[str, ir.Value], layer: int, size: int)
         inputs: the graph's, by name: cross.0.key and so on.
     """
     keys, values = (inputs[f"cross.{layer}.{kind}"] for kind in ("key", "value"))
-    found = find_attention_between(keys, values, size)
-    if found is None:
+    attention = find_attention_between(keys, values, size)
+    if attention is None:
         raise ExportError(f"no Softmax of layer {layer} lies between the source's keys and values")
-    queries, scale, biases, product = found
-    return Attention(queries, keys, values, scale, biases, product)
+    return attention
 
 
-def find_attention_between(
-    keys: ir.Value, values: ir.Value, size: int
-) -> tuple[ir.Value, float, tuple[ir.Value, ...], ir.Node] | None:
-    """Return queries, scale, biases and last product of the attention that reads keys and values."""
+def find_attention_between(keys: ir.Value, values: ir.Value, size: int) -> Attention | None:
+    """Return the attention that reads these keys and values, or None if it has no known form."""
     for softmax in find_below(keys, "Softmax"):
         scores, scale, biases = find_product_behind(softmax)
         if scores is None or scores.inputs[0] is None or scores.inputs[1] is None:
             continue
-        of_keys = scale_to(scores.inputs[1], keys, size)
+        of_keys = find_scale_between(scores.inputs[1], keys, size)
         if of_keys is None:
             continue
         queries, of_queries = strip_scale(scores.inputs[0], size)
         product = next(iter(find_below(softmax.outputs[0], "MatMul")), None)
-        if product is None or product.inputs[1] is None or scale_to(product.inputs[1], values, size) != 1.0:
+        if (
+            product is None
+            or product.inputs[1] is None
+            or find_scale_between(product.inputs[1], values, size) != 1.0
+        ):
             return None
-        return queries, scale * of_keys * of_queries, tuple(biases), product
+        return Attention(queries, keys, values, scale * of_keys * of_queries, tuple(biases), product)
     return None
 
 
@@ -126,7 +126,7 @@ def find_product_behind(softmax: ir.Node) -> tuple[ir.Node | None, float, list[i
         if node.op_type == "MatMul":
             return node, scale, biases
         if node.op_type in ("Mul", "Div"):
-            factor = constant_of(node.inputs[1])
+            factor = read_scalar(node.inputs[1])
             if factor is None:
                 return None, scale, biases
             scale = scale * factor if node.op_type == "Mul" else scale / factor
@@ -149,7 +149,7 @@ def is_product(value: ir.Value) -> bool:
     return node is not None and node.op_type == "MatMul"
 
 
-def scale_to(value: ir.Value, target: ir.Value, size: int) -> float | None:
+def find_scale_between(value: ir.Value, target: ir.Value, size: int) -> float | None:
     """Return the factor between a cached tensor and a product's input; None if it is another tensor's."""
     scale = 1.0
     while value is not target:
@@ -157,7 +157,7 @@ def scale_to(value: ir.Value, target: ir.Value, size: int) -> float | None:
         if node is None or node.inputs[0] is None:
             return None
         if node.op_type in ("Mul", "Div"):
-            factor = factor_of(node, size)
+            factor = read_factor(node, size)
             if factor is None:
                 return None
             scale *= factor
@@ -171,7 +171,7 @@ def strip_scale(value: ir.Value, size: int) -> tuple[ir.Value, float]:
     """Return queries before they are scaled, and the scale."""
     scale = 1.0
     while (node := value.producer()) is not None and node.op_type in ("Mul", "Div"):
-        factor = factor_of(node, size)
+        factor = read_factor(node, size)
         if factor is None or node.inputs[0] is None:
             break
         value = node.inputs[0]
@@ -179,15 +179,15 @@ def strip_scale(value: ir.Value, size: int) -> tuple[ir.Value, float]:
     return value, scale
 
 
-def factor_of(node: ir.Node, size: int) -> float | None:
+def read_factor(node: ir.Node, size: int) -> float | None:
     """Return the number by which a Mul or Div scales its first input, or None."""
-    factor = constant_of(node.inputs[1])
+    factor = read_scalar(node.inputs[1])
     if factor is None and node.op_type == "Mul" and depends_on_shapes(node.inputs[1]):
         return math.pow(size, -0.25)  # torch spreads 1 / sqrt(D) over both sides of the product
     return factor if factor is None or node.op_type == "Mul" else 1 / factor
 
 
-def constant_of(value: ir.Value | None) -> float | None:
+def read_scalar(value: ir.Value | None) -> float | None:
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None
     number = float(value.const_value.numpy().astype(np.float64).reshape(-1)[0])

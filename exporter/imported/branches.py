@@ -27,7 +27,7 @@ def decide_branches(model: ir.Model) -> None:
     for node, *answers in zip(found, *runs, strict=True):
         taken = {bool(answer) for answer in answers}
         if len(taken) == 1:
-            inline(node, "then_branch" if taken.pop() else "else_branch")
+            inline_branch(node, "then_branch" if taken.pop() else "else_branch")
     common.RemoveUnusedNodesPass()(model)
 
 
@@ -35,13 +35,13 @@ def choose_branch(model: ir.Model, name: str, branch: str) -> None:
     """Take one branch wherever an input decides, and drop the input."""
     for node in list(model.graph):
         if node.op_type == "If" and node.inputs[0] is not None and node.inputs[0].name == name:
-            inline(node, branch)
+            inline_branch(node, branch)
     for value in [value for value in model.graph.inputs if value.name == name]:
         model.graph.inputs.remove(value)
     common.RemoveUnusedNodesPass()(model)
 
 
-def inline(node: ir.Node, branch: str) -> None:
+def inline_branch(node: ir.Node, branch: str) -> None:
     """Move a branch's nodes and constants to where its If stands."""
     outer = node.graph
     inner = node.attributes[branch].as_graph()

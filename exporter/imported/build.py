@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ...runtime.backends.ort_backend import plain_session
-from ..passes.weights import initializer
+from ..passes.weights import add_initializer
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +34,7 @@ class Builder:
         node = ir.node(operator, values, attributes, domain=domain, num_outputs=results)
         self.graph.insert_before(self.before, node)
         for result in node.outputs:
-            result.type = type_of(node)
+            result.type = infer_type(node)
             result.name = f"{self.name}/{operator}_{self.count}"
             self.count += 1
         node.name = f"{node.outputs[0].name}_node"
@@ -43,10 +43,10 @@ class Builder:
     def constant(self, value: Any, dtype: npt.DTypeLike = np.int64) -> ir.Value:
         """Return a small constant, which is in the graph once."""
         array = np.array(value, dtype)
-        return initializer(self.graph, f"constant/{array.dtype}/{array.tolist()}", ir.tensor(array))
+        return add_initializer(self.graph, f"constant/{array.dtype}/{array.tolist()}", ir.tensor(array))
 
 
-def type_of(node: ir.Node) -> ir.TypeProtocol | None:
+def infer_type(node: ir.Node) -> ir.TypeProtocol | None:
     """Return the type of a node's results, for the operators that are used here."""
     if node.op_type == "Shape":
         return ir.TensorType(ir.DataType.INT64)
@@ -58,7 +58,7 @@ def type_of(node: ir.Node) -> ir.TypeProtocol | None:
     return None if given is None else given.type
 
 
-def make_stand_in(value: ir.Value, past: int) -> Array:
+def make_example_input(value: ir.Value, past: int) -> Array:
     """Make an array for a decoder's input: one row, one token, two source tokens, `past` cached ones."""
     assert value.shape is not None
     name = str(value.name)

@@ -38,9 +38,9 @@ def check_source(source: Source, found: Folder) -> None:
                 f"{source.folder} has {name} {ours!r}, and {found.path} is of one with {theirs!r}; give that"
                 " checkpoint as --source"
             )
-    ours = rope_theta(config)
+    ours = read_rope_theta(config)
     # The former is the value that optimum's transformers has read.
-    theirs = found.config.get("rope_theta", rope_theta(found.config))
+    theirs = found.config.get("rope_theta", read_rope_theta(found.config))
     if ours is not None and theirs is not None and ours != theirs:
         raise CheckpointError(
             f"the checkpoint {source.folder} has rope_theta {ours}, the graphs of {found.path} have {theirs}:"
@@ -49,7 +49,7 @@ def check_source(source: Source, found: Folder) -> None:
         )
 
 
-def rope_theta(config: Mapping[str, Any]) -> Any:
+def read_rope_theta(config: Mapping[str, Any]) -> Any:
     """Return rope_theta from where transformers 5, or an older version, writes it."""
     parameters = config.get("rope_parameters")
     return (parameters if isinstance(parameters, dict) else config).get("rope_theta")
@@ -89,7 +89,7 @@ class ImportedCheckpoint(Checkpoint):
         self.config = self.read_config(found)
         self.read_tokenizers()
         self.choices = Choices(
-            max_batch or self.most_rows, self.length_of(max_length, self.context_of(found))
+            max_batch or self.most_rows, self.choose_length(max_length, self.context_of(found))
         )
         self.recipes = self.read_recipes(shared)
         self.generation, self.encoder = self.read_generation(), self.read_encoder()
@@ -120,7 +120,7 @@ class ImportedCheckpoint(Checkpoint):
 
     def context_of(self, found: Folder) -> int:
         """Return the most tokens that the model takes."""
-        context = found.whole(LENGTHS)
+        context = found.read_integer(LENGTHS)
         if context is None:
             raise CheckpointError(
                 f"{found.path / 'config.json'} says no length: none of {', '.join(LENGTHS)}"

@@ -17,9 +17,10 @@ import onnx_ir as ir
 
 from ...models.masked import MASKED
 from ..errors import ExportError
+from ..passes.weights import add_initializer
 from .attention import Attention
 from .build import Builder
-from .graph import Heads, producer_of
+from .graph import Heads, require_producer
 from .growing_cache import add_attention
 
 STATES = "encoder_hidden_states"
@@ -55,14 +56,14 @@ def find_projections(first: ir.Model) -> list[Projection]:
         assert value.shape is not None
         heads = value.shape[1]
         size = value.shape[3]
-        node = producer_of(value)
+        node = require_producer(value)
         bias = None
         while node.op_type in ("Transpose", "Reshape", "Add", "Cast"):
             constants = [v for v in node.inputs if v is not None and v.const_value is not None]
             given = [v for v in node.inputs if v is not None and v.const_value is None]
             if node.op_type == "Add":
                 (bias,) = constants
-            node = producer_of(given[0])
+            node = require_producer(given[0])
         weight = node.inputs[1] if node.op_type == "MatMul" else None
         read = node.inputs[0]
         if weight is None or weight.const_value is None or read is None or read.name != STATES:
@@ -81,7 +82,7 @@ def find_projections(first: ir.Model) -> list[Projection]:
     return found
 
 
-def project(encoder: ir.Model, found: Sequence[Projection]) -> None:
+def add_projections(encoder: ir.Model, found: Sequence[Projection]) -> None:
     """Make keys and values (B, H, S, D) of every layer an encoder's outputs, instead of its states."""
     graph = encoder.graph
     states = next(value for value in graph.outputs if value.name == "last_hidden_state")
@@ -106,18 +107,13 @@ def copy_constant(graph: ir.Graph, value: ir.Value) -> ir.Value:
     """Copy another graph's constant to this one."""
     tensor = value.const_value
     assert tensor is not None
-    name = f"{STATES}/{value.name}"
-    if name not in graph.initializers:
-        own = ir.Value(name=name, shape=value.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        graph.register_initializer(own)
-    return graph.initializers[name]
+    return add_initializer(graph, f"{STATES}/{value.name}", tensor)
 
 
-def source_mask(op: Builder, mask: ir.Value) -> ir.Value:
+def add_source_mask(op: Builder, mask: ir.Value) -> ir.Value:
     """Turn a mask (B, S) of 1 and 0 into (B, 1, 1, S) to add to scores."""
     counts = op("Cast", op("Unsqueeze", mask, op.constant([1, 2])), to=ir.DataType.BOOL)
-    added = op("Where", counts, op.constant(0.0, np.float32), op.constant(MASKED, np.float32))
-    return added
+    return op("Where", counts, op.constant(0.0, np.float32), op.constant(MASKED, np.float32))
 
 
 def write_source_attention(
@@ -126,7 +122,7 @@ def write_source_attention(
     """Replace a layer's attention over the source; a source's beams become one row of K * T queries.
 
     Args:
-        mask: what `source_mask` gives.
+        mask: what `add_source_mask` gives.
         ids: (B * K, T).
     """
     op = Builder(graph, attention.product, f"{attention.keys.name}/attention")

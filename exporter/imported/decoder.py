@@ -13,9 +13,9 @@ from ..tracing.recipes.recipe import HEAD_SIZES
 from .branches import SWITCH, choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
-from .graph import choose_rows, heads_of, simplify_graph, vocabulary_of
+from .graph import choose_rows, read_heads, read_vocab_size, simplify_graph
 from .names import name_weights
-from .shapes import settle_shapes
+from .shapes import fold_shapes
 from .shared_buffers import share_buffers
 from .signature import DECODER, set_signature
 
@@ -52,7 +52,7 @@ class ImportedDecoder(ImportedCheckpoint):
         self.graph = found.graph
         choose_branch(self.graph, SWITCH, "then_branch")
         simplify_graph(self.graph)
-        self.heads = heads_of(self.graph)
+        self.heads = read_heads(self.graph)
         self.opset = self.graph.opset_imports[""]
 
     def read_config(self, found: Folder) -> DecoderConfig:
@@ -62,13 +62,13 @@ class ImportedDecoder(ImportedCheckpoint):
             heads.layers,
             heads.cached,
             heads.size,
-            vocabulary_of(logits),
+            read_vocab_size(logits),
             self.context_of(found),
-            query_heads=found.whole(HEADS),
+            query_heads=found.read_integer(HEADS),
         )
 
-    def length_of(self, asked: int | None, context: int) -> int:
-        length = super().length_of(asked, context)
+    def choose_length(self, asked: int | None, context: int) -> int:
+        length = super().choose_length(asked, context)
         if asked is not None or length <= USUAL_LENGTH:
             return length
         log.warning(
@@ -81,9 +81,9 @@ class ImportedDecoder(ImportedCheckpoint):
         return USUAL_LENGTH
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
-        made = [gpt2.portable(self.config, self.choices)]
+        made = [gpt2.make_portable_recipe(self.config, self.choices)]
         if shared and self.can_share():
-            made.append(gpt2.ort(self.config, self.choices))
+            made.append(gpt2.make_ort_recipe(self.config, self.choices))
         names = {str(value.name) for value in self.graph.graph.inputs} | {"logit_rows", "past_lengths"}
         found = {}
         for recipe in made:
@@ -117,6 +117,6 @@ class ImportedDecoder(ImportedCheckpoint):
                 share_buffers(graph, self.heads, self.config.query_heads)
             set_signature(graph, recipe.inputs, recipe.outputs)
             if recipe.dialect == "ort":
-                settle_shapes(graph)
+                fold_shapes(graph)
             made[name] = graph
         return made

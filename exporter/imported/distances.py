@@ -12,9 +12,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..errors import ExportError
-from ..passes.weights import initializer
+from ..passes.weights import add_initializer
 from .attention import Attention
-from .build import Array, Builder, evaluate, make_stand_in
+from .build import Array, Builder, evaluate, make_example_input
 from .graph import depends_on_shapes
 
 LONGEST_TABLE = 2048  # longest context whose whole bias is computed once to read its table off
@@ -37,7 +37,7 @@ def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length:
     if not names:
         return [None] * len(found)
 
-    (arrays,) = evaluate(model, names, lambda value: [make_stand_in(value, length - 1)])
+    (arrays,) = evaluate(model, names, lambda value: [make_example_input(value, length - 1)])
     by_name = dict(zip(names, arrays, strict=True))
     tables: list[Array | None] = []
     for attention in found:
@@ -51,13 +51,13 @@ def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length:
     return tables
 
 
-def distance_bias(op: Builder, table: ir.Value, behind: ir.Value) -> ir.Value:
+def add_distance_bias(op: Builder, table: ir.Value, behind: ir.Value) -> ir.Value:
     """Look up a table for distances (B, T, S) as (B, H, T, S); tokens ahead count as the token itself."""
     found = op("Gather", table, op("Max", behind, op.constant(0)), axis=0)
     return op("Transpose", found, perm=[0, 3, 1, 2])
 
 
-def tabulate(model: ir.Model, ids: ir.Value, length: int) -> None:
+def tabulate_distances(model: ir.Model, ids: ir.Value, length: int) -> None:
     """Look up what an encoder adds to its scores by distance alone, instead of computing it in each run.
 
     T5 takes a logarithm of distances, which is infinite for 0, and which fp16 cannot represent.
@@ -84,15 +84,15 @@ def tabulate(model: ir.Model, ids: ir.Value, length: int) -> None:
     ahead = op("Sub", own, op("Unsqueeze", own, op.constant([1])))  # (T, T)
     index = op("Add", ahead, op.constant(length - 1))
     for value in {str(value.name): value for value in found}.values():
-        table = table_of(arrays[names.index(str(value.name))], length)
+        table = read_distance_table(arrays[names.index(str(value.name))], length)
         if table is not None:
-            constant = initializer(graph, f"{value.name}/table", ir.tensor(table))
+            constant = add_initializer(graph, f"{value.name}/table", ir.tensor(table))
             rows = op("Transpose", op("Gather", constant, index, axis=0), perm=[2, 0, 1])
             ir.convenience.replace_all_uses_with(value, op("Unsqueeze", rows, op.constant([0])))
     common.RemoveUnusedNodesPass()(model)
 
 
-def table_of(bias: Array, length: int) -> Array | None:
+def read_distance_table(bias: Array, length: int) -> Array | None:
     """Return the table (2 * L - 1, H) of a bias (1, H, L, L), or None if more than the distance counts."""
     if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[2:] != (length, length):
         return None

@@ -17,7 +17,7 @@ from ...runtime.backends.ort_backend import plain_session
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.encode.pooling import POOLINGS
 from ..checkpoints.checkpoint import LEAST_LENGTH
-from ..checkpoints.tokenizers.files import settings_of as tokenizer_settings
+from ..checkpoints.tokenizers.files import read_settings
 from ..errors import CheckpointError, ExportError, first_line
 from ..tracing.recipes import Recipe, bert
 from ..tracing.recipes.recipe import by_id
@@ -81,15 +81,15 @@ class ImportedEncoder(ImportedCheckpoint):
             )
 
     def read_config(self, found: Folder) -> EncoderConfig:
-        def whole(names: tuple[str, ...]) -> int:
-            value = found.whole(names)
+        def require_integer(names: tuple[str, ...]) -> int:
+            value = found.read_integer(names)
             if value is None:
                 raise CheckpointError(f"{found.path / 'config.json'} says none of {', '.join(names)}")
             return value
 
-        vocabulary = whole(("vocab_size",))
+        vocabulary = require_integer(("vocab_size",))
         graph = self.graph.graph
-        self.roles = {str(v.name): self.role_of(v, vocabulary) for v in graph.outputs}
+        self.roles = {str(v.name): self.find_role(v, vocabulary) for v in graph.outputs}
         if not any(self.roles.values()):
             raise ExportError(f"{found.model} gives none of {', '.join((*STATE_NAMES, 'logits', *ENDS))}")
         heads = tuple(
@@ -100,19 +100,19 @@ class ImportedEncoder(ImportedCheckpoint):
             for v in graph.outputs
             if self.roles[str(v.name)].endswith("_classification") and v.shape is not None
         ]
-        width = whole(WIDTHS)
+        width = require_integer(WIDTHS)
         return EncoderConfig(
             vocabulary,
             hidden_size=width,
-            intermediate_size=found.whole(FEED_FORWARD) or 4 * width,
-            num_attention_heads=whole(HEADS),
-            num_hidden_layers=whole(LAYERS),
+            intermediate_size=found.read_integer(FEED_FORWARD) or 4 * width,
+            num_attention_heads=require_integer(HEADS),
+            num_hidden_layers=require_integer(LAYERS),
             heads=heads,
             num_labels=classes[0] if classes and isinstance(classes[0], int) else 0,
             sentence=None if self.modules is None else self.modules.config,
         )
 
-    def role_of(self, value: ir.Value, vocabulary: int) -> str:
+    def find_role(self, value: ir.Value, vocabulary: int) -> str:
         """Return an output's role, by its name and shape; "" for one that is left out."""
         name = str(value.name)
         shape = list(value.shape or ())
@@ -138,7 +138,7 @@ class ImportedEncoder(ImportedCheckpoint):
         config.json. Of padding alone such a graph takes any length, so it has to take each of two words.
         """
         context = super().context_of(found)
-        pad = found.whole(("pad_token_id",)) or 0
+        pad = found.read_integer(("pad_token_id",)) or 0
         words = [(pad + distance) % self.config.vocab_size for distance in (1, 2)]
         session = plain_session(found.model)
         inputs = [node.name for node in session.get_inputs()]
@@ -149,7 +149,7 @@ class ImportedEncoder(ImportedCheckpoint):
                 continue
             try:
                 for word in words:
-                    session.run(None, inputs_of_one_word(inputs, word, length))
+                    session.run(None, make_inputs_of_one_word(inputs, word, length))
             except Exception as caught:  # onnxruntime's own
                 error = caught
                 continue
@@ -160,7 +160,7 @@ class ImportedEncoder(ImportedCheckpoint):
     @property
     def tokens_of_tokenizer(self) -> int | None:
         """The length at which the checkpoint's tokenizer cuts texts."""
-        length = tokenizer_settings(self.folder).get("model_max_length")
+        length = read_settings(self.folder).get("model_max_length")
         return length if type(length) is int and length >= LEAST_LENGTH[self.task] else None
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
@@ -212,7 +212,7 @@ class ImportedEncoder(ImportedCheckpoint):
         return made
 
 
-def inputs_of_one_word(names: Sequence[str], word: int, length: int) -> dict[str, npt.NDArray[np.int64]]:
+def make_inputs_of_one_word(names: Sequence[str], word: int, length: int) -> dict[str, npt.NDArray[np.int64]]:
     """Return a graph's inputs (1, T) for a sequence that repeats one word.
 
     Args:

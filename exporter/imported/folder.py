@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from ..errors import CheckpointError, first_line
-from ..passes.weight_files import refusal_of
-from ..passes.weights import EXTERNAL_FROM_BYTES, lazy
+from ..passes.weight_files import explain_refusal
+from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
 from .mapped import load_mapped
 
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
@@ -49,7 +49,7 @@ class Folder:
     @property
     def architecture(self) -> str:
         """The class of the model in transformers, such as LlamaForCausalLM."""
-        return architecture_of(self.config)
+        return read_architecture(self.config)
 
     @property
     def graph(self) -> ir.Model:
@@ -59,14 +59,14 @@ class Folder:
     @cached_property
     def read(self) -> ir.Model:
         """`model`, read once, which nobody changes."""
-        return load_graph(self.model)
+        return read_graph(self.model)
 
-    def whole(self, names: tuple[str, ...]) -> int | None:
+    def read_integer(self, names: tuple[str, ...]) -> int | None:
         """Return the first of some settings that is an integer."""
         return next((self.config[n] for n in names if type(self.config.get(n)) is int), None)
 
 
-def architecture_of(config: Mapping[str, Any]) -> str:
+def read_architecture(config: Mapping[str, Any]) -> str:
     """Return the name of the model's class in a config.json; "" where it says nothing."""
     named = config.get("architectures")
     return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
@@ -113,7 +113,7 @@ def read_folder(path: Path) -> Folder:
     )
 
 
-def load_graph(path: Path) -> ir.Model:
+def read_graph(path: Path) -> ir.Model:
     """Load a graph.
 
     Raises:
@@ -177,7 +177,7 @@ def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
         path: the graph's file.
     """
     location = str(weight.location)
-    if (why := refusal_of(path, location)) is not None:
+    if (why := explain_refusal(path, location)) is not None:
         raise CheckpointError(f"{path} has weights in {location}, {why}")
     try:
         array = copy(weight).numpy()
@@ -187,4 +187,6 @@ def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
         ) from error
     if weight.nbytes < EXTERNAL_FROM_BYTES:
         return ir.tensor(array.copy(), name=weight.name)
-    return lazy(lambda: copy(weight).numpy(), weight.shape.numpy(), weight.dtype.numpy(), str(weight.name))
+    return make_lazy_tensor(
+        lambda: copy(weight).numpy(), weight.shape.numpy(), weight.dtype.numpy(), str(weight.name)
+    )

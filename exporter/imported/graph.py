@@ -16,7 +16,7 @@ from onnx_ir.passes import common
 
 from ...models.masked import MASKED
 from ..errors import ExportError
-from ..passes.weights import initializer
+from ..passes.weights import add_initializer
 from ..tracing.graph_check import axis_name
 from .branches import decide_branches
 
@@ -68,7 +68,7 @@ def make_masks_finite(graph: ir.Graph) -> None:
             )
 
 
-def heads_of(model: ir.Model) -> Heads:
+def read_heads(model: ir.Model) -> Heads:
     """Return the sizes of attention, by the shapes of the cached inputs.
 
     Raises:
@@ -87,34 +87,34 @@ def choose_rows(model: ir.Model) -> None:
     """Add the input logit_rows (N,): the head multiplies those rows alone, and logits are (N, V)."""
     graph = model.graph
     logits = next(value for value in graph.outputs if value.name == "logits")
-    head = producer_of(logits)
+    head = require_producer(logits)
     while head.op_type not in ("MatMul", "Gemm"):
         given = [v for v in head.inputs if v is not None and v.const_value is None]
         if head.op_type not in BETWEEN_HEAD_AND_LOGITS or len(given) != 1:
             raise ExportError(f"the product that gives the logits was not found behind {head.op_type}")
-        head = producer_of(given[0])
+        head = require_producer(given[0])
     states = head.inputs[0]
     assert states is not None
     rows = add_input(graph, "logit_rows", ["rows"])
-    flat = initializer(graph, "rows/flat", ir.tensor(np.array([-1, width_of(head)], np.int64)))
+    flat = add_initializer(graph, "rows/flat", ir.tensor(np.array([-1, read_width(head)], np.int64)))
     reshape = ir.node("Reshape", [states, flat])
     gather = ir.node("Gather", [reshape.outputs[0], rows], {"axis": 0})
     for node in (reshape, gather):
         node.outputs[0].type = states.type
-        node.outputs[0].shape = ir.Shape([None, width_of(head)])
+        node.outputs[0].shape = ir.Shape([None, read_width(head)])
         graph.insert_before(head, node)
     head.replace_input_with(0, gather.outputs[0])
     node = head
     while True:
         (result,) = node.outputs
-        result.shape = ir.Shape(["rows", vocabulary_of(logits)])
+        result.shape = ir.Shape(["rows", read_vocab_size(logits)])
         if result is logits:
             return
         (use,) = result.uses()
         node = use.node
 
 
-def width_of(product: ir.Node) -> int:
+def read_width(product: ir.Node) -> int:
     weight = product.inputs[1]
     if weight is None or weight.shape is None or len(weight.shape) != 2:
         raise ExportError("the head's weight is no matrix")
@@ -122,14 +122,14 @@ def width_of(product: ir.Node) -> int:
     return int(weight.shape.numpy()[1 if by_rows else 0])
 
 
-def vocabulary_of(logits: ir.Value) -> int:
+def read_vocab_size(logits: ir.Value) -> int:
     length = None if logits.shape is None else logits.shape[-1]
     if not isinstance(length, int):
         raise ExportError("the logits' last axis has no fixed length")
     return length
 
 
-def producer_of(value: ir.Value) -> ir.Node:
+def require_producer(value: ir.Value) -> ir.Node:
     node = value.producer()
     if node is None:
         raise ExportError(f"{value.name!r} is computed by no node")
@@ -149,13 +149,13 @@ def depends_on_shapes(value: ir.Value | None) -> bool:
     """Tell whether a value is computed from the shapes of others, and from nothing else that varies."""
     if value is None:
         return False
-    nodes = list(nodes_behind(value))
+    nodes = list(walk_back(value))
     read = [v for node in nodes if node.op_type != "Shape" for v in node.inputs if v is not None]
     varies = any(v.producer() is None and v.const_value is None for v in read)
     return not varies and any(node.op_type == "Shape" for node in nodes)
 
 
-def nodes_behind(value: ir.Value) -> Iterator[ir.Node]:
+def walk_back(value: ir.Value) -> Iterator[ir.Node]:
     """Yield the nodes that compute a value, back to those that only read a shape."""
     waiting = [value]
     seen = set()

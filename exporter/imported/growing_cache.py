@@ -16,7 +16,7 @@ from .attention import Attention
 from .build import Builder
 
 
-def growing_mask(op: Builder, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+def add_growing_mask(op: Builder, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Return what is added to scores (B, 1, T, S), and how far each token is behind another (1, T, S).
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, lazy
+from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, Stored, make_lazy_tensor
 
 
 def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
@@ -23,11 +23,12 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     """
     values = model.graph.initializers
     shapes = {tuple(value.shape.numpy()) for value in values.values() if value.shape is not None}
-    turned = {name + TRANSPOSED: array.T for name, array in tensors.items() if array.ndim == 2}
-    known: dict[tuple[tuple[int, ...], bytes], str] = {}
-    for name, array in (*tensors.items(), *turned.items()):
+    stored = [(Stored(name), array) for name, array in tensors.items()]
+    stored += [(Stored(name, transposed=True), array.T) for name, array in tensors.items() if array.ndim == 2]
+    known: dict[tuple[tuple[int, ...], bytes], tuple[Stored, np.ndarray]] = {}
+    for how, array in stored:
         if array.shape in shapes:
-            known.setdefault(key_of(array), name)
+            known.setdefault(key_of(array), (how, array))
     for value in list(values.values()):
         constant = value.const_value
         if constant is None or constant.dtype != ir.DataType.FLOAT:
@@ -36,19 +37,22 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
         if not is_large and len(constant.shape) != 2:
             continue
         key = key_of(constant.numpy())
-        found = known.get(key, f"weight.{key[1].hex()[:16]}" if is_large else str(value.name))
-        array = tensors.get(found, turned.get(found))
-        if array is not None:  # the checkpoint's own array, so that it is in memory once
-            constant = lazy(lambda array=array: array, array.shape, array.dtype, found)  # type: ignore[misc]
+        if key in known:
+            how, array = known[key]
+            how.write(value)
+            name = how.parameter + (TRANSPOSED if how.transposed else "")
+            # The checkpoint's own array, so that it is in memory once.
+            constant = make_lazy_tensor(lambda array=array: array, array.shape, array.dtype, name)  # type: ignore[misc]
             value.const_value = constant
-        if found == value.name:
-            continue
-        if found in values:
-            ir.convenience.replace_all_uses_with(value, values[found])
-            del values[str(value.name)]
         else:
-            del values[str(value.name)]
-            value.name = constant.name = found
+            name = f"weight.{key[1].hex()[:16]}" if is_large else str(value.name)
+        if name == value.name:
+            continue
+        del values[str(value.name)]
+        if name in values:
+            ir.convenience.replace_all_uses_with(value, values[name])
+        else:
+            value.name = constant.name = name
             model.graph.register_initializer(value)
     tie_tables(model)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ...models.folder import read_json
 from ..errors import CheckpointError, ExportError
 from ..processes import run_child
-from .folder import architecture_of
+from .folder import read_architecture
 
 VENV = "optimum-venv"
 ENVIRONMENT = (
@@ -43,19 +43,17 @@ ROPE_SETTINGS = {
 }
 # Settings that only models of something other than text have.
 OTHERS = {
-    "image_size": "images",
-    "vision_config": "images",
-    "patch_size": "images",
-    "num_channels": "images",
-    "num_mel_bins": "sound",
-    "audio_config": "sound",
-    "feat_extract_norm": "sound",
-    "sampling_rate": "sound",
-    "input_feat_per_channel": "sound",
-    "audio_encoder": "sound",
-    "thinker_config": "sound",
-    "encoder": "two models",
-    "decoder": "two models",
+    "images": ("image_size", "vision_config", "patch_size", "num_channels"),
+    "sound": (
+        "num_mel_bins",
+        "audio_config",
+        "feat_extract_norm",
+        "sampling_rate",
+        "input_feat_per_channel",
+        "audio_encoder",
+        "thinker_config",
+    ),
+    "two models": ("encoder", "decoder"),
 }
 
 
@@ -69,7 +67,7 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
         CheckpointError: the checkpoint asks for code of its own, has only pickles, or is no text model.
         ExportError: optimum is missing, with the two lines that install it, or does not export this model.
     """
-    task = task_of(checkpoint)
+    task = choose_task(checkpoint)
     if python is None and importlib.util.find_spec("optimum") is None:
         raise ExportError(
             "this model is exported by optimum, which is not here, as it wants transformers < 4.58:"
@@ -81,7 +79,7 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
         python = os.path.abspath(python)  # a link stays one: it is how Python finds its environment
     command = [python or sys.executable, "-m", "optimum.commands.optimum_cli", "export", "onnx"]
     with tempfile.TemporaryDirectory(prefix="planforge-checkpoint-") as folder:
-        readable = as_transformers_4(checkpoint.resolve(), Path(folder, "checkpoint"))
+        readable = write_for_transformers_4(checkpoint.resolve(), Path(folder, "checkpoint"))
         command += ["--model", str(readable), "--task", task, "--no-post-process", str(out.resolve())]
         try:
             done = run_child(
@@ -102,7 +100,7 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
         raise ExportError(f"optimum does not export {checkpoint}: {said}")
 
 
-def as_transformers_4(checkpoint: Path, beside: Path) -> Path:
+def write_for_transformers_4(checkpoint: Path, beside: Path) -> Path:
     """Return the checkpoint, or a folder of its files with a config.json for transformers before 5.
 
     Those versions ignore rope_parameters, and take the default for each of them without a warning.
@@ -125,12 +123,12 @@ def as_transformers_4(checkpoint: Path, beside: Path) -> Path:
     beside.mkdir()
     for entry in checkpoint.iterdir():
         if entry.name != "config.json":
-            link(entry, beside / entry.name)
+            link_or_copy(entry, beside / entry.name)
     (beside / "config.json").write_text(json.dumps(config | known), encoding="utf-8")
     return beside
 
 
-def link(entry: Path, at: Path) -> None:
+def link_or_copy(entry: Path, at: Path) -> None:
     """Make a link where the system allows it, else copy a file."""
     try:
         at.symlink_to(entry)
@@ -139,7 +137,7 @@ def link(entry: Path, at: Path) -> None:
             shutil.copy2(entry, at)
 
 
-def task_of(checkpoint: Path) -> str:
+def choose_task(checkpoint: Path) -> str:
     """Return the task that optimum is to export a checkpoint for, by its config.json.
 
     Raises:
@@ -154,9 +152,9 @@ def task_of(checkpoint: Path) -> str:
             f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run; take"
             " auto_map out where transformers knows the model by itself"
         )
-    name = architecture_of(config)
+    name = read_architecture(config)
     named = config.get("architectures")
-    if other := next((kind for setting, kind in OTHERS.items() if setting in config), None):
+    if other := next((what for what, settings in OTHERS.items() if config.keys() & set(settings)), None):
         raise CheckpointError(f"{checkpoint} is a model of {other} ({name or 'unnamed'}), not of text")
     task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
     if task is None:

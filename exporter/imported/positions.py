@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from ..errors import ExportError
-from .build import Builder, evaluate, make_stand_in
-from .graph import depends_on_shapes, nodes_behind
+from .build import Builder, evaluate, make_example_input
+from .graph import depends_on_shapes, walk_back
 
 SPREADS = ("Unsqueeze", "Expand", "Cast")
 PASTS = (0, 5)  # P in the two runs that show how positions follow from it
@@ -30,7 +30,7 @@ def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Valu
         ExportError: a table is read in another way than token by token behind the past.
     """
     graph = model.graph
-    others = {id(node) for bias in biases for node in nodes_behind(bias)}
+    others = {id(node) for bias in biases for node in walk_back(bias)}
     found = [
         node
         for node in graph
@@ -41,7 +41,7 @@ def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Valu
     ]
     for node, offset in zip(found, find_offsets(model, found), strict=True):
         value = node.outputs[0]
-        while (reader := only_reader(value)) is not None and reader.op_type in SPREADS:
+        while (reader := find_only_reader(value)) is not None and reader.op_type in SPREADS:
             value = reader.outputs[0]
         op = Builder(graph, node, f"positions/{node.name}")
         rows = op("Gather", node.inputs[0], op("Add", positions, op.constant(offset)), axis=0)  # (B, T, E)
@@ -55,7 +55,7 @@ def find_offsets(model: ir.Model, nodes: list[ir.Node]) -> list[int]:
     if not names:
         return []
 
-    runs = evaluate(model, names, lambda value: [make_stand_in(value, past) for past in PASTS])
+    runs = evaluate(model, names, lambda value: [make_example_input(value, past) for past in PASTS])
     found = []
     for name, *arrays in zip(names, *runs, strict=True):
         sizes = {array.size for array in arrays}
@@ -70,6 +70,6 @@ def is_table(value: ir.Value | None) -> bool:
     return value is not None and value.const_value is not None and len(value.const_value.shape) == 2
 
 
-def only_reader(value: ir.Value) -> ir.Node | None:
+def find_only_reader(value: ir.Value) -> ir.Node | None:
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 else None

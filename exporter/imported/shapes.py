@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ..passes.weights import initializer
+from ..passes.weights import add_initializer
 
 Axis = int | ir.SymbolicDim
 ROUNDS = 3  # what one finds lets the next know more
 
 
-def settle_shapes(model: ir.Model) -> None:
+def fold_shapes(model: ir.Model) -> None:
     """Give each Reshape a constant where its axes follow from its input's, and drop moves that cancel.
 
     ONNX's shape inference, which traces shapes through arithmetic, finds what an axis follows from.
@@ -27,7 +27,7 @@ def settle_shapes(model: ir.Model) -> None:
         common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
         reshapes = [node for node in graph if node.op_type == "Reshape"]
         for node in reshapes:
-            settle(graph, node)
+            fold_reshape(graph, node)
     common.RemoveUnusedNodesPass()(model)
 
 
@@ -56,23 +56,23 @@ def drop_transposes_there_and_back(graph: ir.Graph) -> None:
             ir.convenience.replace_all_uses_with(node.outputs[0], inner.inputs[0])
 
 
-def settle(graph: ir.Graph, node: ir.Node) -> None:
+def fold_reshape(graph: ir.Graph, node: ir.Node) -> None:
     """Make a Reshape's target a constant, if that is known; drop a Reshape that changes nothing."""
     value = node.inputs[0]
     result = node.outputs[0]
     if value is None or value.shape is None or result.shape is None or node.attributes.get_int("allowzero"):
         return
-    target = target_of(list(value.shape), list(result.shape))
+    target = find_target(list(value.shape), list(result.shape))
     if target is None:
         return
     if target == [0] * len(value.shape) and not result.is_graph_output():
         ir.convenience.replace_all_uses_with(result, value)
         return
     constant = ir.tensor(np.array(target, np.int64))
-    node.replace_input_with(1, initializer(graph, f"constant/int64/{target}", constant))
+    node.replace_input_with(1, add_initializer(graph, f"constant/int64/{target}", constant))
 
 
-def target_of(given: Sequence[Axis], wanted: Sequence[Axis]) -> list[int] | None:
+def find_target(given: Sequence[Axis], wanted: Sequence[Axis]) -> list[int] | None:
     """Return a Reshape's target: 0 keeps an axis, -1 follows from the others; None if two would."""
     found = [keep_or_size(given, place, axis) for place, axis in enumerate(wanted)]
     unknown = [place for place, size in enumerate(found) if size is None]

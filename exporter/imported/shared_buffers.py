@@ -49,7 +49,7 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
     found = [find_self_attention(graph, inputs, layer, heads.size) for layer in range(heads.layers)]
-    rows = rows_of(graph, inputs["input_ids"])
+    rows = add_past_lengths(graph, inputs["input_ids"])
     if "position_ids" in inputs:
         ir.convenience.replace_all_uses_with(inputs["position_ids"], rows.positions)
     for layer, attention in enumerate(found):
@@ -65,7 +65,7 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
             graph.inputs.remove(inputs[name])
 
 
-def rows_of(graph: ir.Graph, ids: ir.Value) -> Rows:
+def add_past_lengths(graph: ir.Graph, ids: ir.Value) -> Rows:
     """Add the input past_lengths (B,), and return the rows' places that follow from it."""
     past = add_input(graph, "past_lengths", ["batch"], ir.DataType.INT32)
     op = Builder(graph, graph[0], "rows")

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 import onnx_ir as ir
 
-from ..passes.weight_files import LINK, NO_FILE, OUTSIDE, external_tensors, refusal_of
+from ..passes.weight_files import LINK, NO_FILE, OUTSIDE, explain_refusal, external_tensors
 from ..targets import RTX_MEASURED, Target
 from .model import LintModel
 from .rule import Hit, Rule, everywhere
@@ -32,14 +32,17 @@ def outside(model: LintModel, target: Target) -> Iterator[Hit]:
     """Yield files that are not opened, not even to look whether they are there."""
     for tensor in external_tensors(model.model):
         location = str(tensor.location)
-        if (why := refusal_of(model.path, location)) is not None:
+        if (why := explain_refusal(model.path, location)) is not None:
             yield Hit(f"the weights file {location!r} {PREDICATES[why]}", tensor=str(tensor.name))
 
 
 def missing(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.weights():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and refusal_of(model.path, str(tensor.location)) is None:
+        if (
+            isinstance(tensor, ir.ExternalTensor)
+            and explain_refusal(model.path, str(tensor.location)) is None
+        ):
             file = model.path.parent / tensor.location
             end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
             if not os.path.isfile(file):  # Path.is_file raises where a name is too long
@@ -83,7 +86,7 @@ def open_reader(model: LintModel, value: ir.Value, files: ExitStack) -> Read | N
         return lambda offset, length: data[offset : offset + length]
     if not isinstance(tensor, ir.ExternalTensor):
         return None
-    if refusal_of(model.path, str(tensor.location)) is not None:
+    if explain_refusal(model.path, str(tensor.location)) is not None:
         return None
     start = tensor.offset or 0
     try:

@@ -7,12 +7,13 @@ verified is what is built.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
-from .fp16_ranges import FP16_MAX, KEPT, Choice, choose, magnitude
-from .weights import HALVED, SCALED, initializer, lazy
+from .fp16_ranges import FP16_MAX, FP32_REASON, FP32_SHIFT, Choice, choose_fp32_nodes, find_magnitude
+from .weights import HALVED, SCALED, Stored, add_initializer, make_lazy_tensor
 
 FLOAT = ir.DataType.FLOAT
 HALF = ir.DataType.FLOAT16
@@ -38,20 +39,20 @@ class ConvertToFp16(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
-        if untyped := [value.name for value in all_values(graph) if value.dtype is None]:
+        if untyped := [value.name for value in list_values(graph) if value.dtype is None]:
             raise ValueError(f"these values have no type, so no precision can be chosen: {untyped}")
         for number, node in enumerate(graph):
             node.name = node.name or f"{node.op_type}_{number}"
-        choices = dict(choose(graph, {}) if self.choices is None else self.choices)
+        choices = dict(choose_fp32_nodes(graph, {}) if self.choices is None else self.choices)
         for node in list(graph):
             choice = choices.get(str(node.name))
             if choice is not None:
-                node.metadata_props[KEPT] = choice.to_text()
+                choice.write(node)
                 if choice.shift is not None:
                     del choices[str(node.name)]
                     multiplied = scale_product(graph, node, choice.shift)
                     choices[str(multiplied.name)] = choice
-        was_float = {value for value in all_values(graph) if value.dtype == FLOAT}
+        was_float = {value for value in list_values(graph) if value.dtype == FLOAT}
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         for value in graph.inputs:
             if value in was_float:
@@ -60,7 +61,7 @@ class ConvertToFp16(ir.passes.InPlacePass):
             precision = FLOAT if str(node.name) in choices else HALF
             for index, read in enumerate(node.inputs):
                 if read is not None and read in was_float:
-                    node.replace_input_with(index, self.as_type(graph, read, precision, node))
+                    node.replace_input_with(index, self.convert_value(graph, read, precision, node))
             for output in node.outputs:
                 if output in was_float:
                     output.type = ir.TensorType(precision)
@@ -72,7 +73,7 @@ class ConvertToFp16(ir.passes.InPlacePass):
         drop_unused_initializers(graph)
         return ir.passes.PassResult(model, modified=True)
 
-    def as_type(self, graph: ir.Graph, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
+    def convert_value(self, graph: ir.Graph, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
         """Return `value` as `dtype`: itself, a converted constant, or behind a Cast that its users share."""
         if value.dtype == dtype:
             return value
@@ -81,7 +82,7 @@ class ConvertToFp16(ir.passes.InPlacePass):
                 converted = convert_constant(value)  # constants begin as fp32
                 graph.register_initializer(converted)
             else:
-                cast = cast_node(value, dtype)
+                cast = make_cast(value, dtype)
                 graph.insert_before(user, cast)
                 converted = cast.outputs[0]
             self.casts[value, dtype] = converted
@@ -96,12 +97,14 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     constant = weight.const_value  # graphs may share it, and differ
     name = f"{weight.name}{SCALED}{shift}"
     factor = ir.tensor(np.float32(2.0**shift), name=f"{result.name}.factor")
-    scaled = lazy(
+    scaled = make_lazy_tensor(
         lambda: np.ldexp(constant.numpy(), -shift), constant.shape.numpy(), np.dtype(np.float32), name
     )
-    product.replace_input_with(1, initializer(graph, name, scaled))
+    scaled_weight = add_initializer(graph, name, scaled)
+    replace(Stored.read(weight), shift=shift).write(scaled_weight)
+    product.replace_input_with(1, scaled_weight)
     multiply = ir.node(
-        "Mul", [result, initializer(graph, f"{result.name}.factor", factor)], name=f"{product.name}_times"
+        "Mul", [result, add_initializer(graph, f"{result.name}.factor", factor)], name=f"{product.name}_times"
     )
     full = multiply.outputs[0]
     full.type = ir.TensorType(FLOAT)
@@ -111,24 +114,23 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     full.name = result.name
     result.name = f"{result.name}.scaled"
     graph.insert_after(product, multiply)
-    multiply.metadata_props.update(
-        {name: text for name, text in product.metadata_props.items() if name != KEPT}
-    )
+    multiply.metadata_props.update(product.metadata_props)
+    del multiply.metadata_props[FP32_REASON], multiply.metadata_props[FP32_SHIFT]
     return multiply
 
 
-def all_values(graph: ir.Graph) -> list[ir.Value]:
+def list_values(graph: ir.Graph) -> list[ir.Value]:
     computed = [output for node in graph for output in node.outputs]
     return [*graph.inputs, *graph.initializers.values(), *computed]
 
 
-def suffix(dtype: ir.DataType) -> str:
+def name_precision(dtype: ir.DataType) -> str:
     return "fp16" if dtype == HALF else "fp32"
 
 
-def cast_node(value: ir.Value, dtype: ir.DataType) -> ir.Node:
-    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{value.name}_to_{suffix(dtype)}")
-    cast.outputs[0].name = f"{value.name}_{suffix(dtype)}"
+def make_cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{value.name}_to_{name_precision(dtype)}")
+    cast.outputs[0].name = f"{value.name}_{name_precision(dtype)}"
     cast.outputs[0].type = ir.TensorType(dtype)
     cast.outputs[0].shape = value.shape
     return cast
@@ -138,12 +140,14 @@ def convert_constant(value: ir.Value) -> ir.Value:
     """Return a constant in fp16; raise ValueError beyond fp16's range, where it would be an infinity."""
     constant = value.const_value
     assert constant is not None and value.name is not None
-    largest = magnitude(value)
+    largest = find_magnitude(value)
     if not largest <= FP16_MAX:  # NaN is not <= either
         raise ValueError(f"{value.name} reaches {largest:g}, which fp16 (up to {FP16_MAX:g}) cannot hold")
     name = f"{value.name}{HALVED}"
-    half = lazy(constant.numpy, constant.shape.numpy(), np.dtype(np.float16), name)
-    return ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=half)
+    half = make_lazy_tensor(constant.numpy, constant.shape.numpy(), np.dtype(np.float16), name)
+    converted = ir.Value(name=name, shape=value.shape, type=ir.TensorType(HALF), const_value=half)
+    Stored.read(value).write(converted)
+    return converted
 
 
 def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
@@ -160,8 +164,8 @@ def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
 def cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     """Cast a graph output at the very end; the new value takes over the output's name."""
     name = value.name
-    value.name = f"{value.name}_{suffix(HALF if dtype == FLOAT else FLOAT)}"
-    cast = cast_node(value, dtype)
+    value.name = f"{value.name}_{name_precision(HALF if dtype == FLOAT else FLOAT)}"
+    cast = make_cast(value, dtype)
     cast.outputs[0].name = name
     graph.append(cast)
     return cast.outputs[0]

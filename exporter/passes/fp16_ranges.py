@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .weights import constant_weight
+from .weights import find_weight
 
 FP16_MAX = 65504.0
 SMALLEST_SPREAD = 2.0**-13  # half of 2**-24 is to it what half of fp16's last bit is to 1
 HEADROOM = 2.0  # text that nobody saw may reach this much further
-KEPT = "planforge.fp32"  # of a node, in the graph: why it stays in fp32
+FP32_REASON = "planforge.fp32"  # a node's metadata: why it stays in fp32
+FP32_SHIFT = "planforge.fp32_shift"  # a node's metadata: the power of two that its product is scaled by
+ATTENTION_PARTS = ("scores", "masked scores", "weights")  # measured apart, as "name of the result, part"
 
 # Sums of squares and of exponentials leave fp16's range or lose its 11 bits long before their results do.
 SUMS = {
@@ -39,17 +41,21 @@ class Choice:
     reason: str
     shift: int | None = None
 
-    def to_text(self) -> str:
-        """Return the choice as text for the graph's metadata."""
-        return self.reason if self.shift is None else f"{self.shift}: {self.reason}"
+    def write(self, node: ir.Node) -> None:
+        """Keep the choice in a node's metadata."""
+        node.metadata_props[FP32_REASON] = self.reason
+        if self.shift is not None:
+            node.metadata_props[FP32_SHIFT] = str(self.shift)
 
     @classmethod
-    def from_text(cls, text: str) -> Choice:
-        shift, colon, reason = text.partition(": ")
-        return cls(reason, int(shift)) if colon and shift.isdecimal() else cls(text)
+    def read(cls, node: ir.Node) -> Choice | None:
+        """Return the choice in a node's metadata; None for a node that computes in fp16."""
+        reason = node.metadata_props.get(FP32_REASON)
+        shift = node.metadata_props.get(FP32_SHIFT)
+        return None if reason is None else cls(reason, None if shift is None else int(shift))
 
 
-def choose(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
+def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
     """Return the nodes of an fp32 graph that cannot just become fp16, by their names.
 
     Args:
@@ -61,18 +67,19 @@ def choose(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
     if not all(names) or len(set(names)) < len(names):
         raise ValueError("nodes without a name of their own cannot be chosen by it")
     for node in graph:
-        choice = choice_of(node, ranges)
+        choice = choose_for_node(node, ranges)
         if choice is not None:
             found[str(node.name)] = choice
     return found
 
 
-def choice_of(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
+def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
     if node.op_type in SUMS:
         return Choice(SUMS[node.op_type])
-    own = [str(output.name) for output in node.outputs]
-    reached = max((ranges.get(name, 0.0) for name in parts(own, ranges)), default=0.0)
-    too_large = [value for value in node.inputs if value is not None and not readable(value, ranges)]
+    results = [str(output.name) for output in node.outputs]
+    measured = [*results, *(f"{name}, {part}" for name in results for part in ATTENTION_PARTS)]
+    reached = max(ranges.get(name, 0.0) for name in measured)
+    too_large = [value for value in node.inputs if value is not None and not can_hold(value, ranges)]
     if not fits(reached):
         shift = math.ceil(math.log2(reached * HEADROOM / FP16_MAX)) if math.isfinite(reached) else 0
         scalable = node.op_type == "MatMul" and not too_large and stays_normal(node, shift)
@@ -82,19 +89,19 @@ def choice_of(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
 
 def stays_normal(product: ir.Node, shift: int) -> bool:
     """Tell whether weights of 2**-shift lose no more in fp16 than others: its smallest step is 2**-24."""
-    weight = constant_weight(product)
+    weight = find_weight(product)
     if weight is None:
         return False
     spread = math.sqrt(float(np.square(weight.array(), dtype=np.float64).mean()))
     return spread * 2.0**-shift >= SMALLEST_SPREAD
 
 
-def readable(value: ir.Value, ranges: Mapping[str, float]) -> bool:
+def can_hold(value: ir.Value, ranges: Mapping[str, float]) -> bool:
     """Tell whether fp16 holds what a node reads."""
     if value.dtype != ir.DataType.FLOAT:
         return True
     return (
-        magnitude(value) <= FP16_MAX
+        find_magnitude(value) <= FP16_MAX
         if value.const_value is not None
         else fits(ranges.get(str(value.name), 0.0))
     )
@@ -105,30 +112,12 @@ def fits(largest: float) -> bool:
     return largest * HEADROOM <= FP16_MAX
 
 
-def parts(names: list[str], ranges: Mapping[str, float]) -> list[str]:
-    """Return the results, and the parts of an Attention that gives one of them."""
-    return [*names, *(name for name in ranges if name.partition(", ")[0] in names and ", " in name)]
-
-
-def magnitude(value: ir.Value) -> float:
+def find_magnitude(value: ir.Value) -> float:
     assert value.const_value is not None
     return float(np.abs(value.const_value.numpy()).max(initial=0.0))
 
 
 def read_choices(graph: ir.Graph) -> dict[str, Choice]:
-    """Return what `choose` found for a graph that is in fp16 now."""
-    return {
-        str(node.name): Choice.from_text(node.metadata_props[KEPT])
-        for node in graph
-        if KEPT in node.metadata_props
-    }
-
-
-def fp32_share(graph: ir.Graph) -> float:
-    """Return the share of the products' weights, in bytes, that are multiplied in fp32."""
-    bytes_of = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 0}
-    for node in graph:
-        weight = node.inputs[1] if constant_weight(node) is not None else None
-        if weight is not None and weight.const_value is not None and weight.dtype in bytes_of:
-            bytes_of[weight.dtype] += weight.const_value.nbytes
-    return bytes_of[ir.DataType.FLOAT] / max(1, sum(bytes_of.values()))
+    """Return what `choose_fp32_nodes` found for a graph that is in fp16 now."""
+    choices = {str(node.name): Choice.read(node) for node in graph}
+    return {name: choice for name, choice in choices.items() if choice is not None}

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from .weights import add_initializer
+
 FLOAT = ir.DataType.FLOAT
 
 
@@ -96,11 +98,4 @@ class AddLinearHead(ir.passes.InPlacePass):
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         """Return an initializer, which is made once per name."""
-        full = f"head.{name}"
-        if full not in self.graph.initializers:
-            tensor = ir.tensor(array, name=full)
-            value = ir.Value(
-                name=full, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-            )
-            self.graph.register_initializer(value)
-        return self.graph.initializers[full]
+        return add_initializer(self.graph, f"head.{name}", ir.tensor(array, name=f"head.{name}"))

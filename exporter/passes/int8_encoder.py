@@ -41,15 +41,15 @@ class Linears:
 
     def biases(self) -> list[ir.Node | None]:
         """Return for each product the Add of a constant vector that alone reads it, or None."""
-        return [bias_of(matmul) for matmul in self.matmuls]
+        return [find_bias_add(matmul) for matmul in self.matmuls]
 
 
-def linears_of(graph: ir.Graph) -> list[Linears]:
+def find_linears(graph: ir.Graph) -> list[Linears]:
     """Return what `QuantizeEncoder` replaces. Rows that are not tokens (a pooler's) are too few to matter."""
     found: dict[ir.Value, list[tuple[ir.Node, Weight]]] = {}
     for node in graph:
         read = node.inputs[0] if node.op_type == "MatMul" else None
-        weight = constant_weight(node)
+        weight = find_weight(node)
         if weight is not None and read is not None and read.shape is not None and len(read.shape) == 3:
             found.setdefault(read, []).append((node, weight))
     return [
@@ -71,7 +71,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         self.graph = model.graph
-        found = [linears for linears in linears_of(model.graph) if linears.names in self.products]
+        found = [linears for linears in find_linears(model.graph) if linears.names in self.products]
         for linears in found:
             self.before = linears.matmuls[0]
             self.replace(linears, self.products[linears.names])
@@ -135,7 +135,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
             parts: Sequence[ir.Value] = [y]
         else:
             if all(biases):
-                vectors = [vector_of(bias) for bias in biases if bias is not None]
+                vectors = [find_vector(bias) for bias in biases if bias is not None]
                 joined = np.concatenate([v.const_value.numpy() for v in vectors if v and v.const_value])
                 y = self.add("Add", [y, self.constant(f"{linears.names[0]}.biases", joined)])
                 old = [bias.outputs[0] for bias in biases if bias is not None]
@@ -153,7 +153,7 @@ class QuantizeEncoder(ir.passes.InPlacePass):
             after.name = name
 
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-        return initializer(self.graph, name, ir.tensor(array, name=name))
+        return add_initializer(self.graph, name, ir.tensor(array, name=name))
 
     def add(self, operator: str, inputs: Sequence[ir.Value], domain: str = "", **attributes: int) -> ir.Value:
         """Add a node with one result, and return the result."""

@@ -61,7 +61,7 @@ class RowRule:
         # A row whose values all are small must still reach down to `low`.
         return RowRule(zero, low * (255 - zero) / zero if zero else TINY, False)
 
-    def rounded(self, x: Array) -> Array:
+    def round_rows(self, x: Array) -> Array:
         """Return x (M, K) after its rounding."""
         largest = (np.abs(x) if self.absolute else x).max(axis=1, keepdims=True)
         step = np.maximum(largest, self.floor) / self.top
@@ -88,19 +88,19 @@ class RowProduct:
     scale: Array
     error: float | None = None
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the choice and its cost, as the manifest has them."""
         return {**vars(self.rule), "smoothed": self.smoothing is not None, "error": self.error}
 
-    def rounded_rows(self, x: Array) -> Array:
+    def round_rows(self, x: Array) -> Array:
         """Return x (M, K) as the product sees it."""
         return (
-            self.rule.rounded(x)
+            self.rule.round_rows(x)
             if self.smoothing is None
-            else self.rule.rounded(x / self.smoothing) * self.smoothing
+            else self.rule.round_rows(x / self.smoothing) * self.smoothing
         )
 
-    def dequantized(self) -> Array:
+    def dequantize(self) -> Array:
         """Return the weight (K, N) in float32, with the smoothing undone."""
         weight: Array = self.weight * self.scale
         return weight if self.smoothing is None else weight / self.smoothing[:, None]
@@ -116,31 +116,31 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
     exact = held @ weight
     best: tuple[float, Array | None] | None = None
     for alpha in (None, *ALPHAS):
-        s = np.ones(len(weight), np.float32) if alpha is None else smoothing_of(fit, weight, alpha)
+        s = np.ones(len(weight), np.float32) if alpha is None else compute_smoothing(fit, weight, alpha)
         # GPTQ roughly halves the weights' error: half the error of the nearest stands in for it.
         scaled = weight * s[:, None]
-        scale = column_scales(scaled)
+        scale = compute_column_scales(scaled)
         nearly = (scaled + round_to_nearest(scaled, scale, -TOP, TOP) * scale) / 2
-        error = float(np.square(RowRule.of(x / s).rounded(held / s) @ nearly - exact).sum())
+        error = float(np.square(RowRule.of(x / s).round_rows(held / s) @ nearly - exact).sum())
         if best is None or error < best[0] * (WORTH if best[1] is None else 1.0):
             best = error, None if alpha is None else s
     assert best is not None
     s = np.ones(len(weight), np.float32) if best[1] is None else best[1]
     scaled = weight * s[:, None]
-    scale = column_scales(scaled)
+    scale = compute_column_scales(scaled)
     columns = round_with_gptq(scaled, scale[None], -TOP, TOP, x / s)
     share = best[0] / max(float(np.square(exact).sum()), TINY)
     return RowProduct(best[1], RowRule.of(x / s), columns, scale, share)
 
 
-def nearest_product(weight: Array, smoothing: Array | None, rule: RowRule) -> RowProduct:
+def round_product(weight: Array, smoothing: Array | None, rule: RowRule) -> RowProduct:
     """Return the int8 form of `weight` (K, N) without GPTQ."""
     scaled = weight if smoothing is None else weight * smoothing[:, None]
-    scale = column_scales(scaled)
+    scale = compute_column_scales(scaled)
     return RowProduct(smoothing, rule, round_to_nearest(scaled, scale, -TOP, TOP), scale)
 
 
-def smoothing_of(x: Array, weight: Array, alpha: float) -> Array:
+def compute_smoothing(x: Array, weight: Array, alpha: float) -> Array:
     """Return s = max|x|^alpha / max|w|^(1 - alpha) of each column, with a geometric mean of 1.
 
     Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for LLMs", 2022.
@@ -150,5 +150,5 @@ def smoothing_of(x: Array, weight: Array, alpha: float) -> Array:
     return np.asarray(np.exp(logs - logs.mean()), np.float32)
 
 
-def column_scales(weight: Array) -> Array:
+def compute_column_scales(weight: Array) -> Array:
     return np.asarray(np.maximum(np.abs(weight).max(axis=0), 1e-12) / TOP, np.float32)

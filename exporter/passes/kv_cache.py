@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .weights import initializer
+from .weights import add_initializer
 
 KEY_SCALE = 12  # the input of GroupQueryAttention; the values' follows
 
@@ -35,7 +35,7 @@ class QuantizeCache(ir.passes.InPlacePass):
             for i, (cache, present) in enumerate(zip(caches, node.outputs[1:], strict=True)):
                 assert cache.name is not None
                 scale = ir.tensor(self.scales[cache.name], name=f"{cache.name}.scale")
-                node.replace_input_with(KEY_SCALE + i, initializer(graph, str(scale.name), scale))
+                node.replace_input_with(KEY_SCALE + i, add_initializer(graph, str(scale.name), scale))
                 cache.type = present.type = ir.TensorType(ir.DataType.INT8)
             for kind in ("k", "v"):
                 node.attributes[f"{kind}_quant_type"] = ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL")

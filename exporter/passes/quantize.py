@@ -5,7 +5,6 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,11 +14,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .gptq import round_to_nearest, round_with_gptq
-from .tables import part_of_bias, parts_of, replace_by_parts
-from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of, view_of
+from .tables import replace_by_parts, slice_bias, split_rows
+from .weights import MICROSOFT, View, Weight, add_initializer, find_bias_add, find_vector, find_weight
 
 Array = npt.NDArray[np.float32]
 
+WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
 BLOCK_SIZES = (128, 64, 32)  # columns that share a scale
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
 LEAST_ROWS = 32  # narrower results, such as classes, stay as they are
@@ -45,11 +45,11 @@ class Blocks:
     def size(self) -> int:
         return int(self.q.shape[2])
 
-    def dequantized(self) -> Array:
+    def dequantize(self) -> Array:
         """Return the weight (N, K) in float32."""
         return (self.q * self.scale[..., None]).reshape(len(self.q), -1)
 
-    def packed(self) -> npt.NDArray[np.uint8]:
+    def pack(self) -> npt.NDArray[np.uint8]:
         """Return bytes (N, K / b, b * bits / 8) around 2^(bits-1); the first of two int4 is the low half."""
         offset = self.q.view(np.uint8) + np.uint8(1 << (self.bits - 1))  # wraps around, as it should
         if self.bits == 8:
@@ -97,7 +97,7 @@ def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> 
 
 def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
     """Return the nodes that multiply by a constant matrix, but for narrow ones."""
-    found = [(node, constant_weight(node)) for node in graph]
+    found = [(node, find_weight(node)) for node in graph]
     return [(node, weight) for node, weight in found if weight is not None and weight.rows >= LEAST_ROWS]
 
 
@@ -111,7 +111,7 @@ def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
     return found
 
 
-def table_names(graph: ir.Graph) -> list[str]:
+def list_table_names(graph: ir.Graph) -> list[str]:
     """Return the names of the tables of words."""
     return [str(table.name) for _, table in find_lookups(graph)]
 
@@ -125,10 +125,10 @@ def find_quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
     return found
 
 
-def stored_bits(graph: ir.Graph) -> dict[str, int]:
+def read_stored_bits(graph: ir.Graph) -> dict[str, int]:
     """Return the bits of each weight that `QuantizeWeights` has rounded, by name."""
-    found = (re.fullmatch(r"(.+)\.int([48])\.(\d+|table)", name) for name in graph.initializers)
-    return {match[1]: int(match[2]) for match in found if match}
+    quantized = [node for node in graph if WEIGHT in node.metadata_props]
+    return {node.metadata_props[WEIGHT]: node.attributes["bits"].as_int() for node in quantized}
 
 
 def find_extremes(blocks: Array) -> Array:
@@ -166,7 +166,7 @@ class QuantizeWeights(ir.passes.InPlacePass):
         graph.opset_imports[MICROSOFT] = 1
         return ir.passes.PassResult(model, modified=True)
 
-    def blocks(self, name: str, array: Callable[[], Array]) -> Blocks:
+    def find_blocks(self, name: str, array: Callable[[], Array]) -> Blocks:
         """Return the quantized weight `name`; `array` gives its numbers (N, K)."""
         if name not in self.done:
             try:
@@ -175,17 +175,17 @@ class QuantizeWeights(ir.passes.InPlacePass):
                 raise ValueError(f"{name}: {error}") from error
         return self.done[name]
 
-    def stored(self, name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+    def make_tensors(self, name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
         """Return the tensors for the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
         stem = f"{name}.int{blocks.bits}"
-        return ir.tensor(blocks.packed(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
+        return ir.tensor(blocks.pack(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
 
     def replace_product(self, graph: ir.Graph, node: ir.Node, weight: Weight) -> None:
-        blocks = self.blocks(weight.name, weight.array)
-        packed, scale = self.stored(weight.name, blocks)
+        blocks = self.find_blocks(weight.name, weight.array)
+        packed, scale = self.make_tensors(weight.name, blocks)
         K = blocks.scale.shape[1] * blocks.size
-        if (add := bias_of(node)) is not None:  # the product adds it too
-            weight = replace(weight, bias=vector_of(add))
+        if (add := find_bias_add(node)) is not None:  # the product adds it too
+            weight = replace(weight, bias=find_vector(add))
             ir.convenience.replace_all_uses_with(add.outputs[0], node.outputs[0], replace_graph_outputs=True)
             node.outputs[0].name = add.outputs[0].name
             add.outputs[0].name = None
@@ -195,24 +195,33 @@ class QuantizeWeights(ir.passes.InPlacePass):
         def part(first: int, rows: int) -> ir.Node:
             inputs = [node.inputs[0]]
             for base in (packed, scale):
-                view = view_of(base, first, (rows, *base.shape.numpy()[1:]))
-                inputs.append(initializer(graph, f"{base.name}.{first}", view))
-            if (bias := part_of_bias(graph, weight, first, rows)) is not None:
+                view = View(base, first, (rows, *base.shape.numpy()[1:]))
+                inputs.append(add_initializer(graph, f"{base.name}.{first}", view))
+            if (bias := slice_bias(graph, weight, first, rows)) is not None:
                 inputs += [None, None, bias]
-            return ir.node("MatMulNBits", inputs, {**attributes, "N": rows}, domain=MICROSOFT)
+            return ir.node(
+                "MatMulNBits",
+                inputs,
+                {**attributes, "N": rows},
+                domain=MICROSOFT,
+                metadata_props={WEIGHT: weight.name},
+            )
 
-        replace_by_parts(graph, node, [part(first, rows) for first, rows in parts_of(len(blocks.q))])
+        replace_by_parts(graph, node, [part(first, rows) for first, rows in split_rows(len(blocks.q))])
 
     def replace_gather(self, graph: ir.Graph, node: ir.Node, table: ir.Value) -> None:
         constant = table.const_value
         assert constant is not None and table.name is not None
-        blocks = self.blocks(table.name, constant.numpy)
-        packed, scale = self.stored(table.name, blocks)
+        blocks = self.find_blocks(table.name, constant.numpy)
+        packed, scale = self.make_tensors(table.name, blocks)
         flat = (len(blocks.q), packed.size // len(blocks.q))
         inputs = [
-            initializer(graph, f"{packed.name}.table", view_of(packed, 0, flat)),
+            add_initializer(graph, f"{packed.name}.table", View(packed, 0, flat)),
             node.inputs[1],
-            initializer(graph, f"{scale.name}.table", view_of(scale, 0, scale.shape.numpy())),
+            add_initializer(graph, f"{scale.name}.table", View(scale, 0, scale.shape.numpy())),
         ]
         attributes = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 1}
-        replace_by_parts(graph, node, [ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT)])
+        gather = ir.node(
+            "GatherBlockQuantized", inputs, attributes, domain=MICROSOFT, metadata_props={WEIGHT: table.name}
+        )
+        replace_by_parts(graph, node, [gather])

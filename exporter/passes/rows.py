@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from .weights import constant_weight, initializer
+from .weights import add_initializer, find_weight
 
 # Operators whose result in a row depends on that row of their inputs alone.
 BY_ROW = {
@@ -51,7 +51,7 @@ class GatherRowsEarly(ir.passes.InPlacePass):
         flatten = flat.producer()
         assert flatten is not None and flatten.inputs[0] is not None
         last = flatten.inputs[0]  # (B, T, E)
-        late = computed_by_row(last, flatten)
+        late = find_late_nodes(last, flatten)
         count = choice.outputs[0].shape[0] if choice.outputs[0].shape is not None else None
         chosen: dict[ir.Value, ir.Value] = {}
         for node in [node for node in graph if node in late]:
@@ -59,7 +59,7 @@ class GatherRowsEarly(ir.passes.InPlacePass):
                 if value is None or value.shape is None or len(value.shape) != 3 or value.producer() in late:
                     continue
                 if value not in chosen:
-                    chosen[value] = rows_of(graph, node, value, rows, count)
+                    chosen[value] = gather_rows(graph, node, value, rows, count)
                 node.replace_input_with(index, chosen[value])
             for output in node.outputs:
                 if output.shape is not None:
@@ -70,7 +70,7 @@ class GatherRowsEarly(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=bool(late))
 
 
-def computed_by_row(last: ir.Value, reader: ir.Node) -> set[ir.Node]:
+def find_late_nodes(last: ir.Value, reader: ir.Node) -> set[ir.Node]:
     """Return the nodes that compute `last` row by row, as far up as `reader` alone needs all of them.
 
     Whoever reads an output of the graph needs all of its rows, so no node that makes one is among them.
@@ -91,16 +91,16 @@ def computed_by_row(last: ir.Value, reader: ir.Node) -> set[ir.Node]:
 
 
 def is_by_row(node: ir.Node) -> bool:
-    return node.op_type in BY_ROW or (node.op_type == "MatMul" and constant_weight(node) is not None)
+    return node.op_type in BY_ROW or (node.op_type == "MatMul" and find_weight(node) is not None)
 
 
-def rows_of(
+def gather_rows(
     graph: ir.Graph, reader: ir.Node, value: ir.Value, rows: ir.Value, count: int | ir.SymbolicDim | None
 ) -> ir.Value:
     """Return the chosen rows (N, X) of a value (B, T, X), computed before `reader`."""
     width = value.shape[-1] if value.shape is not None else None
     assert isinstance(width, int)
-    target = initializer(graph, f"flat.{width}", ir.tensor(np.array([-1, width]), name=f"flat.{width}"))
+    target = add_initializer(graph, f"flat.{width}", ir.tensor(np.array([-1, width]), name=f"flat.{width}"))
     flat = ir.node("Reshape", [value, target], name=f"{value.name}.flat")
     chosen = ir.node("Gather", [flat.outputs[0], rows], {"axis": 0}, name=f"{value.name}.rows")
     for node in (flat, chosen):

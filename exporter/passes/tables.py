@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from .weights import ROWS, Weight, constant_weight, initializer, view_of
+from .weights import Weight, add_rows, find_weight
 
 # ONNX Runtime packs a MatMul's weight into memory of its own while it opens a graph, and lets go of the
 # original after that. In pieces, only one of them is there twice at a time.
@@ -24,31 +24,32 @@ class SplitSharedTable(ir.passes.InPlacePass):
         for node in list(graph):
             x = node.inputs[0] if node.inputs else None
             is_matrix = x is not None and x.shape is not None and len(x.shape) == 2  # all that Gemm takes
-            weight = constant_weight(node) if is_matrix else None
-            if weight is None or weight.tensor is None or len(parts_of(weight.rows)) == 1:
+            weight = find_weight(node) if is_matrix else None
+            if weight is None or weight.constant is None or len(split_rows(weight.rows)) == 1:
                 continue
             parts = []
-            for first, count in parts_of(weight.rows):
-                view = view_of(weight.tensor, first, (count, *weight.tensor.shape.numpy()[1:]))
-                piece = initializer(graph, f"{weight.name}{ROWS}{first}", view)
-                bias = part_of_bias(graph, weight, first, count)
-                parts.append(ir.node("Gemm", [node.inputs[0], piece, bias], {"transB": 1}))
+            for first, count in split_rows(weight.rows):
+                inputs = [
+                    x,
+                    add_rows(graph, weight.constant, first, count),
+                    slice_bias(graph, weight, first, count),
+                ]
+                parts.append(ir.node("Gemm", inputs, {"transB": 1}))
             replace_by_parts(graph, node, parts)
             modified = True
         RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=modified)
 
 
-def part_of_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.Value | None:
+def slice_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.Value | None:
     """Return the bias of `count` rows of a weight, from row `first` on."""
     bias = weight.bias
     if bias is None or count == weight.rows:
         return bias
-    assert bias.const_value is not None
-    return initializer(graph, f"{bias.name}{ROWS}{first}", view_of(bias.const_value, first, (count,)))
+    return add_rows(graph, bias, first, count)
 
 
-def parts_of(rows: int) -> list[tuple[int, int]]:
+def split_rows(rows: int) -> list[tuple[int, int]]:
     """Return (first row, number of rows) of each piece of a weight."""
     if rows < SPLIT_FROM_ROWS:
         return [(0, rows)]

@@ -16,7 +16,7 @@ LINK = "which is a link; copy the file there"
 NO_FILE = "which is no regular file"
 
 
-def refusal_of(graph: Path, location: str) -> str | None:
+def explain_refusal(graph: Path, location: str) -> str | None:
     """Return why a file of weights must not be opened, or None where it may be, or is missing.
 
     Nothing is opened here: a pipe would block for ever, and even the size of another's file would be told.
@@ -46,22 +46,11 @@ def load_graph(path: Path) -> ir.Model:
         VerificationError: one does not; names it.
     """
     model = ir.load(path)
-    if (fault := find_refused(model, path)) is not None:
-        raise VerificationError(f"{path}: {fault}")
-    return model
-
-
-def find_refused(model: ir.Model, graph: Path) -> str | None:
-    """Return what is wrong with the first tensor whose file must not be opened, or None if there is none.
-
-    Returns:
-        As in "weight 'h.0.weight' lies in ../secret, outside of its folder".
-    """
     for tensor in external_tensors(model):
         location = str(tensor.location)
-        if (why := refusal_of(graph, location)) is not None:
-            return f"weight {tensor.name!r} lies in {location}, {why}"
-    return None
+        if (why := explain_refusal(path, location)) is not None:
+            raise VerificationError(f"{path}: weight {tensor.name!r} lies in {location}, {why}")
+    return model
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:

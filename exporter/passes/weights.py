@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
-TRANSPOSED = ".transposed"  # ends the name of a parameter that is stored so
-SCALED = ".times2^-"  # and a number: of one that is stored times that power of two
-HALVED = "_fp16"  # of one that is stored in fp16
-ROWS = ".rows."  # and a number: of a part, from that row on
-STORED = re.compile(
-    rf"(.+?)({re.escape(TRANSPOSED)})?(?:{re.escape(SCALED)}(\d+))?(?:{HALVED})?(?:{re.escape(ROWS)}(\d+))?"
-)
+STORED = "planforge.stored"  # a constant's metadata: which parameter it holds and how, as JSON
+# Names that graphs share say how a parameter is stored too, so that equal names mean equal numbers.
+TRANSPOSED = ".transposed"
+SCALED = ".times2^-"
+HALVED = "_fp16"
+ROWS = ".rows."
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
 
 
@@ -56,19 +55,29 @@ class AttachWeights(ir.passes.InPlacePass):
             transposes = [node for node, _ in value.uses()]
             if transposes and all(is_matrix_transpose(node) for node in transposes):
                 array = array.T
+                Stored(value.name, transposed=True).write(value)
                 value.name += TRANSPOSED
                 value.shape = ir.Shape(array.shape)
                 for node in transposes:
                     ir.convenience.replace_all_uses_with(node.outputs[0], value)
                     graph.remove(node, safe=True)
-            value.const_value = lazy(lambda array=array: array, array.shape, array.dtype, value.name)  # type: ignore[misc]
+            value.const_value = make_lazy_tensor(
+                lambda array=array: array, array.shape, array.dtype, value.name
+            )  # type: ignore[misc]
             graph.register_initializer(value)
         return ir.passes.PassResult(model, modified=bool(weights))
 
 
 @dataclass(frozen=True)
 class Stored:
-    """How a graph stores a parameter, by the name of its initializer."""
+    """How a graph's constant stores a parameter.
+
+    Attributes:
+        parameter: its name.
+        transposed: the constant is its transpose.
+        shift: the constant is it times 2**-shift.
+        first: the constant is its rows from this one on; None for all of them.
+    """
 
     parameter: str
     transposed: bool = False
@@ -76,11 +85,14 @@ class Stored:
     first: int | None = None
 
     @classmethod
-    def by_name(cls, name: str) -> Stored:
-        match = STORED.fullmatch(name)
-        if match is None:
-            return cls(name)
-        return cls(match[1], bool(match[2]), int(match[3] or 0), None if match[4] is None else int(match[4]))
+    def read(cls, value: ir.Value) -> Stored:
+        """Return what a constant's metadata says; without any it is the parameter of its name."""
+        text = value.metadata_props.get(STORED)
+        return cls(str(value.name)) if text is None else cls(**json.loads(text))
+
+    def write(self, value: ir.Value) -> None:
+        """Keep this in a constant's metadata."""
+        value.metadata_props[STORED] = json.dumps(vars(self))
 
     def of(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """Return what a tensor of this shape stores of a parameter, before it gets the tensor's type."""
@@ -93,7 +105,9 @@ def is_matrix_transpose(node: ir.Node) -> bool:
     return node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == [1, 0]
 
 
-def lazy(read: Callable[[], np.ndarray], shape: Sequence[int], dtype: np.dtype, name: str) -> ir.LazyTensor:
+def make_lazy_tensor(
+    read: Callable[[], np.ndarray], shape: Sequence[int], dtype: np.dtype, name: str
+) -> ir.LazyTensor:
     """Return a tensor that is read, made contiguous and converted only while it is written."""
     return ir.LazyTensor(
         lambda: ir.tensor(np.ascontiguousarray(read(), dtype=dtype)),
@@ -111,18 +125,18 @@ class Weight:
         name: the parameter's.
         rows: N, the width of the result.
         array: gives its numbers (N, K).
-        tensor: (N, K) as it is stored; None where its transpose is.
+        constant: (N, K) as it is stored; None where its transpose is.
         bias: (N,), if it is a part of the node.
     """
 
     name: str
     rows: int
     array: Callable[[], np.ndarray]
-    tensor: ir.TensorProtocol | None
+    constant: ir.Value | None
     bias: ir.Value | None = None
 
 
-def constant_weight(node: ir.Node) -> Weight | None:
+def find_weight(node: ir.Node) -> Weight | None:
     """Return the weight of a MatMul or a plain Gemm, or None if it is no constant matrix."""
     if node.op_type not in ("MatMul", "Gemm") or (value := node.inputs[1]) is None:
         return None
@@ -143,23 +157,22 @@ def constant_weight(node: ir.Node) -> Weight | None:
         return None
     rows, columns = constant.shape.numpy()
     if by_rows:
-        return Weight(str(value.name), rows, constant.numpy, constant, bias)
-    name = str(value.name).removesuffix(TRANSPOSED)
-    return Weight(name, columns, lambda: constant.numpy().T, None, bias)
+        return Weight(str(value.name), rows, constant.numpy, value, bias)
+    return Weight(Stored.read(value).parameter, columns, lambda: constant.numpy().T, None, bias)
 
 
-def bias_of(matmul: ir.Node) -> ir.Node | None:
+def find_bias_add(matmul: ir.Node) -> ir.Node | None:
     """Return the Add of a constant vector, as wide as the product, that alone reads it, or None."""
     product = matmul.outputs[0]
     uses = list(product.uses())
     if len(matmul.inputs) > 2 or product.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
         return None
-    vector = vector_of(uses[0].node)
+    vector = find_vector(uses[0].node)
     wide = vector is not None and product.shape is not None and vector.shape == product.shape[-1:]
     return uses[0].node if wide else None
 
 
-def vector_of(add: ir.Node) -> ir.Value | None:
+def find_vector(add: ir.Node) -> ir.Value | None:
     """Return the constant vector that an Add adds, or None."""
     constants = [v for v in add.inputs if v is not None and v.const_value is not None]
     return next((v for v in constants if v.const_value is not None and len(v.const_value.shape) == 1), None)
@@ -185,17 +198,23 @@ class View(ir.LazyTensor):
         super().__init__(read, dtype=base.dtype, shape=ir.Shape(shape), name=base.name)
 
 
-def view_of(base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> View:
-    return View(base, first, [int(n) for n in shape])
-
-
-def initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
     """Return a constant of the graph, which is added once per name."""
     if name not in graph.initializers:
         shape = ir.Shape(tensor.shape.numpy())
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
         graph.register_initializer(value)
     return graph.initializers[name]
+
+
+def add_rows(graph: ir.Graph, constant: ir.Value, first: int, count: int) -> ir.Value:
+    """Return some rows of a constant as a constant of their own, which lie in the file as its part."""
+    tensor = constant.const_value
+    assert tensor is not None
+    view = View(tensor, first, (count, *tensor.shape.numpy()[1:]))
+    rows = add_initializer(graph, f"{constant.name}{ROWS}{first}", view)
+    replace(Stored.read(constant), first=first).write(rows)
+    return rows
 
 
 def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_name: str) -> None:
@@ -205,38 +224,38 @@ def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_
         models: graphs whose initializers of one name and type hold the same values.
     """
     tensors: dict[tuple[str, ir.DataType], ir.TensorProtocol] = {}
-    for value in large_initializers(models.values()):
-        tensors.setdefault(key_of(value), base_of(value))
+    for value in list_large_initializers(models.values()):
+        tensors.setdefault(key_of(value), find_base(value))
     external = ir.external_data.convert_tensors_to_external(
         list(tensors.values()), base_dir=folder, relative_path=data_name
     )
     written = dict(zip(tensors, external, strict=True))
-    for value in large_initializers(models.values()):
+    for value in list_large_initializers(models.values()):
         stored = written[key_of(value)]
         if isinstance(value.const_value, View):
             assert isinstance(stored, ir.ExternalTensor)
-            stored = part_of(stored, value.const_value)
+            stored = locate_view(stored, value.const_value)
         value.const_value = stored
     for name, model in models.items():
         ir.save(model, folder / name)
 
 
-def large_initializers(models: Iterable[ir.Model]) -> list[ir.Value]:
+def list_large_initializers(models: Iterable[ir.Model]) -> list[ir.Value]:
     return [
         value
         for model in models
         for value in model.graph.initializers.values()
-        if value.const_value is not None and base_of(value).nbytes >= EXTERNAL_FROM_BYTES
+        if value.const_value is not None and find_base(value).nbytes >= EXTERNAL_FROM_BYTES
     ]
 
 
-def base_of(value: ir.Value) -> ir.TensorProtocol:
+def find_base(value: ir.Value) -> ir.TensorProtocol:
     """Return the tensor that is stored for a constant."""
     assert value.const_value is not None
     return value.const_value.base if isinstance(value.const_value, View) else value.const_value
 
 
-def part_of(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
+def locate_view(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
     """Return a view's place in the file that holds its base."""
     return ir.ExternalTensor(
         stored.location,
@@ -250,7 +269,7 @@ def part_of(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
 
 
 def key_of(value: ir.Value) -> tuple[str, ir.DataType]:
-    base = base_of(value)
+    base = find_base(value)
     name = base.name if isinstance(value.const_value, View) else value.name
     assert name is not None
     return name, base.dtype

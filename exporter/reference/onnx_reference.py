@@ -35,7 +35,7 @@ class OnnxGraphs:
 
     def __init__(self, found: Folder) -> None:
         first = found.first or found.model
-        self.layers = found.whole(LAYERS) or 0
+        self.layers = found.read_integer(LAYERS) or 0
         self.model = plain_session(first)
         self.encoder = None if found.encoder is None else plain_session(found.encoder)
 

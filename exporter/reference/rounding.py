@@ -49,7 +49,7 @@ class Rounding:
             for name, array in self.weights.items():
                 named[name].data = torch.from_numpy(array)
             for names, product in self.products.items():
-                columns = torch.from_numpy(product.dequantized()).T  # (N, K) of all
+                columns = torch.from_numpy(product.dequantize()).T  # (N, K) of all
                 widths = [len(named[name]) for name in names]
                 for name, own in zip(names, torch.split(columns, widths), strict=True):
                     named[name].data = own
@@ -83,7 +83,7 @@ def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) ->
 
     def rounded(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         (x,) = inputs
-        flat = product.rounded_rows(x.reshape(-1, x.shape[-1]).numpy())
+        flat = product.round_rows(x.reshape(-1, x.shape[-1]).numpy())
         return (torch.from_numpy(flat).view(x.shape),)
 
     linears = [linear_of(model, name) for name in names]

@@ -15,7 +15,7 @@ from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ...runtime.bundle.plan import network_name
 from ...runtime.errors import BackendUnavailableError, InputError
 from ...runtime.suggest import did_you_mean
-from ..bundle.writer import file_entries, install_change, staging_folder
+from ..bundle.writer import install_change, list_file_entries, staging_folder
 from ..errors import BuildError
 from ..targets import INSTALLED, NAMES, target_named
 from .build import USUAL, Options, build_plan
@@ -80,7 +80,7 @@ def build(
     replaced: list[Plan] = []
     with staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
-        entries = file_entries(staging)
+        entries = list_file_entries(staging)
 
         def add_plans(current: Manifest) -> Manifest:
             """Return the manifest that is there now, which another build may have changed, with the plans."""

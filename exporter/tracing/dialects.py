@@ -41,7 +41,7 @@ class SlotCache:
             raise ValueError("attend() before positions(), which makes the mask")
         keys, values = (self.write(slots, new) for slots, new in zip(self.slots[layer], (k, v), strict=True))
         self.present.append((keys, values))
-        return attention_node(q, keys, values, self.bias)
+        return add_attention_node(q, keys, values, self.bias)
 
     def write(self, slots: Tensor, new: Tensor) -> Tensor:
         return torch.onnx.ops.symbolic(
@@ -89,10 +89,10 @@ class SourceNode(SourceAttention):
     def attend(self, layer: int, q: Tensor) -> Tensor:
         # ONNX Runtime takes no mask that is broadcast along the queries.
         bias = self.bias.expand(-1, -1, q.shape[2], -1)
-        return attention_node(q, *self.keys_values[layer], bias)
+        return add_attention_node(q, *self.keys_values[layer], bias)
 
 
-def attention_node(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+def add_attention_node(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Return the result of the operator Attention-24."""
     # The scale is an attribute: without it TensorRT's parser computes it with 16 layers each time.
     return torch.onnx.ops.symbolic(
@@ -130,7 +130,7 @@ class PortableDecoder(Decoder):
         logit_rows: Tensor,
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache = GrowingCache(pairs(past), attention_mask, position_ids)
+        cache = GrowingCache(pair_up(past), attention_mask, position_ids)
         return self.outputs(input_ids, cache, logit_rows)
 
 
@@ -140,7 +140,7 @@ class InplaceDecoder(Decoder):
     def forward(
         self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
     ) -> tuple[Tensor, ...]:
-        return self.outputs(input_ids, self.cache_type(pairs(slots), past_lengths), logit_rows)
+        return self.outputs(input_ids, self.cache_type(pair_up(slots), past_lengths), logit_rows)
 
 
 class OrtDecoder(InplaceDecoder):
@@ -182,9 +182,9 @@ class TargetDecoder(nn.Module):
         x = self.model.hidden_states(input_ids, cache, source)  # (R, T, E)
         logits = self.model.output(x.flatten(0, 1)[logit_rows])  # (N, V)
         present = [tensor for pair in cache.present for tensor in pair]
-        return (logits, *present, *self.weight_outputs(source, input_ids))
+        return (logits, *present, *self.unfold_weights(source, input_ids))
 
-    def weight_outputs(self, source: SourceAttention, input_ids: Tensor) -> list[Tensor]:
+    def unfold_weights(self, source: SourceAttention, input_ids: Tensor) -> list[Tensor]:
         """Return each layer's weights (B, H, K * T, S) as (R, H, T, S)."""
         R, T = input_ids.shape
         unfolded = []
@@ -207,8 +207,8 @@ class PortableTargetDecoder(TargetDecoder):
     ) -> tuple[Tensor, ...]:
         cross = rest[: self.cross_count]
         past = rest[self.cross_count :]
-        source = SourceAttention(pairs(cross), encoder_attention_mask)
-        cache = GrowingCache(pairs(past), attention_mask, position_ids)
+        source = SourceAttention(pair_up(cross), encoder_attention_mask)
+        cache = GrowingCache(pair_up(past), attention_mask, position_ids)
         return self.outputs(input_ids, cache, source, logit_rows)
 
 
@@ -228,8 +228,8 @@ class InplaceTargetDecoder(TargetDecoder):
         slots = rest[self.cross_count :]
         # TensorRT's parser takes no Attention that gives its weights too.
         attention = SourceAttention if self.weights else self.source_type
-        source = attention(pairs(cross), encoder_attention_mask)
-        return self.outputs(input_ids, self.cache_type(pairs(slots), past_lengths), source, logit_rows)
+        source = attention(pair_up(cross), encoder_attention_mask)
+        return self.outputs(input_ids, self.cache_type(pair_up(slots), past_lengths), source, logit_rows)
 
 
 class OrtTargetDecoder(InplaceTargetDecoder):
@@ -284,6 +284,6 @@ class PortableEncoder(nn.Module):
         return tuple(outputs)
 
 
-def pairs(flat: tuple[Tensor, ...]) -> list[KeyValue]:
+def pair_up(flat: tuple[Tensor, ...]) -> list[KeyValue]:
     """Turn key, value, key, value, ... into a list of pairs."""
     return list(zip(flat[::2], flat[1::2], strict=True))

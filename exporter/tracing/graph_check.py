@@ -40,7 +40,7 @@ def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence
         ExportError: lists every difference at once.
     """
     graph = model.graph
-    problems = compare("input", graph.inputs, inputs) + compare("output", graph.outputs, outputs)
+    problems = compare_specs("input", graph.inputs, inputs) + compare_specs("output", graph.outputs, outputs)
     problems += [
         f"input {value.name!r} is used by no node"
         for value in graph.inputs
@@ -50,7 +50,7 @@ def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence
         raise ExportError("the exported graph is not the one meant:\n  " + "\n  ".join(problems))
 
 
-def compare(side: str, values: Sequence[ir.Value], specs: Sequence[TensorSpec]) -> list[str]:
+def compare_specs(side: str, values: Sequence[ir.Value], specs: Sequence[TensorSpec]) -> list[str]:
     names = [value.name for value in values]
     meant = [spec.name for spec in specs]
     if names != meant:

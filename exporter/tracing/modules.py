@@ -17,11 +17,11 @@ RESULTS = "planforge.results"  # a graph's key, as JSON: the values that are a m
 WRAPPER = "model."  # a dialect's module has the reference model below this name
 
 
-def note_modules(model: ir.Model) -> None:
+def record_modules(model: ir.Model) -> None:
     """Write each node's module, and the graph's `RESULTS`, from the scopes that tracing left."""
     results: dict[str, str] = {}
     for node in model.graph:
-        paths = scopes_of(node)
+        paths = list_scopes(node)
         if paths:
             node.metadata_props[MODULE] = paths[-1]
         for path in paths:  # the last of a module's nodes gives its result
@@ -29,7 +29,7 @@ def note_modules(model: ir.Model) -> None:
     model.graph.metadata_props[RESULTS] = json.dumps({value: path for path, value in results.items()})
 
 
-def scopes_of(node: ir.Node) -> list[str]:
+def list_scopes(node: ir.Node) -> list[str]:
     """Return the modules around a traced node, outermost first."""
     scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
     return [scope.removeprefix(WRAPPER) for scope in scopes[:-1] if scope.startswith(WRAPPER)]
@@ -38,7 +38,7 @@ def scopes_of(node: ir.Node) -> list[str]:
 def keep_only_modules(model: ir.Model) -> None:
     """Drop all other metadata, and results that a simplification has removed."""
     names = {value.name for node in model.graph for value in node.outputs}
-    results = {value: path for value, path in results_of(model).items() if value in names}
+    results = {value: path for value, path in read_results(model).items() if value in names}
     for node in model.graph:
         module = node.metadata_props.get(MODULE)
         node.metadata_props.clear()
@@ -49,24 +49,24 @@ def keep_only_modules(model: ir.Model) -> None:
     model.graph.metadata_props[RESULTS] = json.dumps(results)
 
 
-def results_of(model: ir.Model) -> dict[str, str]:
+def read_results(model: ir.Model) -> dict[str, str]:
     """Return, by value name, the path of the module that each value is the result of."""
     found = json.loads(model.graph.metadata_props.get(RESULTS, "{}"))
     return {str(value): str(path) for value, path in found.items()}
 
 
-def module_of(node: ir.Node) -> str:
+def find_module(node: ir.Node) -> str:
     """Return the path of a node's module, by its weights for a node that a pass has made; else ""."""
-    return node.metadata_props.get(MODULE) or scope_of(node) or module_of_weights(node)
+    return node.metadata_props.get(MODULE) or find_scope(node) or find_module_of_weights(node)
 
 
-def scope_of(node: ir.Node) -> str:
+def find_scope(node: ir.Node) -> str:
     """Return the module in a node's name from torch's older exporter: h.0 of "/h.0/MatMul"; else ""."""
     name = str(node.name or "")
     return ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
 
 
-def results_by_scope(graph: ir.Graph, paths: Collection[str]) -> dict[str, str]:
+def find_results_by_scope(graph: ir.Graph, paths: Collection[str]) -> dict[str, str]:
     """Return the values that are a module's result, and its path, where nodes' names tell their modules.
 
     A module's result is the one value that nodes of other modules read; where they read several, none is.
@@ -79,11 +79,11 @@ def results_by_scope(graph: ir.Graph, paths: Collection[str]) -> dict[str, str]:
     by_modules: dict[str, set[str]] = {}
     by_others: dict[str, set[str]] = {}  # nodes without a module in their names, such as an import's own
     for node in graph:
-        scope = scope_of(node)
+        scope = find_scope(node)
         for value in node.outputs:
-            readers = [scope_of(reader) for reader, _ in value.uses()]
-            for path in known.intersection(enclosing_paths(scope)):
-                if any(reader and path not in enclosing_paths(reader) for reader in readers):
+            readers = [find_scope(reader) for reader, _ in value.uses()]
+            for path in known.intersection(list_enclosing_paths(scope)):
+                if any(reader and path not in list_enclosing_paths(reader) for reader in readers):
                     by_modules.setdefault(path, set()).add(str(value.name))
                 elif not all(readers) or (value.is_graph_output() and not readers):
                     by_others.setdefault(path, set()).add(str(value.name))
@@ -93,13 +93,13 @@ def results_by_scope(graph: ir.Graph, paths: Collection[str]) -> dict[str, str]:
     return {name: path for path, name in sorted(single.items(), key=lambda item: len(item[0]))}
 
 
-def enclosing_paths(path: str) -> list[str]:
+def list_enclosing_paths(path: str) -> list[str]:
     """Return a module's path and those of the modules around it: h, h.0 and h.0.attn for h.0.attn."""
     parts = path.split(".") if path else []
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
-def module_of_weights(node: ir.Node) -> str:
+def find_module_of_weights(node: ir.Node) -> str:
     """Return the module in the names of a node's weights; else ""."""
     weights = [
         str(v.name) for v in node.inputs if v is not None and v.is_initializer() and "." in str(v.name)
@@ -107,7 +107,7 @@ def module_of_weights(node: ir.Node) -> str:
     return re.sub(r"\.(weight|bias)\b.*$", "", weights[0]) if weights else ""
 
 
-def layer_of(path: str) -> int | None:
+def find_layer(path: str) -> int | None:
     """Return the layer in a module's path: 3 of "h.3.attn"."""
     number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
     return int(number[1]) if number else None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...runtime.errors import PlanForgeError
 from ..errors import ExportError, error_named
 from ..processes import ChildGroup, command_of, start_child
-from .modules import keep_only_modules, note_modules
+from .modules import keep_only_modules, record_modules
 from .recipes import FAMILIES, Choices, Recipe
 
 if TYPE_CHECKING:
@@ -111,24 +111,24 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         program = torch.onnx.export(
             module,
-            example_inputs(recipe),
+            make_example_inputs(recipe),
             dynamo=True,
             optimize=False,
             verbose=False,
             opset_version=recipe.opset,
-            dynamic_shapes=dynamic_shapes(recipe, module),
+            dynamic_shapes=list_dynamic_shapes(recipe, module),
             input_names=[spec.name for spec in recipe.inputs],
             output_names=[spec.name for spec in recipe.outputs],
         )
     assert program is not None
     graph_model = program.model
     turn_weights_into_inputs(graph_model)
-    note_modules(graph_model)
+    record_modules(graph_model)
     simplify(graph_model)
     return graph_model
 
 
-def example_inputs(recipe: Recipe) -> tuple[Any, ...]:
+def make_example_inputs(recipe: Recipe) -> tuple[Any, ...]:
     """Return tensors of the recipe's example lengths; torch.export reads only their shapes and types."""
     import torch
 
@@ -139,7 +139,7 @@ def example_inputs(recipe: Recipe) -> tuple[Any, ...]:
     return tuple(zeros(spec) for spec in recipe.inputs)
 
 
-def dynamic_shapes(recipe: Recipe, module: nn.Module) -> tuple[Any, ...]:
+def list_dynamic_shapes(recipe: Recipe, module: nn.Module) -> tuple[Any, ...]:
     """Return torch.export's dynamic_shapes: an axis name for each dynamic axis of each input.
 
     The inputs that the module takes as *args are a tuple of their own.

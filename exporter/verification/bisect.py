@@ -20,7 +20,7 @@ from ...runtime.diagnostics.metrics import plain, spread_of
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Key, Trial
 from ..gate import CAPS
-from ..tracing.modules import layer_of, module_of, results_of
+from ..tracing.modules import find_layer, find_module, read_results
 
 if TYPE_CHECKING:
     from torch import nn
@@ -152,7 +152,7 @@ def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: W
 def culprit_of(
     node: ir.Node, name: str, got: Array, step: str, artifact: Artifact, band: Band | None, error: float
 ) -> Culprit:
-    module = module_of(node)
+    module = find_module(node)
     return Culprit(
         artifact=artifact.id,
         step=step,
@@ -160,7 +160,7 @@ def culprit_of(
         op_type=node.op_type,
         value=name,
         module=module,
-        layer=layer_of(module),
+        layer=find_layer(module),
         dtype=got.dtype.name,
         range=ends_of(got),
         meant=None if band is None else ends_of(band.want),
@@ -172,7 +172,7 @@ def culprit_of(
 
 def without_padding(trial: Trial, step: int, array: Array) -> Array:
     """Return a result at the tokens: nobody reads what a graph makes of padding, and rounding changes it."""
-    tokens = trial.tokens_of(step, array)
+    tokens = trial.select_tokens(step, array)
     return array if tokens is None else tokens
 
 
@@ -209,7 +209,7 @@ def node_bands(
         full_artifact: what its inputs and outputs are.
         own: a healthy graph in the precision of `artifact`; None where there is none, or it is fp32.
     """
-    values = trial.values(full, full_artifact)
+    values = trial.collect_values(full, full_artifact)
     floor = CAPS["fp32"]["max_error"]
     if own is None:
         # Hidden states alone: in scores, and in keys laid out for a product, padding cannot be told apart.
@@ -217,14 +217,14 @@ def node_bands(
         return {
             key: Band(without_padding(trial, key[0], array), allowed, full_artifact.id)
             for key, array in values.items()
-            if array.ndim == 3 and trial.tokens_of(key[0], array) is not None
+            if array.ndim == 3 and trial.select_tokens(key[0], array) is not None
         }
     witness = f"{artifact.id}, converted again"
     exact = {key: without_padding(trial, key[0], array) for key, array in values.items()}
     if artifact.precision == "fp32":
         return {key: Band(array, floor, witness) for key, array in exact.items()}
     bands = {}
-    for key, array in trial.values(own, artifact).items():
+    for key, array in trial.collect_values(own, artifact).items():
         array = without_padding(trial, key[0], array)
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
             steps = array.astype(np.float32)  # int8 steps, which have another unit than the exact ones
@@ -252,17 +252,17 @@ def module_bands(
         rounding: what the graph's precision does to its numbers; None for fp32.
         results: the path of the module that a value is the result of; by default as tracing noted it.
     """
-    results = results_of(graph) if results is None else results
-    exact = trial.module_results(model)
+    results = read_results(graph) if results is None else results
+    exact = trial.collect_module_results(model)
     rounded = exact
     if rounding is not None:
         with rounding.applied(model):
-            rounded = trial.module_results(model, rounding)
+            rounded = trial.collect_module_results(model, rounding)
     bands = {}
     for step in range(len(trial.steps)):
         for name, path in results.items():
-            want = trial.placed(step, exact, path)
-            near = trial.placed(step, rounded, path)
+            want = trial.gather_results(step, exact, path)
+            near = trial.gather_results(step, rounded, path)
             if want is not None and near is not None:
                 allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * distance(near, want))
                 bands[step, name] = Band(want, allowed, PYTORCH)

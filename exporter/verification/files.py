@@ -19,7 +19,7 @@ from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.diagnostics.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
 from ...runtime.errors import BackendError, InputError, ManifestError
 from ..errors import VerificationError, first_line
-from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, inputs_of
+from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, list_inputs
 from ..execution.trial import Step, Trial
 from ..gate import CAPS, limits_for
 from ..passes.weight_files import load_graph
@@ -79,7 +79,7 @@ class OnnxFile:
         try:
             inputs, outputs = (
                 tuple(TensorSpec(str(v.name), "data", dtype_of(v, path), ()) for v in side)
-                for side in (inputs_of(graph), graph.outputs)
+                for side in (list_inputs(graph), graph.outputs)
             )
         except ManifestError as error:
             raise VerificationError(f"{path}: {error}") from error
@@ -178,7 +178,7 @@ def check_feeds(file: OnnxFile, feeds: Mapping[str, Array]) -> None:
     Raises:
         InputError: names the input.
     """
-    for name, shape in ((str(value.name), value.shape) for value in inputs_of(file.model.graph)):
+    for name, shape in ((str(value.name), value.shape) for value in list_inputs(file.model.graph)):
         got = feeds[name].shape
         fits = shape is None or (
             len(shape) == len(got)
@@ -215,7 +215,7 @@ def inputs_text(file: OnnxFile) -> str:
     """Return the inputs as in "x float32 [batch,4]"; of many only the first."""
     found = [
         f"{spec.name} {spec.dtype} {value.shape}"
-        for spec, value in zip(file.artifact.inputs, inputs_of(file.model.graph), strict=True)
+        for spec, value in zip(file.artifact.inputs, list_inputs(file.model.graph), strict=True)
     ]
     return "; ".join(found[:MOST_INPUTS]) + ("" if len(found) <= MOST_INPUTS else "; ...")
 
@@ -304,7 +304,7 @@ def find_node_at_fault(
         program.run({name: array for name, array in feeds.items()}, {})
 
     trial = Trial(drive, (Step("run", np.zeros((0, 0), np.int64)),), ())
-    values = trial.values(other.model, other.artifact)
+    values = trial.collect_values(other.model, other.artifact)
     bands = {key: Band(array, allowed, other.path.name) for key, array in values.items()}
     culprit = find_culprit(file.model, file.artifact, trial, Witnesses(bands))
     return () if culprit is None else (dataclasses.replace(culprit, artifact=file.path.name),)
@@ -338,7 +338,7 @@ def make_inputs(file: OnnxFile) -> dict[str, Array]:
         return lengths.setdefault(str(dim.value), LENGTHS[1] if lengths else LENGTHS[0])
 
     feeds = {}
-    for value in inputs_of(file.model.graph):
+    for value in list_inputs(file.model.graph):
         shape = [length(dim) for dim in value.shape or ()]
         name = str(value.name)
         dtype = np.dtype(dtype_of(value, file.path))

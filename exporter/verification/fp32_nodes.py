@@ -12,8 +12,8 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.metrics import plain
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
-from ..passes.fp16_ranges import KEPT, Choice
-from ..tracing.modules import module_of
+from ..passes.fp16_ranges import Choice
+from ..tracing.modules import find_module
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ def fp32_nodes(
     found: dict[str, Fp32Node] = {}
 
     def see(node: ir.Node, name: str, array: Array) -> None:
-        if KEPT not in node.metadata_props or array.dtype.kind != "f" or not array.size:
+        choice = Choice.read(node)
+        if choice is None or array.dtype.kind != "f" or not array.size:
             return
         old = found.get(str(node.name))
         key = str(node.name)
@@ -55,9 +56,8 @@ def fp32_nodes(
         if old is not None:
             low = min(low, old.low)
             high = max(high, old.high)
-        choice = Choice.from_text(node.metadata_props[KEPT])
         reason = choice.reason if choice.shift is None else f"{choice.reason}, so scaled by 2^-{choice.shift}"
-        found[key] = Fp32Node(key, node.op_type, module_of(node), reason, low, high)
+        found[key] = Fp32Node(key, node.op_type, find_module(node), reason, low, high)
 
     broken = None
     try:

@@ -19,7 +19,7 @@ from ...runtime.diagnostics.metrics import Comparison
 from ..passes.kv_cache import KEY_SCALE
 from ..passes.weight_files import load_graph
 from ..passes.weights import Stored
-from ..tracing.modules import module_of
+from ..tracing.modules import find_module
 
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
@@ -80,7 +80,7 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
         for key, one, two in float_attributes(node, twin)
     ]
     tensors = {
-        Stored.by_name(str(value.name)).parameter: value.const_value
+        Stored.read(value).parameter: value.const_value
         for value in other.graph.initializers.values()
         if value.const_value is not None and value.const_value.dtype in FLOATS
     }
@@ -88,7 +88,7 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
     for value in model.graph.initializers.values():
         constant = value.const_value
         uses = list(value.uses())
-        meant = tensors.get(Stored.by_name(str(value.name)).parameter)
+        meant = tensors.get(Stored.read(value).parameter)
         if constant is None or meant is None or constant.dtype not in FLOATS or not uses:
             continue
         if constant.shape == meant.shape and constant.size > 1:  # a mask's number may be another
@@ -186,7 +186,7 @@ def check_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str
         uses = list(value.uses())
         if constant is None or constant.dtype not in FLOATS or not uses:
             continue
-        stored = Stored.by_name(str(value.name))
+        stored = Stored.read(value)
         weight = f"weight {value.name!r} of {describe_node(uses[0].node)}"
         if stored.parameter in tensors:
             got = read_tensor(constant)
@@ -219,5 +219,5 @@ def describe_difference(got: Array, meant: Array, whose: str = "the checkpoint's
 
 
 def describe_node(node: ir.Node) -> str:
-    where = f" of {module_of(node)}" if module_of(node) else ""
+    where = f" of {find_module(node)}" if find_module(node) else ""
     return f"node {node.name!r} ({node.op_type}){where}"

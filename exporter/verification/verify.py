@@ -245,7 +245,7 @@ def recorded_source(bundle: Bundle) -> Source | None:
     import importlib.util
 
     recorded = bundle.manifest.source
-    argument = recorded_argument(recorded, bundle.folder)
+    argument = restore_argument(recorded, bundle.folder)
     if importlib.util.find_spec("torch") is None:
         return None
     try:

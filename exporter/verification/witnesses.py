@@ -76,12 +76,12 @@ def find_witnesses(
 
 def results_in(graph: ir.Model, paths: Sequence[str]) -> Mapping[str, str]:
     """Return the values that are a module's result: as tracing noted them, or as nodes' names say."""
-    return results_of(graph) or results_by_scope(graph.graph, paths)
+    return read_results(graph) or find_results_by_scope(graph.graph, paths)
 
 
 def scopes_in(graph: ir.Model) -> list[str]:
     """Return the modules that the nodes' names show."""
-    return list(dict.fromkeys(scope_of(node) for node in graph.graph))
+    return list(dict.fromkeys(find_scope(node) for node in graph.graph))
 
 
 def sibling_bands(examiner: AnyExaminer, graph: ir.Model, other: Artifact) -> dict[Key, Band]:
@@ -96,12 +96,12 @@ def sibling_bands(examiner: AnyExaminer, graph: ir.Model, other: Artifact) -> di
     trial = examiner.trial(other)
     own = results_in(graph, scopes_in(graph))
     theirs = {path: name for name, path in results_in(sibling, scopes_in(sibling)).items()}
-    values = trial.values(sibling, other)
+    values = trial.collect_values(sibling, other)
     bands: dict[Key, Band] = {}
     for step in range(len(trial.steps)):
         for name, path in own.items():
             array = values.get((step, theirs.get(path, "")))
-            if array is not None and trial.tokens_of(step, array) is not None:
+            if array is not None and trial.select_tokens(step, array) is not None:
                 meant = without_padding(trial, step, array)
                 bands[step, name] = Band(meant, CAPS["fp32"]["max_error"], other.id)
     return bands

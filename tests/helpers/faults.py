@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from planforge.exporter.tracing.modules import module_of
+from planforge.exporter.tracing.modules import find_module
 
 Plant = Callable[[ir.Model], None]
 
@@ -35,7 +35,7 @@ class Fault:
 
 def node_of(model: ir.Model, module: str, *op_types: str) -> ir.Node:
     """The first node of a module with one of these operators."""
-    return next(n for n in model.graph if module_of(n) == module and n.op_type in op_types)
+    return next(n for n in model.graph if find_module(n) == module and n.op_type in op_types)
 
 
 def weight_of(model: ir.Model, module: str) -> ir.Value:
@@ -104,7 +104,7 @@ def swapped(module: str, *op_types: str, index: int) -> Plant:
     """What two like nodes in a row read, keys and values, the wrong way round."""
 
     def plant(model: ir.Model) -> None:
-        first, second = [n for n in model.graph if module_of(n) == module and n.op_type in op_types][:2]
+        first, second = [n for n in model.graph if find_module(n) == module and n.op_type in op_types][:2]
         one = first.inputs[index]
         other = second.inputs[index]
         first.replace_input_with(index, other)
@@ -117,7 +117,7 @@ def no_mask(number: int = 0) -> Plant:
     """Everybody sees everything: padding, the future, or both."""
 
     def plant(model: ir.Model) -> None:
-        where = [n for n in model.graph if n.op_type == "Where" and module_of(n) == ""][number]
+        where = [n for n in model.graph if n.op_type == "Where" and find_module(n) == ""][number]
         where.replace_input_with(2, where.inputs[1])
 
     return plant
@@ -179,7 +179,7 @@ def scale_factor(module: str, factor: float = 1.1) -> Plant:
 
 def low_mask(model: ir.Model) -> None:
     """A mask of -65504 and scores that reach -648: -inf in fp16, while ONNX Runtime computes in fp32."""
-    where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
+    where = next(n for n in model.graph if n.op_type == "Where" and find_module(n) == "")
     where.replace_input_with(2, constant(model, "low", np.array(-65504, np.float16)))
     add = next(node for node, _ in where.outputs[0].uses())
     lower = ir.node("Add", [add.inputs[0], constant(model, "shift", np.array(-648, np.float16))])
@@ -193,7 +193,7 @@ def low_at_late_positions(first: int) -> Plant:
 
     def plant(model: ir.Model) -> None:
         half = ir.TensorType(ir.DataType.FLOAT16)
-        where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
+        where = next(n for n in model.graph if n.op_type == "Where" and find_module(n) == "")
         positions = next(value for value in model.graph.inputs if value.name == "position_ids")
         late = ir.node("Greater", [positions, constant(model, "first", np.array(first))])
         wide = ir.node("Unsqueeze", [late.outputs[0], constant(model, "both", np.array([1, 3]))])
@@ -217,7 +217,7 @@ def low_padding(model: ir.Model) -> None:
     """-65504 twice on padding: -inf in fp16, but only where a batch has padding."""
     half = ir.TensorType(ir.DataType.FLOAT16)
     bools = ir.TensorType(ir.DataType.BOOL)
-    where = next(n for n in model.graph if n.op_type == "Where" and module_of(n) == "")
+    where = next(n for n in model.graph if n.op_type == "Where" and find_module(n) == "")
     mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
     cast = ir.node("Cast", [mask], {"to": int(ir.DataType.BOOL)})
     wide = ir.node("Unsqueeze", [cast.outputs[0], constant(model, "both", np.array([1, 2]))])

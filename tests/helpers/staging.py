@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planforge.exporter.bundle.writer import file_entries
+from planforge.exporter.bundle.writer import list_file_entries
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.bundle.manifest import Manifest
@@ -26,7 +26,7 @@ def stage(folder: Path, export_id: str) -> Manifest:
         config={},
         generation=GenerationDefaults(),
         tokenizer={"files": [f"tokenizer/t-{export_id}.json"]},
-        files=file_entries(folder),
+        files=list_file_entries(folder),
         artifacts=(),
     )
 

@@ -15,7 +15,7 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from planforge.exporter.checkpoints.tokenizers.files import tokenizer_json
+from planforge.exporter.checkpoints.tokenizers.files import build_tokenizer_json
 from planforge.runtime.text.tokenizer import Tokenizer
 
 END = "<|endoftext|>"
@@ -38,7 +38,7 @@ def write_gpt2(folder: Path) -> Path:
 @functools.cache
 def gpt2() -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
-        return Tokenizer(tokenizer_json(write_gpt2(Path(folder))))
+        return Tokenizer(build_tokenizer_json(write_gpt2(Path(folder))))
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -24,7 +24,7 @@ _BERT_LIKE = ("Bert", "ConvBert", "DistilBert", "Electra", "MobileBert", "Squeez
 _SENTENCE_MODELS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
-def tokenizer_json(folder: Path) -> bytes:
+def build_tokenizer_json(folder: Path) -> bytes:
     """Return the tokenizer.json of a folder in Hugging Face layout, in one canonical form.
 
     Takes the folder's tokenizer.json, or builds GPT-2's byte-level BPE from vocab.json and
@@ -41,21 +41,21 @@ def tokenizer_json(folder: Path) -> bytes:
     Raises:
         TokenizerError: A file is missing or malformed; names it and the reason.
     """
-    settings = settings_of(folder)
+    settings = read_settings(folder)
     saved = folder / "tokenizer.json"
     vocab_txt = folder / "vocab.txt"
     if saved.is_file():
         tokenizer = parse(read(saved), str(saved))
-        _mark_special(tokenizer, special_names(settings))
-    elif (files := _bpe_files(folder)) is not None:
-        tokenizer = _byte_level_bpe(*files, add_prefix_space=settings.get("add_prefix_space") is True)
+        _mark_special(tokenizer, list_special_names(settings))
+    elif (files := _find_bpe_files(folder)) is not None:
+        tokenizer = _build_byte_level_bpe(*files, add_prefix_space=settings.get("add_prefix_space") is True)
         _add_tokens(tokenizer, folder, settings)
-        _mark_special(tokenizer, special_names(settings) or ["<|endoftext|>"])
+        _mark_special(tokenizer, list_special_names(settings) or ["<|endoftext|>"])
     elif vocab_txt.is_file():
-        names = _BERT_NAMES | names_of_roles(settings)
-        tokenizer = _wordpiece(vocab_txt, names["unk"], settings)
+        names = _BERT_NAMES | find_role_names(settings)
+        tokenizer = _build_wordpiece(vocab_txt, names["unk"], settings)
         _add_tokens(tokenizer, folder, settings)
-        _mark_special(tokenizer, [*names.values(), *special_names(settings)])
+        _mark_special(tokenizer, [*names.values(), *list_special_names(settings)])
         _add_template(tokenizer, vocab_txt, names)
     else:
         raise TokenizerError(
@@ -65,7 +65,7 @@ def tokenizer_json(folder: Path) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
+def find_special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of the tokens that have a role, which tokenizer.json itself does not record.
 
     Args:
@@ -79,7 +79,7 @@ def special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
     Raises:
         TokenizerError: A file is malformed.
     """
-    names = _BERT_NAMES | names_of_roles(settings_of(folder))
+    names = _BERT_NAMES | find_role_names(read_settings(folder))
     ids = {role: tokenizer.token_id(names[role]) for role in _ROLES if role in names}
     return {role: token_id for role, token_id in ids.items() if token_id is not None}
 
@@ -93,7 +93,7 @@ class Frame:
     suffix: tuple[int, ...] = ()
 
 
-def frame_of(data: bytes, source: str) -> Frame:
+def find_frame(data: bytes, source: str) -> Frame:
     """Return the special tokens before a text, between the two of a pair, and behind them.
 
     Args:
@@ -122,10 +122,10 @@ def frame_of(data: bytes, source: str) -> Frame:
     return Frame(single[0], pair[1], single[1])
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> dict[str, Any]:
     """Return tokenizer_config.json and special_tokens_map.json merged; null counts as missing."""
     config, names = (
-        {key: value for key, value in json_object(folder / name).items() if value is not None}
+        {key: value for key, value in read_json_object(folder / name).items() if value is not None}
         for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
     if "added_tokens_decoder" in config:
@@ -134,8 +134,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return names | config | {key: names[key] for key in names if key.endswith("_token")}
 
 
-def names_of_roles(settings: Mapping[str, Any]) -> dict[str, str]:
-    names = {role: _content(settings.get(f"{role}_token")) for role in _ROLES}
+def find_role_names(settings: Mapping[str, Any]) -> dict[str, str]:
+    names = {role: _token_text(settings.get(f"{role}_token")) for role in _ROLES}
     return {role: name for role, name in names.items() if name is not None}
 
 
@@ -144,23 +144,23 @@ def read_named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     extra = settings.get("extra_special_tokens")
     named: dict[str, Any] = dict(extra) if isinstance(extra, dict) else {}
     named.update(settings)
-    texts = {name: _content(entry) for name, entry in named.items() if name.endswith("_token")}
+    texts = {name: _token_text(entry) for name, entry in named.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _content(entry: object) -> str | None:
+def _token_text(entry: object) -> str | None:
     """Return the text of a token that is given as a string or as the fields of an AddedToken."""
     content = entry.get("content") if isinstance(entry, dict) else entry
     return content if isinstance(content, str) and content else None
 
 
-def special_names(settings: Mapping[str, Any]) -> list[str]:
+def list_special_names(settings: Mapping[str, Any]) -> list[str]:
     """Return the tokens that have a role and the further special ones, in a fixed order."""
-    names = list(names_of_roles(settings).values())
+    names = list(find_role_names(settings).values())
     for extra in map(settings.get, ("additional_special_tokens", "extra_special_tokens")):
         values = extra.values() if isinstance(extra, dict) else extra
         if isinstance(values, Iterable) and not isinstance(values, str):
-            names += [name for name in map(_content, values) if name is not None]
+            names += [name for name in map(_token_text, values) if name is not None]
     return names
 
 
@@ -175,7 +175,7 @@ def _mark_special(tokenizer: tokenizers.Tokenizer, names: Iterable[str]) -> None
 
 def _lower_case(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
     """Lower-case texts first where sentence-transformers' own settings ask for it."""
-    files = (json_object(folder / f"sentence_{name}_config.json") for name in _SENTENCE_MODELS)
+    files = (read_json_object(folder / f"sentence_{name}_config.json") for name in _SENTENCE_MODELS)
     if not next(filter(None, files), {}).get("do_lower_case"):
         return
     own = tokenizer.normalizer
@@ -186,7 +186,7 @@ def _lower_case(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
 
 
-def _wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _build_wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Build BERT's tokenizer, as transformers does from a vocab.txt."""
     kind = str(settings.get("tokenizer_class", "BertTokenizer"))
     if kind.removesuffix("Fast").removesuffix("Tokenizer") not in _BERT_LIKE:
@@ -237,7 +237,7 @@ def _add_template(tokenizer: tokenizers.Tokenizer, path: Path, names: Mapping[st
         )
 
 
-def _bpe_files(folder: Path) -> tuple[Path, Path] | None:
+def _find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
     for names in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         vocab, merges = (folder / name for name in names)
         if vocab.is_file() and merges.is_file():
@@ -255,8 +255,8 @@ def _byte_level_bpe(vocab_file: Path, merges_file: Path, add_prefix_space: bool)
     return tokenizer
 
 
-def _vocab(path: Path) -> dict[str, int]:
-    vocab = json_object(path)
+def _read_vocab(path: Path) -> dict[str, int]:
+    vocab = read_json_object(path)
     if not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
         raise TokenizerError(f"{path}: ids must be integers from 0; {WAY_OUT}")
     if len(set(vocab.values())) != len(vocab):
@@ -270,7 +270,7 @@ def _vocab(path: Path) -> dict[str, int]:
     return vocab
 
 
-def _merges(path: Path) -> list[tuple[str, str]]:
+def _read_merges(path: Path) -> list[tuple[str, str]]:
     try:
         lines = read(path).decode().split("\n")  # not splitlines: only "\n" ends a merge
     except UnicodeDecodeError as error:
@@ -289,7 +289,7 @@ def _merges(path: Path) -> list[tuple[str, str]]:
 def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
     """Add what was added to a vocabulary after training, each at the id it was given."""
     path = folder / "added_tokens.json"
-    added: dict[str, Any] = {str(index): text for text, index in json_object(path).items()}
+    added: dict[str, Any] = {str(index): text for text, index in read_json_object(path).items()}
     if isinstance(config.get("added_tokens_decoder"), dict):
         path = folder / "tokenizer_config.json"
         added |= config["added_tokens_decoder"]
@@ -315,7 +315,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[s
             )
 
 
-def json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty when there is no such file."""
     if not path.is_file():
         return {}

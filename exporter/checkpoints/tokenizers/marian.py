@@ -18,7 +18,7 @@ from ....runtime.errors import TokenizerError
 from ....runtime.text.piece_tokenizer import ID_ONLY, PIECE_ONLY, SPACE, Charsmap
 from ....runtime.text.tokenizer import one_line, read
 from ...errors import CheckpointError
-from .files import json_object, names_of_roles, settings_of, special_names
+from .files import find_role_names, list_special_names, read_json_object, read_settings
 
 WAY_OUT = "take the file from the checkpoint once more"
 NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
@@ -65,7 +65,17 @@ class SentencePieces:
     trims: bool
 
 
-def marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
+@contextmanager
+def _raise_checkpoint_errors() -> Iterator[None]:
+    """Raise an unusable tokenizer's error as a checkpoint's."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise CheckpointError(str(error)) from error
+
+
+@_raise_checkpoint_errors()
+def build_marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
     """Return the tokenizers of a MarianMT checkpoint, for planforge.runtime's PieceTokenizer.
 
     Args:
@@ -78,29 +88,32 @@ def marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
     Raises:
         CheckpointError: A file is missing or damaged, or needs what is not supported; names it.
     """
-    vocab = marian_vocabulary(folder)
+    vocab = read_marian_vocabulary(folder)
     source, target = (read_spm(folder / name) for name in ("source.spm", "target.spm"))
     special = _find_special(folder, vocab)
     # Decoding goes by the source's pieces for both languages, as in transformers.
     added = {text: text in special for text in vocab if text in special | source.reserved}
-    unknown = vocab[_names(folder)["unk"]]
+    unknown = vocab[_read_names(folder)["unk"]]
     texts = []
     for name, pieces in (("source.spm", source), ("target.spm", target)):
         if clash := sorted(set(added) & set(pieces.scores)):
             raise CheckpointError(f"{folder / name}: {clash[0]!r} is a special token and an ordinary piece")
-        content = _tokenizer_json(vocab, pieces, added, unknown)
+        content = _build_tokenizer_json(vocab, pieces, added, unknown)
         texts.append(json.dumps(content, ensure_ascii=False, allow_nan=False).encode())
     return texts[0], texts[1]
 
 
-def marian_vocabulary(folder: Path) -> dict[str, int]:
+@_raise_checkpoint_errors()
+def read_marian_vocabulary(folder: Path) -> dict[str, int]:
     """Return the ids of vocab.json, in their order.
 
     Raises:
         CheckpointError: The file is missing or damaged, or lacks a token that every model needs.
     """
     path = folder / "vocab.json"
-    vocab = _json_object(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
+    vocab = read_json_object(path)
     if not all(type(index) is int for index in vocab.values()):
         raise CheckpointError(f"{path}: a token's id is not an integer; {WAY_OUT}")
     if sorted(vocab.values()) != list(range(len(vocab))):
@@ -109,7 +122,7 @@ def marian_vocabulary(folder: Path) -> dict[str, int]:
         )
     if marked := [token for token in vocab if token.startswith((ID_ONLY, PIECE_ONLY))]:
         raise CheckpointError(f"{path}: {marked[0]!a} begins with a character that no text has")
-    for name in _names(folder).values():
+    for name in _read_names(folder).values():
         if name not in vocab:
             raise CheckpointError(f"{path} has no {name!r}, which every MarianMT model needs; {WAY_OUT}")
     return dict(sorted(vocab.items(), key=lambda item: int(item[1])))
@@ -121,24 +134,24 @@ def read_spm(path: Path) -> SentencePieces:
     Raises:
         CheckpointError: The file is missing or damaged, or needs what is not supported; names it.
     """
-    data = _read(path)
+    data = read(path)
     try:
-        model = _message(data)
-        pieces = [_message(piece) for piece in model.get(PIECES, [])]
-        spelled = [_last(piece, PIECE, b"").decode() for piece in pieces]
-        scores = [_float(_last(piece, SCORE, bytes(4))) for piece in pieces]
-        types = [_last(piece, TYPE, NORMAL) for piece in pieces]
+        model = _parse_message(data)
+        pieces = [_parse_message(piece) for piece in model.get(PIECES, [])]
+        spelled = [_read_last(piece, PIECE, b"").decode() for piece in pieces]
+        scores = [_read_float(_read_last(piece, SCORE, bytes(4))) for piece in pieces]
+        types = [_read_last(piece, TYPE, NORMAL) for piece in pieces]
         if len(set(spelled)) != len(spelled) or "" in spelled:
             raise ValueError("a piece is empty, or there twice")
         if NORMAL not in types or UNKNOWN not in types or not all(map(math.isfinite, scores)):
             raise ValueError("it has no ordinary piece, no unknown one, or one without a score")
-        unsupported = _unsupported(model, set(types))
-        spec = _part(model, NORMALIZER)
-        charsmap = _last(spec, CHARSMAP, b"")
+        unsupported = _find_unsupported(model, set(types))
+        spec = _read_part(model, NORMALIZER)
+        charsmap = _read_last(spec, CHARSMAP, b"")
         if charsmap:
             Charsmap(charsmap)
-        prefixes = bool(_last(spec, DUMMY_PREFIX, 1))
-        trims = bool(_last(spec, TRIM, 1))
+        prefixes = bool(_read_last(spec, DUMMY_PREFIX, 1))
+        trims = bool(_read_last(spec, TRIM, 1))
     except (TypeError, ValueError, struct.error) as error:
         raise CheckpointError(f"{path} is not a SentencePiece model: {one_line(error)}; {WAY_OUT}") from error
     if any(text.startswith((ID_ONLY, PIECE_ONLY)) for text in spelled):
@@ -157,22 +170,22 @@ def read_spm(path: Path) -> SentencePieces:
     )
 
 
-def _unsupported(model: Message, types: set[int]) -> list[str]:
-    trainer = _part(model, TRAINER)
-    spec = _part(model, NORMALIZER)
-    kind = _last(trainer, MODEL_TYPE, UNIGRAM)
+def _find_unsupported(model: Message, types: set[int]) -> list[str]:
+    trainer = _read_part(model, TRAINER)
+    spec = _read_part(model, NORMALIZER)
+    kind = _read_last(trainer, MODEL_TYPE, UNIGRAM)
     found = {
         f"the model type {MODEL_TYPES.get(kind, kind)}": kind != UNIGRAM,
         "user-defined symbols": USER_DEFINED in types,
-        "byte fallback": BYTE in types or _last(trainer, BYTE_FALLBACK, 0),
-        "spaces at the ends of pieces": _last(trainer, SUFFIX_SPACE, 0),
-        "spaces that are not escaped": not _last(spec, ESCAPE, 1),
-        "a denormalizer": _last(_part(model, DENORMALIZER), CHARSMAP, b""),
+        "byte fallback": BYTE in types or _read_last(trainer, BYTE_FALLBACK, 0),
+        "spaces at the ends of pieces": _read_last(trainer, SUFFIX_SPACE, 0),
+        "spaces that are not escaped": not _read_last(spec, ESCAPE, 1),
+        "a denormalizer": _read_last(_read_part(model, DENORMALIZER), CHARSMAP, b""),
     }
     return [name for name, is_there in found.items() if is_there]
 
 
-def _tokenizer_json(
+def _build_tokenizer_json(
     vocab: Mapping[str, int], pieces: SentencePieces, added: Mapping[str, bool], unknown: int
 ) -> dict[str, Any]:
     own = {text: score for text, score in pieces.scores.items() if text not in vocab}
@@ -207,19 +220,14 @@ def _tokenizer_json(
     }
 
 
-def _names(folder: Path) -> dict[str, str]:
-    roles = names_of_roles(_settings(folder))
+def _read_names(folder: Path) -> dict[str, str]:
+    roles = find_role_names(read_settings(folder))
     return {role: roles.get(role, default) for role, default in NAMES.items()}
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    with _raising_checkpoint_errors():
-        return settings_of(folder)
 
 
 def _find_special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
     """Return the special tokens that have an id; refuse settings that would change ids or texts."""
-    settings = _settings(folder)
+    settings = read_settings(folder)
     path = folder / "tokenizer_config.json"
     for name in ("separate_vocabs", "sp_model_kwargs"):
         if settings.get(name):
@@ -233,48 +241,27 @@ def _find_special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
                 f"{path} adds {entry.get('content')!r} as token {index}, which vocab.json does not have; "
                 "tokens that were added to a vocabulary later are not supported"
             )
-    names = {*_names(folder).values(), *special_names(settings)}
+    names = {*_read_names(folder).values(), *list_special_names(settings)}
     names |= {entry["content"] for entry in added.values() if entry.get("special") is True}
     return frozenset(names & set(vocab))
 
 
-def _json_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
-    with _raising_checkpoint_errors():
-        return json_object(path)
-
-
-def _read(path: Path) -> bytes:
-    with _raising_checkpoint_errors():
-        return read(path)
-
-
-@contextmanager
-def _raising_checkpoint_errors() -> Iterator[None]:
-    """Raise an unusable tokenizer's error as a checkpoint's."""
-    try:
-        yield
-    except TokenizerError as error:
-        raise CheckpointError(str(error)) from error
-
-
-def _message(data: bytes) -> Message:
+def _parse_message(data: bytes) -> Message:
     """Return the fields of a protobuf message: integers as int, everything else as bytes."""
     fields: Message = {}
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
+        key, at = _read_varint(data, at)
         number = key >> 3
         kind = key & 7
         if kind == 0:
-            value, at = _varint(data, at)
+            value, at = _read_varint(data, at)
             fields.setdefault(number, []).append(value)
             continue
         if kind not in (1, 2, 5):
             raise ValueError(f"field {number} has the unknown wire type {kind}")
         if kind == 2:
-            size, at = _varint(data, at)
+            size, at = _read_varint(data, at)
         else:
             size = {1: 8, 5: 4}[kind]
         if at + size > len(data):
@@ -284,7 +271,7 @@ def _message(data: bytes) -> Message:
     return fields
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for count, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * count
@@ -293,11 +280,11 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("it is cut off")
 
 
-def _part(message: Message, field: int) -> Message:
-    return _message(_last(message, field, b""))
+def _read_part(message: Message, field: int) -> Message:
+    return _parse_message(_read_last(message, field, b""))
 
 
-def _last(message: Message, field: int, default: T) -> T:
+def _read_last(message: Message, field: int, default: T) -> T:
     """Return a field's value; of several the last, as in protobuf."""
     value = message.get(field, [default])[-1]
     if not isinstance(value, type(default)):
@@ -305,6 +292,6 @@ def _last(message: Message, field: int, default: T) -> T:
     return value
 
 
-def _float(data: bytes) -> float:
+def _read_float(data: bytes) -> float:
     value: float = struct.unpack("<f", data)[0]
     return value

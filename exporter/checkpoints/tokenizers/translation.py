@@ -7,14 +7,14 @@ from pathlib import Path
 from ....runtime.text.kinds import PIECES, PLAIN
 from ....runtime.text.tokenizer import parse, read
 from ...errors import CheckpointError
-from .files import tokenizer_json
-from .marian import marian_tokenizers
+from .files import build_tokenizer_json
+from .marian import build_marian_tokenizers
 
 OWN_FILES = ("tokenizer.source.json", "tokenizer.target.json")
 SHARED_FILE = "tokenizer.json"
 
 
-def translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:
+def build_translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:
     """Return the tokenizers' kind, and the source's and the target's as tokenizer.json.
 
     Raises:
@@ -22,9 +22,9 @@ def translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:
         TokenizerError: a tokenizer.json is damaged.
     """
     if (folder / "source.spm").is_file():
-        return PIECES, marian_tokenizers(folder)
+        return PIECES, build_marian_tokenizers(folder)
     if (folder / SHARED_FILE).is_file():
-        both = tokenizer_json(folder)
+        both = build_tokenizer_json(folder)
         return PLAIN, (both, both)
     if missing := [name for name in OWN_FILES if not (folder / name).is_file()]:
         raise CheckpointError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
-from .recipe import Choices, Recipe, by_id, in_dialect
+from .recipe import Choices, Recipe, by_id, wrap_model
 
 if TYPE_CHECKING:
     from ....models import BertConfig
@@ -24,7 +24,7 @@ def context_of(config: BertConfig) -> int:
 
 
 def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
-    layers, pooler_output = extra_outputs(config, choices.outputs)
+    layers, pooler_output = resolve_extra_outputs(config, choices.outputs)
     batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
     tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
     rows = Axis("rows", 1, 1, choices.max_batch * min(ROWS, choices.max_length))
@@ -53,7 +53,7 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
         dialect="portable",
         opset=20,
         padding_side="right",
-        module=in_dialect("PortableEncoder", layers, pooler_output),
+        module=wrap_model("PortableEncoder", layers, pooler_output),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         example=EXAMPLE,
@@ -88,7 +88,7 @@ def head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> lis
     return specs
 
 
-def extra_outputs(config: BertConfig, outputs: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
+def resolve_extra_outputs(config: BertConfig, outputs: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
     """Return the layers whose hidden states are outputs (0: the embeddings), and whether the pooler's is.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
-from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, in_dialect, slot_inputs
+from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs, wrap_model
 
 if TYPE_CHECKING:
     from ....models import GPT2Config
@@ -25,13 +25,13 @@ def context_of(config: GPT2Config) -> int:
 def recipes(config: GPT2Config, choices: Choices) -> dict[str, Recipe]:
     if choices.outputs:
         raise InputError(f"outputs {list(choices.outputs)}: GPT-2 has none to choose, only encoders do")
-    found = [portable(config, choices), inplace(config, choices)]
+    found = [make_portable_recipe(config, choices), make_inplace_recipe(config, choices)]
     if config.head_size % HEAD_SIZES == 0:
-        found.append(ort(config, choices))
+        found.append(make_ort_recipe(config, choices))
     return by_id(*found)
 
 
-def portable(config: GPT2Config, choices: Choices) -> Recipe:
+def make_portable_recipe(config: GPT2Config, choices: Choices) -> Recipe:
     length = choices.max_length
     batch, tokens, rows = common_axes(choices)
     past = Axis("past", 0, min(OPT_TOKENS, length - 1), length - 1)
@@ -42,7 +42,7 @@ def portable(config: GPT2Config, choices: Choices) -> Recipe:
         dialect="portable",
         opset=20,
         padding_side="left",
-        module=in_dialect("PortableDecoder"),
+        module=wrap_model("PortableDecoder"),
         inputs=(
             *growing_inputs(batch, tokens, total, rows),
             *cache_specs("past_key_values", "past", config.n_layer, (batch, head[0], past, head[1])),
@@ -56,11 +56,11 @@ def portable(config: GPT2Config, choices: Choices) -> Recipe:
     )
 
 
-def inplace(config: GPT2Config, choices: Choices) -> Recipe:
+def make_inplace_recipe(config: GPT2Config, choices: Choices) -> Recipe:
     return make_slot_recipe(config, choices, "inplace", 24, "InplaceDecoder")
 
 
-def ort(config: GPT2Config, choices: Choices) -> Recipe:
+def make_ort_recipe(config: GPT2Config, choices: Choices) -> Recipe:
     return make_slot_recipe(config, choices, "ort", 20, "OrtDecoder")
 
 
@@ -77,7 +77,7 @@ def make_slot_recipe(config: GPT2Config, choices: Choices, dialect: str, opset: 
         dialect=dialect,
         opset=opset,
         padding_side="right",
-        module=in_dialect(module),
+        module=wrap_model(module),
         inputs=(*slot_inputs(batch, tokens, rows), *cache),
         outputs=(TensorSpec("logits", "logits", "float32", (rows, config.vocab_size)), *present),
         example=EXAMPLE,

@@ -57,7 +57,7 @@ class Recipe:
         return f"{self.graph}.{self.dialect}"
 
 
-def in_dialect(name: str, *choices: object) -> Callable[[Any], nn.Module]:
+def wrap_model(name: str, *choices: object) -> Callable[[Any], nn.Module]:
     """Return what wraps a model in a class of `dialects`, imported only then because it loads torch."""
 
     def wrap(model: Any) -> nn.Module:

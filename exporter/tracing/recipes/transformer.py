@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
-from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, in_dialect, slot_inputs
+from .recipe import HEAD_SIZES, Choices, Recipe, by_id, cache_specs, growing_inputs, slot_inputs, wrap_model
 
 if TYPE_CHECKING:
     from ....models import TransformerConfig
@@ -38,14 +38,14 @@ def recipes(config: TransformerConfig, choices: Choices) -> dict[str, Recipe]:
         raise InputError(
             f"output {sorted(unknown)[0]!r} is not {CROSS_ATTENTIONS}, all that a decoder can add"
         )
-    encoders = [encoder(config, choices, dialect) for dialect in ("portable", "ort")]
-    decoders = [portable(config, choices), inplace(config, choices)]
+    encoders = [make_encoder_recipe(config, choices, dialect) for dialect in ("portable", "ort")]
+    decoders = [make_portable_recipe(config, choices), make_inplace_recipe(config, choices)]
     if config.decoder_head_size % HEAD_SIZES == 0:
-        decoders.append(ort(config, choices))
+        decoders.append(make_ort_recipe(config, choices))
     return by_id(*encoders, *decoders)
 
 
-def encoder(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe:
+def make_encoder_recipe(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe:
     batch = Axis("batch", 1, 1, choices.max_batch)
     tokens = Axis("tokens", 1, min(OPT_TOKENS, choices.max_length), choices.max_length)
     return Recipe(
@@ -53,7 +53,7 @@ def encoder(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe
         dialect=dialect,
         opset=20,
         padding_side="right",
-        module=in_dialect("SourceEncoder"),
+        module=wrap_model("SourceEncoder"),
         inputs=(
             TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
             TensorSpec("attention_mask", "mask", "int64", (batch, tokens)),
@@ -63,7 +63,7 @@ def encoder(config: TransformerConfig, choices: Choices, dialect: str) -> Recipe
     )
 
 
-def portable(config: TransformerConfig, choices: Choices) -> Recipe:
+def make_portable_recipe(config: TransformerConfig, choices: Choices) -> Recipe:
     length = choices.max_length
     batch, tokens, rows = target_axes(choices)
     past = Axis("past", 0, min(OPT_TOKENS, length - 1), length - 1)
@@ -75,7 +75,7 @@ def portable(config: TransformerConfig, choices: Choices) -> Recipe:
         dialect="portable",
         opset=20,
         padding_side="left",
-        module=in_dialect("PortableTargetDecoder", has_weights(choices)),
+        module=wrap_model("PortableTargetDecoder", has_weights(choices)),
         inputs=(
             *growing_inputs(batch, tokens, total, rows),
             *source_specs(config, choices),
@@ -91,11 +91,11 @@ def portable(config: TransformerConfig, choices: Choices) -> Recipe:
     )
 
 
-def inplace(config: TransformerConfig, choices: Choices) -> Recipe:
+def make_inplace_recipe(config: TransformerConfig, choices: Choices) -> Recipe:
     return make_slot_recipe(config, choices, "inplace", 24, "InplaceTargetDecoder")
 
 
-def ort(config: TransformerConfig, choices: Choices) -> Recipe:
+def make_ort_recipe(config: TransformerConfig, choices: Choices) -> Recipe:
     return make_slot_recipe(config, choices, "ort", 20, "OrtTargetDecoder")
 
 
@@ -117,7 +117,7 @@ def make_slot_recipe(
         dialect=dialect,
         opset=opset,
         padding_side="right",
-        module=in_dialect(module, has_weights(choices)),
+        module=wrap_model(module, has_weights(choices)),
         inputs=(
             *slot_inputs(batch, tokens, rows),
             *source_specs(config, choices),

@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 
 from planforge.exporter import export, import_folder
-from planforge.exporter.checkpoints.source import Source, recorded_argument, resolve_source
+from planforge.exporter.checkpoints.source import Source, resolve_source, restore_argument
 from planforge.exporter.errors import CheckpointError, SourceError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -51,7 +51,7 @@ def test_a_hub_id_may_name_a_revision_and_its_commit_is_recorded(
     entry = source.entry(tmp_path / "bundle")
     assert entry["argument"] == argument and entry["commit"] == COMMIT
     # What is recorded is found again even where the branch has moved on.
-    assert recorded_argument(entry, tmp_path / "bundle") == f"{asked[0]}@{COMMIT}"
+    assert restore_argument(entry, tmp_path / "bundle") == f"{asked[0]}@{COMMIT}"
 
 
 @pytest.mark.parametrize("argument", ["org/name@", "org/name@../../etc", "org/name@a b"])

@@ -16,7 +16,7 @@ from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.import_folder import import_folder
 from planforge.exporter.imported.folder import read_folder
-from planforge.exporter.tracing.modules import results_by_scope, scope_of
+from planforge.exporter.tracing.modules import find_results_by_scope, find_scope
 from planforge.exporter.verification import verify as verify_module
 from planforge.runtime.bundle.bundle import Bundle
 
@@ -154,6 +154,6 @@ g (float[2, 4] x) => (float[2, 4] y, float[2, 4] z) {
     for node, name in zip(model.graph, scopes, strict=True):
         node.name = name
     paths = {".".join(path) for path in (["h", "0"], ["h", "0", "inner"], ["h", "1"], ["sum"], ["head"])}
-    assert [scope_of(node) for node in model.graph] == ["h.0.inner", "h.0", "h.1", "h.1", "sum", "", "head"]
-    found = {path: value for value, path in results_by_scope(model.graph, paths).items()}
+    assert [find_scope(node) for node in model.graph] == ["h.0.inner", "h.0", "h.1", "h.1", "sum", "", "head"]
+    found = {path: value for value, path in find_results_by_scope(model.graph, paths).items()}
     assert found == {"h.0.inner": "a", "h.0": "b", "sum": "e", "head": "z"}  # of h.1 both are read

@@ -20,7 +20,7 @@ from planforge.exporter import export
 from planforge.exporter.checkpoints.source import demo_folder
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.import_folder import import_folder
-from planforge.exporter.imported.optimum import as_transformers_4, task_of
+from planforge.exporter.imported.optimum import choose_task, write_for_transformers_4
 from planforge.runtime import TextEncoder, TextGenerator
 from planforge.runtime.errors import InputError
 
@@ -146,7 +146,7 @@ def test_checkpoints_that_optimum_is_not_asked_for(
 
 
 def test_our_own_demos_are_of_known_tasks() -> None:
-    tasks = [task_of(demo_folder(name)) for name in ("gpt2-demo", "bert-demo")]
+    tasks = [choose_task(demo_folder(name)) for name in ("gpt2-demo", "bert-demo")]
     assert tasks == ["text-generation-with-past", "feature-extraction"]
 
 
@@ -170,21 +170,23 @@ def test_positions_that_transformers_5_writes_are_exported(exported: Path, tmp_p
 
 def test_settings_get_the_names_that_older_transformers_know(exported: Path, tmp_path: Path) -> None:
     checkpoint = Path(shutil.copytree(exported / "gpt_neox", tmp_path / "checkpoint"))
-    assert as_transformers_4(exported / "bart", tmp_path / "same") == exported / "bart"
+    assert write_for_transformers_4(exported / "bart", tmp_path / "same") == exported / "bart"
     layers = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
     edit_json(checkpoint / "config.json", rope_parameters=layers)
-    assert as_transformers_4(checkpoint, tmp_path / "same") == checkpoint
+    assert write_for_transformers_4(checkpoint, tmp_path / "same") == checkpoint
     long = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     edit_json(
         checkpoint / "config.json",
         rope_parameters={**long, "rope_theta": 1e4, "original_max_position_embeddings": 64},
     )
-    config = json.loads((as_transformers_4(checkpoint, tmp_path / "long") / "config.json").read_text("utf-8"))
+    config = json.loads(
+        (write_for_transformers_4(checkpoint, tmp_path / "long") / "config.json").read_text("utf-8")
+    )
     assert set(config["rope_scaling"]) == {"type", "short_factor", "long_factor"}  # all that Phi3Config takes
     assert config["original_max_position_embeddings"] == 64
     given: dict[str, Any] = {"rope_theta": 500.0, "partial_rotary_factor": 0.5, "rope_type": "default"}
     edit_json(checkpoint / "config.json", rope_parameters=given)
-    beside = as_transformers_4(checkpoint, tmp_path / "beside")
+    beside = write_for_transformers_4(checkpoint, tmp_path / "beside")
     config = json.loads((beside / "config.json").read_text(encoding="utf-8"))
     assert (config["rotary_emb_base"], config["rotary_pct"]) == (500.0, 0.5)  # of GPT-NeoX
     assert (config["rope_theta"], config["partial_rotary_factor"]) == (500.0, 0.5)  # of Phi
@@ -195,6 +197,6 @@ def test_settings_get_the_names_that_older_transformers_know(exported: Path, tmp
 
 def test_sentence_transformers_are_exported_without_a_head(exported: Path, tmp_path: Path) -> None:
     checkpoint = Path(shutil.copytree(exported / "albert", tmp_path / "checkpoint"))
-    assert task_of(checkpoint) == "fill-mask"
+    assert choose_task(checkpoint) == "fill-mask"
     (checkpoint / "modules.json").write_text("[]", encoding="utf-8")
-    assert task_of(checkpoint) == "feature-extraction"
+    assert choose_task(checkpoint) == "feature-extraction"

@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from planforge.exporter.imported.mapped import load_mapped
-from planforge.exporter.imported.shapes import settle_shapes
+from planforge.exporter.imported.shapes import fold_shapes
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 18]>
@@ -45,7 +45,7 @@ def traced() -> onnx.ModelProto:
 def test_reshapes_whose_axes_follow_get_constants_and_moves_that_cancel_go() -> None:
     proto = traced()
     model = ir.from_proto(proto)
-    settle_shapes(model)
+    fold_shapes(model)
     assert [node.op_type for node in model.graph] == ["Reshape", "Add", "Reshape"]
     sessions = [onnxruntime.InferenceSession(p.SerializeToString()) for p in (proto, ir.to_proto(model))]
     for shape in ((1, 1), (2, 5)):

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from planforge.exporter import export
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.import_folder import import_folder
-from planforge.exporter.imported.folder import load_graph
+from planforge.exporter.imported.folder import read_graph
 from planforge.runtime import TextGenerator
 from planforge.runtime.errors import InputError
 
@@ -237,7 +237,7 @@ def test_folders_that_cannot_be_used(
 def test_a_graph_may_be_a_link(exported: Path, tmp_path: Path) -> None:
     """As in the cache of a hub."""
     (tmp_path / "model.onnx").symlink_to(exported / "electra.onnx/model.onnx")
-    linked, own = (load_graph(folder / "model.onnx") for folder in (tmp_path, exported / "electra.onnx"))
+    linked, own = (read_graph(folder / "model.onnx") for folder in (tmp_path, exported / "electra.onnx"))
     assert len(own.graph.initializers) > 10
     for name, value in own.graph.initializers.items():
         twin = linked.graph.initializers[name]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.passes.int8_encoder import QuantizeEncoder, linears_of
+from planforge.exporter.passes.int8_encoder import QuantizeEncoder, find_linears
 from planforge.exporter.passes.int8_rows import RowProduct, RowRule, choose_product
 from planforge.exporter.passes.weights import AttachWeights
 from planforge.runtime import TextEncoder, Translator
@@ -79,7 +79,7 @@ def test_a_product_is_that_of_integers(rule: RowRule, smoothing: Array | None, b
         **{"w": normal(K, N, seed=5)} | ({"b": b} if bias else {}),
     )
     product = RowProduct(smoothing, rule, WHOLE, SCALE)
-    (linears,) = linears_of(model.graph)
+    (linears,) = find_linears(model.graph)
     QuantizeEncoder({linears.names: product})(model)
     assert not nodes(model, "MatMul") and len(nodes(model, "MatMulIntegerToFloat")) == 1
     x = normal(3, 5, K, seed=7) * np.exp(normal(3, 5, 1, seed=8))
@@ -99,7 +99,7 @@ def test_products_of_the_same_rows_become_one(monkeypatch: pytest.MonkeyPatch) -
     model = graph(JOINED, **arrays, **biases)
     x = normal(2, 7, K, seed=5)
     (exact,) = run_graph(model, x=x)
-    (linears,) = linears_of(model.graph)
+    (linears,) = find_linears(model.graph)
     product = choose_product(normal(400, K, seed=6), linears.weight())
     QuantizeEncoder({linears.names: product})(model)
     assert len(nodes(model, "MatMulIntegerToFloat")) == len(nodes(model, "Split")) == 1
@@ -124,7 +124,7 @@ def test_every_row_keeps_its_range_whatever_the_others_reach(
     x = (normal(count, 16, seed=seed) * spread + offset).astype(np.float32)
     rule = RowRule.of(x)
     assert 0 <= rule.zero <= 128
-    found = rule.rounded(x)
+    found = rule.round_rows(x)
     largest = np.abs(x).max(1) if rule.absolute else x.max(1)
     step = np.maximum(largest, rule.floor) / (127 if rule.absolute else 255 - rule.zero)
     # No value is clipped, so each is off by half a step at most.

@@ -69,7 +69,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     published = tiny_gpt2(folder)
     model = load_model(folder)
     assert isinstance(model, GPT2) and model.config.head_size == D
-    recipe = recipes.ort(model.config, Choices(max_batch=4, max_length=TINY["n_positions"]))
+    recipe = recipes.make_ort_recipe(model.config, Choices(max_batch=4, max_length=TINY["n_positions"]))
     graphs = {recipe.id: trace(model, recipe)}
     attach_weights(cast(Any, SimpleNamespace(recipes={recipe.id: recipe})), graphs, model)
     scales = scales_of(published)

@@ -41,7 +41,7 @@ def test_int8_is_at_most_half_a_step_off(given: tuple[Array, int]) -> None:
     assert found.size == size and found.scale.shape == found.q.shape[:2] and found.scale.dtype == np.float32
     assert found.q.min() >= RANGE[8][0] and found.q.max() <= RANGE[8][1]
     # A quotient of up to 127 carries an error of 127 * 2^-23 steps itself.
-    off = np.abs(by_block(found.dequantized(), size) - by_block(weight, size))
+    off = np.abs(by_block(found.dequantize(), size) - by_block(weight, size))
     assert (off <= np.abs(found.scale[..., None]) * (0.5 + 127 * 2.0**-22) + 1e-44).all()
 
 
@@ -54,7 +54,7 @@ def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Arr
     blocks = by_block(weight, size)
     step = np.maximum(np.abs(blocks).max(-1, keepdims=True) / 7, 1e-45)
     plain = np.square(np.rint(blocks / step) * step - blocks).sum(-1)
-    own = np.square(by_block(found.dequantized(), size) - blocks).sum(-1)
+    own = np.square(by_block(found.dequantize(), size) - blocks).sum(-1)
     assert (own <= plain + 1e-6 * np.square(step[..., 0]) * size).all()
 
 
@@ -62,7 +62,7 @@ def test_int4_gains_by_clipping_a_little() -> None:
     blocks = np.random.default_rng(0).standard_normal((64, 4, 128))
     step = np.abs(blocks).max(-1, keepdims=True) / 7
     plain = np.square(np.rint(blocks / step) * step - blocks).sum()
-    found = quantize(blocks.reshape(64, -1).astype(np.float32), 4, 128).dequantized()
+    found = quantize(blocks.reshape(64, -1).astype(np.float32), 4, 128).dequantize()
     assert np.square(found.reshape(blocks.shape) - blocks).sum() < 0.95 * plain
 
 
@@ -71,7 +71,7 @@ def test_zeros_stay_zeros_and_a_constant_stays_itself(bits: int) -> None:
     weight = np.zeros((3, 128), np.float32)
     weight[1] = -0.7
     weight[2, :64] = 1e-30
-    found = quantize(weight, bits, 64).dequantized()
+    found = quantize(weight, bits, 64).dequantize()
     assert (found[0] == 0).all() and (found[2, 64:] == 0).all()
     np.testing.assert_allclose(found, weight, rtol=1e-6)
 
@@ -79,9 +79,9 @@ def test_zeros_stay_zeros_and_a_constant_stays_itself(bits: int) -> None:
 @BITS
 def test_one_huge_number_costs_its_own_block_only(bits: int) -> None:
     weight = np.random.default_rng(1).standard_normal((2, 128)).astype(np.float32)
-    without = quantize(weight, bits, 32).dequantized()
+    without = quantize(weight, bits, 32).dequantize()
     weight[0, 40] = 1e6
-    found = quantize(weight, bits, 32).dequantized()
+    found = quantize(weight, bits, 32).dequantize()
     others = np.ones_like(weight, bool)
     others[0, 32:64] = False
     np.testing.assert_array_equal(found[others], without[others])
@@ -95,7 +95,7 @@ def test_one_huge_number_costs_its_own_block_only(bits: int) -> None:
 def test_packed_numbers_lie_as_the_operator_reads_them(bits: int, given: tuple[Array, int]) -> None:
     weight, size = given
     found = quantize(weight, bits, size)
-    packed = found.packed()
+    packed = found.pack()
     assert packed.dtype == np.uint8
     assert packed.shape == (len(weight), weight.shape[1] // size, size * bits // 8)
     np.testing.assert_array_equal(unpacked(packed, bits), found.q)
@@ -123,7 +123,7 @@ def test_with_rows_that_it_will_see_a_weights_products_stay_closer(bits: int) ->
     assert better.q.min() >= RANGE[bits][0] and better.q.max() <= RANGE[bits][1]
 
     def lost(found: Blocks, rows: Array) -> float:
-        return float(np.square(rows @ (found.dequantized() - weight).T).sum())
+        return float(np.square(rows @ (found.dequantize() - weight).T).sum())
 
     assert lost(better, x) < 0.5 * lost(plain, x)
     assert lost(better, unseen) < 0.6 * lost(plain, unseen)
@@ -141,6 +141,6 @@ def test_rows_without_correlation_change_nothing(bits: int) -> None:
 def test_few_rows_and_columns_that_are_never_used_are_no_harm(x: Array) -> None:
     weight = normal(8, 128)
     x[:, 7] = 0
-    found = quantize(weight, 4, 32, x).dequantized()
+    found = quantize(weight, 4, 32, x).dequantize()
     assert np.isfinite(found).all()
     assert np.abs(found - weight).max() < np.abs(weight).max()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from planforge.exporter.passes import tables
-from planforge.exporter.passes.quantize import QuantizeWeights, find_quantizable, stored_bits
+from planforge.exporter.passes.quantize import QuantizeWeights, find_quantizable, read_stored_bits
 from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, SplitSharedTable
 from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
 
@@ -141,7 +141,7 @@ def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
     y, embedded = run_graph(model, x=x, ids=ids)
     np.testing.assert_array_equal(embedded, weight[ids])  # a row is read, not computed with
     assert_product(y, x, weight, 64)
-    assert stored_bits(model.graph) == {"weight": bits}
+    assert read_stored_bits(model.graph) == {"weight": bits}
 
 
 def test_a_lookup_alone_is_exact_too() -> None:

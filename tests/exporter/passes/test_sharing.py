@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from planforge.exporter import build
-from planforge.exporter.bundle.locks import acquire, locked
+from planforge.exporter.bundle.locks import acquire, hold_lock
 from planforge.exporter.bundle.writer import (
-    changing,
     creation_lock,
+    hold_bundle_lock,
     install,
     install_change,
     replace_manifest,
@@ -142,7 +142,7 @@ def test_one_process_at_a_time_changes_a_bundle(tmp_path: Path, who: str) -> Non
             how()
 
     with ThreadPoolExecutor(1) as pool:
-        with locked(creation_lock(output)) if who == "another export" else changing(output):
+        with hold_lock(creation_lock(output)) if who == "another export" else hold_bundle_lock(output):
             future = pool.submit(change, lambda: events.append("changed"))
             with pytest.raises(TimeoutError):
                 future.result(timeout=0.3)

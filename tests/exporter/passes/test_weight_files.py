@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from planforge.exporter import verify
 from planforge.exporter.commands.inspection import inspect
 from planforge.exporter.errors import CheckpointError, VerificationError
-from planforge.exporter.imported.folder import load_graph
+from planforge.exporter.imported.folder import read_graph
 from planforge.exporter.linting import lint
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, IntegrityError
@@ -93,7 +93,7 @@ def test_verify_and_import_refuse_such_a_file_unopened(
     with pytest.raises(VerificationError, match=f"weight 'w' lies in .*{why}") as verification:
         verify(path)
     with pytest.raises(CheckpointError, match=f"has weights in .*{why}") as reading:
-        load_graph(path)
+        read_graph(path)
     for caught in (verification, reading):
         assert "\n" not in str(caught.value)
     inspect(path)  # reads no weights
@@ -117,7 +117,7 @@ def test_a_file_in_the_folder_is_read_also_of_a_folder_in_it(in_constant: bool, 
     path = write_graph(folder, "folder/w.data", in_constant)
     assert lint(path, ["cpu"]).passed
     assert verify(path).passed
-    graph = load_graph(path).graph
+    graph = read_graph(path).graph
     read = graph[0].attributes["value"].as_tensor() if in_constant else graph.initializers["w"].const_value
     assert read is not None
     np.testing.assert_array_equal(read.numpy(), weight)

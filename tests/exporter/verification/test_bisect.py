@@ -14,7 +14,7 @@ import pytest
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.reports.html import Subject, html_report
-from planforge.exporter.tracing.modules import RESULTS, layer_of, module_of, results_of
+from planforge.exporter.tracing.modules import RESULTS, find_layer, find_module, read_results
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.bisect import distance
 from planforge.runtime.bundle.bundle import Bundle
@@ -201,15 +201,15 @@ def test_every_node_of_a_layer_knows_its_module(demo_bundle: Path) -> None:
         products = [
             n for n in model.graph if n.op_type in ("MatMul", "Gemm", "Attention", "GroupQueryAttention")
         ]
-        assert all(module_of(node) for node in products)
-        assert {layer_of(module_of(node)) for node in products} == {0, 1, 2, 3, None}
+        assert all(find_module(node) for node in products)
+        assert {find_layer(find_module(node)) for node in products} == {0, 1, 2, 3, None}
         assert RESULTS in model.graph.metadata_props
-        assert {"h.0.ln_1", "h.3.mlp.c_proj", "ln_f"} <= set(results_of(model).values())
+        assert {"h.0.ln_1", "h.3.mlp.c_proj", "ln_f"} <= set(read_results(model).values())
 
 
 @pytest.mark.parametrize(("path", "layer"), [("h.3.attn", 3), ("layers.11", 11), ("wte", None), ("", None)])
 def test_the_layer_is_the_first_number(path: str, layer: int | None) -> None:
-    assert layer_of(path) == layer
+    assert find_layer(path) == layer
 
 
 def test_distance_is_in_units_of_spread() -> None:

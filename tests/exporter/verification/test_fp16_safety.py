@@ -26,10 +26,10 @@ from planforge.exporter.passes.fp16_ranges import (
     SMALLEST_SPREAD,
     SUMS,
     Choice,
-    choose,
-    fp32_share,
+    choose_fp32_nodes,
     read_choices,
 )
+from planforge.exporter.passes.weights import find_weight
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.text.tokenizer import Tokenizer
@@ -38,6 +38,16 @@ from ...helpers.graphs import normal, parse_graph
 
 SCALE = 20_000.0  # the residual stream of gpt2-demo reaches about 11
 SHARE = 0.15
+
+
+def fp32_share(graph: ir.Graph) -> float:
+    """Return the share of the products' weights, in bytes, that are multiplied in fp32."""
+    bytes_of = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 0}
+    for node in graph:
+        weight = node.inputs[1] if find_weight(node) is not None else None
+        if weight is not None and weight.const_value is not None and weight.dtype in bytes_of:
+            bytes_of[weight.dtype] += weight.const_value.nbytes
+    return bytes_of[ir.DataType.FLOAT] / max(1, sum(bytes_of.values()))
 
 
 def overflowing_gpt2(folder: Path, scale: float) -> Path:
@@ -195,7 +205,7 @@ def test_a_product_is_scaled_by_a_power_of_two_and_what_reads_it_stays_in_fp32()
     model = parse_graph(PRODUCT)
     x = normal(5, 4) * 60
     want = np.abs(x.astype(np.float16).astype(np.float64) * 1000)
-    choices = choose(
+    choices = choose_fp32_nodes(
         model.graph, {"p": float(want.max()), "h": float((want**2).max()), "y": float(want.max())}
     )
     assert choices["node_0"].shift is not None
@@ -211,7 +221,7 @@ def test_a_product_is_scaled_by_a_power_of_two_and_what_reads_it_stays_in_fp32()
 @settings(deadline=None)
 def test_what_is_scaled_fits_and_no_more(reached: float) -> None:
     model = parse_graph(PRODUCT)
-    choice = choose(model.graph, {"p": reached}).get("node_0")
+    choice = choose_fp32_nodes(model.graph, {"p": reached}).get("node_0")
     if choice is None:
         assert reached * HEADROOM <= FP16_MAX
         return
@@ -222,12 +232,14 @@ def test_what_is_scaled_fits_and_no_more(reached: float) -> None:
     assert spread * 2.0**-choice.shift >= SMALLEST_SPREAD
     scaled = reached * 2.0**-choice.shift
     assert scaled * HEADROOM <= FP16_MAX < 2 * scaled * HEADROOM
-    assert Choice.from_text(choice.to_text()) == choice
+    (product, *_) = model.graph
+    choice.write(product)
+    assert Choice.read(product) == choice
 
 
 def test_weights_beyond_fp16_stay_in_fp32() -> None:
     model = parse_graph(PRODUCT.replace("{1000,", "{100000,"))
-    choices = choose(model.graph, {})
+    choices = choose_fp32_nodes(model.graph, {})
     assert choices == {"node_0": Choice("reads w, which fp16 cannot hold")}
     ConvertToFp16(["y"], choices)(model)
     assert fp32_share(model.graph) == 1

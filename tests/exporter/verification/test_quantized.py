@@ -206,7 +206,7 @@ def test_a_later_verification_finds_the_calibration_of_the_export(exported: Expo
                 np.testing.assert_array_equal(blocks.q, first.blocks[bits].done[name].q)
             np.testing.assert_array_equal(blocks.scale, first.blocks[bits].done[name].scale)
             if bits == 8:
-                off = np.abs(blocks.dequantized() - parameters[name].detach().numpy())
+                off = np.abs(blocks.dequantize() - parameters[name].detach().numpy())
                 steps = np.abs(blocks.scale).repeat(weights.size, axis=1)
                 assert (off <= 0.501 * steps).all()
     assert set(again.cache_scales) == set(first.cache_scales)

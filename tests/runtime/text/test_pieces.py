@@ -14,7 +14,7 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.checkpoints.tokenizers.marian import marian_tokenizers, marian_vocabulary
+from planforge.exporter.checkpoints.tokenizers.marian import build_marian_tokenizers, read_marian_vocabulary
 from planforge.exporter.errors import CheckpointError
 from planforge.runtime.errors import InputError, TokenizerError
 from planforge.runtime.text.piece_tokenizer import Charsmap, PieceTokenizer
@@ -86,7 +86,7 @@ def case(kind: str) -> Case:
     with tempfile.TemporaryDirectory() as name:
         size = write_marian_tokenizer(Path(name), source=source, target=target, extra=extra, **options)
         witness = marian_witness(Path(name))
-        ours = [PieceTokenizer(data, "tokenizer.json", size) for data in marian_tokenizers(Path(name))]
+        ours = [PieceTokenizer(data, "tokenizer.json", size) for data in build_marian_tokenizers(Path(name))]
     return Case(ours[0], ours[1], witness, pieces_of(source) + pieces_of(target))
 
 
@@ -191,7 +191,7 @@ def test_an_unknown_language_code_is_named_with_those_that_there_are(code: str) 
 
 def test_only_twenty_codes_are_listed(tmp_path: Path) -> None:
     size = write_marian_tokenizer(tmp_path, codes=[f">>l{n:02}<<" for n in range(30)])
-    ours = PieceTokenizer(marian_tokenizers(tmp_path)[0], "tokenizer.json", size)
+    ours = PieceTokenizer(build_marian_tokenizers(tmp_path)[0], "tokenizer.json", size)
     with pytest.raises(InputError, match=r">>l18<<, >>l19<<, \.\.\.; to"):
         ours.encode(">>xx<<")
 
@@ -208,7 +208,7 @@ def test_special_text_is_plain_text_unless_asked() -> None:
 def test_an_unknown_run_never_becomes_a_special_token(tmp_path: Path) -> None:
     """Where transformers would end the sentence for a user's text."""
     size = write_marian_tokenizer(tmp_path, extra=["日本"], config={"eos_token": "日本"})
-    ours = PieceTokenizer(marian_tokenizers(tmp_path)[0], "tokenizer.json", size)
+    ours = PieceTokenizer(build_marian_tokenizers(tmp_path)[0], "tokenizer.json", size)
     assert marian_witness(tmp_path)("日本", split_special_tokens=True)["input_ids"][-2] == ours.token_id(
         "日本"
     )
@@ -241,7 +241,7 @@ def test_bad_arguments_are_refused() -> None:
 
 def test_the_models_vocabulary_may_be_larger_and_not_smaller(tmp_path: Path) -> None:
     size = write_marian_tokenizer(tmp_path)
-    data = marian_tokenizers(tmp_path)[0]
+    data = build_marian_tokenizers(tmp_path)[0]
     (tmp_path / "tokenizer.json").write_bytes(data)
     larger = PieceTokenizer.from_file(tmp_path / "tokenizer.json", size + 8)
     assert larger.vocab_size == size + 8
@@ -307,13 +307,13 @@ def test_what_a_model_has_that_is_not_supported_is_named(tmp_path: Path, change:
     write_marian_tokenizer(tmp_path)
     (tmp_path / "source.spm").write_bytes(changed_spm(change))
     with pytest.raises(CheckpointError, match=f"source.spm.*{UNSUPPORTED[change]}"):
-        marian_tokenizers(tmp_path)
+        build_marian_tokenizers(tmp_path)
 
 
 def test_unused_pieces_are_not_cut_into(tmp_path: Path) -> None:
     source = changed_spm("for piece in model.pieces[20:60]: piece.type = 5")
     size = write_marian_tokenizer(tmp_path, source=source)
-    ours, other = (PieceTokenizer(data, "x", size) for data in marian_tokenizers(tmp_path))
+    ours, other = (PieceTokenizer(data, "x", size) for data in build_marian_tokenizers(tmp_path))
     both = Case(ours, other, marian_witness(tmp_path), ())
     for text in AWKWARD:
         both.check(text)
@@ -327,11 +327,11 @@ def test_a_damaged_model_is_refused_or_read_never_anything_else(tmp_path: Path, 
     for content in damaged:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CheckpointError, match=f"{name} is not a SentencePiece model: .*; take the file"):
-            marian_tokenizers(tmp_path)
+            build_marian_tokenizers(tmp_path)
     for at in range(0, len(data), 31):
         (tmp_path / name).write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
         try:
-            marian_tokenizers(tmp_path)
+            build_marian_tokenizers(tmp_path)
         except CheckpointError as error:
             assert name in str(error)
 
@@ -369,7 +369,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: tuple[str, str], message:
     write_marian_tokenizer(tmp_path)
     (tmp_path / file[0]).write_text(file[1])
     with pytest.raises(CheckpointError, match=message):
-        marian_tokenizers(tmp_path)
+        build_marian_tokenizers(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab.json"])
@@ -377,12 +377,12 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     write_marian_tokenizer(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name} cannot be read: No such file"):
-        marian_tokenizers(tmp_path)
+        build_marian_tokenizers(tmp_path)
 
 
 def test_saved_again_by_transformers_it_is_the_same(tmp_path: Path) -> None:
     write_marian_tokenizer(tmp_path)
     saved = tmp_path / "saved"
     marian_witness(tmp_path).save_pretrained(str(saved))
-    assert marian_tokenizers(saved) == marian_tokenizers(tmp_path)
-    assert list(marian_vocabulary(saved)) == list(json.loads((tmp_path / "vocab.json").read_text()))
+    assert build_marian_tokenizers(saved) == build_marian_tokenizers(tmp_path)
+    assert list(read_marian_vocabulary(saved)) == list(json.loads((tmp_path / "vocab.json").read_text()))

@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.checkpoints.tokenizers.files import tokenizer_json
+from planforge.exporter.checkpoints.tokenizers.files import build_tokenizer_json
 from planforge.runtime.errors import InputError, TokenizerError
 from planforge.runtime.text import tokenizer as tokenizer_module
 from planforge.runtime.text.tokenizer import Tokenizer
@@ -183,7 +183,7 @@ MALFORMED.append(changed(byte_level(), normalizer=CHARSMAP))
 def test_a_malformed_file_is_one_line_that_names_it(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    for read in (lambda: Tokenizer.from_file(path), lambda: tokenizer_json(tmp_path)):
+    for read in (lambda: Tokenizer.from_file(path), lambda: build_tokenizer_json(tmp_path)):
         with pytest.raises(TokenizerError) as caught:
             read()
         assert str(path) in str(caught.value)
@@ -207,11 +207,11 @@ def test_a_saved_tokenizer_json_comes_first_and_reads_back_the_same(tmp_path: Pa
     raw.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "vocab.json").write_text("not looked at")
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": "##l"}))
-    first = tokenizer_json(tmp_path)
+    first = build_tokenizer_json(tmp_path)
     assert Tokenizer(first).encode("hello world.") == [3, 4, 6, 7, 8]
     assert Tokenizer(first).piece(5) is None, "named as special by special_tokens_map.json"
     (tmp_path / "tokenizer.json").write_bytes(first)
-    assert tokenizer_json(tmp_path) == first
+    assert build_tokenizer_json(tmp_path) == first
 
 
 def folder_of(path: Path, vocab: dict[str, int], merges: str = "", **files: Any) -> Path:
@@ -226,7 +226,7 @@ def test_byte_level_bpe_from_the_old_file_names(tmp_path: Path) -> None:
     folder_of(tmp_path, byte_alphabet() | {"ab": 256, END: 257}, "a b\r\n")
     (tmp_path / "vocab.json").rename(tmp_path / "encoder.json")
     (tmp_path / "merges.txt").rename(tmp_path / "vocab.bpe")
-    tokenizer = Tokenizer(tokenizer_json(tmp_path))
+    tokenizer = Tokenizer(build_tokenizer_json(tmp_path))
     assert tokenizer.encode("ab") == [256]
     assert tokenizer.encode(END, parse_special=True) == [257]
 
@@ -241,7 +241,7 @@ def test_settings_come_from_tokenizer_config(tmp_path: Path) -> None:
     }
     vocab = byte_alphabet() | {END: 256, "<eos>": 257, "<x>": 258}
     folder_of(tmp_path, vocab, tokenizer_config=config, added_tokens={"<pad>": 259})
-    tokenizer = Tokenizer(tokenizer_json(tmp_path))
+    tokenizer = Tokenizer(build_tokenizer_json(tmp_path))
     assert tokenizer.decode(tokenizer.encode("a")) == " a"
     assert [tokenizer.piece(index) for index in range(256, 260)] == [END, None, None, None]
     assert tokenizer.vocab_size == 260
@@ -250,11 +250,11 @@ def test_settings_come_from_tokenizer_config(tmp_path: Path) -> None:
 def test_added_tokens_keep_their_ids_or_are_refused(tmp_path: Path) -> None:
     added = {"257": {"content": "<b>", "special": True}, "256": {"content": "two words"}}
     folder_of(tmp_path, byte_alphabet(), tokenizer_config={"added_tokens_decoder": added})
-    tokenizer = Tokenizer(tokenizer_json(tmp_path))
+    tokenizer = Tokenizer(build_tokenizer_json(tmp_path))
     assert tokenizer.encode("two words<b>", parse_special=True) == [256, 257]
     folder_of(tmp_path, byte_alphabet(), tokenizer_config={}, added_tokens={"<b>": 999})
     with pytest.raises(TokenizerError, match=r"added_tokens.json gives '<b>' the id 999"):
-        tokenizer_json(tmp_path)
+        build_tokenizer_json(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_malformed_folder_names_the_file(tmp_path: Path, name: str, content: s
     folder_of(tmp_path, byte_alphabet())
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(TokenizerError, match=reason) as caught:
-        tokenizer_json(tmp_path)
+        build_tokenizer_json(tmp_path)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -289,7 +289,7 @@ def test_a_malformed_folder_names_the_file(tmp_path: Path, name: str, content: s
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"neither tokenizer.json nor vocab.json with merges"):
-        tokenizer_json(tmp_path)
+        build_tokenizer_json(tmp_path)
 
 
 def test_needs_no_framework() -> None:

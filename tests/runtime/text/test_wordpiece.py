@@ -13,7 +13,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.checkpoints.tokenizers.files import special_tokens, tokenizer_json
+from planforge.exporter.checkpoints.tokenizers.files import build_tokenizer_json, find_special_tokens
 from planforge.runtime.errors import InputError, TokenizerError
 from planforge.runtime.text.tokenizer import Encoding, Tokenizer
 
@@ -99,9 +99,9 @@ def loaded(config: str, source: str = "vocab.txt") -> tuple[Tokenizer, Any, Any,
         if source == "tokenizer.json":
             witness.save_pretrained(name)
             (folder / "vocab.txt").unlink(missing_ok=True)
-        data = tokenizer_json(folder)
+        data = build_tokenizer_json(folder)
         ours = Tokenizer(data)
-        return ours, tokenizers.Tokenizer.from_buffer(data), witness, special_tokens(folder, ours)
+        return ours, tokenizers.Tokenizer.from_buffer(data), witness, find_special_tokens(folder, ours)
 
 
 def check_text(ours: Tokenizer, witness: Any, text: str) -> None:
@@ -161,7 +161,7 @@ def published() -> tuple[Tokenizer, Any]:
     witness = transformers.BertTokenizerFast.from_pretrained(str(bert_folder()))
     witness.backend_tokenizer.no_padding()
     witness.backend_tokenizer.no_truncation()
-    return Tokenizer(tokenizer_json(bert_folder())), witness
+    return Tokenizer(build_tokenizer_json(bert_folder())), witness
 
 
 any_text = st.one_of(texts, st.lists(st.sampled_from([*AWKWARD, " ", "[SEP]", "e", "\u0301"])).map("".join))
@@ -264,7 +264,7 @@ def test_a_vocabulary_is_read_as_transformers_reads_it(tmp_path: Path, vocab: by
     config = {"pad_token": "[PAD]"} if vocab.startswith(b"[") else {"pad_token": "[UNK]"}
     write(tmp_path, vocab, tokenizer_config=config)
     witness = transformers.BertTokenizerFast.from_pretrained(str(tmp_path))
-    data = tokenizer_json(tmp_path)
+    data = build_tokenizer_json(tmp_path)
     assert tokenizers.Tokenizer.from_buffer(data).get_vocab() == witness.get_vocab()
     check_text(Tokenizer(data), witness, "The them a b c d x e f g h the [SEP]")
 
@@ -293,20 +293,20 @@ FILES: dict[str, dict[str, Any]] = {
 def test_added_tokens_and_names_are_those_of_transformers(tmp_path: Path, files: dict[str, Any]) -> None:
     write(tmp_path, NAMES, **files)
     witness = transformers.BertTokenizerFast.from_pretrained(str(tmp_path))
-    data = tokenizer_json(tmp_path)
+    data = build_tokenizer_json(tmp_path)
     ours = Tokenizer(data)
     framing = tokenizers.Tokenizer.from_buffer(data)
     text = "the [X] [x]a foo bar FOO BAR zzz <S><s> [SEP]</s> [MASK] A b"
     check_text(ours, witness, text)
     assert framing.encode(text, "a").ids == witness(text, "a")["input_ids"]
     roles = {role: getattr(witness, f"{role}_token_id") for role in ("cls", "sep", "mask", "pad", "unk")}
-    assert special_tokens(tmp_path, ours) == roles
+    assert find_special_tokens(tmp_path, ours) == roles
 
 
 def test_roles_are_those_the_files_or_bert_name(tmp_path: Path) -> None:
     raw = KINDS["wordpiece"]()
     bert = load(raw)
-    assert special_tokens(tmp_path, bert) == {"unk": 0, "cls": 1, "sep": 2}
+    assert find_special_tokens(tmp_path, bert) == {"unk": 0, "cls": 1, "sep": 2}
     names = {
         "eos_token": "##l",
         "bos_token": {"content": "he"},
@@ -314,8 +314,8 @@ def test_roles_are_those_the_files_or_bert_name(tmp_path: Path) -> None:
         "pad_token": None,
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
-    assert special_tokens(tmp_path, bert) == {"bos": 3, "eos": 5, "unk": 0, "sep": 2}
-    assert special_tokens(tmp_path / "nothing", gpt2()) == {}
+    assert find_special_tokens(tmp_path, bert) == {"bos": 3, "eos": 5, "unk": 0, "sep": 2}
+    assert find_special_tokens(tmp_path / "nothing", gpt2()) == {}
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_malformed_folder_names_the_file(
 ) -> None:
     write(tmp_path, vocab, tokenizer_config=config)
     with pytest.raises(TokenizerError, match=reason) as caught:
-        tokenizer_json(tmp_path)
+        build_tokenizer_json(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -351,9 +351,9 @@ def test_a_byte_level_vocabulary_comes_before_vocab_txt(tmp_path: Path) -> None:
     (tmp_path / "encoder.json").rename(tmp_path / "vocab.json")
     (tmp_path / "merges.txt").write_text("")
     with pytest.raises(TokenizerError, match=r"vocab.json: not a byte-level vocabulary"):
-        tokenizer_json(tmp_path)
+        build_tokenizer_json(tmp_path)
     (tmp_path / "merges.txt").unlink()
-    assert Tokenizer(tokenizer_json(tmp_path)).encode("the a") == [5, 8]
+    assert Tokenizer(build_tokenizer_json(tmp_path)).encode("the a") == [5, 8]
 
 
 def sentence_folder(folder: Path, config_name: str, config: dict[str, Any]) -> Path:
@@ -376,7 +376,7 @@ def test_lower_case_as_sentence_transformers(
     if saved:
         (tmp_path / "tokenizer.json").write_bytes(loaded('{"do_lower_case": false}')[1].to_str().encode())
     witness = modules.Transformer.load(str(tmp_path)).tokenizer
-    ours = Tokenizer(tokenizer_json(tmp_path))
+    ours = Tokenizer(build_tokenizer_json(tmp_path))
     for text in AWKWARD:
         expected = witness(text, add_special_tokens=False, split_special_tokens=True)
         assert ours.encode(text) == expected["input_ids"]
@@ -385,9 +385,9 @@ def test_lower_case_as_sentence_transformers(
 
 def test_lower_case_is_added_once(tmp_path: Path) -> None:
     write(tmp_path, SMALL, sentence_bert_config={"do_lower_case": True})
-    first = tokenizer_json(tmp_path)
+    first = build_tokenizer_json(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(first)
-    assert tokenizer_json(tmp_path) == first
+    assert build_tokenizer_json(tmp_path) == first
     kinds = [part["type"] for part in json.loads(first)["normalizer"]["normalizers"]]
     assert kinds == ["Lowercase", "BertNormalizer"]
 
