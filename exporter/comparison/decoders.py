@@ -18,7 +18,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.decoders import cases, full_context
-from ...runtime.diagnostics.metrics import Comparison, Logits, Outcome, judged, measure
+from ...runtime.diagnostics.metrics import Comparison, Logits, Outcome, judge_outcome, measure
 from ...runtime.text.tokenizer import Tokenizer
 from ..execution.node_executor import ExecutedProgram, NotFiniteError, rounded_engine
 from ..execution.trial import Reading, Step, Trial, positions_of
@@ -89,7 +89,7 @@ def real_text_case(decoder: Decoder, expected: Expectation, limits: Mapping[str,
                 ENOUGH,
                 found.rows,
             )
-        return judged(found, limits, names=few)
+        return judge_outcome(found, limits, names=few)
 
     return run
 
@@ -111,8 +111,8 @@ def rounded_cases(
             try:
                 got = run(Decoder(ExecutedProgram(graph, artifact), artifact))
             except NotFiniteError as error:
-                return judged(measure(np.full_like(want, np.nan), want), limits, failures=[str(error)])
-            return judged(measure(got, want), limits)
+                return judge_outcome(measure(np.full_like(want, np.nan), want), limits, failures=[str(error)])
+            return judge_outcome(measure(got, want), limits)
 
         return outcome
 

@@ -26,7 +26,14 @@ from ...runtime.diagnostics.golden.translators import (
     decoder_cases,
     encoder_cases,
 )
-from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, VectorMetrics, judged, scale_of
+from ...runtime.diagnostics.metrics import (
+    Comparison,
+    Metrics,
+    Outcome,
+    VectorMetrics,
+    judge_outcome,
+    scale_of,
+)
 from ...runtime.translate.tokenizers import translation_tokenizers
 from ..errors import VerificationError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError, rounded_engine
@@ -227,8 +234,8 @@ def compare_node_by_node(
         want = [sample.cross if of_encoder else sample.logits for sample in samples]
         nothing = [np.full_like(array, np.nan) for array in want]
         if of_encoder:
-            return judged(measure_cross(nothing, want), limits, "cross.", [str(error)])
-        return judged(measure_parts(list(zip(nothing, want, strict=True))), limits, "", [str(error)])
+            return judge_outcome(measure_cross(nothing, want), limits, "cross.", [str(error)])
+        return judge_outcome(measure_parts(list(zip(nothing, want, strict=True))), limits, "", [str(error)])
 
 
 # An Examiner:

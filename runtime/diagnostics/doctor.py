@@ -13,7 +13,7 @@ from ..backends.tensorrt_library import LIBRARIES
 from ..backends.threads import ROOT
 from .jetson import Jetson, fill_in_from_board, jetson
 from .machine import Graphics, Memory, Processor, graphics, memory, processor
-from .packages import DISTRIBUTIONS, OnnxRuntime, Package, installed, major_of, onnxruntime
+from .packages import DISTRIBUTIONS, OnnxRuntime, Package, find_package, major_of, onnxruntime
 
 OLDEST_CUDA = 12  # that cuda-bindings and the engines are made for
 FIRST_TURING_ONLY = 11  # TensorRT from 11 on wants this architecture or a newer one
@@ -97,7 +97,7 @@ def examine(root: Path = ROOT) -> Facts:
         memory=memory(root),
         graphics=fill_in_from_board(card, board) if board else card,
         jetson=board,
-        packages=tuple(installed(module) for module in DISTRIBUTIONS),
+        packages=tuple(find_package(module) for module in DISTRIBUTIONS),
         onnxruntime=onnxruntime(),
     )
 

@@ -232,7 +232,7 @@ def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
     return np.maximum(divergence, 0.0)
 
 
-def judged(
+def judge_outcome(
     metrics: Measured,
     limits: Mapping[str, float],
     prefix: str = "",

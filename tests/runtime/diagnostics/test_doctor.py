@@ -15,7 +15,7 @@ from planforge.runtime.backends.ladder import RUNGS
 from planforge.runtime.diagnostics import packages as packages_module
 from planforge.runtime.diagnostics.doctor import LADDER, Facts, Rung, advice, rungs, summary
 from planforge.runtime.diagnostics.machine import Graphics
-from planforge.runtime.diagnostics.packages import OnnxRuntime, Package, installed, onnxruntime
+from planforge.runtime.diagnostics.packages import OnnxRuntime, Package, find_package, onnxruntime
 
 from ...helpers.machines import facts
 
@@ -30,13 +30,13 @@ def by_backend(found: tuple[Rung, ...]) -> dict[str, Rung]:
 def test_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no_such_engine.py").write_text("raise RuntimeError('it was imported')")
     monkeypatch.setitem(packages_module.DISTRIBUTIONS, "no_such_engine", ("no-such-engine", "the-other"))
-    assert installed("no_such_engine") == Package("no_such_engine", {})
+    assert find_package("no_such_engine") == Package("no_such_engine", {})
     monkeypatch.syspath_prepend(tmp_path)
-    assert str(installed("no_such_engine")) == "no_such_engine unknown version"
+    assert str(find_package("no_such_engine")) == "no_such_engine unknown version"
     information = tmp_path / "no_such_engine-1.2.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: no-such-engine\nVersion: 1.2\n")
-    assert str(installed("no_such_engine")) == "no-such-engine 1.2"
+    assert str(find_package("no_such_engine")) == "no-such-engine 1.2"
 
 
 @pytest.mark.filterwarnings("ignore:Implicit None on return values:DeprecationWarning")  # Python 3.12
@@ -48,8 +48,8 @@ def test_half_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(packages_module.DISTRIBUTIONS, "no_such_engine", ("no-such-engine",))
     monkeypatch.setitem(packages_module.DISTRIBUTIONS, "no_such_engine.part", ("no-such-part",))
-    assert str(installed("no_such_engine")) == "no-such-engine unknown version"
-    assert str(installed("no_such_engine.part")) == "not installed"
+    assert str(find_package("no_such_engine")) == "no-such-engine unknown version"
+    assert str(find_package("no_such_engine.part")) == "not installed"
 
 
 @pytest.mark.parametrize("error", [ImportError("libonnx.so: cannot open\nand more"), AttributeError("")])
