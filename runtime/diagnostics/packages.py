@@ -93,7 +93,7 @@ def is_there(module: str) -> bool:
         return True
 
 
-def onnxruntime() -> OnnxRuntime:
+def ask_onnxruntime() -> OnnxRuntime:
     """Return what ONNX Runtime says about itself."""
     try:
         ort = import_onnxruntime()
