@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime.diagnostics.bench import processor
+from planforge.runtime.diagnostics.bench import find_processor_name
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -29,7 +29,7 @@ def environment() -> dict[str, Any]:
             versions[name] = None
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "cpu": processor(),
+        "cpu": find_processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions,

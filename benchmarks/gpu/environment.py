@@ -34,7 +34,7 @@ def environment(gpu: Gpu) -> dict[str, Any]:
         "versions": versions,
         "backends": {
             rung.backend: rung.reason if rung.available else f"not here: {rung.reason}"
-            for rung in doctor.rungs(facts)
+            for rung in doctor.find_rungs(facts)
         },
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...runtime.commands.console import names, print_json, print_tables, running
+from ...runtime.commands.console import print_json, print_tables, show_stages, split_names
 from ...runtime.commands.run_options import BackendOption, BundleArgument, JsonOption, ThreadsOption
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure each precision of a bundle, in a process of its own, taking turns. Needs no torch."""
-    with running() as progress:
+    with show_stages() as progress:
         from ...runtime.diagnostics.bench import bench as measure
         from ...runtime.diagnostics.plots import draw_bench, figure_for
         from ..reports.output import check_writable, write_whole
@@ -60,7 +60,7 @@ def bench(
         result = measure(
             bundle,
             backend=backend,
-            precisions=names(precision) if precision else (),
+            precisions=split_names(precision) if precision else (),
             threads=threads,
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
@@ -99,40 +99,54 @@ def record_default(folder: Path, result: BenchResult) -> Case:
 
 def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableType]:
     """Return a row for each precision, at most 80 columns wide; what applies to none of them is left out."""
-    from ...runtime.commands.tables import table
+    from ...runtime.commands.tables import FittingTable
 
     where = result.environment
     first = result.cases[0]
     generated = f" and {first.new_tokens} new ones" if first.new_tokens else ""
-    title = (
-        f"{where['cpu']}, {where['threads']} threads ({where['threads_reason']}),"
-        f" {where['read_gb_per_s']} GB/s: {first.prompt} tokens{generated}, batch {first.batch}"
-    )
+    title = f"{first.prompt} tokens{generated}, batch {first.batch}, on {first.backend}"
     rows = [table_row(case) for case in result.cases]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    found = table(title, columns, [[row[name] for name in columns] for row in rows])
-    found.padding = (0, 1, 0, 0)
-    notes = ["Half of the rounds lie within the spread."]
+    numbers = [name for name in columns if name not in ("precision", "verified")]
+    figures = FittingTable(title, columns, [[row[name] for name in columns] for row in rows], numbers)
+    notes = [
+        f"Measured on {where['cpu']} with {where['threads']} threads ({where['threads_reason']}).",
+        "Spread: half of the rounds lie within it.",
+    ]
+    if "memory speed" in columns:
+        speed = where["read_gb_per_s"]
+        notes.append(f"Memory speed: the share of the {speed} GB/s, measured here, that decoding uses.")
     if chosen is not None:
-        fastest = result.fastest()
-        why = "the fastest" if chosen == fastest else f"as fast as {fastest.precision} and more exact"
-        notes.append(f"load() now takes {chosen.precision}: {why}.")
-    return [found, "\n".join(notes)]
+        notes.append(f"load() and `planforge run` now take {chosen.precision}: {reason_of(chosen, result)}.")
+    return [figures, "\n".join(notes)]
+
+
+def reason_of(chosen: Case, result: BenchResult) -> str:
+    """Return why a case became the default, in words."""
+    fastest = result.fastest()
+    if chosen == fastest:
+        return "it is the fastest"
+    gain = f"{fastest.tokens_per_s / chosen.tokens_per_s - 1:.1%}"
+    if chosen.tokens_per_s_range["p75"] >= fastest.tokens_per_s_range["p25"]:
+        lead = f"{fastest.precision} measured {gain} faster, which is within the spread"
+    else:
+        lead = f"{fastest.precision} is only {gain} faster"
+    return f"{lead}, and {chosen.precision} is more exact"
 
 
 def table_row(case: Case) -> dict[str, str]:
     """Return a case's figures by the headings of their columns; "" where a figure does not apply."""
     between = case.inter_token_ms
     return {
-        "artifact": case.artifact.partition(".")[2],
+        "precision": case.precision,
         "tokens/s": f"{case.tokens_per_s:.1f}",
         "spread": f"±{case.spread:.1%}",
         "texts/s": f"{case.texts_per_s:.1f}" if between is None else "",
-        "first\ntoken ms": "" if case.ttft_ms is None else f"{case.ttft_ms:.1f}",
-        "between\np50 ms": "" if between is None else f"{between['p50']:.2f}",
-        "p99\nms": "" if between is None else f"{between['p99']:.2f}",
-        "memory\nspeed": "" if case.bandwidth_share is None else f"{case.bandwidth_share:.0%}",
-        "load\nms": f"{case.load_ms:.0f}",
-        "peak\nMB": "" if case.peak_rss_mb is None else f"{case.peak_rss_mb:.0f}",
-        "gate": "passed" if case.gate_passed else "NOT passed",
+        "first token ms": "" if case.ttft_ms is None else f"{case.ttft_ms:.1f}",
+        "next token ms": "" if between is None else f"{between['p50']:.2f}",
+        "its p99 ms": "" if between is None else f"{between['p99']:.2f}",
+        "memory speed": "" if case.bandwidth_share is None else f"{case.bandwidth_share:.0%}",
+        "load ms": f"{case.load_ms:.0f}",
+        "peak MB": "" if case.peak_rss_mb is None else f"{case.peak_rss_mb:.0f}",
+        "verified": "yes" if case.gate_passed else "NO",
     }

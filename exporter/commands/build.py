@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import names, running, show
+from ...runtime.commands.console import show, show_stages, split_names
 from ...runtime.commands.run_options import BundleArgument, JsonOption
 from ...runtime.errors import InputError
-from .export import SM_HELP
+from .options import SmOption
 
 
 def build(
@@ -26,7 +26,7 @@ def build(
         str | None,
         typer.Option(help="Instead of a target: tensorrt-rtx or tensorrt.", show_default=False),
     ] = None,
-    sm: Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")] = None,
+    sm: SmOption = None,
     maximum: Annotated[
         list[str] | None,
         typer.Option("--max", help="batch=N,length=N: below the graph's.", show_default=False),
@@ -56,17 +56,17 @@ def build(
     as_json: JsonOption = False,
 ) -> None:
     """Build a TensorRT plan from a bundle's graph and add it. Needs no torch, and for rtx no GPU."""
-    with running() as progress:
+    with show_stages() as progress:
         from ..tensorrt.build import Options
         from ..tensorrt.plans import build as build_plan
-        from .inspection import summarize_bundle
+        from .summary import summarize_bundle
 
         result = build_plan(
             bundle,
             target=target,
             engine=engine,
-            sms=names(sm) if sm else None,
-            limits=dict(axis_limit(text) for texts in maximum or [] for text in names(texts)),
+            sms=split_names(sm) if sm else None,
+            limits=dict(axis_limit(text) for texts in maximum or [] for text in split_names(texts)),
             options=Options(
                 workspace=None if workspace is None else workspace * 2**20,
                 timing_cache=None if timing_cache is None else str(timing_cache.resolve()),

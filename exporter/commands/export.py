@@ -7,54 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
-from ...runtime.commands.console import names, running, show
+from ...runtime.commands.console import show, show_stages, split_names
 from ...runtime.commands.run_options import JsonOption
-
-SM_HELP = (
-    "GPU architectures: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121."
+from .options import (
+    ForceOption,
+    MaxBatchOption,
+    MaxLengthOption,
+    OutputOption,
+    PrecisionsOption,
+    PromptsOption,
+    SmOption,
+    TargetsOption,
+    VerifyOption,
 )
-Output = Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.", show_default=False)]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        help="fp32, fp16, int8, int4, and with keys and values in int8 fp32-kv8, int8-kv8, int4-kv8; the"
-        " first is what run takes.",
-        show_default="fp32, and fp16 but for cpu",
-    ),
-]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        help="cpu, cuda (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
-        " jetpack6.2, tensorrt11, ... (for the GPU here).",
-        show_default="cpu,rtx",
-    ),
-]
-Sm = Annotated[str | None, typer.Option(help=SM_HELP, show_default="all")]
-MaxBatch = Annotated[
-    int | None, typer.Option(help="The largest batch.", show_default="8 of a decoder, 32 of an encoder")
-]
-MaxLength = Annotated[
-    int | None,
-    typer.Option(
-        help="Context in tokens.", show_default="the model's; of a decoder from optimum at most 4,096"
-    ),
-]
-Verify = Annotated[bool, typer.Option(help="Compare every graph with PyTorch.")]
-Prompts = Annotated[
-    Path | None, typer.Option(help="A prompt a line, to verify with.", show_default="built-in texts")
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace the bundle at OUTPUT.")]
 
 
 def export(
     model: Annotated[str, typer.Argument(help="A demo, a folder in Hugging Face's layout, or a hub id.")],
-    output: Output,
-    precision: Precision = None,
-    target: Target = None,
-    sm: Sm = None,
-    max_batch: MaxBatch = None,
-    max_length: MaxLength = None,
+    output: OutputOption,
+    precision: PrecisionsOption = None,
+    target: TargetsOption = None,
+    sm: SmOption = None,
+    max_batch: MaxBatchOption = None,
+    max_length: MaxLengthOption = None,
     outputs: Annotated[
         str | None,
         typer.Option(
@@ -71,15 +46,15 @@ def export(
         str | None,
         typer.Option(help="The python of an environment with optimum-onnx.", show_default="this one"),
     ] = None,
-    verify: Verify = True,
-    prompts: Prompts = None,
-    force: Force = False,
+    verify: VerifyOption = True,
+    prompts: PromptsOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Export a checkpoint to ONNX, build its plans, verify it, and write a bundle."""
-    with running() as progress:
+    with show_stages() as progress:
         from ..export_checkpoint import export as export_bundle
-        from .inspection import summarize_bundle
+        from .summary import summarize_bundle
 
         result = export_bundle(
             model,
@@ -87,7 +62,7 @@ def export(
             **parse_choices(precision, target, sm),
             max_batch=max_batch,
             max_length=max_length,
-            outputs=names(outputs) if outputs else (),
+            outputs=split_names(outputs) if outputs else (),
             exporter=exporter,
             optimum_python=optimum_python,
             verify=verify,
@@ -100,7 +75,7 @@ def export(
 
 def import_bundle(
     folder: Annotated[Path, typer.Argument(help="What optimum wrote.", show_default=False)],
-    output: Output,
+    output: OutputOption,
     source: Annotated[
         str | None,
         typer.Option(
@@ -108,20 +83,20 @@ def import_bundle(
             show_default="FOLDER; without weights in it, the bundle is compared with FOLDER's own graphs",
         ),
     ] = None,
-    precision: Precision = None,
-    target: Target = None,
-    sm: Sm = None,
-    max_batch: MaxBatch = None,
-    max_length: MaxLength = None,
-    verify: Verify = True,
-    prompts: Prompts = None,
-    force: Force = False,
+    precision: PrecisionsOption = None,
+    target: TargetsOption = None,
+    sm: SmOption = None,
+    max_batch: MaxBatchOption = None,
+    max_length: MaxLengthOption = None,
+    verify: VerifyOption = True,
+    prompts: PromptsOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a bundle of what optimum exported: decoders, encoders, encoder-decoders."""
-    with running() as progress:
+    with show_stages() as progress:
         from ..import_folder import import_folder
-        from .inspection import summarize_bundle
+        from .summary import summarize_bundle
 
         result = import_folder(
             folder,
@@ -141,4 +116,4 @@ def import_bundle(
 def parse_choices(precision: str | None, target: str | None, sm: str | None) -> dict[str, Any]:
     """Return the names in the comma-separated options."""
     given = {"precision": precision, "target": target, "sms": sm}
-    return {name: names(text) if text else None for name, text in given.items()}
+    return {name: split_names(text) if text else None for name, text in given.items()}

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import print_json, print_tables, running
+from ...runtime.commands.console import print_json, print_tables, show_stages
 from ...runtime.commands.run_options import BundleArgument, JsonOption
+from .options import ForceOption
 
 
 def fit_head(
@@ -24,11 +25,11 @@ def fit_head(
     ] = "embedding",
     test_share: Annotated[float, typer.Option(help="Of the texts, held out to measure with.")] = 0.25,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the bundle at OUTPUT.")] = False,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a classifier on an encoder's features, and put it into the graph. Needs no torch."""
-    with running() as progress:
+    with show_stages() as progress:
         from ..fitting.fitting import fit_head as fit
         from .inspection import fit_tables
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import running, show
+from ...runtime.commands.console import show, show_stages
 from ...runtime.commands.run_options import JsonOption
 
 
@@ -16,7 +16,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a bundle, an .onnx file or a .plan holds."""
-    with running():
+    with show_stages():
         from .inspection import inspect as inspect_path
 
         result = inspect_path(path)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
-from ...runtime.commands.tables import size_text, table
+from ...runtime.commands.tables import FittingTable, size_text
 from ...runtime.errors import InputError
+from ...runtime.suggest import did_you_mean
 from ..errors import ExporterError, first_line
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
 
 
+INSPECTED = "a bundle (the folder that `planforge export` wrote), an .onnx file or a .plan file"
 NOT_RUN = "not run"  # what can be said of a plan without its GPU: everything here only reads
 
 # Tensors that each layer has two of, by what their roles begin with.
@@ -36,10 +38,12 @@ class Inspection:
     Attributes:
         value: what --json prints.
         sections: the tables.
+        notes: lines below them.
     """
 
     value: Mapping[str, Any]
     sections: Sequence[Section]
+    notes: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -47,7 +51,7 @@ class Inspection:
 
     def tables(self) -> list[RenderableType]:
         """Return the tables for a terminal."""
-        return [table(*section) for section in self.sections]
+        return [FittingTable(*section) for section in self.sections]
 
 
 def inspect(path: str | Path) -> Inspection:
@@ -60,12 +64,13 @@ def inspect(path: str | Path) -> Inspection:
     if path.is_dir():
         return inspect_bundle(path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist")
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(f"{path} does not exist; give {INSPECTED}{did_you_mean(path.name, names)}")
     if path.suffix == ".onnx":
         return inspect_onnx(path)
     if path.suffix in (".plan", ".engine"):
         return inspect_plan(path)
-    raise InputError(f"{path} is neither a bundle's folder nor an .onnx or .plan file")
+    raise InputError(f"{path} cannot be inspected; give {INSPECTED}")
 
 
 def inspect_bundle(folder: Path) -> Inspection:
@@ -75,10 +80,13 @@ def inspect_bundle(folder: Path) -> Inspection:
     sections: list[Section] = [
         (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), head_rows(manifest))
     ]
-    for artifact in manifest.artifacts:
-        title = f"{artifact.id}: opset {artifact.opset}, padding {artifact.padding_side}, "
-        title += gate_text(artifact)
-        sections.append((title, ("tensor", "role", "type", "axes"), tensor_rows(artifact)))
+    graphs = [
+        (a.id, str(a.opset), a.padding_side, size_of(manifest, a.file, *a.data), gate_text(a))
+        for a in manifest.artifacts
+    ]
+    sections.append(("graphs", ("graph", "opset", "padding", "size", "against PyTorch"), graphs))
+    for rows, ids in ids_by_tensors(manifest).items():
+        sections.append((f"tensors of {', '.join(ids)}", ("tensor", "role", "type", "axes"), rows))
     if manifest.plans:
         columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
         title = f"plans: {NOT_RUN} (`planforge selftest {folder}` runs one, on a machine with its GPU)"
@@ -94,37 +102,19 @@ def inspect_bundle(folder: Path) -> Inspection:
     return Inspection(value, sections)
 
 
-def summarize_bundle(folder: Path) -> Inspection:
-    """Summarize what an export or build made, in a screenful."""
-    manifest = Bundle.open(folder).manifest
-    graphs = [
-        (a.id, f"opset {a.opset}", size_of(manifest, a.file, *a.data), gate_text(a))
-        for a in manifest.artifacts
-    ]
-    plans = []
-    for p in manifest.plans:
-        source = f"from {p.built_from}"
-        plans.append((p.file, " ".join(p.sms), size_of(manifest, p.file), source + extras_text(p)))
-        plans += [
-            (
-                f"  {ranges_text(profile)}",
-                "at its largest shapes",
-                memory.removeprefix(", about "),
-                "of GPU memory",
-            )
-            for profile in p.profiles
-            if (memory := memory_text(profile))
-        ]
-    total = size_of(manifest, *manifest.files)
-    title = f"{folder}: {manifest.family}, {total}"
-    return Inspection(json.loads(manifest.to_json()), [(title, ("", "", "", ""), [*graphs, *plans])])
+def ids_by_tensors(manifest: Manifest) -> dict[tuple[tuple[str, str, str, str], ...], list[str]]:
+    """Return the graphs that have the same inputs and outputs, by the rows that describe these."""
+    groups: dict[tuple[tuple[str, str, str, str], ...], list[str]] = {}
+    for artifact in manifest.artifacts:
+        groups.setdefault(tuple(tensor_rows(artifact)), []).append(artifact.id)
+    return groups
 
 
 def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("source", source_text(manifest)),
         ("context", f"{manifest.max_length} tokens"),
-        ("runs in", default_text(manifest)),
+        ("precision", precision_text(manifest)),
         *encoder_rows(manifest),
         *translation_rows(manifest),
         ("vocabulary", vocabulary_text(manifest)),
@@ -140,11 +130,15 @@ def source_text(manifest: Manifest) -> str:
     return f"{source.get('argument')} ({source.get('kind')}){by}"
 
 
-def default_text(manifest: Manifest) -> str:
-    """Return the precision that load() takes unless told otherwise."""
-    if manifest.default_precision is not None:
-        return f"{manifest.default_precision}, which `planforge bench` found the best here"
-    return f"{manifest.artifacts[0].precision}, the first" if manifest.artifacts else "no graph"
+def precision_text(manifest: Manifest) -> str:
+    """Return the precision that load() takes unless told otherwise, why, and the others."""
+    precisions = list(dict.fromkeys(artifact.precision for artifact in manifest.artifacts))
+    if not precisions:
+        return "no graph"
+    default = manifest.default_precision or precisions[0]
+    why = "set by `planforge bench`" if manifest.default_precision else "the first that was exported"
+    others = [precision for precision in precisions if precision != default]
+    return f"{default} by default ({why}){'; also ' if others else ''}{', '.join(others)}"
 
 
 def vocabulary_text(manifest: Manifest) -> str:
@@ -181,19 +175,24 @@ def encoder_rows(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def gate_text(artifact: Artifact) -> str:
+    """Return whether a graph was found equal to PyTorch's model, and by which figures."""
     if not artifact.gate:
         return "not verified"
+    numbers = ", ".join(f"{name} {value:.2g}" for name, value in worst_measured(artifact).items())
+    return f"{'passed' if artifact.passed else 'FAILED'}: {numbers}"
+
+
+def worst_measured(artifact: Artifact) -> dict[str, float]:
+    """Return the metrics that a graph was verified by; of several outputs the worst."""
     measured = artifact.gate.get("measured")
-    measured = measured if isinstance(measured, dict) else {}
-    worst: dict[str, float] = {}  # of an encoder each output has its own
-    for name, value in measured.items():
+    worst: dict[str, float] = {}
+    for name, value in measured.items() if isinstance(measured, dict) else ():
         if isinstance(value, float):
             metric = name.rpartition(".")[2]
             if metric == "mean_cosine_gap" and not value:
                 continue  # of fewer texts than have a mean
             worst[metric] = max(value, worst.get(metric, 0.0))
-    numbers = ", ".join(f"{name} {value:.2g}" for name, value in worst.items())
-    return f"{'verified' if artifact.gate.get('passed') else 'FAILED'} ({numbers})"
+    return worst
 
 
 def tensor_rows(artifact: Artifact) -> list[tuple[str, str, str, str]]:
@@ -254,8 +253,9 @@ def extras_text(plan: Plan) -> str:
 
 
 def profile_text(profile: Mapping[str, Any]) -> str:
-    """Return a profile with its ranges and memory."""
-    return f"{ranges_text(profile).removesuffix(')')}{memory_text(profile)})"
+    """Return a profile with its ranges and memory, as in "decode (batch 1..8, about 312.0 MB)"."""
+    memory = memory_text(profile)
+    return f"{ranges_text(profile).removesuffix(')')}{', about ' if memory else ''}{memory})"
 
 
 def ranges_text(profile: Mapping[str, Any]) -> str:
@@ -270,11 +270,11 @@ def ranges_text(profile: Mapping[str, Any]) -> str:
 
 
 def memory_text(profile: Mapping[str, Any]) -> str:
-    """Return the GPU memory that a profile needs, as in ", about 312 MB"."""
+    """Return the GPU memory that a profile needs, as in "312.0 MB"; "" where that is not known."""
     memory = profile.get("memory")
     if not isinstance(memory, dict) or not all(isinstance(size, int) for size in memory.values()):
         return ""
-    return f", about {size_text(sum(memory.values()))}"
+    return size_text(sum(memory.values()))
 
 
 def inspect_onnx(path: Path) -> Inspection:
@@ -351,8 +351,8 @@ def fit_tables(result: FitResult) -> list[RenderableType]:
     ]
     rows = [(label, *map(str, counts)) for label, counts in zip(result.labels, result.confusion, strict=True)]
     return [
-        table(str(result.bundle), ("", ""), head),
-        table("held-out texts", ("true \\ predicted", *result.labels), rows),
+        FittingTable(str(result.bundle), ("", ""), head),
+        FittingTable("held-out texts", ("true \\ predicted", *result.labels), rows),
     ]
 
 

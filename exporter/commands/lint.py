@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import print_json, print_tables, running
+from ...runtime.commands.console import print_json, print_tables, show_stages
 from ...runtime.commands.run_options import JsonOption
 
 
@@ -26,14 +26,14 @@ def lint(
     rules: Annotated[bool, typer.Option("--rules", help="List targets and rules with sources.")] = False,
 ) -> None:
     """Say what will fail or be wrong on a target, and how to fix it. Reads no weights, needs no torch."""
-    with running():
-        from ...runtime.commands.tables import table
+    with show_stages():
+        from ...runtime.commands.tables import FittingTable
         from ...runtime.errors import InputError
         from ..linting import lint as check
         from ..linting.rules import listing
 
         if rules:
-            print_tables([table(*section) for section in listing()])
+            print_tables([FittingTable(*section) for section in listing()])
             return
         if model is None:
             raise InputError("lint needs an .onnx file or a bundle's folder; --rules lists what it looks for")

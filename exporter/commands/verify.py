@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...runtime.commands.console import print_json, print_tables, running
+from ...runtime.commands.console import print_json, print_tables, show_stages
 from ...runtime.commands.run_options import BundleArgument, JsonOption
 from ...runtime.errors import InputError, PlanForgeError
 
@@ -50,7 +50,7 @@ def verify(
 
     BUNDLE may also be an .onnx file of any model: ONNX Runtime is compared with the same graph node by node.
     """
-    with running() as progress:
+    with show_stages() as progress:
         from ..reports.tables import verification_table
         from ..verification.report import VerificationReport
         from ..verification.verify import verify as verify_bundle

@@ -128,14 +128,14 @@ class LintReport:
 
     def tables(self) -> list[RenderableType]:
         """Return tables: a row for each graph and target, and a row for each finding that matters."""
-        from ...runtime.commands.tables import table
+        from ...runtime.commands.tables import FittingTable
 
         rows = [
             (graph, target, verdict_text(self.counts(graph, target)) + self.instead(graph, target))
             for graph in self.graphs
             for target in self.targets
         ]
-        tables: list[RenderableType] = [table(str(self.path), ("graph", "target", "verdict"), rows)]
+        tables: list[RenderableType] = [FittingTable(str(self.path), ("graph", "target", "verdict"), rows)]
         # A fault that several targets share is told once.
         shared: dict[Finding, list[str]] = {}
         for finding in filter(self.matters, self.findings):
@@ -147,7 +147,7 @@ class LintReport:
             for f, targets in shared.items()
         ]
         if found:
-            tables.append(table("", columns, found))
+            tables.append(FittingTable("", columns, found))
         return tables
 
 

@@ -330,7 +330,7 @@ def told(report: VerificationReport) -> dict[str, list[str]]:
 
 def paragraphs(title: str, lines: Sequence[str]) -> RenderableType:
     """Return a titled table with a row for each line."""
-    table = Table(title=Text(f"\n{title}"), title_justify="left", box=None, show_header=False, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", box=None, show_header=False, pad_edge=False)
     table.add_column("", overflow="fold")
     for line in lines:
         table.add_row(Text(printable(line)))

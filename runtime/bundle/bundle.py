@@ -26,6 +26,18 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def checkpoint_text(folder: Path) -> str:
+    """Return what to do with a checkpoint that was given for a bundle; "" where the folder is none."""
+    if (folder / FILE_NAME).exists() or not (folder / "config.json").is_file():
+        return ""
+    import shlex  # a quicker start without it
+
+    name = shlex.quote(str(folder))
+    if any(folder.glob("*.onnx")):
+        return f"{folder} holds a model from optimum, not a bundle; first: planforge import {name} -o BUNDLE"
+    return f"{folder} is a checkpoint, not a bundle; first: planforge export {name} -o BUNDLE"
+
+
 class Bundle:
     """A folder with a manifest.
 
@@ -61,7 +73,8 @@ class Bundle:
         except OSError as error:
             kind = BundleNotFoundError if isinstance(error, FileNotFoundError) else BundleError
             raise kind(
-                f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror}); give the"
+                checkpoint_text(folder)
+                or f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror}); give the"
                 " folder that `planforge export` wrote"
             ) from error
         if len(content) > MAX_BYTES:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..errors import PlanForgeError
 from ..signals import Terminated, forget_changes, what_was_changed
-from .extras import extra_of
+from .extras import find_extra
 from .stages import Stages
 
 FILE_WIDTH = 160  # columns of a table that goes into a file or a pipe
@@ -57,7 +57,7 @@ class Shown:
 
 
 @contextmanager
-def running() -> Iterator[Stages]:
+def show_stages() -> Iterator[Stages]:
     """Show the stages of a command: a bar on a terminal's stderr, else a line each with the time it took."""
     with Stages(errors) as Shown.stages:
         try:
@@ -79,7 +79,7 @@ def exit_codes(context: typer.Context) -> Iterator[None]:
     except PlanForgeError as error:
         fail(str(error), error.exit_code, error)
     except ModuleNotFoundError as error:
-        extra = extra_of(str(context.invoked_subcommand), str(error.name))
+        extra = find_extra(str(context.invoked_subcommand), str(error.name))
         if extra is None:
             raise
         fail(f"this command needs {error.name}: pip install 'planforge[{extra}]'", FAILED, error)
@@ -125,7 +125,7 @@ def emit(text: str, end: str = "\n") -> None:
         if Shown.stages is not None:
             Shown.stages.clear()
         text = escape_controls(text)
-    with writing():
+    with guard_stdout():
         sys.stdout.write(text + end)  # typer.echo would take escape sequences out of what goes to a pipe
 
 
@@ -148,38 +148,41 @@ def json_line(value: Any, indent: int | None = None) -> str:
 def print_json(value: Any, indent: int | None = None) -> None:
     """Print a value as JSON, whose strings hold no control characters, after ending the stages."""
     end_stages()
-    with writing():
+    with guard_stdout():
         sys.stdout.write(json_line(value, indent) + "\n")
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print our own lines, never folded, after ending the stages."""
     end_stages()
-    with writing():
+    with guard_stdout():
         for line in lines:
             sys.stdout.write(line + "\n")
 
 
 def print_tables(tables: Sequence[RenderableType]) -> None:
-    """Print tables to stdout, as wide as the terminal, or wide enough for a file."""
+    """Print tables to stdout with an empty line between two, as wide as the terminal or `FILE_WIDTH`."""
     end_stages()
-    with writing():
+    parts = [part for table in tables for part in ("", table)][1:]
+    with guard_stdout():
         if sys.stdout.isatty():
-            PlainConsole().print(*tables)
+            PlainConsole().print(*parts, sep="\n")
             return
         console = PlainConsole(width=FILE_WIDTH)
         with console.capture() as capture:
-            console.print(*tables)
+            console.print(*parts, sep="\n")
         for line in capture.get().splitlines():
             sys.stdout.write(line.rstrip() + "\n")
 
 
 def show(result: Any, as_json: bool) -> None:
-    """Print an inspection as JSON or as tables."""
+    """Print an inspection as JSON, or as tables and what to say below them."""
     if as_json:
         print_json(result.to_json())
-    else:
-        print_tables(result.tables())
+        return
+    print_tables(result.tables())
+    if result.notes:
+        print_lines(("", *result.notes))
 
 
 def end_stages() -> None:
@@ -189,7 +192,7 @@ def end_stages() -> None:
 
 
 @contextmanager
-def writing() -> Iterator[None]:
+def guard_stdout() -> Iterator[None]:
     """Turn errors of writing to stdout into an exit code, and keep Python from trying again at its end."""
     try:
         yield
@@ -209,6 +212,6 @@ def give_up_stdout() -> None:
         os.close(nowhere)
 
 
-def names(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """Return the names in a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]

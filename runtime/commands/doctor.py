@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .console import print_json, print_lines, print_tables, running
+from .console import print_json, print_lines, print_tables, show_stages
 from .run_options import JsonOption
 
 
 def doctor(as_json: JsonOption = False) -> None:
     """Say which backends run on this machine, and what to install for the next. Needs no bundle, no torch."""
-    with running():
+    with show_stages():
         from ..diagnostics.doctor import diagnose
         from .doctor_tables import diagnosis_tables
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..diagnostics.doctor import NO_GPU, Diagnosis, Facts
 from ..diagnostics.packages import NOT_NEEDED
-from .tables import size_text, table
+from .tables import FittingTable, size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,10 +19,10 @@ def diagnosis_tables(found: Diagnosis) -> list[RenderableType]:
     facts = found.facts
     backends = [(r.backend, "yes" if r.available else "no", r.reason, r.remedy) for r in found.rungs]
     return [
-        table("Machine", ("", ""), machine_rows(facts)),
-        table("GPU", ("", ""), gpu_rows(facts)),
-        table("Packages", ("", "", ""), package_rows(facts)),
-        table("Backends, the best first", ("", "runs", "why", "what to do"), backends),
+        FittingTable("Machine", ("", ""), machine_rows(facts)),
+        FittingTable("GPU", ("", ""), gpu_rows(facts)),
+        FittingTable("Packages", ("", "", ""), package_rows(facts)),
+        FittingTable("Backends, the best first", ("", "runs", "why", "what to do"), backends),
     ]
 
 

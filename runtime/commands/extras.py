@@ -31,7 +31,7 @@ OF_COMMAND = {
 }
 
 
-def extra_of(command: str, module: str) -> str | None:
+def find_extra(command: str, module: str) -> str | None:
     """Return the extra to install for a module that a command lacks: the command's own, if it has it.
 
     Args:

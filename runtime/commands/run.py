@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InputError
 from ..suggest import did_you_mean
-from .console import emit, running, say
+from .console import emit, say, show_stages
 from .run_chat import converse
-from .run_input import Item, TextSource, reading, with_blanks
+from .run_input import Item, TextSource, blame_data, with_blanks
 from .run_options import (
     TASKS,
     AttentionHeadOption,
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from .. import TextEncoder, TextGenerator, Translator
 
     Model: TypeAlias = TextGenerator | TextEncoder | Translator
-Iterate: TypeAlias = Callable[[Iterable[Any]], Iterator[Any]]
 
 # The default task of a bundle with this head; the first head that it has counts.
 HEAD_TASKS = {
@@ -135,90 +135,109 @@ def run(
     """Generate, translate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""
     given = {name: value for name, value in locals().items() if value is not None}
     options = {name: given[name] for names in TASKS.values() for name in names if name in given}
-    beside: dict[str, str] = {n: given[n] for n in ("pair", "question", "query") if n in given}
-    with running() as stages:
+    beside: dict[str, str] = {name: given[name] for name in ("pair", "question", "query") if name in given}
+    source = TextSource(tuple(texts or ()), input_file, beside)
+    picture = Picture(attention, attention_layer, attention_head)
+    with show_stages() as stages:
         from .. import load
 
-        source = TextSource(tuple(texts or ()), input_file, beside)
         source.check()
-        picture = Picture(attention, attention_layer, attention_head)
-        if task is not None and task not in TASKS:
-            raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
+        check_task_name(task)
         translate_words(options)
         with load(bundle, backend=backend, precision=precision, threads=threads, device=device) as model:
-            chosen = task or task_of(model, beside)
-            check_task(chosen, model, options)
-            check_beside(model, chosen, source)
-            picture.check(chosen)
-            if chosen != "fill_mask":  # it always does
+            task = task or default_task(model, beside)
+            check_task(task, model, options)
+            check_second_texts(task, model, source)
+            picture.check(task)
+            if task != "fill_mask":  # it always does
                 options["parse_special"] = parse_special
-            start(model, chosen, source, options, picture, as_json, stages)
+            run_job(Job(model, task, source, options, picture, as_json, stages))
 
 
-def start(
-    model: Model,
-    task: str,
-    source: TextSource,
-    options: dict[str, Any],
-    picture: Picture,
-    as_json: bool,
-    stages: Stages,
-) -> None:
+@dataclass(frozen=True)
+class Job:
+    """One call of `planforge run`, whose model is loaded and whose options were checked against its task.
+
+    Attributes:
+        options: of the task, by the names of the runtime's parameters.
+        picture: where to draw a translation's attention.
+    """
+
+    model: Model
+    task: str
+    source: TextSource
+    options: dict[str, Any]
+    picture: Picture
+    as_json: bool
+    stages: Stages
+
+    def iterate(self, texts: Iterable[Any]) -> Iterator[Any]:
+        """Compute the texts' results one after the other, reading ahead."""
+        from .. import TextEncoder
+
+        if isinstance(self.model, TextEncoder):
+            return self.model.iterate(self.task, texts, **self.options)  # type: ignore[call-overload, no-any-return]
+        return self.model.iterate(map(self.check_text, texts), **self.options)
+
+    def check_text(self, item: Item) -> str:
+        """Refuse a pair where the task takes texts."""
+        if not isinstance(item, str):
+            what = "text generation takes prompts" if self.task == "generate" else "translation takes texts"
+            raise InputError(f"{what}, not pairs of texts")
+        return item
+
+
+def run_job(job: Job) -> None:
     """Run a task over its texts and print every result."""
+    options = job.options
     is_chat = options.pop("chat", False)
     system = options.pop("system", None)
-    keep = options.pop("top_k", None) if task == "rank" else None
-    if keep is not None and "query" not in source.beside:
+    best = options.pop("top_k", None) if job.task == "rank" else None
+    if best is not None and "query" not in job.source.beside:
         raise InputError("--top-k of rank goes with --query; pairs of --input keep their order")
-    if task == "generate":
-        if "top_logprobs" in options and not as_json:
+    if job.task == "generate":
+        if "top_logprobs" in options and not job.as_json:
             raise InputError("--top-logprobs goes with --json, which shows them")
-        options["logprobs"] = as_json
-    # Wrong values of options are refused before a text is read.
-    list(iterator_of(model, task, options)([]))
-    with reading(source):
+        options["logprobs"] = job.as_json
+    list(job.iterate([]))  # refuses wrong values of options before a text is read
+    with blame_data(job.source):
         if is_chat:
-            converse(model, source, options, system, as_json)  # type: ignore[arg-type]
-        elif "query" in source.beside:
-            rank(model, source, options, keep, as_json)
+            converse(job.model, job.source, options, system, job.as_json)  # type: ignore[arg-type]
+        elif "query" in job.source.beside:
+            print_ranking(job, best)
         else:
-            show_all(model, task, source, options, picture, as_json, stages)
+            print_results(job)
 
 
-def show_all(
-    model: Model,
-    task: str,
-    source: TextSource,
-    options: dict[str, Any],
-    picture: Picture,
-    as_json: bool,
-    stages: Stages,
-) -> None:
+def print_results(job: Job) -> None:
     """Print the result of every text: as it comes, as soon as it was typed, or in batches."""
+    source = job.source
+    options = job.options
     items = source.items()
-    if picture.path is not None:
-        items = picture.draw_only(model, items, options)  # type: ignore[arg-type]
-    several = task in ONLY_TASKS and options.get("n_best", 1) > 1
-    printer = Printer(task, as_json, several)
+    if job.picture.path is not None:
+        items = job.picture.draw_only(job.model, items, options)  # type: ignore[arg-type]
+    several = job.task in ONLY_TASKS and options.get("n_best", 1) > 1
     is_search = several or options.get("num_beams", 1) > 1
-    if task == "generate" and not (as_json or is_search) and (source.is_typed or len(source.texts) == 1):
+    printer = Printer(job.task, job.as_json, several)
+    is_single = source.is_typed or len(source.texts) == 1
+    if job.task == "generate" and is_single and not (job.as_json or is_search):
         for item in items:
-            with answering(source):
-                stream(model, item, options)  # type: ignore[arg-type]
+            with report_typed_errors(source):
+                stream(job, item)
     elif source.is_typed:
         for item in items:
-            with answering(source):
-                for result in with_blanks(iter([item]), iterator_of(model, task, options)):
+            with report_typed_errors(source):
+                for result in with_blanks(iter([item]), job.iterate):
                     printer.show(result)
     else:
         if not sys.stdout.isatty():
-            options["progress"] = stages.count
-        for result in with_blanks(items, iterator_of(model, task, options)):
+            options["progress"] = job.stages.count
+        for result in with_blanks(items, job.iterate):
             printer.show(result)
 
 
 @contextmanager
-def answering(source: TextSource) -> Iterator[None]:
+def report_typed_errors(source: TextSource) -> Iterator[None]:
     """Print the error of a text that was typed into a terminal, instead of ending the command."""
     try:
         yield
@@ -228,50 +247,34 @@ def answering(source: TextSource) -> Iterator[None]:
         say(f"error: {error}")
 
 
-def iterator_of(model: Model, task: str, options: Mapping[str, Any]) -> Iterate:
-    """Return a function that computes a task's results one after the other, reading texts ahead."""
-    from .. import TextEncoder
-
-    if isinstance(model, TextEncoder):
-        return lambda texts: model.iterate(task, texts, **options)  # type: ignore[call-overload]
-    return lambda texts: model.iterate(map(single_text(task), texts), **options)
-
-
-def single_text(task: str) -> Callable[[Item], str]:
-    """Return a function that refuses a pair where a task takes texts."""
-
-    def checked(item: Item) -> str:
-        if not isinstance(item, str):
-            what = "text generation takes prompts" if task == "generate" else "translation takes texts"
-            raise InputError(f"{what}, not pairs of texts")
-        return item
-
-    return checked
-
-
-def stream(model: TextGenerator, item: Item | None, options: dict[str, Any]) -> None:
+def stream(job: Job, item: Item | None) -> None:
     """Continue a prompt, printing each chunk as it comes."""
     if item is None:
         emit("")
         return
-    prompt = single_text("generate")(item)
-    chunks = model.stream(prompt, **options)  # checks everything before anything shows
+    prompt = job.check_text(item)
+    chunks = job.model.stream(prompt, **job.options)  # type: ignore[union-attr]  # checks everything first
     emit(prompt, end="")
     for chunk in chunks:
         emit(str(chunk), end="")
     emit("")
 
 
-def rank(model: Model, source: TextSource, options: dict[str, Any], keep: int | None, as_json: bool) -> None:
-    """Print the texts that fit a query best, the best first."""
-    items = [item for item in source.items() if item is not None]
-    results = list(iterator_of(model, "rank", options)(items))
-    printer = Printer("rank", as_json)
-    for result in sorted(results, key=lambda result: -result.score)[:keep]:
+def print_ranking(job: Job, best: int | None) -> None:
+    """Print the texts that fit a query best, the best first; so many of them, or all."""
+    items = [item for item in job.source.items() if item is not None]
+    printer = Printer("rank", job.as_json)
+    for result in sorted(job.iterate(items), key=lambda result: -result.score)[:best]:
         printer.show((None, result))
 
 
-def task_of(model: Model, beside: dict[str, str]) -> str:
+def check_task_name(task: str | None) -> None:
+    """Refuse a task that there is not."""
+    if task is not None and task not in TASKS:
+        raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
+
+
+def default_task(model: Model, beside: dict[str, str]) -> str:
     """Return the task that a bundle has by default."""
     from .. import TextEncoder
 
@@ -311,7 +314,7 @@ def check_task(task: str, model: Model, options: Mapping[str, Any]) -> None:
         raise InputError("--num-beams does not go with --chat, whose answers are shown as they are made")
 
 
-def check_beside(model: Model, task: str, source: TextSource) -> None:
+def check_second_texts(task: str, model: Model, source: TextSource) -> None:
     """Refuse a second text that the task has no use for, and a task that lacks its own."""
     from .. import TextEncoder
 

@@ -43,7 +43,7 @@ class TextSource:
         if self.beside and self.file:
             raise InputError(f"--{next(iter(self.beside))} goes with texts, --input has pairs of its own")
         if self.file is not None and str(self.file) != "-":
-            with opened(self.file):
+            with open_input(self.file):
                 pass  # what is not there is said before a model is loaded
 
     @property
@@ -76,16 +76,16 @@ class TextSource:
         elif self.file is None:
             if sys.stdin.isatty():
                 say("a text a line, end with Ctrl-D")
-            for _, line in text_lines(sys.stdin.buffer, "stdin"):
+            for _, line in read_lines(sys.stdin.buffer, "stdin"):
                 yield line if line.strip() else None
         else:
-            with opened(self.file) as stream:
-                for number, line in text_lines(stream, str(self.file)):
-                    yield item_of(line, f"{self.file}, line {number}") if line.strip() else None
+            with open_input(self.file) as stream:
+                for number, line in read_lines(stream, str(self.file)):
+                    yield parse_item(line, f"{self.file}, line {number}") if line.strip() else None
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_input(path: Path) -> Iterator[IO[bytes]]:
     """Open a file of --input, or stdin for "-"."""
     if str(path) == "-":
         yield sys.stdin.buffer
@@ -98,7 +98,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def text_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
+def read_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
     """Yield each line, without its end, with its number from 1.
 
     Args:
@@ -126,7 +126,7 @@ def pair_with(item: Item, beside: Mapping[str, str]) -> Item:
     return (item, other) if name == "pair" else (other, item)
 
 
-def item_of(line: str, where: str) -> Item:
+def parse_item(line: str, where: str) -> Item:
     """Return the text or pair of one line of JSON."""
     try:
         value = json.loads(line)
@@ -183,7 +183,7 @@ def with_blanks(
 
 
 @contextlib.contextmanager
-def reading(source: TextSource) -> Iterator[None]:
+def blame_data(source: TextSource) -> Iterator[None]:
     """Turn an `InputError` into a `DataError` where texts are read from stdin or a file."""
     try:
         yield

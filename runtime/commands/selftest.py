@@ -6,15 +6,18 @@ import math
 from typing import TYPE_CHECKING
 
 import typer
+from rich.text import Text
 
-from .console import print_json, print_lines, print_tables, running
+from .console import print_json, print_lines, print_tables, show_stages
 from .run_options import BackendOption, BundleArgument, DeviceOption, JsonOption, PrecisionOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from rich.console import RenderableType
 
+    from ..bundle.manifest import Manifest
     from ..diagnostics.metrics import Comparison
     from ..diagnostics.selftest import SelftestResult
 
@@ -30,37 +33,47 @@ def selftest(
 
     Logits, greedy tokens, embeddings. Every file is hashed first. Needs neither torch nor onnx.
     """
-    with running() as progress:
+    with show_stages() as progress:
+        from ..bundle.bundle import Bundle
         from ..diagnostics.selftest import selftest as test
 
         result = test(bundle, backend, precision, device, progress)
+        manifest = Bundle.open(bundle).manifest
     if as_json:
         print_json(result.to_json())
     else:
-        print_tables([selftest_table(bundle.resolve().name, result)])
-        print_lines(remarks(result))
+        print_tables(selftest_tables(bundle.resolve().name, result))
+        lines = [*remarks(result), *untested_lines(bundle, manifest, result)]
+        print_lines(["", *lines] if lines else [])
     if not result.passed:
         raise typer.Exit(1)
 
 
-def selftest_table(name: str, result: SelftestResult) -> RenderableType:
-    """Return a table with a row for each comparison, with the metric that is nearest to its limit."""
-    from .tables import table
+def selftest_tables(name: str, result: SelftestResult) -> list[RenderableType]:
+    """Return the verdict, and a table for each graph: a row for each comparison, with its closest metric."""
+    from .tables import FittingTable
 
     verdict = "passed" if result.passed else "FAILED"
+    columns = ("case", "closest metric", "measured", "limit", "tokens", "result")
     title = f"{verdict}: {name} on {result.backend} against PyTorch's answers, {result.seconds:.1f} s"
-    columns = ("graph", "case", "nearest to its limit", "measured", "allowed", "same tokens", "verdict")
-    return table(title, columns, [row_of(comparison) for comparison in result.comparisons])
+    tables: list[RenderableType] = [Text(title, style="bold")]
+    for artifact in result.artifacts:
+        rows = [row_of(comparison) for comparison in result.comparisons if comparison.artifact == artifact]
+        has_tokens = any(row[4] for row in rows)
+        shown = [index for index, column in enumerate(columns) if column != "tokens" or has_tokens]
+        cells = [[row[index] for index in shown] for row in rows]
+        tables.append(FittingTable(artifact, [columns[index] for index in shown], cells))
+    return tables
 
 
 def row_of(comparison: Comparison) -> list[str]:
+    """Return a comparison's row, with the metric that has come closest to its limit."""
     metrics = comparison.metrics
     limits = comparison.limits
-    name = max(limits, key=lambda each: share_of(metrics[each], limits[each]))
+    name = max(limits, key=lambda metric: share_of(metrics[metric], limits[metric]))
     value = metrics[name]
     tokens = metrics.get("common_prefix")
     return [
-        comparison.artifact,
         comparison.case,
         name,
         "not finite" if value is None else f"{value:.3g}",
@@ -68,6 +81,20 @@ def row_of(comparison: Comparison) -> list[str]:
         "" if tokens is None else f"{tokens} of {metrics['common_prefix_of']}",
         "passed" if comparison.passed else "FAILED",
     ]
+
+
+def untested_lines(bundle: Path, manifest: Manifest, result: SelftestResult) -> Iterator[str]:
+    """Yield what was tested, and the precisions that were left out with the command that tests one."""
+    import shlex
+
+    every = dict.fromkeys(artifact.precision for artifact in manifest.artifacts)
+    tested = {manifest.artifact(name).precision for name in result.artifacts}
+    others = [precision for precision in every if precision not in tested]
+    if others:
+        yield (
+            f"tested: {', '.join(sorted(tested))}; left out: {', '.join(others)}"
+            f" (planforge selftest {shlex.quote(str(bundle))} --precision {others[0]})"
+        )
 
 
 def share_of(value: float | None, limit: float) -> float:
@@ -92,5 +119,5 @@ def remarks(result: SelftestResult) -> Iterator[str]:
                 f" {flip['want']!r}, by a margin of {flip['margin']:.3g} (at most {flip['allowed']:.3g} is"
                 " rounding)"
             )
-    for each in result.skipped:
-        yield f"skipped: {each.artifact}, {each.what}: {each.reason}"
+    for skipped in result.skipped:
+        yield f"skipped: {skipped.artifact}, {skipped.what}: {skipped.reason}"

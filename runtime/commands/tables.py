@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 
 
 SHORT = 24  # letters of a text that is kept on one line before longer texts get more than their longest word
@@ -21,34 +21,42 @@ class FittingTable(Table):
     """A plain table of texts, as wide as what it is printed to.
 
     Columns get the width of their longest word at least. Where those alone are too wide, as in a terminal of
-    80 columns, each row becomes lines of heading and text, with an empty line between two rows.
+    80 columns, they move together by a space; where that is not enough, each row becomes lines of heading and
+    text, with an empty line between two rows.
 
     Args:
-        title: above it; may be "".
+        title: above it, as wide as what it is printed to; may be "".
         columns: their headings; all "" for a table without.
         rows: a text for each column.
+        numbers: headings of the columns whose texts end at the right.
     """
 
-    def __init__(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        super().__init__(
-            title=Text(title) if title else None,
-            title_justify="left",
-            show_header=any(columns),
-            box=None,
-            pad_edge=False,
-        )
+    def __init__(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        numbers: Collection[str] = (),
+    ) -> None:
+        super().__init__(show_header=any(columns), box=None, pad_edge=False)
+        self._title = title
         self._headings = list(columns)
         self._texts = [list(row) for row in rows]
         for column in columns:
-            self.add_column(column, overflow="fold")
+            justify: JustifyMethod = "right" if column in numbers else "left"
+            self.add_column(column, overflow="fold", justify=justify, vertical="bottom" if numbers else "top")
         for row in self._texts:
             self.add_row(*map(Text, row))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        gap = self.padding[1] + self.padding[3]
-        room = options.max_width - gap * (len(self._headings) - 1)
+        if self._title:
+            yield Text(self._title, style="bold")
+        gaps = len(self._headings) - 1
         wide = [self._width(index, whole=True) for index in range(len(self._headings))]
         narrow = [self._width(index, whole=False) for index in range(len(self._headings))]
+        if sum(narrow) + 2 * gaps > options.max_width:
+            self.padding = (0, 1, 0, 0)
+        room = options.max_width - (self.padding[1] + self.padding[3]) * gaps
         if sum(wide) > room and sum(narrow) > room and len(self._headings) > 2:
             yield from self._records(console, options)
             return
@@ -64,8 +72,6 @@ class FittingTable(Table):
         return max(map(cell_len, parts), default=0)
 
     def _records(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self.title:
-            yield self.title if isinstance(self.title, Text) else Text(self.title)
         margin = max(map(cell_len, self._headings)) + 2
         for number, row in enumerate(self._texts):
             if number:
@@ -97,11 +103,6 @@ def shared_widths(narrow: Sequence[int], wide: Sequence[int], room: int) -> list
         lacks = [want - have for have, want in zip(widths, wide, strict=True)]
         widths[lacks.index(max(lacks))] += 1
     return widths
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> FittingTable:
-    """Return a plain table that cuts no word."""
-    return FittingTable(title, columns, rows)
 
 
 def size_text(count: float) -> str:

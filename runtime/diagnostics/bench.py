@@ -249,7 +249,7 @@ def bench(
             for process in processes:
                 process.rounds.append(process.ask("go"))
     cases = tuple(make_case(opened, process, batch, read) for process in processes)
-    return BenchResult(environment(used, read), cases)
+    return BenchResult(describe_machine(used, read), cases)
 
 
 def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
@@ -301,27 +301,27 @@ def read_bandwidth(block: np.ndarray[Any, np.dtype[np.int64]], threads: int) -> 
         return block.nbytes / (time.perf_counter() - started)
 
 
-def environment(threads: Threads, read: float) -> dict[str, Any]:
+def describe_machine(threads: Threads, read: float) -> dict[str, Any]:
     """Return facts about the machine, and the versions of what was measured."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "cpu": processor(),
+        "cpu": find_processor_name(),
         "system": platform.platform(),
         "threads": threads.count,
         "threads_reason": threads.reason,
         "read_gb_per_s": round(read / 1e9, 1),
         "python": platform.python_version(),
-        "versions": dict(versions()),
+        "versions": dict(list_versions()),
     }
 
 
-def versions() -> Iterator[tuple[str, str]]:
+def list_versions() -> Iterator[tuple[str, str]]:
     for name in ("planforge", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield name, importlib.metadata.version(name)
 
 
-def processor() -> str:
+def find_processor_name() -> str:
     """Return the processor's name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

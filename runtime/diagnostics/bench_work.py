@@ -73,7 +73,7 @@ class Subject(Protocol):
         ...
 
 
-def timings(started: float, known: Sequence[float], ended: float) -> dict[str, Any]:
+def summarize_times(started: float, known: Sequence[float], ended: float) -> dict[str, Any]:
     """Return the times of a call, as a round reports them.
 
     Args:
@@ -119,14 +119,14 @@ class Generating:
         self.prompt = model.count_tokens(self.text(0))
 
     def text(self, number: int) -> str:
-        return passage(self.model.count_tokens, self.prompt, number)
+        return make_passage(self.model.count_tokens, self.prompt, number)
 
     def round(self, number: int) -> dict[str, Any]:
         texts = [self.text(number)] * self.batch
         clock = TokenClock(self.batch)
         started = time.perf_counter()
         self.model.generate(texts, max_new_tokens=self.new_tokens, ignore_eos=True, on_token=clock.note)
-        return timings(started, clock.known, time.perf_counter())
+        return summarize_times(started, clock.known, time.perf_counter())
 
 
 class Translating:
@@ -145,7 +145,7 @@ class Translating:
 
     def text(self, number: int) -> str:
         language = "".join(f"{code} " for code in self.model.languages[:1])
-        return language + passage(lambda t: self.model.count_tokens(language + t), self.prompt, number)
+        return language + make_passage(lambda t: self.model.count_tokens(language + t), self.prompt, number)
 
     def round(self, number: int) -> dict[str, Any]:
         texts = [self.text(number)] * self.batch
@@ -153,7 +153,7 @@ class Translating:
         clock = TokenClock(self.batch)
         started = time.perf_counter()
         self.model.translate(texts, num_beams=1, min_new_tokens=new, max_new_tokens=new, on_token=clock.note)
-        return timings(started, clock.known, time.perf_counter())
+        return summarize_times(started, clock.known, time.perf_counter())
 
 
 class Embedding:
@@ -172,7 +172,7 @@ class Embedding:
         self.prompt = model.count_tokens(self.text(0))
 
     def text(self, number: int) -> str:
-        return passage(self.model.count_tokens, self.prompt, number)
+        return make_passage(self.model.count_tokens, self.prompt, number)
 
     def round(self, number: int) -> dict[str, Any]:
         texts = [self.text(number)] * self.batch
@@ -188,7 +188,7 @@ SUBJECTS: dict[str, Callable[[Any, Work], Subject]] = {
 }
 
 
-def passage(count: Callable[[str], int], tokens: int, start: int) -> str:
+def make_passage(count: Callable[[str], int], tokens: int, start: int) -> str:
     """Return running text from some word on that has at most, and usually exactly, so many tokens."""
     start = start * 7 % len(WORDS)
     words = islice(cycle([*WORDS[start:], *WORDS[:start]]), tokens)  # each is a token at least

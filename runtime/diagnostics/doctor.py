@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from ..backends.tensorrt_library import LIBRARIES
 from ..backends.threads import ROOT
-from .jetson import Jetson, fill_in_from_board, jetson
-from .machine import Graphics, Memory, Processor, graphics, memory, processor
-from .packages import DISTRIBUTIONS, OnnxRuntime, Package, installed, major_of, onnxruntime
+from .jetson import Jetson, fill_in_from_board, find_jetson
+from .machine import Graphics, Memory, Processor, find_graphics, read_memory, read_processor
+from .packages import DISTRIBUTIONS, OnnxRuntime, Package, ask_onnxruntime, find_package, major_of
 
 OLDEST_CUDA = 12  # that cuda-bindings and the engines are made for
 FIRST_TURING_ONLY = 11  # TensorRT from 11 on wants this architecture or a newer one
@@ -80,29 +80,29 @@ def diagnose(root: Path = ROOT) -> Diagnosis:
         root: where etc, proc and sys lie.
     """
     facts = examine(root)
-    found = rungs(facts)
-    return Diagnosis(facts, found, advice(facts), summary(found))
+    ladder = find_rungs(facts)
+    return Diagnosis(facts, ladder, find_advice(facts), summarize_rungs(ladder))
 
 
 def examine(root: Path = ROOT) -> Facts:
     """Return the facts of this machine. A fact that can't be found is None."""
-    board = jetson(root)
-    card = graphics(root)
+    board = find_jetson(root)
+    card = find_graphics(root)
     return Facts(
         planforge=importlib.metadata.version("planforge"),
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()}",
         libc=" ".join(platform.libc_ver()).strip() or None,
-        processor=processor(root),
-        memory=memory(root),
+        processor=read_processor(root),
+        memory=read_memory(root),
         graphics=fill_in_from_board(card, board) if board else card,
         jetson=board,
-        packages=tuple(installed(module) for module in DISTRIBUTIONS),
-        onnxruntime=onnxruntime(),
+        packages=tuple(find_package(module) for module in DISTRIBUTIONS),
+        onnxruntime=ask_onnxruntime(),
     )
 
 
-def rungs(facts: Facts) -> tuple[Rung, ...]:
+def find_rungs(facts: Facts) -> tuple[Rung, ...]:
     """Return the backends, the best first."""
     found = []
     for backend, (runs_with, checks) in LADDER.items():
@@ -266,7 +266,7 @@ def cuda_of(facts: Facts) -> int | None:
     return major_of(facts.graphics.cuda)
 
 
-def advice(facts: Facts) -> tuple[str, ...]:
+def find_advice(facts: Facts) -> tuple[str, ...]:
     """Return what is wrong or slow although bundles run."""
     said = []
     builds = " ".join(facts.package("onnxruntime").versions)
@@ -286,7 +286,7 @@ def advice(facts: Facts) -> tuple[str, ...]:
     return tuple(said)
 
 
-def summary(found: Sequence[Rung]) -> str:
+def summarize_rungs(found: Sequence[Rung]) -> str:
     """Return one line: the backends that bundles run on, and how to get the next better one."""
     available = [rung.backend for rung in found if rung.available]
     best = next((place for place, rung in enumerate(found) if rung.available), len(found))

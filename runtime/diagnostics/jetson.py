@@ -95,14 +95,14 @@ class Jetson:
     power: Power
 
 
-def jetson(root: Path) -> Jetson | None:
+def find_jetson(root: Path) -> Jetson | None:
     """Return the board, from its device tree and /etc below `root`; None on other machines."""
     model, compatible = (device_tree(root, name) for name in ("model", "compatible"))
     release = parse_release(text_of(root / "etc/nv_tegra_release") or "")
     if release is None and "nvidia,tegra" not in compatible and "jetson" not in model.lower():
         return None
     sm = sm_in(f"{model} {compatible}")
-    return Jetson(model or "Jetson", release, jetpack_of(release), sm, power(root))
+    return Jetson(model or "Jetson", release, jetpack_of(release), sm, read_power(root))
 
 
 def device_tree(root: Path, name: str) -> str:
@@ -128,7 +128,7 @@ def sm_in(text: str) -> str | None:
     return next((sm for word, sm in ARCHITECTURES.items() if word in text.lower()), None)
 
 
-def power(root: Path) -> Power:
+def read_power(root: Path) -> Power:
     """Return the power mode, by nvpmodel and its configuration, and the clocks of the first core."""
     mode, number = parse_mode(answer_of("nvpmodel", "-q")[0])
     clocks = root / "sys/devices/system/cpu/cpu0/cpufreq"

@@ -80,7 +80,7 @@ class Graphics:
     problem: str | None = None
 
 
-def processor(root: Path) -> Processor:
+def read_processor(root: Path) -> Processor:
     """Return the processor, from /proc and /sys below `root`."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     architecture = platform.machine()
@@ -105,7 +105,7 @@ def cpuinfo_line(root: Path, key: str) -> str | None:
     return found[1].strip() or None if found else None
 
 
-def memory(root: Path) -> Memory:
+def read_memory(root: Path) -> Memory:
     """Return the main memory, from /proc/meminfo below `root`."""
     text = text_of(root / "proc/meminfo") or ""
     sizes = {
@@ -114,7 +114,7 @@ def memory(root: Path) -> Memory:
     return Memory(sizes.get("MemTotal"), sizes.get("MemAvailable"))
 
 
-def graphics(root: Path) -> Graphics:
+def find_graphics(root: Path) -> Graphics:
     """Return NVIDIA's GPUs and driver, from nvidia-smi, /proc and /sys below `root`."""
     table, problem = answer_of("nvidia-smi", f"--query-gpu={COLUMNS}", "--format=csv,noheader")
     gpus = parse_gpus(table)

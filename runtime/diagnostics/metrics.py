@@ -22,8 +22,16 @@ SPREAD_OF_LARGEST = 0.05  # a tensor's spread is at least this share of its larg
 MEAN_OF = 8  # vectors at least; the mean of fewer says no more than the worst of them
 
 
+class PlainFields:
+    """What all metrics share: their fields as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name; None where one is not finite."""
+        return {name: plain(value) for name, value in vars(self).items()}
+
+
 @dataclass(frozen=True)
-class Metrics:
+class Metrics(PlainFields):
     """How far `got` is from `want`.
 
     Attributes:
@@ -48,12 +56,9 @@ class Metrics:
 
     LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "mean_kl")
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: plain(value) for name, value in vars(self).items()}
-
 
 @dataclass(frozen=True)
-class VectorMetrics:
+class VectorMetrics(PlainFields):
     """How far the vectors `got` are from `want`.
 
     Attributes:
@@ -72,12 +77,9 @@ class VectorMetrics:
 
     LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "cosine_gap", "mean_cosine_gap")
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: plain(value) for name, value in vars(self).items()}
-
 
 @dataclass(frozen=True)
-class ScoreMetrics:
+class ScoreMetrics(PlainFields):
     """How far the scores of whole sequences are from those that the model gives the same tokens.
 
     Attributes:
@@ -91,9 +93,6 @@ class ScoreMetrics:
     rows: int
 
     LIMITED: ClassVar[tuple[str, ...]] = ("score_error",)
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: plain(value) for name, value in vars(self).items()}
 
 
 class Measured(Protocol):
@@ -232,7 +231,7 @@ def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
     return np.maximum(divergence, 0.0)
 
 
-def judged(
+def judge_outcome(
     metrics: Measured,
     limits: Mapping[str, float],
     prefix: str = "",
@@ -247,12 +246,13 @@ def judged(
         failures: other failures.
         errors: error of each decode step.
     """
-    own = {name: limits[prefix + name] for name in (metrics.LIMITED if names is None else names)}
-    found = [f"{prefix}{failure}" for failure in judge(metrics, own)]
-    found += failures
-    values = {f"{prefix}{name}": value for name, value in metrics.to_json().items()}
+    applied = {name: limits[prefix + name] for name in (metrics.LIMITED if names is None else names)}
+    exceeded = [f"{prefix}{failure}" for failure in judge(metrics, applied)]
     return Outcome(
-        values, {f"{prefix}{name}": limit for name, limit in own.items()}, tuple(found), tuple(errors)
+        metrics={f"{prefix}{name}": value for name, value in metrics.to_json().items()},
+        limits={f"{prefix}{name}": limit for name, limit in applied.items()},
+        failures=(*exceeded, *failures),
+        errors=tuple(errors),
     )
 
 

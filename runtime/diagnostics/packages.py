@@ -72,7 +72,7 @@ def major_of(version: str | None) -> int | None:
     return int(found[0]) if found else None
 
 
-def installed(module: str) -> Package:
+def find_package(module: str) -> Package:
     """Return a module's packages, without importing it."""
     versions = {}
     for name in DISTRIBUTIONS[module]:
@@ -93,7 +93,7 @@ def is_there(module: str) -> bool:
         return True
 
 
-def onnxruntime() -> OnnxRuntime:
+def ask_onnxruntime() -> OnnxRuntime:
     """Return what ONNX Runtime says about itself."""
     try:
         ort = import_onnxruntime()

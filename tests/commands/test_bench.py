@@ -69,11 +69,12 @@ def test_a_bundle_is_measured_drawn_and_given_a_default(own_bundle: Path, tmp_pa
     fp32, fp16 = cases
     fp16_is_faster = fp16["tokens_per_s_range"]["p25"] > fp32["tokens_per_s_range"]["p75"]
     assert chosen == "fp32" or fp16_is_faster
-    assert f"load() now takes {chosen}: " in done.stdout
+    assert f"load() and `planforge run` now take {chosen}: " in done.stdout
     assert after.manifest.export_id == before.export_id and after.manifest.files == before.files
     after.verify_files()
     assert {path: path.read_bytes() for path in files} == files
-    assert f"{chosen}, which `planforge bench` found the best here" in planforge("inspect", own_bundle).stdout
+    shown = planforge("inspect", own_bundle).stdout
+    assert f"{chosen} by default (set by `planforge bench`); also " in shown
 
 
 def test_json_goes_to_stdout_too(dates_bundle: Path) -> None:
@@ -165,11 +166,11 @@ def test_errors_are_one_line(own_bundle: Path, tmp_path: Path) -> None:
 def test_the_table_leaves_out_what_no_case_has(capsys: pytest.CaptureFixture[str]) -> None:
     nothing: dict[str, Any] = {"ttft_ms": None, "inter_token_ms": None, "bandwidth_share": None}
     print_tables(bench_tables(result(3.0, 4.0, new_tokens=0, peak_rss_mb=None, **nothing), None))
-    words = capsys.readouterr().out.split()
-    assert "A processor, 2 threads (2 physical cores), 30.0 GB/s: 32 tokens, batch 1" in " ".join(words)
-    assert words[words.index("artifact") :][:6] == [
-        *("artifact", "tokens/s", "spread", "texts/s", "ms", "gate"),
-    ]
+    title, header, *lines = capsys.readouterr().out.splitlines()
+    assert title == "32 tokens, batch 1, on ort-cpu"
+    assert header.split() == ["precision", "tokens/s", "spread", "texts/s", "load", "ms", "verified"]
+    assert "Measured on A processor with 2 threads (2 physical cores)." in lines
+    assert "Memory speed" not in "".join(lines)
 
 
 def test_the_table_fits_80_columns_and_says_why_a_precision_is_the_default() -> None:
@@ -184,10 +185,10 @@ def test_the_table_fits_80_columns_and_says_why_a_precision_is_the_default() -> 
     Console(width=80, file=file).print(*bench_tables(found, found.best_default()))
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    row = next(line for line in lines if line.startswith("portable.fp32"))
+    row = next(line for line in lines if line.startswith("fp32"))
     assert row.split() == [
         *(
-            "portable.fp32",
+            "fp32",
             "1000.0",
             "±10.0%",
             "1234.5",
@@ -196,14 +197,25 @@ def test_the_table_fits_80_columns_and_says_why_a_precision_is_the_default() -> 
             "50%",
             "12345",
             "12345",
-            "passed",
+            "yes",
         )
     ]
-    assert lines[-1] == "load() now takes fp32: as fast as fp16 and more exact."
-    faster = result(1000.0, 2000.0)
-    assert str(bench_tables(faster, faster.best_default())[-1]).endswith(
-        "load() now takes fp16: the fastest."
+    assert " ".join(map(str.strip, lines[-2:])).split("now take ")[1] == (
+        "fp32: fp16 measured 1.0% faster, which is within the spread, and fp32 is more exact."
     )
+
+
+@pytest.mark.parametrize(
+    ("fp16", "why"),
+    [
+        (2000.0, "fp16: it is the fastest."),
+        (1010.0, "fp32: fp16 is only 1.0% faster, and fp32 is more exact."),
+        (900.0, "fp32: it is the fastest."),
+    ],
+)
+def test_why_a_precision_became_the_default(fp16: float, why: str) -> None:
+    found = result(1000.0, fp16)
+    assert str(bench_tables(found, found.best_default())[-1]).endswith(f"now take {why}")
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

@@ -165,6 +165,30 @@ def test_inspect_shows_axes_ranges_and_architectures(demo_bundle: Path) -> None:
     assert manifest == json.loads((demo_bundle / "manifest.json").read_text(encoding="utf-8"))
 
 
+def test_a_checkpoint_in_place_of_a_bundle_is_told_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    line = error_line("run", tmp_path, "x")
+    assert f"is a checkpoint, not a bundle; first: planforge export {tmp_path} -o BUNDLE" in line
+    (tmp_path / "model.onnx").touch()
+    assert f"first: planforge import {tmp_path} -o BUNDLE" in error_line("inspect", tmp_path)
+
+
+def test_inspect_suggests_what_has_almost_this_name(demo_bundle: Path) -> None:
+    wrong = demo_bundle.with_name(f"{demo_bundle.name}x")
+    assert f"did you mean {demo_bundle.name!r}" in error_line("inspect", wrong)
+
+
+def test_the_summary_says_what_was_made_and_the_next_command(demo_bundle: Path) -> None:
+    found = summarize_bundle(demo_bundle)
+    (title, columns, graphs), (_, _, plans) = found.sections
+    assert title.startswith(f"Bundle written to {demo_bundle}: ")
+    assert columns == ("graph", "size", "compared with the original model")
+    assert all(verdict.startswith("passed: ") for _, _, verdict in graphs)
+    assert any("from decoder.inplace.fp16 for sm75" in built for _, _, built in plans)
+    assert any(f'planforge run {demo_bundle} "Once upon a time"' in line for line in found.notes)
+    assert any(f"planforge selftest {demo_bundle}" in line for line in found.notes)
+
+
 def test_inspect_reads_an_onnx_file_and_a_plan(demo_bundle: Path) -> None:
     graph = next((demo_bundle / "onnx").glob("decoder.inplace.fp16*.onnx"))
     shown = json.loads(planforge("inspect", graph, "--json").stdout)
@@ -198,7 +222,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["run", "none", "x"], "none is not a folder.*planforge export"),
-        (["inspect", "none.onnx"], "none.onnx does not exist"),
+        (["inspect", "none.onnx"], "none.onnx does not exist; give a bundle"),
         (["verify", "none"], "none is not a folder"),
         (["build", "none"], "none is not a folder"),
         (["export", "./none", "-o", "B"], "'./none' is not a folder"),

@@ -21,7 +21,7 @@ from planforge.exporter.errors import (
     VerificationError,
 )
 from planforge.runtime.commands.console import escape_controls, json_line
-from planforge.runtime.commands.extras import EXTRAS, OF_COMMAND, extra_of
+from planforge.runtime.commands.extras import EXTRAS, OF_COMMAND, find_extra
 from planforge.runtime.commands.stages import Stages
 from planforge.runtime.commands.tables import FittingTable, shared_widths
 from planforge.runtime.errors import (
@@ -175,7 +175,7 @@ def test_what_was_typed_wrong_is_2_and_what_failed_is_1(error: PlanForgeError, c
     ],
 )
 def test_the_extra_of_the_command_is_named(command: str, module: str, extra: str | None) -> None:
-    assert extra_of(command, module) == extra
+    assert find_extra(command, module) == extra
 
 
 def test_extras_bring_what_pyproject_says() -> None:

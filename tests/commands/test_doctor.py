@@ -12,7 +12,7 @@ from rich.console import Console
 
 from planforge.runtime.commands.doctor import doctor
 from planforge.runtime.commands.doctor_tables import diagnosis_tables
-from planforge.runtime.diagnostics.doctor import Diagnosis, Facts, advice, rungs, summary
+from planforge.runtime.diagnostics.doctor import Diagnosis, Facts, find_advice, find_rungs, summarize_rungs
 from planforge.runtime.diagnostics.jetson import Jetson, Power, jetpack_of
 from planforge.runtime.diagnostics.machine import Gpu, Graphics, Memory, Processor
 
@@ -24,9 +24,9 @@ BOARD = Jetson("Jetson Orin Nano", "36.4.3", jetpack_of("36.4.3"), "sm87", Power
 
 def lines_of(known: Facts) -> list[str]:
     """What is printed of a machine into a file."""
-    found = rungs(known)
+    found = find_rungs(known)
     console = Console(width=160, file=io.StringIO())
-    console.print(*diagnosis_tables(Diagnosis(known, found, advice(known), summary(found))))
+    console.print(*diagnosis_tables(Diagnosis(known, found, find_advice(known), summarize_rungs(found))))
     written = console.file
     assert isinstance(written, io.StringIO)
     return [" ".join(line.split()) for line in written.getvalue().splitlines()]
@@ -97,8 +97,8 @@ def test_advice_and_summary_stand_in_lines_of_their_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = facts("sm86", packages={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, jetson=BOARD)
-    found = rungs(known)
-    made_up = Diagnosis(known, found, advice(known), summary(found))
+    found = find_rungs(known)
+    made_up = Diagnosis(known, found, find_advice(known), summarize_rungs(found))
     monkeypatch.setattr("planforge.runtime.diagnostics.doctor.diagnose", lambda: made_up)
     doctor()
     lines = capsys.readouterr().out.splitlines()

@@ -19,7 +19,7 @@ from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.targets import NAMES, TARGETS, target_named
 from planforge.runtime.backends.ladder import BACKENDS, RUNGS
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
-from planforge.runtime.diagnostics.doctor import rungs
+from planforge.runtime.diagnostics.doctor import find_rungs
 from planforge.runtime.diagnostics.jetson import JETPACKS
 
 from ..helpers.machines import facts
@@ -152,13 +152,13 @@ def test_gpus_of_tensorrt_rtx(page: str, column: int) -> None:
 
 def test_the_doctor_says_the_same_of_a_jetson() -> None:
     orin = facts("sm87", architecture="aarch64", cuda="12.6", release="36.4.3")
-    remedy = next(rung.remedy for rung in rungs(orin) if rung.backend == "tensorrt")
+    remedy = next(rung.remedy for rung in find_rungs(orin) if rung.backend == "tensorrt")
     first, second, install = remedy.split(", then ")
     assert first in PAGES["jetson.md"] and f"    {second}\n" in PAGES["jetson.md"]
     assert install.split()[-1] in PAGES["jetson.md"]
     jetpack_5 = facts("sm87", architecture="aarch64", cuda="11.4", release="35.4.1")
     for backend in ("tensorrt", "ort-cuda"):
-        rung = next(rung for rung in rungs(jetpack_5) if rung.backend == backend)
+        rung = next(rung for rung in find_rungs(jetpack_5) if rung.backend == backend)
         assert not rung.available and rung.remedy == "install JetPack 6 or newer"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from planforge.runtime import load
 from planforge.runtime.diagnostics import doctor
-from planforge.runtime.diagnostics.packages import DISTRIBUTIONS, installed
+from planforge.runtime.diagnostics.packages import DISTRIBUTIONS, find_package
 from planforge.runtime.errors import BackendUnavailableError
 
 from ...systems.planforge import PlanForge, make_on_token
@@ -40,7 +40,7 @@ class PlanForgeGpu(PlanForge):
 
     def code_stamp(self) -> str:
         """Plans are of one version of their library."""
-        return " ".join([super().code_stamp(), *(str(installed(module)) for module in DISTRIBUTIONS)])
+        return " ".join([super().code_stamp(), *(str(find_package(module)) for module in DISTRIBUTIONS)])
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         return Generator(open_bundle(model, precision, settings))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...bundle.manifest import Artifact
 from ...decoding.decoder import Decoder
 from ...text.tokenizer import Tokenizer
-from ..metrics import Logits, Metrics, Outcome, judged, measure
+from ..metrics import Logits, Metrics, Outcome, judge_outcome, measure
 from .cases import Case, Skipped, longest, too_long
 from .divergence import follow, with_divergence
 from .evenly import evenly
@@ -133,17 +133,17 @@ def cases(
 
     def forced() -> Outcome:
         parts = [teacher_forced(decoder, sample) for sample in samples]
-        return judged(measure_parts(parts), limits, errors=errors_of_steps(parts))
+        return judge_outcome(measure_parts(parts), limits, errors=errors_of_steps(parts))
 
     def in_pieces() -> Outcome:
-        return judged(measure_parts(run_in_parts(decoder, samples[-most:])), limits)
+        return judge_outcome(measure_parts(run_in_parts(decoder, samples[-most:])), limits)
 
     def at_edges() -> Outcome:
         got = [decoder.start(1, edge).prefill([golden.context[:edge]]) for edge in edges]
-        return judged(measure(np.concatenate(got), golden.edge_logits[known]), limits)
+        return judge_outcome(measure(np.concatenate(got), golden.edge_logits[known]), limits)
 
     def full() -> Outcome:
-        return judged(measure(*full_context(decoder, golden)), limits)
+        return judge_outcome(measure(*full_context(decoder, golden)), limits)
 
     found: dict[str, Case] = {}
     if samples:
@@ -207,7 +207,7 @@ def greedy_case(
         steps = min(len(s.continuation) for s in samples)
         batch = decoder.start(len(samples), max(len(s.prompt) for s in samples) + steps)
         followed = follow(batch, batch.prefill([s.prompt for s in samples]), samples, limits)
-        outcome = judged(measure_parts(followed.parts), limits, failures=followed.failures)
+        outcome = judge_outcome(measure_parts(followed.parts), limits, failures=followed.failures)
         prompts = [tokenizer.decode(sample.prompt) for sample in samples]
         return with_divergence(outcome, followed, prompts, samples, tokenizer.decode_known)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..metrics import Outcome, ScoreMetrics, judged
+from ..metrics import Outcome, ScoreMetrics, judge_outcome
 from .cases import Case, Skipped, longest, too_long
 from .decoders import errors_of_steps, measure_parts
 from .divergence import follow, with_divergence
@@ -27,7 +27,7 @@ def encoder_cases(engine: Engine, golden: Golden, limits: Mapping[str, float]) -
 
     def one_by_one() -> Outcome:
         got = [engine.cross([sample])[0] for sample in texts]
-        return judged(measure_cross(got, [s.cross for s in texts]), limits, "cross.")
+        return judge_outcome(measure_cross(got, [s.cross for s in texts]), limits, "cross.")
 
     found: dict[str, Case] = {"one by one": one_by_one} if texts else {}
     found[f"batch of {len(batch)}, padded"] = cross_case(engine, batch, limits)
@@ -56,14 +56,14 @@ def decoder_cases(
     def forced(samples: Sequence[Sample]) -> Case:
         def run() -> Outcome:
             parts = [(engine.teacher_forced(s), s.logits) for s in samples]
-            return judged(measure_parts(parts), limits, errors=errors_of_steps(parts))
+            return judge_outcome(measure_parts(parts), limits, errors=errors_of_steps(parts))
 
         return run
 
     def greedily() -> Outcome:
         run = engine.run(batch, 1, min(len(sample.target) for sample in batch))
         followed = follow(run, run.decode([engine.start] * len(batch)), batch, limits)
-        outcome = judged(measure_parts(followed.parts), limits, "", followed.failures)
+        outcome = judge_outcome(measure_parts(followed.parts), limits, "", followed.failures)
         sources = [engine.source_tokenizer.decode(sample.source) for sample in batch]
         return with_divergence(outcome, followed, sources, batch, engine.target_tokenizer.decode_known)
 
@@ -116,12 +116,12 @@ def most_sources(engine: Engine) -> int:
 def cross_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
     """Return the case of what the decoder reads of the sources, as one batch."""
     want = [sample.cross for sample in samples]
-    return lambda: judged(measure_cross(engine.cross(samples), want), limits, "cross.")
+    return lambda: judge_outcome(measure_cross(engine.cross(samples), want), limits, "cross.")
 
 
 def at_once_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
     """Return the case of all of PyTorch's tokens in one step, without a past."""
-    return lambda: judged(measure_parts([(engine.at_once(s), s.logits) for s in samples]), limits)
+    return lambda: judge_outcome(measure_parts([(engine.at_once(s), s.logits) for s in samples]), limits)
 
 
 def attention_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
@@ -130,7 +130,7 @@ def attention_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[st
     def run() -> Outcome:
         want = [sample.attention for sample in samples for _ in range(2)]
         got = [weights for sample in samples for weights in engine.attention(sample)]
-        return judged(measure_attention(got, want), limits, "attention.")
+        return judge_outcome(measure_attention(got, want), limits, "attention.")
 
     return run
 
@@ -172,6 +172,6 @@ def beams_case(
             failures.append("none of the targets is known, so no score could be compared")
         worst = float(np.max(errors, initial=0.0))
         metrics = ScoreMetrics(worst, bool(np.isfinite(worst)), len(errors))
-        return judged(metrics, limits, "", failures)
+        return judge_outcome(metrics, limits, "", failures)
 
     return run

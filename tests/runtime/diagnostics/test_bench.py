@@ -30,8 +30,8 @@ from planforge.runtime.diagnostics.bench_work import (
     TokenClock,
     Translating,
     Work,
-    passage,
-    timings,
+    make_passage,
+    summarize_times,
 )
 from planforge.runtime.errors import InputError, PlanForgeError
 
@@ -150,12 +150,12 @@ def test_the_moments_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     guessed = TokenClock(rows=1)
     guessed.note(chunk(1, 2))  # two tokens of one step
     assert guessed.known == [2.5, 2.75]
-    found = timings(started=0.5, known=[1.5, 2.0, 4.0], ended=7.0)
+    found = summarize_times(started=0.5, known=[1.5, 2.0, 4.0], ended=7.0)
     assert found == {"seconds": 6.5, "ttft_ms": 1000.0, "inter_token_ms": [500.0, 2000.0]}
 
 
 def test_a_single_new_token_has_nothing_between() -> None:
-    assert timings(1.0, [2.5], 3.0) == {"seconds": 2.0, "ttft_ms": 1500.0, "inter_token_ms": []}
+    assert summarize_times(1.0, [2.5], 3.0) == {"seconds": 2.0, "ttft_ms": 1500.0, "inter_token_ms": []}
 
 
 def test_the_end_token_ends_nothing_and_every_round_has_another_text(demo_bundle: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_passage_has_the_tokens_that_were_asked_for(tokens: int, start: int, w
     def count(text: str) -> int:  # a token for each begun `width` characters of a word, and two around it
         return 2 + sum(math.ceil(len(word) / width) for word in text.split())
 
-    text = passage(count, tokens + 2, start)
+    text = make_passage(count, tokens + 2, start)
     assert count(text) == tokens + 2
     assert text.split()[0] in " ".join(bench_work.WORDS)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from planforge.runtime.backends.ladder import RUNGS
 from planforge.runtime.diagnostics import packages as packages_module
-from planforge.runtime.diagnostics.doctor import LADDER, Facts, Rung, advice, rungs, summary
+from planforge.runtime.diagnostics.doctor import LADDER, Facts, Rung, find_advice, find_rungs, summarize_rungs
 from planforge.runtime.diagnostics.machine import Graphics
-from planforge.runtime.diagnostics.packages import OnnxRuntime, Package, installed, onnxruntime
+from planforge.runtime.diagnostics.packages import OnnxRuntime, Package, ask_onnxruntime, find_package
 
 from ...helpers.machines import facts
 
@@ -30,13 +30,13 @@ def by_backend(found: tuple[Rung, ...]) -> dict[str, Rung]:
 def test_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no_such_engine.py").write_text("raise RuntimeError('it was imported')")
     monkeypatch.setitem(packages_module.DISTRIBUTIONS, "no_such_engine", ("no-such-engine", "the-other"))
-    assert installed("no_such_engine") == Package("no_such_engine", {})
+    assert find_package("no_such_engine") == Package("no_such_engine", {})
     monkeypatch.syspath_prepend(tmp_path)
-    assert str(installed("no_such_engine")) == "no_such_engine unknown version"
+    assert str(find_package("no_such_engine")) == "no_such_engine unknown version"
     information = tmp_path / "no_such_engine-1.2.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: no-such-engine\nVersion: 1.2\n")
-    assert str(installed("no_such_engine")) == "no-such-engine 1.2"
+    assert str(find_package("no_such_engine")) == "no-such-engine 1.2"
 
 
 @pytest.mark.filterwarnings("ignore:Implicit None on return values:DeprecationWarning")  # Python 3.12
@@ -48,8 +48,8 @@ def test_half_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(packages_module.DISTRIBUTIONS, "no_such_engine", ("no-such-engine",))
     monkeypatch.setitem(packages_module.DISTRIBUTIONS, "no_such_engine.part", ("no-such-part",))
-    assert str(installed("no_such_engine")) == "no-such-engine unknown version"
-    assert str(installed("no_such_engine.part")) == "not installed"
+    assert str(find_package("no_such_engine")) == "no-such-engine unknown version"
+    assert str(find_package("no_such_engine.part")) == "not installed"
 
 
 @pytest.mark.parametrize("error", [ImportError("libonnx.so: cannot open\nand more"), AttributeError("")])
@@ -58,9 +58,9 @@ def test_an_onnx_runtime_that_fails_is_a_line(monkeypatch: pytest.MonkeyPatch, e
         raise error
 
     monkeypatch.setattr(packages_module, "import_onnxruntime", fail)
-    said = onnxruntime().error
+    said = ask_onnxruntime().error
     assert said == (str(error).partition("\n")[0] or "AttributeError")
-    rung = by_backend(rungs(facts(onnxruntime=OnnxRuntime(error=said))))["ort-cpu"]
+    rung = by_backend(find_rungs(facts(onnxruntime=OnnxRuntime(error=said))))["ort-cpu"]
     assert rung.reason == f"onnxruntime can't be imported: {said}"
     assert rung.remedy == "pip install --force-reinstall --no-deps onnxruntime"
 
@@ -90,14 +90,14 @@ def test_a_machine_with_everything() -> None:
         "tensorrt": "11.4",
         "cuda-bindings": "13.0.3",
     }
-    found = rungs(facts("sm89", packages=versions, providers=CUDA_PROVIDERS, ort_cuda="13.0"))
+    found = find_rungs(facts("sm89", packages=versions, providers=CUDA_PROVIDERS, ort_cuda="13.0"))
     assert found == (
         Rung("tensorrt-rtx", True, "tensorrt-rtx-cu13 1.7.1.116"),
         Rung("tensorrt", True, "tensorrt 11.4"),
         Rung("ort-cuda", True, "onnxruntime-gpu 1.31.1"),
         Rung("ort-cpu", True, "onnxruntime-gpu 1.31.1"),
     )
-    assert summary(found) == "bundles run on: tensorrt-rtx, tensorrt, ort-cuda, ort-cpu"
+    assert summarize_rungs(found) == "bundles run on: tensorrt-rtx, tensorrt, ort-cuda, ort-cpu"
 
 
 RTX_SMS = "TensorRT-RTX is for sm75, sm80, sm86, sm89, sm120, sm121 and x86-64"
@@ -252,7 +252,7 @@ JETSON_TENSORRT = (
     ],
 )
 def test_what_stands_in_the_way_and_what_to_do(found: Facts, backend: str, reason: str, remedy: str) -> None:
-    assert by_backend(rungs(found))[backend] == Rung(backend, False, reason, remedy)
+    assert by_backend(find_rungs(found))[backend] == Rung(backend, False, reason, remedy)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,9 @@ def test_what_stands_in_the_way_and_what_to_do(found: Facts, backend: str, reaso
     ],
 )
 def test_the_backends_that_run(found: Facts, available: list[str]) -> None:
-    said = rungs(found)
+    said = find_rungs(found)
     assert [rung.backend for rung in said if rung.available] == available
-    assert summary(said).startswith(f"bundles run on: {', '.join(available) or 'nothing'}")
+    assert summarize_rungs(said).startswith(f"bundles run on: {', '.join(available) or 'nothing'}")
 
 
 @pytest.mark.parametrize(
@@ -333,25 +333,25 @@ def test_the_backends_that_run(found: Facts, available: list[str]) -> None:
     ],
 )
 def test_the_last_line_names_the_next_better_backend(found: Facts, line: str) -> None:
-    assert summary(rungs(found)) == line
+    assert summarize_rungs(find_rungs(found)) == line
 
 
 def test_two_onnx_runtimes_at_once() -> None:
     both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
-    assert advice(facts(packages=both)) == (
+    assert find_advice(facts(packages=both)) == (
         "onnxruntime-gpu and onnxruntime overwrite each other's files: pip uninstall onnxruntime-gpu"
         " onnxruntime, then install one of them alone",
     )
-    assert advice(facts()) == ()
+    assert find_advice(facts()) == ()
 
 
 def test_cuda_without_cudnn() -> None:
     versions = {"onnxruntime-gpu": "1.31.1"}
-    said = advice(facts("sm86", packages=versions, providers=CUDA_PROVIDERS))
+    said = find_advice(facts("sm86", packages=versions, providers=CUDA_PROVIDERS))
     assert len(said) == 1
     assert said[0].startswith("cuDNN was not found") and said[0].endswith(CUDA_13_ORT)
-    assert advice(facts("sm86", packages=GPU_ORT, providers=CUDA_PROVIDERS)) == ()
-    assert advice(facts(packages=versions, providers=CUDA_PROVIDERS)) == ()  # no GPU, so no need of it
+    assert find_advice(facts("sm86", packages=GPU_ORT, providers=CUDA_PROVIDERS)) == ()
+    assert find_advice(facts(packages=versions, providers=CUDA_PROVIDERS)) == ()  # no GPU, so no need of it
 
 
 versions_or_words = st.sampled_from(["", "unknown version", "12.9", "13.0.3", "8.6.1", "x.y", "²"])
@@ -390,9 +390,9 @@ def test_every_machine_is_told_something(
         providers=providers,
         **({} if sms else {"graphics": Graphics(problem=problem)}),
     )
-    found = rungs(known)
-    advice(known)
-    line = summary(found)
+    found = find_rungs(known)
+    find_advice(known)
+    line = summarize_rungs(found)
     for rung in found:
         assert rung.reason
         assert not (rung.available and rung.remedy)

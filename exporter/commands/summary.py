@@ -1,0 +1,85 @@
+"""What `planforge export`, `import` and `build` print at their end: what was made, and what is next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.manifest import Artifact, Manifest
+from .inspection import Inspection, extras_text, memory_text, ranges_text, size_of, worst_measured
+
+
+def summarize_bundle(folder: Path) -> Inspection:
+    """Summarize a bundle that was just written, in a screenful."""
+    manifest = Bundle.open(folder).manifest
+    source = manifest.source.get("argument")
+    title = f"Bundle written to {folder}: {source} ({manifest.family}), {size_of(manifest, *manifest.files)}"
+    graphs = [
+        (artifact.id, size_of(manifest, artifact.file, *artifact.data), verdict_text(artifact))
+        for artifact in manifest.artifacts
+    ]
+    sections = [(title, ("graph", "size", "compared with the original model"), graphs)]
+    if manifest.plans:
+        sections.append(("plans for TensorRT", ("plan", "size", "built"), plan_rows(manifest)))
+    return Inspection(json.loads(manifest.to_json()), sections, next_steps(folder, manifest))
+
+
+def verdict_text(artifact: Artifact) -> str:
+    """Return in words how close a graph came to the original model."""
+    if not artifact.gate:
+        return "not compared (--no-verify)"
+    worst = worst_measured(artifact)
+    words = []
+    if "top1_changes" in worst:
+        words.append(f"next token the same in {share_text(worst['top1_changes'])}")
+    if worst.get("perplexity_change", 0.0) >= 0.0005:
+        words.append(f"perplexity {worst['perplexity_change']:+.1%}")
+    if "cosine_gap" in worst:
+        words.append(f"cosine of vectors at least {1 - worst['cosine_gap']:.4f}")
+    if not words and "mean_kl" in worst:
+        words.append(f"KL of the next token {worst['mean_kl']:.2g} nats")
+    if not words and "max_error" in worst:
+        words.append(f"largest error {worst['max_error']:.2g} of the spread")
+    return f"{'passed' if artifact.passed else 'FAILED'}: {', '.join(words)}"
+
+
+def share_text(changes: float) -> str:
+    """Return the share that did not change, which is 100 % only where nothing did."""
+    return f"{min(1 - changes, 0.999):.1%}" if changes else "100%"
+
+
+def plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """Return a row for each plan, and one for the GPU memory of each of its profiles."""
+    rows = []
+    for plan in manifest.plans:
+        sms = " ".join(plan.sms) or "the GPU here"
+        built = f"from {plan.built_from} for {sms}{extras_text(plan)}"
+        rows.append((plan.file, size_of(manifest, plan.file), built))
+        rows += [
+            (f"  {ranges_text(profile)}", memory, "of GPU memory at its largest shapes")
+            for profile in plan.profiles
+            if (memory := memory_text(profile))
+        ]
+    return rows
+
+
+def next_steps(folder: Path, manifest: Manifest) -> list[str]:
+    """Return how the bundle was verified, and the commands that one types next."""
+    bundle = shlex.quote(str(folder))
+    if any(artifact.gate for artifact in manifest.artifacts):
+        steps = [f"Each graph ran beside the original model on the same texts: planforge inspect {bundle}"]
+    else:
+        steps = [f"No graph was compared with the original model: planforge verify {bundle} does"]
+    heads = manifest.encoder.heads if manifest.encoder else ()
+    example = "Once upon a time" if manifest.task == "text-generation" else "your text"
+    question = ' --question "your question"' if "question_answering" in heads else ""
+    steps.append(f'Next:  planforge run {bundle} "{example}"{question}')
+    if manifest.plans:
+        steps.append(
+            f"       planforge selftest {bundle}   # on a machine with a GPU: does a plan give the same?"
+        )
+    if len({artifact.precision for artifact in manifest.artifacts}) > 1:
+        steps.append(f"       planforge bench {bundle} --set-default   # which precision is fastest here?")
+    return steps
