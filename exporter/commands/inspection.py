@@ -60,7 +60,7 @@ def inspect(path: str | Path) -> Inspection:
     if path.is_dir():
         return inspect_bundle(path)
     if not path.is_file():
-        raise InputError(f"{path} does not exist")
+        raise InputError(f"{path} does not exist; give a bundle's folder, an .onnx file or a .plan file")
     if path.suffix == ".onnx":
         return inspect_onnx(path)
     if path.suffix in (".plan", ".engine"):

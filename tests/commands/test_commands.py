@@ -200,7 +200,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["run", "none", "x"], "none is not a folder.*planforge export"),
-        (["inspect", "none.onnx"], "none.onnx does not exist"),
+        (["inspect", "none.onnx"], "none.onnx does not exist; give a bundle's folder"),
         (["verify", "none"], "none is not a folder"),
         (["build", "none"], "none is not a folder"),
         (["export", "./none", "-o", "B"], "'./none' is not a folder"),
