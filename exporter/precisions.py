@@ -28,7 +28,7 @@ class Precision:
     cache_bits: int | None = None
 
     @property
-    def in_whole_numbers(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether weights or cache are quantized."""
         return self.weight_bits is not None or self.cache_bits is not None
 
@@ -49,7 +49,7 @@ PRECISIONS = {
 }
 
 
-def checked_precisions(names: Sequence[str]) -> list[str]:
+def resolve_precisions(names: Sequence[str]) -> list[str]:
     """Return each name once.
 
     Raises:

@@ -142,20 +142,20 @@ _OTHERS = {"portable": _PORTABLE, "cuda": _CUDA, "tensorrt11": _VERSIONS[(11, 2)
 NAMES = (*TARGETS, *_OTHERS, INSTALLED)
 
 
-def target_named(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Return the target of a name.
 
     Raises:
         InputError: no such target; lists them.
     """
     if name == INSTALLED:
-        return installed_tensorrt()
+        return find_installed_tensorrt()
     if name not in NAMES:
         raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}{did_you_mean(name, NAMES)}")
     return {**TARGETS, **_OTHERS}[name]
 
 
-def installed_tensorrt() -> Target:
+def find_installed_tensorrt() -> Target:
     """Return the newest of the table up to the installed TensorRT; the newest of all where none is."""
     for package in ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -166,7 +166,7 @@ def installed_tensorrt() -> Target:
     return newest_target((int(major), int(minor)))
 
 
-def planned_target(engine: str, version: str) -> Target:
+def target_of_plan(engine: str, version: str) -> Target:
     """Return the target that a plan was built for.
 
     Args:
@@ -193,4 +193,4 @@ def lint_targets(names: Sequence[str]) -> tuple[Target, ...]:
     Raises:
         InputError: no such target; lists them.
     """
-    return tuple(target_named(name) for name in dict.fromkeys(names)) or tuple(TARGETS.values())
+    return tuple(find_target(name) for name in dict.fromkeys(names)) or tuple(TARGETS.values())

@@ -30,10 +30,10 @@ def lint(
         from ...runtime.commands.tables import table
         from ...runtime.errors import InputError
         from ..linting import lint as check
-        from ..linting.rules import listing
+        from ..linting.rules import list_targets_and_rules
 
         if rules:
-            print_tables([table(*section) for section in listing()])
+            print_tables([table(*section) for section in list_targets_and_rules()])
             return
         if model is None:
             raise InputError("lint needs an .onnx file or a bundle's folder; --rules lists what it looks for")

@@ -81,7 +81,7 @@ def real_text_case(decoder: Decoder, expected: Expectation, limits: Mapping[str,
         got = read_passages(decoder, expected.passages)
         found = measure_text(got, expected.passages)
         few = [name for name in found.LIMITED if name not in COUNTED] if found.rows < ENOUGH else None
-        if few is not None and PRECISIONS[decoder.artifact.precision].in_whole_numbers:
+        if few is not None and PRECISIONS[decoder.artifact.precision].is_quantized:
             log.warning(
                 "%s: %s are shown and not judged, for that takes %d tokens of real text, and there are %d",
                 decoder.artifact.id,

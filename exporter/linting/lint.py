@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
-from ..targets import Target, lint_targets, planned_target
+from ..targets import Target, lint_targets, target_of_plan
 from .model import LintModel
 from .report import Finding, LintReport, sort_findings
 from .rule import Hit, Rule
@@ -62,7 +62,7 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
 
 def targets_of_bundle(manifest: Manifest) -> list[str]:
     """Return the targets that a bundle's graphs and plans are for."""
-    plans = [planned_target(plan.engine, plan.version).name for plan in manifest.plans]
+    plans = [target_of_plan(plan.engine, plan.version).name for plan in manifest.plans]
     graphs = [name for artifact in manifest.artifacts for name in graph_targets(artifact)]
     return list(dict.fromkeys(plans + graphs))
 

@@ -67,7 +67,7 @@ class LintModel:
         with suppress(Exception):  # some faults of a graph stop onnx; the rules see the rest
             proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         try:
-            with quiet():
+            with silence_onnx_ir():
                 model = ir.from_proto(proto)
         except Exception as error:  # onnx_ir has no one base of its errors
             raise InputError(f"{path} has a graph that cannot be read: {one_line(error)}") from error
@@ -90,7 +90,7 @@ class LintModel:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_onnx_ir() -> Iterator[None]:
     """Keep onnx_ir from telling on stderr what a finding tells."""
     log = logging.getLogger("onnx_ir")
     before = log.level
@@ -192,14 +192,14 @@ def type_name(dtype: ir.DataType) -> str:
     return dtype.name.lower()
 
 
-def numbers(value: ir.Value | None) -> Numbers | None:
+def read_constant(value: ir.Value | None) -> Numbers | None:
     """Return the numbers of a constant that is no weight, as they are written."""
     if value is None:
         return None
     node = value.producer()
     tensor = value.const_value
     if node is not None and node.op_type == "Constant":
-        return constant_numbers(node)
+        return read_constant_node(node)
     if node is not None and node.op_type == "ConstantOfShape":
         found = node.attributes.get("value")
         tensor = found.as_tensor() if found is not None else None
@@ -216,7 +216,7 @@ def read_small(tensor: ir.TensorProtocol | None) -> Numbers | None:
         return None
 
 
-def constant_numbers(node: ir.Node) -> Numbers | None:
+def read_constant_node(node: ir.Node) -> Numbers | None:
     for attr in node.attributes.values():
         if attr.name == "value":
             return read_small(attr.as_tensor())

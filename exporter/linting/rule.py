@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ..targets import RTX_MEASURED
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -79,3 +81,17 @@ def for_plans(target: Target) -> bool:
 def for_cpu(target: Target) -> bool:
     """Accept ONNX Runtime."""
     return not target.plans
+
+
+def rule(
+    rule_id: str,
+    about: str,
+    *,
+    fix: str,
+    severity: Severity = "error",
+    source: str = RTX_MEASURED,
+    holds: Callable[[Target], bool] = for_plans,
+    alike: bool = False,
+) -> Callable[[Check], Rule]:
+    """Return a decorator that makes a rule of its check; the arguments are the attributes of `Rule`."""
+    return lambda check: Rule(rule_id, severity, about, fix, source, holds, check, alike)

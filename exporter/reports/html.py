@@ -181,7 +181,12 @@ def load_template() -> jinja2.Template:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"counted": pluralize, "figure": any_figure, "clipped": clip, "signs": show_spaces}
+    environment.filters |= {
+        "counted": pluralize,
+        "figure": format_any_figure,
+        "clipped": clip,
+        "signs": show_spaces,
+    }
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
@@ -298,7 +303,7 @@ def find_partings(comparisons: Sequence[Comparison]) -> list[Parting]:
     return sorted(found.values(), key=lambda parting: parting.explained)
 
 
-def any_figure(value: float | None) -> str:
+def format_any_figure(value: float | None) -> str:
     return "not finite" if value is None else figure(value)
 
 

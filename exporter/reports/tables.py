@@ -159,7 +159,7 @@ def cell_of(comparison: Comparison, column: Column, output: str | None = None) -
     if metric == "common_prefix":
         return Cell(f"{value} of {comparison.metrics.get(f'{name}_of', '?')}")
     if metric in COUNTS:
-        return Cell(f"{value} {metric}")
+        return Cell(pluralize(int(value or 0), metric.removesuffix("s")))
     share = None if limit is None else share_of(value, limit)
     if value is None:
         state = "over"
@@ -303,7 +303,7 @@ def verification_table(report: VerificationReport) -> list[RenderableType]:
             cells = [Text(cell.text, style=STYLES[cell.state]) for cell in (cell_of(c, x) for x in columns)]
             verdict = Text("passed") if c.passed else Text("FAILED", style="bold red")
             table.add_row(Padding(Text(printable(case)), (0, 0, 0, 2)), *cells, verdict)
-    return [table, *(paragraphs(title, lines) for title, lines in told(report).items() if lines)]
+    return [table, *(paragraphs(title, lines) for title, lines in collect_details(report).items() if lines)]
 
 
 STYLES: Mapping[str, str] = {"": "", "near": "yellow", "over": "bold red"}
@@ -312,7 +312,7 @@ STYLES: Mapping[str, str] = {"": "", "near": "yellow", "over": "bold red"}
 RUN_PLANS = "graphs alone were compared; `planforge selftest BUNDLE` runs a plan, on a machine with its GPU"
 
 
-def told(report: VerificationReport) -> dict[str, list[str]]:
+def collect_details(report: VerificationReport) -> dict[str, list[str]]:
     """Return the details that a table has no room for, as lines by title."""
     failures = [
         f"{c.artifact} on {c.backend}, {c.case}: {'; '.join(c.failures)}"

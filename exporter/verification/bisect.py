@@ -127,7 +127,7 @@ def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: W
 
     def hold(node: ir.Node, name: str, array: Array) -> None:
         step = program.runs - 1
-        got = without_padding(trial, step, array)
+        got = remove_padding(trial, step, array)
         for bands in (witnesses.nodes, witnesses.modules):
             band = bands.get((step, name))
             if band is None or got.shape != band.want.shape:
@@ -170,7 +170,7 @@ def culprit_of(
     )
 
 
-def without_padding(trial: Trial, step: int, array: Array) -> Array:
+def remove_padding(trial: Trial, step: int, array: Array) -> Array:
     """Return a result at the tokens: nobody reads what a graph makes of padding, and rounding changes it."""
     tokens = trial.tokens_of(step, array)
     return array if tokens is None else tokens
@@ -215,17 +215,17 @@ def node_bands(
         # Hidden states alone: in scores, and in keys laid out for a product, padding cannot be told apart.
         allowed = CAPS[artifact.precision]["max_error"]
         return {
-            key: Band(without_padding(trial, key[0], array), allowed, full_artifact.id)
+            key: Band(remove_padding(trial, key[0], array), allowed, full_artifact.id)
             for key, array in values.items()
             if array.ndim == 3 and trial.tokens_of(key[0], array) is not None
         }
     witness = f"{artifact.id}, converted again"
-    exact = {key: without_padding(trial, key[0], array) for key, array in values.items()}
+    exact = {key: remove_padding(trial, key[0], array) for key, array in values.items()}
     if artifact.precision == "fp32":
         return {key: Band(array, floor, witness) for key, array in exact.items()}
     bands = {}
     for key, array in trial.values(own, artifact).items():
-        array = without_padding(trial, key[0], array)
+        array = remove_padding(trial, key[0], array)
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
             steps = array.astype(np.float32)  # int8 steps, which have another unit than the exact ones
             spread = max(spread_of(steps.astype(np.float64)), 1.0) if steps.size else 1.0

@@ -114,7 +114,7 @@ def explain(
 
 def inside_text(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
     """Return the explanation of a failed graph none of whose nodes left its band."""
-    if not PRECISIONS[artifact.precision].in_whole_numbers:
+    if not PRECISIONS[artifact.precision].is_quantized:
         return INSIDE
     ids = {other.id for other in manifest.artifacts}
     by_nodes = traced or f"{recipe_of(artifact)}.fp32" in ids

@@ -52,10 +52,10 @@ def compare_structure(
     ours = not bundle.manifest.source.get("exporter")  # others scale where they like
     failures = []
     for faults in (
-        list(wrong_epsilons(graph, bundle.manifest.config)),
-        list(wrong_scales(graph)) if ours else [],
+        list(find_wrong_epsilons(graph, bundle.manifest.config)),
+        list(find_wrong_scales(graph)) if ours else [],
         [fault for fault in weights if fault is not None],
-        list(wrong_cache_scales(graph, cache_scales or {})),
+        list(find_wrong_cache_scales(graph, cache_scales or {})),
     ):
         failures += faults[:MOST]
         if len(faults) > MOST:
@@ -117,7 +117,7 @@ def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float
                 yield key, one, two
 
 
-def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
+def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the normalisations whose epsilon is not the config's."""
     meant = next((float(value) for name, value in config.items() if name.startswith("layer_norm_eps")), None)
     for node in graph:
@@ -127,7 +127,7 @@ def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {meant:g}"
 
 
-def wrong_scales(graph: ir.Graph) -> Iterator[str]:
+def find_wrong_scales(graph: ir.Graph) -> Iterator[str]:
     """Yield attention whose scores are not scaled by 1 / sqrt(head size)."""
     for node in graph:
         size = head_size(node)
@@ -139,7 +139,7 @@ def wrong_scales(graph: ir.Graph) -> Iterator[str]:
             yield f"{describe_node(node)} has scale {scale:g}, heads of {size} need {meant:g}"
 
 
-def wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iterator[str]:
+def find_wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iterator[str]:
     """Yield scales far from what the model's keys and values need: steps too coarse, or values clipped."""
     for node in graph:
         if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:

@@ -17,7 +17,7 @@ from ..gate import CAPS
 from ..graphs import recipe_of
 from ..passes.weight_files import load_graph
 from ..tracing.modules import results_by_scope, results_of, scope_of
-from .bisect import Band, Witnesses, module_bands, node_bands, without_padding
+from .bisect import Band, Witnesses, module_bands, node_bands, remove_padding
 
 ADD_FP32 = (
     "it would be held against the same graph in fp32, if that passed; where it is missing, add fp32 to"
@@ -114,6 +114,6 @@ def sibling_bands(bundle: Bundle, graph: ir.Model, other: Artifact, expected: An
         for name, path in own.items():
             array = values.get((step, theirs.get(path, "")))
             if array is not None and trial.tokens_of(step, array) is not None:
-                meant = without_padding(trial, step, array)
+                meant = remove_padding(trial, step, array)
                 bands[step, name] = Band(meant, CAPS["fp32"]["max_error"], other.id)
     return bands

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from planforge.exporter.linting import TARGETS, Finding, LintReport, lint
 from planforge.exporter.linting import operator_tables as tables
 from planforge.exporter.linting.lint import graph_targets, graphs_for
-from planforge.exporter.linting.rules import RULES, listing
+from planforge.exporter.linting.rules import RULES, list_targets_and_rules
 from planforge.exporter.targets import lint_targets
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError, InputError
@@ -180,7 +180,7 @@ def test_every_rule_has_a_source_a_way_out_and_a_target() -> None:
     for rule in RULES:
         assert rule.source.startswith(("https://", "measured", "compared")) and rule.fix and rule.about
         assert any(rule.holds(target) for target in TARGETS.values())
-    (_, _, targets), (_, _, rules) = listing()
+    (_, _, targets), (_, _, rules) = list_targets_and_rules()
     assert [row[0] for row in targets] == list(TARGETS) and len(rules) == len(RULES)
 
 
