@@ -27,27 +27,17 @@ ANY_ENGINE = "the operators of ONNX alone"
 
 @dataclass(frozen=True)
 class Target:
-    """An engine in one version: what a graph is exported, built and checked for.
+    """An engine in one version: what a graph is exported, built and checked for."""
 
-    Attributes:
-        name: as on the command line.
-        engine: the engine that runs the graph, or its plan.
-        version: (major, minor) of the engine.
-        opsets: the lowest and highest that are documented, or that were measured.
-        about: the engine or board in words.
-        source: where the version and its opsets are documented, or what they were measured with.
-        dialect: the dialect of the decoder's graph that it takes.
-        without: precisions that are not for it, though its dialect can have them; a model that has no such
-            graph gets another dialect's, in any precision.
-    """
-
-    name: str
-    engine: Engine
-    version: Version
-    opsets: tuple[int, int]
-    about: str
-    source: str
-    dialect: str
+    name: str  # as on the command line
+    engine: Engine  # the engine that runs the graph, or its plan
+    version: Version  # (major, minor) of the engine
+    opsets: tuple[int, int]  # the lowest and highest that are documented, or that were measured
+    about: str  # the engine or board in words
+    source: str  # where the version and its opsets are documented, or what they were measured with
+    dialect: str  # the dialect of the decoder's graph that it takes
+    # precisions that are not for it, though its dialect can have them; a model that has no such graph gets
+    # another dialect's, in any precision
     without: tuple[str, ...] = ()
 
     @property

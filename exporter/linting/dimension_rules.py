@@ -13,35 +13,18 @@ import onnx_ir as ir
 
 from ..targets import Target
 from .model import LintModel, attribute, dims_of, is_standard
+from .operator_tables import words
 from .rule import Hit, everywhere, rule
 
 Axis = Counter[str]
 Shape = list[Axis]
 
 # Operators whose output has the shape of their first input.
-KEEPING = frozenset(
-    {
-        "Cast",
-        "DequantizeLinear",
-        "Dropout",
-        "Erf",
-        "Exp",
-        "Gelu",
-        "Identity",
-        "LayerNormalization",
-        "Neg",
-        "QuantizeLinear",
-        "RMSNormalization",
-        "Relu",
-        "Sigmoid",
-        "Softmax",
-        "Sqrt",
-        "Tanh",
-    }
+KEEPING = words(
+    "Cast DequantizeLinear Dropout Erf Exp Gelu Identity LayerNormalization Neg QuantizeLinear"
+    " RMSNormalization Relu Sigmoid Softmax Sqrt Tanh"
 )
-BROADCASTING = frozenset(
-    {"Add", "And", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mul", "Or", "Pow", "Sub", "Where"}
-)
+BROADCASTING = words("Add And Div Equal Greater Less Max Min Mul Or Pow Sub Where")
 MEASURED = "measured with tensorrt_rtx 1.7.1.116 and onnxruntime 1.31.1"
 
 

@@ -23,21 +23,14 @@ IEEE = "https://docs.nvidia.com/cuda/floating-point/index.html and computed in f
 
 @dataclass(frozen=True)
 class Step:
-    """A value on the way from a softmax to a mask's number.
-
-    Attributes:
-        value: on the way.
-        half: whether it, or what is computed of it on the way, is in fp16.
-        added: whether it is added to in fp16.
-        depth: nodes to the softmax.
-        sign: 1, -1 where it is subtracted, 0 where it is multiplied by what nobody knows: a huge factor
-            makes a mask of minus itself, else it masks nothing.
-    """
+    """A value on the way from a softmax to a mask's number."""
 
     value: ir.Value
-    half: bool
-    added: bool
-    depth: int
+    half: bool  # whether it, or what is computed of it on the way, is in fp16
+    added: bool  # whether it is added to in fp16
+    depth: int  # nodes to the softmax
+    # 1, -1 where it is subtracted, 0 where it is multiplied by what nobody knows: a huge factor makes a
+    # mask of minus itself, else it masks nothing
     sign: int = 1
 
 

@@ -27,19 +27,12 @@ Numbers = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class LintModel:
-    """A graph and its file.
-
-    Attributes:
-        path: of the .onnx file.
-        model: types and shapes inferred as far as onnx can. Large weights have no data.
-        inside: the bytes of large weights that lie in the file itself, by name.
-        opsets: the version of ONNX's own operators by node; a function has its own.
-    """
+    """A graph and its file."""
 
     path: Path
-    model: ir.Model
-    inside: Mapping[str, bytes]
-    opsets: Mapping[ir.Node, int]
+    model: ir.Model  # types and shapes inferred as far as onnx can; large weights have no data
+    inside: Mapping[str, bytes]  # the bytes of large weights that lie in the file itself, by name
+    opsets: Mapping[ir.Node, int]  # the version of ONNX's own operators by node; a function has its own
 
     @property
     def nodes(self) -> Iterable[ir.Node]:

@@ -21,6 +21,7 @@ from .model import (
     type_name,
     type_of,
 )
+from .operator_tables import words
 from .rule import Hit, everywhere, rule
 
 TYPES = OPERATORS.format("main")
@@ -29,19 +30,11 @@ ONE_TYPE = "https://github.com/onnx/onnx/blob/main/docs/Operators.md and " + RTX
 
 # Element types that the parser has no word for.
 NEVER = frozenset(
-    {
-        ir.DataType.STRING,
-        ir.DataType.COMPLEX64,
-        ir.DataType.COMPLEX128,
-        ir.DataType.INT16,
-        ir.DataType.UINT16,
-        ir.DataType.UINT32,
-        ir.DataType.UINT64,
-        ir.DataType.UINT4,
-        ir.DataType.FLOAT8E5M2,
-        ir.DataType.FLOAT8E4M3FNUZ,
-        ir.DataType.FLOAT8E5M2FNUZ,
-    }
+    ir.DataType[name]
+    for name in words(
+        "STRING COMPLEX64 COMPLEX128 INT16 UINT16 UINT32 UINT64 UINT4 FLOAT8E5M2 FLOAT8E4M3FNUZ"
+        " FLOAT8E5M2FNUZ"
+    )
 )
 # Those that came later.
 SINCE = {
@@ -54,13 +47,7 @@ QUANTIZED = frozenset({ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT8E4M
 READS_UINT8 = frozenset({"Cast", "CastLike", "Equal", "Identity", "QuantizeLinear", "DequantizeLinear"})
 UINT8 = ir.DataType.UINT8
 # What the parser takes though ONNX forbids it. It takes bfloat16 wherever it takes float16.
-TOLERATED = frozenset(
-    {
-        ("Erf", ir.DataType.INT8),
-        ("ReduceSum", ir.DataType.INT8),
-        ("TensorScatter", ir.DataType.INT32),
-    }
-)
+TOLERATED = (("Erf", ir.DataType.INT8), ("ReduceSum", ir.DataType.INT8), ("TensorScatter", ir.DataType.INT32))
 
 
 def tensors(model: LintModel) -> Iterator[tuple[ir.Value, ir.Node | None]]:

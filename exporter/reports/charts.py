@@ -36,66 +36,39 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """The line of one artifact's errors.
+    """The line of one artifact's errors."""
 
-    Attributes:
-        label: the text at the line's end.
-        tone: the index of its colour, the same for the same precision.
-        dash: the index of its dash pattern, different for each line of a tone.
-        paths: SVG paths; several where a step is not finite.
-        broken: x of the steps that are not finite.
-        end: y of the last finite point.
-        label_y: y of the label, which does not overlap others.
-    """
-
-    label: str
-    tone: int
-    dash: int
-    paths: tuple[str, ...]
-    broken: tuple[float, ...]
-    end: float
-    label_y: float
+    label: str  # the text at the line's end
+    tone: int  # the index of its colour, the same for the same precision
+    dash: int  # the index of its dash pattern, different for each line of a tone
+    paths: tuple[str, ...]  # SVG paths; several where a step is not finite
+    broken: tuple[float, ...]  # x of the steps that are not finite
+    end: float  # y of the last finite point
+    label_y: float  # y of the label, which does not overlap others
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of one precision.
+    """A limit of one precision."""
 
-    Attributes:
-        y: of its line.
-        label: the text on the line.
-        label_y: y of the label's baseline, which does not overlap others.
-        tone: the index of its precision's colour.
-    """
-
-    y: float
-    label: str
-    label_y: float
-    tone: int
+    y: float  # of its line
+    label: str  # the text on the line
+    label_y: float  # y of the label's baseline, which does not overlap others
+    tone: int  # the index of its precision's colour
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """Errors over decode steps, on a logarithmic scale.
-
-    Attributes:
-        case: the case that was compared.
-        width, height: the picture's size.
-        box: the plot area.
-        rows: y and label of each decade.
-        steps: x and label of some steps.
-        lines: one per artifact.
-        limits: the dashed lines that errors must stay below.
-    """
+    """Errors over decode steps, on a logarithmic scale."""
 
     case: str
-    width: float
+    width: float  # of the whole picture
     height: float
-    box: Box
-    rows: tuple[tuple[float, str], ...]
-    steps: tuple[tuple[float, str], ...]
-    lines: tuple[Line, ...]
-    limits: tuple[Limit, ...]
+    box: Box  # the plot area
+    rows: tuple[tuple[float, str], ...]  # y and label of each decade
+    steps: tuple[tuple[float, str], ...]  # x and label of some steps
+    lines: tuple[Line, ...]  # one per artifact
+    limits: tuple[Limit, ...]  # the dashed lines that errors must stay below
 
 
 def line_charts(comparisons: Sequence[Comparison]) -> list[LineChart]:
@@ -202,42 +175,27 @@ def spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Bar:
-    """Nodes of a magnitude of 2^power to 2^(power + 1).
+    """Nodes of a magnitude of 2^power to 2^(power + 1)."""
 
-    Attributes:
-        x, y, width, height: its rectangle.
-        count: how many nodes.
-        label: the count, or "" where it would touch the label of the bar before it.
-        beyond: whether fp16 cannot hold them.
-    """
-
-    x: float
+    x: float  # its rectangle
     y: float
     width: float
     height: float
     count: int
-    label: str
-    beyond: bool
+    label: str  # the count, or "" where it would touch the label of the bar before it
+    beyond: bool  # whether fp16 cannot hold them
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """The number of nodes by the magnitude of their results.
+    """The number of nodes by the magnitude of their results."""
 
-    Attributes:
-        width, height: the picture's size.
-        box: the plot area.
-        bars: the bars that are not empty.
-        powers: x and label of some powers of two.
-        largest: x of fp16's largest number.
-    """
-
-    width: float
+    width: float  # of the whole picture
     height: float
-    box: Box
-    bars: tuple[Bar, ...]
-    powers: tuple[tuple[float, str], ...]
-    largest: float
+    box: Box  # the plot area
+    bars: tuple[Bar, ...]  # those that are not empty
+    powers: tuple[tuple[float, str], ...]  # x and label of some powers of two
+    largest: float  # x of fp16's largest number
 
 
 def histogram(nodes: Sequence[Fp32Node]) -> Histogram:

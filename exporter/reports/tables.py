@@ -31,21 +31,13 @@ NOT_SHOWN = {"finite", "common_prefix_of"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table of comparisons.
-
-    Attributes:
-        title: the heading.
-        metrics: the metrics that it shows; a comparison has one of them.
-        meaning: an explanation of the figure.
-        percent: whether it is a share.
-        brief: whether a terminal shows it.
-    """
+    """A column of a table of comparisons."""
 
     title: str
-    metrics: tuple[str, ...]
-    meaning: str = ""
-    percent: bool = False
-    brief: bool = False
+    metrics: tuple[str, ...]  # the metrics that it shows; a comparison has one of them
+    meaning: str = ""  # an explanation of the figure
+    percent: bool = False  # whether it is a share
+    brief: bool = False  # whether a terminal shows it
 
 
 COLUMNS = (
@@ -120,19 +112,12 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a comparison.
-
-    Attributes:
-        text: the figure.
-        limit: what is allowed, as in "≤ 0.1", or "".
-        share: the figure in units of its limit; None where there is none.
-        state: "", "near" its limit, or "over" it.
-    """
+    """One figure of a comparison."""
 
     text: str = ""
-    limit: str = ""
-    share: float | None = None
-    state: str = ""
+    limit: str = ""  # what is allowed, as in "≤ 0.1", or ""
+    share: float | None = None  # the figure in units of its limit; None where there is none
+    state: str = ""  # "", "near" its limit, or "over" it
 
 
 def columns_of(comparisons: Sequence[Comparison]) -> list[Column]:

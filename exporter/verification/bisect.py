@@ -37,37 +37,22 @@ CACHE_STEPS = 4  # that a key or value in int8 may be off: rounding moves some t
 
 @dataclass(frozen=True)
 class Culprit:
-    """The first node that leaves its band.
+    """The first node that leaves its band."""
 
-    Attributes:
-        artifact: the id of the graph.
-        step: the run of the trial in which it does.
-        node: its name in the ONNX file.
-        op_type: its operator.
-        value: the name of its result.
-        module: the path of the PyTorch module that it computes a part of; "" outside of all.
-        layer: the module's layer, if it is in one.
-        dtype: of the result.
-        range: of the result, lowest and highest.
-        meant: the range that it should have.
-        error: the largest difference, in units of the spread of what was meant; None where not finite.
-        allowed: how large the error may be.
-        witness: the reference that it was compared with.
-    """
-
-    artifact: str
-    step: str
-    node: str
+    artifact: str  # its id
+    step: str  # the run of the trial in which it does
+    node: str  # its name in the ONNX file
     op_type: str
-    value: str
-    module: str
-    layer: int | None
-    dtype: str
-    range: tuple[float, float]
-    meant: tuple[float, float] | None
+    value: str  # the name of its result
+    module: str  # the path of the PyTorch module that it computes a part of; "" outside of all
+    layer: int | None  # the module's layer, if it is in one
+    dtype: str  # of the result
+    range: tuple[float, float]  # of the result, lowest and highest
+    meant: tuple[float, float] | None  # the range that it should have
+    # the largest difference, in units of the spread of what was meant; None where not finite
     error: float | None
-    allowed: float
-    witness: str
+    allowed: float  # how large the error may be
+    witness: str  # the reference that it was compared with
 
     def to_json(self) -> dict[str, Any]:
         ranges = {
@@ -103,14 +88,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Witnesses:
-    """The references that the results of a graph are compared with.
+    """The references that the results of a graph are compared with."""
 
-    Attributes:
-        nodes: results by step and name.
-        modules: those of them that are a module's result in PyTorch.
-    """
-
-    nodes: Mapping[Key, Band] = field(default_factory=dict)
+    nodes: Mapping[Key, Band] = field(default_factory=dict)  # results by step and name
+    # those of them that are a module's result in PyTorch
     modules: Mapping[Key, Band] = field(default_factory=dict)
 
 

@@ -6,7 +6,7 @@ An epsilon that is a tenth of the right one, or weights that are 1 % off, may hi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,16 +50,14 @@ def compare_structure(
     graph = load_graph(bundle.path(artifact.file)).graph
     weights = [] if tensors is None else list(check_weights(graph, tensors))
     ours = not bundle.manifest.source.get("exporter")  # others scale where they like
-    failures = []
+    failures: list[str] = []
     for faults in (
         list(find_wrong_epsilons(graph, bundle.manifest.config)),
         list(find_wrong_scales(graph)) if ours else [],
         [fault for fault in weights if fault is not None],
         list(find_wrong_cache_scales(graph, cache_scales or {})),
     ):
-        failures += faults[:MOST]
-        if len(faults) > MOST:
-            failures.append(f"and {len(faults) - MOST} more like it")
+        failures += shorten(faults)
     return Comparison(
         artifact=artifact.id,
         backend=READING,
@@ -95,15 +93,20 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
             compared += 1
             if fault := describe_difference(constant.numpy(), meant.numpy(), f"that of {against}"):
                 failures.append(f"weight {value.name!r} of {describe_node(uses[0].node)} {fault}")
-    more = [f"and {len(failures) - MOST} more like it"] if len(failures) > MOST else []
     return Comparison(
         artifact=name,
         backend=READING,
         case=f"{CASE}, against {against}",
         metrics={"weights": compared},
         limits={},
-        failures=(*failures[:MOST], *more),
+        failures=tuple(shorten(failures)),
     )
+
+
+def shorten(faults: Sequence[str]) -> list[str]:
+    """Return the first faults of a kind, and how many more there are."""
+    more = [f"and {len(faults) - MOST} more like it"] if len(faults) > MOST else []
+    return [*faults[:MOST], *more]
 
 
 def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float, float]]:
