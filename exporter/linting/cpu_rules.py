@@ -116,7 +116,7 @@ def node_names(model: LintModel, target: Target) -> Iterator[Hit]:
     fix="run the fp32 or int8 graph on a CPU",
     severity="warning",
     source=ORT_MEASURED,
-    holds=for_cpu,
+    holds=lambda target: "fp16" in target.without,
 )
 def fp16_on_cpu(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:

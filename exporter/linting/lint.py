@@ -52,7 +52,7 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
         )
     findings: list[Finding] = []
     for name, file in files.items():
-        model = LintModel.load(file)
+        model = LintModel.load(file, in_bundle=path.is_dir())
         shared: SharedHits = {}
         for target in takers[name]:
             findings += sort_findings(check_graph(model, name, target, shared))

@@ -33,6 +33,7 @@ class LintModel:
     model: ir.Model  # types and shapes inferred as far as onnx can; large weights have no data
     inside: Mapping[str, bytes]  # the bytes of large weights that lie in the file itself, by name
     opsets: Mapping[ir.Node, int]  # the version of ONNX's own operators by node; a function has its own
+    in_bundle: bool  # `planforge build` makes its plan
 
     @property
     def nodes(self) -> Iterable[ir.Node]:
@@ -40,7 +41,7 @@ class LintModel:
         return self.opsets.keys()
 
     @classmethod
-    def load(cls, path: Path) -> LintModel:
+    def load(cls, path: Path, in_bundle: bool) -> LintModel:
         """Read a file without its external data.
 
         Raises:
@@ -68,7 +69,7 @@ class LintModel:
         opsets = {node: opset_of(g) for g in graphs for node in ir.traversal.RecursiveGraphIterator(g)}
         if not all(isinstance(name, str) for node in opsets for name in names_of(node)):
             raise InputError(f"{path} has a graph that cannot be read: a name in it is not UTF-8")
-        return cls(path, model, inside, opsets)
+        return cls(path, model, inside, opsets, in_bundle)
 
     @property
     def opset(self) -> int:
