@@ -63,7 +63,7 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def error_named(name: str, message: str) -> PlanForgeError:
+def error_from_name(name: str, message: str) -> PlanForgeError:
     """Return the error that a child process raised, from its class's name and its message.
 
     A name that is no PlanForge error's, or that of an error which takes more than a message, gives an

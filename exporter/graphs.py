@@ -10,7 +10,7 @@ from ..runtime.bundle.manifest import Artifact, TensorSpec
 from ..runtime.errors import InputError
 from .checkpoints.checkpoint import Checkpoint
 from .precisions import PRECISIONS
-from .targets import target_named
+from .targets import find_target
 from .tracing.recipes import Recipe
 
 HEADS = "its head size is no multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
@@ -86,7 +86,7 @@ def planned(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence
 
 def may_be(recipe: Recipe, precision: str, target: str) -> bool:
     """Tell whether a target takes a recipe's graph in a precision."""
-    taker = target_named(target)
+    taker = find_target(target)
     refused = recipe.dialect == taker.dialect and precision in taker.without
     return recipe.dialect in PRECISIONS[precision].dialects and not refused
 

@@ -28,7 +28,7 @@ from .linting import lint
 from .precisions import PRECISIONS
 from .processes import ChildGroup
 from .request import Request
-from .targets import target_named
+from .targets import find_target
 from .tensorrt.plans import Progress, build_plans
 from .verification.explain import explain
 from .verification.report import keep_checks
@@ -148,7 +148,7 @@ def plans_beside(
             raise error
         tell_refusal(Bundle(staging, manifest), target, error)
 
-    may_do_without = checkpoint.exporter and not all(target_named(name).plans for name in request.targets)
+    may_do_without = checkpoint.exporter and not all(find_target(name).plans for name in request.targets)
     refused = tell if may_do_without else None
 
     def build() -> list[Plan]:

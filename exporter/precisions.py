@@ -13,19 +13,12 @@ EVERYWHERE = ("portable", "inplace", "ort")
 
 @dataclass(frozen=True)
 class Precision:
-    """How weights and cache are kept.
+    """How weights and cache are kept."""
 
-    Attributes:
-        weights: what its weights file is named by; other precisions may share the file.
-        dialects: those whose graphs can have it.
-        weight_bits: bits of quantized weights; None where they are floats.
-        cache_bits: bits of quantized keys and values; None where they are floats.
-    """
-
-    weights: str
-    dialects: tuple[str, ...]
-    weight_bits: int | None = None
-    cache_bits: int | None = None
+    weights: str  # what its weights file is named by; other precisions may share the file
+    dialects: tuple[str, ...]  # those whose graphs can have it
+    weight_bits: int | None = None  # bits of quantized weights; None where they are floats
+    cache_bits: int | None = None  # bits of quantized keys and values; None where they are floats
 
     @property
     def is_quantized(self) -> bool:
@@ -49,7 +42,7 @@ PRECISIONS = {
 }
 
 
-def checked_precisions(names: Sequence[str]) -> list[str]:
+def resolve_precisions(names: Sequence[str]) -> list[str]:
     """Return each name once.
 
     Raises:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, TypeVar
@@ -68,14 +68,18 @@ def run_child(command: Sequence[str], **options: Any) -> subprocess.CompletedPro
 
 def kill_children() -> None:
     """Kill what `start_child` started and what still runs, whichever thread waits for it."""
-    for child in list(_children):
+    kill_running(_children)
+
+
+def kill_running(children: Iterable[subprocess.Popen[str]]) -> None:
+    for child in list(children):
         if child.returncode is None:
             with contextlib.suppress(OSError):
                 child.kill()
 
 
 @contextlib.contextmanager
-def ending_with_children() -> Iterator[None]:
+def end_children_on_signals() -> Iterator[None]:
     """Make SIGTERM and Ctrl-C kill the children and unwind the main thread, inside the block.
 
     A thread that waits for a child gets it back at once, so that nobody waits for a plan of many minutes.
@@ -134,7 +138,4 @@ class ChildGroup:
     def stop(self) -> None:
         """Kill every child that still runs; whoever waits for one reaps it."""
         self.stopped = True
-        for child in list(self._members):
-            if child.returncode is None:
-                with contextlib.suppress(OSError):
-                    child.kill()
+        kill_running(self._members)

@@ -104,12 +104,12 @@ def choose_targets_and_precisions(
         raise InputError("target=[] names none; leave it out for the usual ones")
     if target is None and precision is not None and "fp16" not in precision:
         targets = ["cpu"]  # plans are built from fp16
-    return targets, checked_precisions(default_precisions(targets) if precision is None else precision)
+    return targets, resolve_precisions(default_precisions(targets) if precision is None else precision)
 
 
 def default_precisions(targets: Sequence[str]) -> list[str]:
     """Return fp32, and fp16 where a target's dialect can have it."""
-    takes_fp16 = any("fp16" not in target_named(name).without for name in targets)
+    takes_fp16 = any("fp16" not in find_target(name).without for name in targets)
     return ["fp32", "fp16"] if takes_fp16 else ["fp32"]
 
 
@@ -118,14 +118,14 @@ def check_choices(
 ) -> None:
     """Refuse choices that cannot be carried out, before any work is done."""
     for name in targets:
-        engine = target_named(name).engine
+        engine = find_target(name).engine
         if engine not in LIBRARIES:
             continue
         if is_installed(engine) or targets != default_targets():
-            checked_target(engine, sms or LIBRARIES[engine].sms)
+            resolve_architectures(engine, sms or LIBRARIES[engine].sms)
         if "fp16" not in precision:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
-    if sms and not any(target_named(name).plans for name in targets):
+    if sms and not any(find_target(name).plans for name in targets):
         raise InputError(f"--sm {','.join(sms)} is for plans, and target {', '.join(targets)} builds none")
     if max_batch is not None and max_batch < 1:
         raise InputError(f"max_batch={max_batch} must be at least 1")

@@ -27,27 +27,17 @@ ANY_ENGINE = "the operators of ONNX alone"
 
 @dataclass(frozen=True)
 class Target:
-    """An engine in one version: what a graph is exported, built and checked for.
+    """An engine in one version: what a graph is exported, built and checked for."""
 
-    Attributes:
-        name: as on the command line.
-        engine: the engine that runs the graph, or its plan.
-        version: (major, minor) of the engine.
-        opsets: the lowest and highest that are documented, or that were measured.
-        about: the engine or board in words.
-        source: where the version and its opsets are documented, or what they were measured with.
-        dialect: the dialect of the decoder's graph that it takes.
-        without: precisions that are not for it, though its dialect can have them; a model that has no such
-            graph gets another dialect's, in any precision.
-    """
-
-    name: str
-    engine: Engine
-    version: Version
-    opsets: tuple[int, int]
-    about: str
-    source: str
-    dialect: str
+    name: str  # as on the command line
+    engine: Engine  # the engine that runs the graph, or its plan
+    version: Version  # (major, minor) of the engine
+    opsets: tuple[int, int]  # the lowest and highest that are documented, or that were measured
+    about: str  # the engine or board in words
+    source: str  # where the version and its opsets are documented, or what they were measured with
+    dialect: str  # the dialect of the decoder's graph that it takes
+    # precisions that are not for it, though its dialect can have them; a model that has no such graph gets
+    # another dialect's, in any precision
     without: tuple[str, ...] = ()
 
     @property
@@ -142,20 +132,20 @@ _OTHERS = {"portable": _PORTABLE, "cuda": _CUDA, "tensorrt11": _VERSIONS[(11, 2)
 NAMES = (*TARGETS, *_OTHERS, INSTALLED)
 
 
-def target_named(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Return the target of a name.
 
     Raises:
         InputError: no such target; lists them.
     """
     if name == INSTALLED:
-        return installed_tensorrt()
+        return find_installed_tensorrt()
     if name not in NAMES:
         raise InputError(f"target {name!r} is not one of {', '.join(NAMES)}{did_you_mean(name, NAMES)}")
     return {**TARGETS, **_OTHERS}[name]
 
 
-def installed_tensorrt() -> Target:
+def find_installed_tensorrt() -> Target:
     """Return the newest of the table up to the installed TensorRT; the newest of all where none is."""
     for package in ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -166,7 +156,7 @@ def installed_tensorrt() -> Target:
     return newest_target((int(major), int(minor)))
 
 
-def planned_target(engine: str, version: str) -> Target:
+def target_of_plan(engine: str, version: str) -> Target:
     """Return the target that a plan was built for.
 
     Args:
@@ -193,4 +183,4 @@ def lint_targets(names: Sequence[str]) -> tuple[Target, ...]:
     Raises:
         InputError: no such target; lists them.
     """
-    return tuple(target_named(name) for name in dict.fromkeys(names)) or tuple(TARGETS.values())
+    return tuple(find_target(name) for name in dict.fromkeys(names)) or tuple(TARGETS.values())

@@ -13,7 +13,7 @@ from ...runtime.errors import InputError
 from ...runtime.text.kinds import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import CheckpointError
-from ..targets import target_named
+from ..targets import find_target
 from ..tracing.recipes import FAMILIES, Choices
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
@@ -141,7 +141,7 @@ class Checkpoint:
 
     def list_recipes(self, target: str) -> list[str]:
         """Return the ids of the recipes of a target's graphs; encoders have no cache, and one dialect."""
-        dialect = target_named(target).dialect
+        dialect = find_target(target).dialect
         graphs = dict.fromkeys(recipe.graph for recipe in self.recipes.values())
         return [f"{g}.{dialect}" if f"{g}.{dialect}" in self.recipes else f"{g}.portable" for g in graphs]
 

@@ -15,7 +15,7 @@ from ...runtime.commands.console import Settings, exit_codes
 from ...runtime.commands.doctor import doctor
 from ...runtime.commands.run import run
 from ...runtime.commands.selftest import selftest
-from ..processes import ending_with_children
+from ..processes import end_children_on_signals
 from .bench import bench
 from .build import build
 from .export import export, import_bundle
@@ -84,5 +84,5 @@ def main() -> None:
     """Run the console script; SIGTERM ends it as cleanly as Ctrl-C."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is written as an escape
         sys.stdout.reconfigure(errors="backslashreplace")
-    with ending_with_children():
+    with end_children_on_signals():
         app()

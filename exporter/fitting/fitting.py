@@ -226,7 +226,7 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
     for folder in ("onnx", "tokenizer", "checks"):
         (staging / folder).mkdir()
     data = [name for artifact in old.artifacts for name in artifact.data]
-    renamed = {name: name_for(export_id, name) for name in [*data, *map(str, old.tokenizer["files"])]}
+    renamed = {name: rename_file(export_id, name) for name in [*data, *map(str, old.tokenizer["files"])]}
     for name, new in renamed.items():
         shutil.copyfile(opened.path(name), staging / new)
     artifacts = []
@@ -237,7 +237,7 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
         states, combine, normalize = inputs_of_head(artifact, old.encoder, features)
         mask = artifact.input("mask").name
         AddLinearHead(states, combine, mask, fitted.weight, fitted.bias, name, normalize)(model)
-        file = name_for(export_id, artifact.file)
+        file = rename_file(export_id, artifact.file)
         ir.save(model, staging / file)
         spec = TensorSpec(name, HEAD, "float32", (artifact.axis("batch"), len(fitted.labels)))
         artifacts.append(
@@ -282,7 +282,7 @@ def relocate_source(opened: Bundle, output: Path) -> dict[str, Any]:
     return source
 
 
-def name_for(export_id: str, name: str) -> str:
+def rename_file(export_id: str, name: str) -> str:
     """Return a file's name under another export, so that a new bundle never overwrites an old one's file."""
     stem, _, ending = name.rpartition(".")
     return f"{stem.rpartition('-')[0] or stem}-{export_id[:8]}.{ending}"

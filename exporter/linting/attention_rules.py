@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from ..targets import RTX_MEASURED, Target
+from ..targets import Target
 from ..tensorrt.profiles import SLOTS
 from .model import (
     LintModel,
@@ -21,10 +20,7 @@ from .model import (
     type_of,
 )
 from .operator_tables import DROPPED_ATTRIBUTES, DROPPED_INPUTS
-from .rule import Hit, Rule, Severity, for_plans
-
-if TYPE_CHECKING:
-    from .rule import Check
+from .rule import Hit, rule
 
 # Values that come from a cache only, by the names of their inputs.
 PAST = {4: "past_key", 5: "past_value"}
@@ -36,7 +32,13 @@ def operators(model: LintModel, name: str) -> Iterator[ir.Node]:
     return (node for node in model.nodes if node.op_type == name and is_standard(node))
 
 
-def dropped(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "input-dropped",
+    "what the parser passes over in silence: Attention's nonpad_kv_seqlen and windows",
+    fix="write it into attn_mask",
+    severity="wrong",
+)
+def input_dropped(model: LintModel, target: Target) -> Iterator[Hit]:
     for (operator, index), name in DROPPED_INPUTS.items():
         for node in operators(model, operator):
             if has_input(node, index):
@@ -48,19 +50,26 @@ def dropped(model: LintModel, target: Target) -> Iterator[Hit]:
                 yield Hit(f"the parser passes over the attribute {name} = {value}: no key is left out", node)
 
 
-def past(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "attention-past",
+    "a past inside Attention",
+    fix="Concat past and new keys before Attention, or write them into slots with TensorScatter",
+)
+def attention_past(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "Attention"):
         given = [name for index, name in PAST.items() if has_input(node, index)]
         if given:
             yield Hit(f"the parser refuses the inputs {' and '.join(given)}", node)
 
 
-def causal_and_mask(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule("attention-causal-mask", "both is_causal and a mask", fix="write both into attn_mask")
+def attention_causal_mask(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "Attention"):
         if attribute(node, "is_causal", 0) and has_input(node, 3):
             yield Hit("is_causal and attn_mask exclude each other", node)
 
 
+@rule("attention-types", "V or a mask of another type than Q", fix="Cast it to the type of Q")
 def attention_types(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "Attention"):
         query = type_of(input_at(node, 0))
@@ -71,6 +80,11 @@ def attention_types(model: LintModel, target: Target) -> Iterator[Hit]:
                 yield Hit(f"Q is {type_name(query)} and {name} {type_name(other)}; there is no kernel", node)
 
 
+@rule(
+    "cache-form",
+    "TensorScatter along another axis, of another rank or type",
+    fix="keep the cache as (batch, heads, length, head size), and write with axis=-2",
+)
 def cache_form(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "TensorScatter"):
         cache = input_at(node, 0)
@@ -85,10 +99,17 @@ def cache_form(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit(f"the cache is {type_name(dtype)}; it can be float, float16 or bfloat16", node)
 
 
+@rule(
+    "cache-length",
+    "a cache of TensorScatter whose length is no number",
+    fix="make the length of the cache a number before parsing, or build with `planforge build`",
+)
 def cache_length(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "TensorScatter"):
         dims = dims_of(input_at(node, 0))
         length = dims[LENGTH_AXIS] if dims is not None and len(dims) == 4 else 0
+        if length == SLOTS and model.in_bundle:
+            continue  # what `planforge build` will make a number
         if length == SLOTS:
             what = f"the length of the cache is {SLOTS!r}, which only `planforge build` makes a number"
             yield Hit(what, node, severity="warning")
@@ -96,6 +117,11 @@ def cache_length(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit(f"the length of the cache is {length!r}, not a number", node)
 
 
+@rule(
+    "cache-binding",
+    "a cache of TensorScatter that is no input, or an update that is no output",
+    fix="make the cache an input and the update an output of the graph, with nothing between",
+)
 def cache_binding(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in operators(model, "TensorScatter"):
         cache = input_at(node, 0)
@@ -106,44 +132,12 @@ def cache_binding(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit("the updated cache stays inside; it must be an output of the graph", node)
 
 
-def _rule(rule_id: str, about: str, fix: str, check: Check, severity: Severity = "error") -> Rule:
-    return Rule(rule_id, severity, about, fix, RTX_MEASURED, for_plans, check)
-
-
 RULES = (
-    _rule(
-        "input-dropped",
-        "what the parser passes over in silence: Attention's nonpad_kv_seqlen and windows",
-        "write it into attn_mask",
-        dropped,
-        "wrong",
-    ),
-    _rule(
-        "attention-past",
-        "a past inside Attention",
-        "Concat past and new keys before Attention, or write them into slots with TensorScatter",
-        past,
-    ),
-    _rule("attention-causal-mask", "both is_causal and a mask", "write both into attn_mask", causal_and_mask),
-    _rule(
-        "attention-types", "V or a mask of another type than Q", "Cast it to the type of Q", attention_types
-    ),
-    _rule(
-        "cache-form",
-        "TensorScatter along another axis, of another rank or type",
-        "keep the cache as (batch, heads, length, head size), and write with axis=-2",
-        cache_form,
-    ),
-    _rule(
-        "cache-length",
-        "a cache of TensorScatter whose length is no number",
-        "make the length of the cache a number before parsing, or build with `planforge build`",
-        cache_length,
-    ),
-    _rule(
-        "cache-binding",
-        "a cache of TensorScatter that is no input, or an update that is no output",
-        "make the cache an input and the update an output of the graph, with nothing between",
-        cache_binding,
-    ),
+    input_dropped,
+    attention_past,
+    attention_causal_mask,
+    attention_types,
+    cache_form,
+    cache_length,
+    cache_binding,
 )

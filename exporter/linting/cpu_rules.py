@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..targets import ORT_MEASURED, Target
 from .model import LintModel, is_standard, schema_of, type_name, type_of
-from .rule import Hit, Rule, for_cpu
+from .rule import Hit, for_cpu, rule
 
 PROVIDER = "CPUExecutionProvider"
 SLOW_IN_HALF = frozenset({"Attention", "Gemm", "MatMul", "Softmax"})
@@ -19,7 +19,7 @@ Kernels = Mapping[tuple[str, str], list[tuple[tuple[int, int], dict[str, list[st
 
 
 @cache
-def kernels() -> Kernels | None:
+def list_kernels() -> Kernels | None:
     """Return the versions and types of each kernel by domain and operator; None without onnxruntime."""
     try:
         from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
@@ -33,8 +33,15 @@ def kernels() -> Kernels | None:
     return found
 
 
-def without_kernel(model: LintModel, target: Target) -> Iterator[Hit]:
-    known = kernels()
+@rule(
+    "kernel-missing",
+    "an operator without a kernel on a CPU, or without one for its types",
+    fix="Cast to float before it, or write it as other operators",
+    source=ORT_MEASURED,
+    holds=for_cpu,
+)
+def kernel_missing(model: LintModel, target: Target) -> Iterator[Hit]:
+    known = list_kernels()
     if known is None:
         what = "kernels were not checked: onnxruntime is not installed"
         yield Hit(what, severity="warning", fix="pip install 'planforge[cpu]'")
@@ -42,12 +49,12 @@ def without_kernel(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_identifier() not in model.model.functions:
             domain = "" if is_standard(node) else node.domain
-            what = problem(node, domain, model.opsets[node], known)
+            what = find_problem(node, domain, model.opsets[node], known)
             if what:
                 yield Hit(what, node)
 
 
-def problem(node: ir.Node, domain: str, opset: int, known: Kernels) -> str:
+def find_problem(node: ir.Node, domain: str, opset: int, known: Kernels) -> str:
     """Return why a node doesn't run; "" if it does, or if nothing is known of it."""
     here = known.get((domain, node.op_type), [])
     schema = schema_of(node.op_type, opset) if not domain else None
@@ -87,7 +94,14 @@ def accepts(types: list[str], dtype: ir.DataType) -> bool:
     return f"tensor({type_name(dtype)})" in types or by_cast
 
 
-def names_twice(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "node-names",
+    "two nodes of one name",
+    fix="give each node a name of its own, or none",
+    source=ORT_MEASURED,
+    holds=for_cpu,
+)
+def node_names(model: LintModel, target: Target) -> Iterator[Hit]:
     seen: set[tuple[object, str]] = set()
     for node in model.nodes:
         place = (id(node.graph), node.name or "")
@@ -96,39 +110,19 @@ def names_twice(model: LintModel, target: Target) -> Iterator[Hit]:
         seen.add(place)
 
 
-def half(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "fp16-on-cpu",
+    "fp16, for which x86 has no kernels",
+    fix="run the fp32 or int8 graph on a CPU",
+    severity="warning",
+    source=ORT_MEASURED,
+    holds=lambda target: "fp16" in target.without,
+)
+def fp16_on_cpu(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         first = node.inputs[0] if node.inputs else None
         if node.op_type in SLOW_IN_HALF and type_of(first) == ir.DataType.FLOAT16:
             yield Hit("is computed in float between two Casts: slower than fp32", node)
 
 
-RULES = (
-    Rule(
-        "kernel-missing",
-        "error",
-        "an operator without a kernel on a CPU, or without one for its types",
-        "Cast to float before it, or write it as other operators",
-        ORT_MEASURED,
-        for_cpu,
-        without_kernel,
-    ),
-    Rule(
-        "node-names",
-        "error",
-        "two nodes of one name",
-        "give each node a name of its own, or none",
-        ORT_MEASURED,
-        for_cpu,
-        names_twice,
-    ),
-    Rule(
-        "fp16-on-cpu",
-        "warning",
-        "fp16, for which x86 has no kernels",
-        "run the fp32 or int8 graph on a CPU",
-        ORT_MEASURED,
-        for_cpu,
-        half,
-    ),
-)
+RULES = (kernel_missing, node_names, fp16_on_cpu)

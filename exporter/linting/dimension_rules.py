@@ -13,35 +13,18 @@ import onnx_ir as ir
 
 from ..targets import Target
 from .model import LintModel, attribute, dims_of, is_standard
-from .rule import Hit, Rule, everywhere
+from .operator_tables import words
+from .rule import Hit, everywhere, rule
 
 Axis = Counter[str]
 Shape = list[Axis]
 
 # Operators whose output has the shape of their first input.
-KEEPING = frozenset(
-    {
-        "Cast",
-        "DequantizeLinear",
-        "Dropout",
-        "Erf",
-        "Exp",
-        "Gelu",
-        "Identity",
-        "LayerNormalization",
-        "Neg",
-        "QuantizeLinear",
-        "RMSNormalization",
-        "Relu",
-        "Sigmoid",
-        "Softmax",
-        "Sqrt",
-        "Tanh",
-    }
+KEEPING = words(
+    "Cast DequantizeLinear Dropout Erf Exp Gelu Identity LayerNormalization Neg QuantizeLinear"
+    " RMSNormalization Relu Sigmoid Softmax Sqrt Tanh"
 )
-BROADCASTING = frozenset(
-    {"Add", "And", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mul", "Or", "Pow", "Sub", "Where"}
-)
+BROADCASTING = words("Add And Div Equal Greater Less Max Min Mul Or Pow Sub Where")
 MEASURED = "measured with tensorrt_rtx 1.7.1.116 and onnxruntime 1.31.1"
 
 
@@ -149,7 +132,7 @@ def never_equal(a: Axis, b: Axis) -> bool:
     return len(signs) == 1 and named
 
 
-def clashes(node: ir.Node, shapes: Sequence[Shape | None]) -> Iterator[tuple[Axis, Axis]]:
+def find_clashes(node: ir.Node, shapes: Sequence[Shape | None]) -> Iterator[tuple[Axis, Axis]]:
     """Yield pairs of axes that a node needs to be equal and that never are."""
     known = [shape for shape in shapes if shape is not None]
     pairs: list[tuple[Axis, Axis]] = []
@@ -182,10 +165,18 @@ def text_of(axis: Axis) -> str:
     return " + ".join(names + others + number)
 
 
-def one_name(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "dimension-name",
+    "axes of inputs that have one name and cannot be equal",
+    fix="give each length of its own a name of its own, as past, tokens and total",
+    source=MEASURED,
+    holds=everywhere,
+    alike=True,
+)
+def dimension_name(model: LintModel, target: Target) -> Iterator[Hit]:
     shapes = Shapes()
     for node in model.model.graph:
-        for a, b in clashes(node, [shapes.of(v) for v in node.inputs if v is not None and v.name]):
+        for a, b in find_clashes(node, [shapes.of(v) for v in node.inputs if v is not None and v.name]):
             what = f"needs {text_of(a)} and {text_of(b)} to be equal, and they never are"
             # ONNX Runtime looks at the lengths, not at their names.
             yield Hit(what, node, severity=None if target.plans else "warning")
@@ -193,15 +184,4 @@ def one_name(model: LintModel, target: Target) -> Iterator[Hit]:
         shapes.visit(node)
 
 
-RULES = (
-    Rule(
-        "dimension-name",
-        "error",
-        "axes of inputs that have one name and cannot be equal",
-        "give each length of its own a name of its own, as past, tokens and total",
-        MEASURED,
-        everywhere,
-        one_name,
-        alike=True,
-    ),
-)
+RULES = (dimension_name,)

@@ -7,12 +7,19 @@ from collections.abc import Iterator
 import onnx_ir as ir
 from onnx.defs import OpSchema
 
-from ..targets import RTX_MEASURED, Target
+from ..targets import Target
 from .model import LintModel, has_input, is_standard, schema_of
-from .rule import Hit, Rule, everywhere, for_plans
+from .rule import Hit, everywhere, rule
 
 
-def undefined(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "tensor-undefined",
+    "a node that reads what nothing computes",
+    fix="export again: the graph is damaged",
+    holds=everywhere,
+    alike=True,
+)
+def tensor_undefined(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for value in node.inputs:
             if value is not None and value.name and not value.is_graph_input():
@@ -21,7 +28,14 @@ def undefined(model: LintModel, target: Target) -> Iterator[Hit]:
                     yield Hit(f"reads {value.name!r}, which nothing computes", node)
 
 
-def cycles(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "cycle",
+    "nodes that wait for each other",
+    fix="export again: the graph is damaged",
+    holds=everywhere,
+    alike=True,
+)
+def cycle(model: LintModel, target: Target) -> Iterator[Hit]:
     """Yield what is left when node after node that waits for none is taken away: it waits for itself."""
     waiting = {node: {v.producer() for v in node.inputs if v is not None} - {None} for node in model.nodes}
     readers: dict[ir.Node, list[ir.Node]] = {}
@@ -41,7 +55,14 @@ def cycles(model: LintModel, target: Target) -> Iterator[Hit]:
         yield Hit("waits for itself: the graph has a cycle", node)
 
 
-def left_out(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "input-left-out",
+    "a node without an input that it must have",
+    fix="export again: the graph is damaged",
+    holds=everywhere,
+    alike=True,
+)
+def input_left_out(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         schema = schema_of(node.op_type, model.opsets[node]) if is_standard(node) else None
         for index, formal in enumerate(schema.inputs if schema is not None else ()):
@@ -49,51 +70,17 @@ def left_out(model: LintModel, target: Target) -> Iterator[Hit]:
                 yield Hit(f"its input {formal.name} is left out, and must be there", node)
 
 
-def unused(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "input-unused",
+    "an input that nothing reads",
+    fix="remove it; a caller that feeds it expects an effect",
+    severity="warning",
+    alike=True,
+)
+def input_unused(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.model.graph.inputs:
         if not value.uses() and not value.is_graph_output() and not value.is_initializer():
             yield Hit("nothing reads this input", tensor=str(value.name))
 
 
-RULES = (
-    Rule(
-        "tensor-undefined",
-        "error",
-        "a node that reads what nothing computes",
-        "export again: the graph is damaged",
-        RTX_MEASURED,
-        everywhere,
-        undefined,
-        alike=True,
-    ),
-    Rule(
-        "cycle",
-        "error",
-        "nodes that wait for each other",
-        "export again: the graph is damaged",
-        RTX_MEASURED,
-        everywhere,
-        cycles,
-        alike=True,
-    ),
-    Rule(
-        "input-left-out",
-        "error",
-        "a node without an input that it must have",
-        "export again: the graph is damaged",
-        RTX_MEASURED,
-        everywhere,
-        left_out,
-        alike=True,
-    ),
-    Rule(
-        "input-unused",
-        "warning",
-        "an input that nothing reads",
-        "remove it; a caller that feeds it expects an effect",
-        RTX_MEASURED,
-        for_plans,
-        unused,
-        alike=True,
-    ),
-)
+RULES = (tensor_undefined, cycle, input_left_out, input_unused)

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Artifact
+from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
-from ..targets import Target, lint_targets, planned_target
+from ..targets import Target, lint_targets, target_of_plan
 from .model import LintModel
 from .report import Finding, LintReport, sort_findings
 from .rule import Hit, Rule
 from .rules import RULES
 
-Found: TypeAlias = dict[tuple[str, object], tuple[Hit, ...]]
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+SharedHits: TypeAlias = dict[tuple[str, object], tuple[Hit, ...]]
 
 
 def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
     """Tell before a long build what will fail or be wrong, and how to fix it. No weights are read.
 
     Args:
-        path: an .onnx file, or a bundle's folder, of which all graphs are read.
+        path: an .onnx file, or a bundle's folder. Each graph of a bundle is checked for the targets that take
+            it; where a target takes none, all are checked for it.
         targets: of `TARGETS`; unless given, those that a bundle was made for, and all for a file.
 
     Raises:
@@ -30,35 +34,35 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
         BundleError: the folder is no bundle.
     """
     path = Path(path)
-    wanted = lint_targets(targets or targets_of_bundle(path))
-    names = graphs_of(path)
-    findings: list[Finding] = []
-    for name in names:
-        model = LintModel.load(located(path, name))
-        found: Found = {}
-        for target in wanted:
-            findings += sort_findings(check(model, name, target, found))
-    return LintReport(path, names, tuple(target.name for target in wanted), tuple(findings))
-
-
-def graphs_of(path: Path) -> tuple[str, ...]:
-    """Return the name of a file, or those of a bundle's graphs."""
+    files = {path.name: path}
     if path.is_dir():
-        names = dict.fromkeys(artifact.file for artifact in Bundle.open(path).manifest.artifacts)
-        if not names:
-            raise InputError(f"{path} is a bundle without a graph")
-        return tuple(names)
-    if not path.exists():
-        raise InputError(f"{path} does not exist")
-    return (path.name,)
+        bundle = Bundle.open(path)
+        artifacts = bundle.manifest.artifacts
+        if not artifacts:
+            raise InputError(f"{path} is a bundle without a graph; export it again")
+        chosen = lint_targets(targets or targets_of_bundle(bundle.manifest))
+        files = {artifact.file: bundle.located(artifact.file) for artifact in artifacts}
+        takers = {name: targets_of_graph(name, artifacts, chosen) for name in files}
+    elif path.exists():
+        chosen = lint_targets(targets)
+        takers = {path.name: chosen}
+    else:
+        raise InputError(
+            f"{path} does not exist; give an .onnx file, or the folder that `planforge export` wrote"
+        )
+    findings: list[Finding] = []
+    for name, file in files.items():
+        model = LintModel.load(file, in_bundle=path.is_dir())
+        shared: SharedHits = {}
+        for target in takers[name]:
+            findings += sort_findings(check_graph(model, name, target, shared))
+    checked = tuple((name, target.name) for name in files for target in takers[name])
+    return LintReport(path, tuple(files), tuple(t.name for t in chosen), checked, tuple(findings))
 
 
-def targets_of_bundle(path: Path) -> list[str]:
-    """Return the targets that a bundle's graphs and plans are for; none where `path` is no folder."""
-    if not path.is_dir():
-        return []
-    manifest = Bundle.open(path).manifest
-    plans = [planned_target(plan.engine, plan.version).name for plan in manifest.plans]
+def targets_of_bundle(manifest: Manifest) -> list[str]:
+    """Return the targets that a bundle's graphs and plans are for."""
+    plans = [target_of_plan(plan.engine, plan.version).name for plan in manifest.plans]
     graphs = [name for artifact in manifest.artifacts for name in graph_targets(artifact)]
     return list(dict.fromkeys(plans + graphs))
 
@@ -82,41 +86,53 @@ def located(path: Path, name: str) -> Path:
     return Bundle.open(path).locate(name) if path.is_dir() else path
 
 
-def check(model: LintModel, name: str, target: Target, found: Found) -> list[Finding]:
+def graphs_for(target: Target, artifacts: Sequence[Artifact]) -> list[Artifact]:
+    """Return the graphs of a bundle that a target takes; all of a kind, such as "decoder", if it takes none.
+
+    Without a graph in the target's dialect, it is the portable one.
+    """
+    chosen: list[Artifact] = []
+    for kind in dict.fromkeys(artifact.graph for artifact in artifacts):
+        same_kind = [artifact for artifact in artifacts if artifact.graph == kind]
+        taken = [a for a in same_kind if a.dialect == target.dialect and a.precision not in target.without]
+        chosen += taken or [a for a in same_kind if a.dialect == "portable"] or same_kind
+    return chosen
+
+
+def check_graph(model: LintModel, name: str, target: Target, shared: SharedHits) -> list[Finding]:
     """Return what one graph breaks of one target's rules: the same fault of many nodes is one finding.
 
     Args:
-        found: the hits of rules that find the same for other targets; this adds to it.
+        shared: the hits of rules that find the same for other targets; this adds to it.
     """
     groups: dict[tuple[Rule, str, Hit], list[Hit]] = {}
     for rule in RULES:
         if rule.holds(target):
             key = (rule.id, target.plans if rule.alike else target.name)
-            if key not in found:
-                found[key] = tuple(rule.check(model, target))
-            for hit in found[key]:
+            if key not in shared:
+                shared[key] = tuple(rule.check(model, target))
+            for hit in shared[key]:
                 operator = "" if hit.node is None else hit.node.op_type
-                same = Hit(hit.what, severity=hit.severity, fix=hit.fix, source=hit.source)
-                groups.setdefault((rule, operator, same), []).append(hit)
+                fault = Hit(hit.what, severity=hit.severity, fix=hit.fix, source=hit.source)
+                groups.setdefault((rule, operator, fault), []).append(hit)
     return [
         Finding(
             graph=name,
             target=target.name,
-            severity=same.severity or rule.severity,
+            severity=fault.severity or rule.severity,
             rule=rule.id,
             operator=operator,
-            nodes=tuple(dict.fromkeys(node_name(hit) for hit in hits if hit.node is not None)),
+            nodes=tuple(dict.fromkeys(name_node(hit.node) for hit in hits if hit.node is not None)),
             tensors=tuple(dict.fromkeys(hit.tensor for hit in hits if hit.tensor)),
-            what=same.what,
-            fix=same.fix or rule.fix,
-            source=same.source or rule.source,
+            what=fault.what,
+            fix=fault.fix or rule.fix,
+            source=fault.source or rule.source,
         )
-        for (rule, operator, same), hits in groups.items()
+        for (rule, operator, fault), hits in groups.items()
     ]
 
 
-def node_name(hit: Hit) -> str:
+def name_node(node: ir.Node) -> str:
     """Return a node's name, or what it computes if it has none."""
-    assert hit.node is not None
-    outputs = [str(value.name) for value in hit.node.outputs if value.name]
-    return str(hit.node.name or "") or f"-> {', '.join(outputs[:2])}"
+    outputs = [str(value.name) for value in node.outputs if value.name]
+    return str(node.name or "") or f"-> {', '.join(outputs[:2])}"

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..targets import Target
-from .model import FORMS, LintModel, input_at, is_standard, numbers, type_of
-from .rule import Hit, Rule, for_plans
+from .model import FORMS, LintModel, input_at, is_standard, read_constant, type_of
+from .rule import Hit, rule
 
 HALF_MAX = float(np.finfo(np.float16).max)  # 65504
 ROOM = 4096.0  # what a score may add to a mask before their sum is beyond fp16
@@ -23,25 +23,25 @@ IEEE = "https://docs.nvidia.com/cuda/floating-point/index.html and computed in f
 
 @dataclass(frozen=True)
 class Step:
-    """A value on the way from a softmax to a mask's number.
-
-    Attributes:
-        value: on the way.
-        half: whether it, or what is computed of it on the way, is in fp16.
-        added: whether it is added to in fp16.
-        depth: nodes to the softmax.
-        sign: 1, -1 where it is subtracted, 0 where it is multiplied by what nobody knows: a huge factor
-            makes a mask of minus itself, else it masks nothing.
-    """
+    """A value on the way from a softmax to a mask's number."""
 
     value: ir.Value
-    half: bool
-    added: bool
-    depth: int
+    half: bool  # whether it, or what is computed of it on the way, is in fp16
+    added: bool  # whether it is added to in fp16
+    depth: int  # nodes to the softmax
+    # 1, -1 where it is subtracted, 0 where it is multiplied by what nobody knows: a huge factor makes a
+    # mask of minus itself, else it masks nothing
     sign: int = 1
 
 
-def masks(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "mask-outside-fp16",
+    "a mask's number that is -inf in fp16, or becomes so when it is added to a score",
+    fix="mask with -30000: small enough for any softmax, and far from the end of fp16",
+    severity="wrong",
+    source=IEEE,
+)
+def mask_outside_fp16(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type in ("Softmax", "LogSoftmax") and is_standard(node):
             start = input_at(node, 0)
@@ -81,7 +81,7 @@ def find_constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]
         if id(step.value) in seen:
             continue
         seen.add(id(step.value))
-        found = numbers(step.value)
+        found = read_constant(step.value)
         if found is not None and found.size and found.dtype.kind in "fV":
             yield step, lowest(np.asarray(found, np.float64), step.sign)
             continue
@@ -116,14 +116,4 @@ def is_guarded(node: ir.Node) -> bool:
     return any(user.op_type == "IsNaN" for value in node.outputs for user, _ in value.uses())
 
 
-RULES = (
-    Rule(
-        "mask-outside-fp16",
-        "wrong",
-        "a mask's number that is -inf in fp16, or becomes so when it is added to a score",
-        "mask with -30000: small enough for any softmax, and far from the end of fp16",
-        IEEE,
-        for_plans,
-        masks,
-    ),
-)
+RULES = (mask_outside_fp16,)

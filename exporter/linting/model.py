@@ -27,19 +27,13 @@ Numbers = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class LintModel:
-    """A graph and its file.
-
-    Attributes:
-        path: of the .onnx file.
-        model: types and shapes inferred as far as onnx can. Large weights have no data.
-        inside: the bytes of large weights that lie in the file itself, by name.
-        opsets: the version of ONNX's own operators by node; a function has its own.
-    """
+    """A graph and its file."""
 
     path: Path
-    model: ir.Model
-    inside: Mapping[str, bytes]
-    opsets: Mapping[ir.Node, int]
+    model: ir.Model  # types and shapes inferred as far as onnx can; large weights have no data
+    inside: Mapping[str, bytes]  # the bytes of large weights that lie in the file itself, by name
+    opsets: Mapping[ir.Node, int]  # the version of ONNX's own operators by node; a function has its own
+    in_bundle: bool  # `planforge build` makes its plan
 
     @property
     def nodes(self) -> Iterable[ir.Node]:
@@ -47,7 +41,7 @@ class LintModel:
         return self.opsets.keys()
 
     @classmethod
-    def load(cls, path: Path) -> LintModel:
+    def load(cls, path: Path, in_bundle: bool) -> LintModel:
         """Read a file without its external data.
 
         Raises:
@@ -67,7 +61,7 @@ class LintModel:
         with suppress(Exception):  # some faults of a graph stop onnx; the rules see the rest
             proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         try:
-            with quiet():
+            with silence_onnx_ir():
                 model = ir.from_proto(proto)
         except Exception as error:  # onnx_ir has no one base of its errors
             raise InputError(f"{path} has a graph that cannot be read: {one_line(error)}") from error
@@ -75,7 +69,7 @@ class LintModel:
         opsets = {node: opset_of(g) for g in graphs for node in ir.traversal.RecursiveGraphIterator(g)}
         if not all(isinstance(name, str) for node in opsets for name in names_of(node)):
             raise InputError(f"{path} has a graph that cannot be read: a name in it is not UTF-8")
-        return cls(path, model, inside, opsets)
+        return cls(path, model, inside, opsets, in_bundle)
 
     @property
     def opset(self) -> int:
@@ -90,7 +84,7 @@ class LintModel:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_onnx_ir() -> Iterator[None]:
     """Keep onnx_ir from telling on stderr what a finding tells."""
     log = logging.getLogger("onnx_ir")
     before = log.level
@@ -192,14 +186,14 @@ def type_name(dtype: ir.DataType) -> str:
     return dtype.name.lower()
 
 
-def numbers(value: ir.Value | None) -> Numbers | None:
+def read_constant(value: ir.Value | None) -> Numbers | None:
     """Return the numbers of a constant that is no weight, as they are written."""
     if value is None:
         return None
     node = value.producer()
     tensor = value.const_value
     if node is not None and node.op_type == "Constant":
-        return constant_numbers(node)
+        return read_constant_node(node)
     if node is not None and node.op_type == "ConstantOfShape":
         found = node.attributes.get("value")
         tensor = found.as_tensor() if found is not None else None
@@ -216,7 +210,7 @@ def read_small(tensor: ir.TensorProtocol | None) -> Numbers | None:
         return None
 
 
-def constant_numbers(node: ir.Node) -> Numbers | None:
+def read_constant_node(node: ir.Node) -> Numbers | None:
     for attr in node.attributes.values():
         if attr.name == "value":
             return read_small(attr.as_tensor())

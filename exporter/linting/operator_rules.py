@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 from onnx.helper import get_attribute_value
 
-from ..targets import CHANGELOG, OPERATORS, OPSETS, ORT_MEASURED, RTX_MEASURED, Target
+from ..targets import CHANGELOG, OPERATORS, OPSETS, ORT_MEASURED, Target
 from . import operator_tables as tables
 from .model import (
     LintModel,
@@ -20,16 +19,13 @@ from .model import (
     is_constant,
     is_standard,
     node_graphs,
-    numbers,
+    read_constant,
     schema_of,
     type_name,
     type_of,
     used_outputs,
 )
-from .rule import Hit, Rule, Severity, everywhere, for_plans
-
-if TYPE_CHECKING:
-    from .rule import Check
+from .rule import Hit, Severity, everywhere, rule
 
 IMPORTER = "https://github.com/onnx/onnx-tensorrt/blob/10.1-GA/ModelImporter.cpp"
 REDUCTIONS = "https://github.com/onnx/onnx-tensorrt/blob/8.6-GA/builtin_op_importers.cpp"
@@ -38,7 +34,13 @@ PLUGINS = "https://github.com/NVIDIA/TensorRT/tree/main/plugin"
 LAST_IR = 13  # of ONNX Runtime 1.31
 
 
-def unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "operator-unsupported",
+    "an operator that no version has, or a later one",
+    fix=tables.OTHERWISE,
+    source=OPERATORS.format("main"),
+)
+def operator_unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type.endswith(PLUGIN):
             what = f"{node.op_type} is a plugin of TensorRT's"
@@ -57,7 +59,13 @@ def unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit(what, node, fix=fix, source=source)
 
 
-def foreign(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "operator-foreign",
+    "an operator of another domain: without a plugin, or taken for ONNX's own of that name",
+    fix=tables.OTHERWISE,
+    source=IMPORTER,
+)
+def operator_foreign(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if is_standard(node) or node.op_type.endswith(PLUGIN):
             continue
@@ -75,12 +83,27 @@ def foreign(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit(f"{name} is no operator of ONNX, and needs a plugin of that name", node, fix=fix)
 
 
-def functions(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "function",
+    "a function inside the model",
+    fix="inline it: onnx.inliner.inline_local_functions",
+    source=OPERATORS.format("9.0-GA").replace("operators", "Changelog"),
+    holds=lambda target: target.older_than(9),
+)
+def function(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_identifier() in model.model.functions and target.older_than(9):
             yield Hit("functions inside a model are read from TensorRT 9.0 on", node)
 
 
+@rule(
+    "opset",
+    "an opset outside the documented ones; the parser doesn't refuse it, ONNX Runtime does",
+    fix="export with an opset that is documented, or convert it: onnx.version_converter",
+    severity="warning",
+    source=OPSETS,
+    holds=everywhere,
+)
 def opset(model: LintModel, target: Target) -> Iterator[Hit]:
     low, high = target.opsets
     used = model.opset
@@ -96,7 +119,14 @@ def opset(model: LintModel, target: Target) -> Iterator[Hit]:
         yield Hit(f"opset {used}, and {low} to {high} are documented")
 
 
-def newer_form(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "operator-newer",
+    "an input or attribute that came with a later opset",
+    fix="export with an older opset",
+    severity="warning",
+    source="https://github.com/onnx/onnx/blob/main/docs/Changelog.md",
+)
+def operator_newer(model: LintModel, target: Target) -> Iterator[Hit]:
     """Yield inputs and attributes that an operator got after the last opset that the parser knows."""
     last = target.opsets[1]
     source = REDUCTIONS if target.older_than(9) else ""
@@ -121,7 +151,12 @@ def newer_form(model: LintModel, target: Target) -> Iterator[Hit]:
                 )
 
 
-def attributes(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "attribute-unsupported",
+    "an attribute's value that the parser refuses",
+    fix="leave the attribute out, or write what it does as operators",
+)
+def attribute_unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for operator, name, allowed, source in tables.ATTRIBUTES:
             if node.op_type == operator and is_standard(node) and name in node.attributes:
@@ -132,14 +167,20 @@ def attributes(model: LintModel, target: Target) -> Iterator[Hit]:
                     yield Hit(f"{name} is {value!r}; the parser takes {only}", node, source=source)
 
 
-def remainder(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule("mod-of-floats", "Mod of floats without fmod", fix="set its attribute fmod to 1, as ONNX demands")
+def mod_of_floats(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         dtype = type_of(input_at(node, 0)) if node.op_type == "Mod" and is_standard(node) else None
         if dtype is not None and dtype.is_floating_point() and not attribute(node, "fmod", 0):
             yield Hit(f"the remainder of {type_name(dtype)} needs fmod=1", node)
 
 
-def reductions(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "scatter-reduction",
+    "ScatterElements with a reduction",
+    fix="load NVIDIA's plugin library before parsing, or rewrite it",
+)
+def scatter_reduction(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type == "ScatterElements" and attribute(node, "reduction", "none") != "none":
             rtx = target.engine == "tensorrt-rtx"
@@ -148,14 +189,24 @@ def reductions(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit(lacks, node) if rtx else Hit(what, node, severity="warning", source=CHANGELOG)
 
 
-def outputs(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "outputs-unsupported",
+    "more outputs than the parser takes",
+    fix="remove the outputs that nothing uses; compute the others with operators of their own",
+)
+def outputs_unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         most = tables.OUTPUTS.get(node.op_type) if is_standard(node) else None
         if most is not None and used_outputs(node) > most:
             yield Hit(f"has {used_outputs(node)} outputs, and the parser takes {most}", node)
 
 
-def constant_inputs(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "input-not-constant",
+    "an input that must be known when the plan is built",
+    fix="make it an initializer, or fold the constants first",
+)
+def input_not_constant(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes if target.plans else ():
         for index in range(1, len(node.inputs)):
             place = (node.op_type, index)
@@ -169,14 +220,20 @@ def constant_inputs(model: LintModel, target: Target) -> Iterator[Hit]:
                 yield Hit(what, node, source=source)
 
 
-def top_k(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule("topk-limit", "TopK beyond what its kernel holds", fix="take fewer")
+def topk_limit(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
-        wanted = numbers(input_at(node, 1)) if node.op_type == "TopK" else None
+        wanted = read_constant(input_at(node, 1)) if node.op_type == "TopK" else None
         if wanted is not None and wanted.size == 1 and wanted.reshape(-1)[0] > tables.TOPK_LIMIT:
             yield Hit(f"K is {wanted.reshape(-1)[0]}, and the most is {tables.TOPK_LIMIT}", node)
 
 
-def operand_types(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "operand-type",
+    "an element type that an operator doesn't take",
+    fix="Cast to a float before it, and back after it",
+)
+def operand_type(model: LintModel, target: Target) -> Iterator[Hit]:
     rtx = target.engine == "tensorrt-rtx"
     refusals = dict(tables.OPERAND_TYPES)
     if rtx:
@@ -194,14 +251,20 @@ def is_axes(node: ir.Node, value: ir.Value | None) -> bool:
     return node.op_type.startswith("Reduce") and value is not node.inputs[0]
 
 
+@rule("training", "Dropout in training mode", fix="export the model in eval mode")
 def training(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         mode = input_at(node, 2) if node.op_type == "Dropout" else None
-        if mode is not None and (not is_constant(mode) or np.any(numbers(mode))):
+        if mode is not None and (not is_constant(mode) or np.any(read_constant(mode))):
             yield Hit("drops numbers at random: it is in training mode", node)
 
 
-def branches(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "control-flow",
+    "branches of different rank; a loop whose state changes its shape",
+    fix="give the branches one rank; unroll the loop, or carry a buffer of fixed size",
+)
+def control_flow(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type == "If" and not is_constant(input_at(node, 0)):
             for pair in zip(*(graph.outputs for graph in node_graphs(node)), strict=False):
@@ -210,10 +273,10 @@ def branches(model: LintModel, target: Target) -> Iterator[Hit]:
                     ranks = " and ".join(str(len(shape or ())) for shape in shapes)
                     yield Hit(f"the outputs of its branches have {ranks} axes; they must have as many", node)
         if node.op_type == "Loop":
-            yield from check_carried(node)
+            yield from check_loop_state(node)
 
 
-def check_carried(node: ir.Node) -> Iterator[Hit]:
+def check_loop_state(node: ir.Node) -> Iterator[Hit]:
     """Yield what a loop hands to its next round in another shape."""
     for body in node_graphs(node):
         for inside, after in zip(body.inputs[2:], body.outputs[1:], strict=False):
@@ -233,133 +296,49 @@ def grows(inside: ir.Value, after: ir.Value) -> bool:
     return node is not None and node.op_type == "Concat" and inside in node.inputs
 
 
-def data_dependent(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "data-dependent-shape",
+    "an output whose shape depends on numbers",
+    fix="use a mask of fixed shape",
+    severity="warning",
+    source="https://docs.pytorch.org/TensorRT/contributors/cuda_graphs.html",
+    holds=lambda target: target.engine == "tensorrt",
+)
+def data_dependent_shape(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type in tables.DATA_DEPENDENT and is_standard(node):
             yield Hit("the shape of its output depends on numbers, so no CUDA graph can hold it", node)
 
 
-def cpu_attributes(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "attribute-unknown",
+    "an attribute that ONNX Runtime doesn't know",
+    fix="write it as a mask",
+    source=ORT_MEASURED,
+    holds=lambda target: not target.plans,
+)
+def attribute_unknown(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for operator, name, _ in tables.CPU_ATTRIBUTES:
             if node.op_type == operator and is_standard(node) and name in node.attributes:
                 yield Hit(f"ONNX Runtime knows no attribute {name} of {operator}", node)
 
 
-def _plans(
-    rule_id: str, about: str, fix: str, source: str, check: Check, severity: Severity = "error"
-) -> Rule:
-    return Rule(rule_id, severity, about, fix, source, for_plans, check)
-
-
 RULES = (
-    _plans(
-        "operator-unsupported",
-        "an operator that no version has, or a later one",
-        tables.OTHERWISE,
-        OPERATORS.format("main"),
-        unsupported,
-    ),
-    _plans(
-        "operator-foreign",
-        "an operator of another domain: without a plugin, or taken for ONNX's own of that name",
-        tables.OTHERWISE,
-        IMPORTER,
-        foreign,
-    ),
-    Rule(
-        "function",
-        "error",
-        "a function inside the model",
-        "inline it: onnx.inliner.inline_local_functions",
-        OPERATORS.format("9.0-GA").replace("operators", "Changelog"),
-        lambda target: target.older_than(9),
-        functions,
-    ),
-    Rule(
-        "opset",
-        "warning",
-        "an opset outside the documented ones; the parser doesn't refuse it, ONNX Runtime does",
-        "export with an opset that is documented, or convert it: onnx.version_converter",
-        OPSETS,
-        everywhere,
-        opset,
-    ),
-    _plans(
-        "operator-newer",
-        "an input or attribute that came with a later opset",
-        "export with an older opset",
-        "https://github.com/onnx/onnx/blob/main/docs/Changelog.md",
-        newer_form,
-        "warning",
-    ),
-    _plans(
-        "attribute-unsupported",
-        "an attribute's value that the parser refuses",
-        "leave the attribute out, or write what it does as operators",
-        RTX_MEASURED,
-        attributes,
-    ),
-    _plans(
-        "scatter-reduction",
-        "ScatterElements with a reduction",
-        "load NVIDIA's plugin library before parsing, or rewrite it",
-        RTX_MEASURED,
-        reductions,
-    ),
-    _plans(
-        "outputs-unsupported",
-        "more outputs than the parser takes",
-        "remove the outputs that nothing uses; compute the others with operators of their own",
-        RTX_MEASURED,
-        outputs,
-    ),
-    _plans(
-        "input-not-constant",
-        "an input that must be known when the plan is built",
-        "make it an initializer, or fold the constants first",
-        RTX_MEASURED,
-        constant_inputs,
-    ),
-    _plans("topk-limit", "TopK beyond what its kernel holds", "take fewer", RTX_MEASURED, top_k),
-    _plans(
-        "operand-type",
-        "an element type that an operator doesn't take",
-        "Cast to a float before it, and back after it",
-        RTX_MEASURED,
-        operand_types,
-    ),
-    _plans(
-        "mod-of-floats",
-        "Mod of floats without fmod",
-        "set its attribute fmod to 1, as ONNX demands",
-        RTX_MEASURED,
-        remainder,
-    ),
-    _plans("training", "Dropout in training mode", "export the model in eval mode", RTX_MEASURED, training),
-    _plans(
-        "control-flow",
-        "branches of different rank; a loop whose state changes its shape",
-        "give the branches one rank; unroll the loop, or carry a buffer of fixed size",
-        RTX_MEASURED,
-        branches,
-    ),
-    Rule(
-        "data-dependent-shape",
-        "warning",
-        "an output whose shape depends on numbers",
-        "use a mask of fixed shape",
-        "https://docs.pytorch.org/TensorRT/contributors/cuda_graphs.html",
-        lambda target: target.engine == "tensorrt",
-        data_dependent,
-    ),
-    Rule(
-        "attribute-unknown",
-        "error",
-        "an attribute that ONNX Runtime doesn't know",
-        "write it as a mask",
-        ORT_MEASURED,
-        lambda target: not target.plans,
-        cpu_attributes,
-    ),
+    operator_unsupported,
+    operator_foreign,
+    function,
+    opset,
+    operator_newer,
+    attribute_unsupported,
+    scatter_reduction,
+    outputs_unsupported,
+    input_not_constant,
+    topk_limit,
+    operand_type,
+    mod_of_floats,
+    training,
+    control_flow,
+    data_dependent_shape,
+    attribute_unknown,
 )

@@ -47,15 +47,8 @@ SINCE: dict[str, tuple[Version, str]] = {
 RTX_LACKS = frozenset({"DeformConv", "NonMaxSuppression", "NonZero"})
 
 # ONNX Runtime's operators that TensorRT-RTX parses and builds.
-RTX_CONTRIB = frozenset(
-    {
-        "DequantizeLinear",
-        "Gelu",
-        "MultiHeadAttention",
-        "QuantizeLinear",
-        "RotaryEmbedding",
-        "SkipSimplifiedLayerNormalization",
-    }
+RTX_CONTRIB = words(
+    "DequantizeLinear Gelu MultiHeadAttention QuantizeLinear RotaryEmbedding SkipSimplifiedLayerNormalization"
 )
 # Older graphs name these operators of ONNX Runtime in ONNX's own domain.
 ORT_IN_STANDARD = frozenset({"SimplifiedLayerNormalization"})

@@ -72,23 +72,29 @@ class LintReport:
         path: a graph, or a bundle's folder.
         graphs: the names of the files that were read.
         targets: of the command line.
+        checked: the graphs and the targets that each was checked for.
         findings: graph by graph, target by target, errors first.
     """
 
     path: Path
     graphs: tuple[str, ...]
     targets: tuple[str, ...]
+    checked: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
 
     @property
     def passed(self) -> bool:
         """Whether every target has a graph to take, of a bundle one of each kind, without an error."""
-        return all(self.fitting(graph, target) for target in self.targets for graph in self.graphs)
+        return all(self.fitting(graph, target) for graph, target in self.checked)
 
     def fitting(self, graph: str, target: str) -> list[str]:
         """Return the graphs of the same kind that have no errors for a target; a bundle may have several."""
         bad = {finding.graph for finding in self.findings if finding.target == target and finding.is_error}
-        return [other for other in self.graphs if kind_of(other) == kind_of(graph) and other not in bad]
+        return [
+            other
+            for other, taker in self.checked
+            if taker == target and kind_of(other) == kind_of(graph) and other not in bad
+        ]
 
     def matters(self, finding: Finding) -> bool:
         """Tell whether a target has to take the graph of a finding: not where another one fits."""
@@ -103,21 +109,15 @@ class LintReport:
         alike = [other for other in fitting if precision_of(other) == precision_of(graph)]
         return f"; use {Path((alike or fitting)[0]).name}"
 
-    def of(self, graph: str, target: str) -> list[Finding]:
-        """Return what was found of one graph for one target."""
-        return [f for f in self.findings if (f.graph, f.target) == (graph, target)]
-
     def counts(self, graph: str, target: str) -> dict[Severity, int]:
         """Count the findings of each severity."""
-        found = [finding.severity for finding in self.of(graph, target)]
+        found = [f.severity for f in self.findings if (f.graph, f.target) == (graph, target)]
         return {severity: found.count(severity) for severity in SEVERITIES}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
         verdicts = [
-            {"graph": graph, "target": target, **self.counts(graph, target)}
-            for graph in self.graphs
-            for target in self.targets
+            {"graph": graph, "target": target, **self.counts(graph, target)} for graph, target in self.checked
         ]
         return {
             "path": str(self.path),
@@ -132,8 +132,7 @@ class LintReport:
 
         rows = [
             (graph, target, verdict_text(self.counts(graph, target)) + self.instead(graph, target))
-            for graph in self.graphs
-            for target in self.targets
+            for graph, target in self.checked
         ]
         tables: list[RenderableType] = [FittingTable(str(self.path), ("graph", "target", "verdict"), rows)]
         # A fault that several targets share is told once.

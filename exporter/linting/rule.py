@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ..targets import RTX_MEASURED
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -22,20 +24,12 @@ SEVERITIES: tuple[Severity, ...] = ("error", "wrong", "warning")
 
 @dataclass(frozen=True)
 class Hit:
-    """One place where a rule is broken.
+    """One place where a rule is broken."""
 
-    Attributes:
-        what: what is wrong, with its numbers; the same words wherever it is the same fault.
-        node: where, unless it is about a tensor or the whole graph.
-        tensor: the name of an input, output or weight.
-        severity: where it differs from the rule's.
-        fix: where it differs from the rule's.
-        source: where it differs from the rule's.
-    """
-
-    what: str
-    node: ir.Node | None = None
-    tensor: str = ""
+    what: str  # what is wrong, with its numbers; the same words wherever it is the same fault
+    node: ir.Node | None = None  # where, unless it is about a tensor or the whole graph
+    tensor: str = ""  # the name of an input, output or weight
+    # Where they differ from the rule's.
     severity: Severity | None = None
     fix: str = ""
     source: str = ""
@@ -43,27 +37,16 @@ class Hit:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a target refuses or gets wrong.
+    """What a target refuses or gets wrong."""
 
-    Attributes:
-        id: its name in reports.
-        severity: of its findings.
-        about: what it finds, in a line.
-        fix: the way out.
-        source: an address, or with what it was measured.
-        holds: for which targets.
-        check: where a graph breaks it.
-        alike: whether it finds the same for all targets that build plans.
-    """
-
-    id: str
-    severity: Severity
-    about: str
-    fix: str
-    source: str
-    holds: Callable[[Target], bool]
-    check: Check
-    alike: bool = False
+    id: str  # its name in reports
+    severity: Severity  # of its findings
+    about: str  # what it finds, in a line
+    fix: str  # the way out
+    source: str  # an address, or with what it was measured
+    holds: Callable[[Target], bool]  # for which targets
+    check: Check  # where a graph breaks it
+    alike: bool = False  # whether it finds the same for all targets that build plans
 
 
 def everywhere(target: Target) -> bool:
@@ -79,3 +62,17 @@ def for_plans(target: Target) -> bool:
 def for_cpu(target: Target) -> bool:
     """Accept ONNX Runtime."""
     return not target.plans
+
+
+def rule(
+    rule_id: str,
+    about: str,
+    *,
+    fix: str,
+    severity: Severity = "error",
+    source: str = RTX_MEASURED,
+    holds: Callable[[Target], bool] = for_plans,
+    alike: bool = False,
+) -> Callable[[Check], Rule]:
+    """Return a decorator that makes a rule of its check; the arguments are the attributes of `Rule`."""
+    return lambda check: Rule(rule_id, severity, about, fix, source, holds, check, alike)

@@ -32,7 +32,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def listing() -> list[Section]:
+def list_targets_and_rules() -> list[Section]:
     """Return all targets and all rules with their sources, for a terminal."""
     targets = [(t.name, t.about, f"{t.opsets[0]} to {t.opsets[1]}", t.source) for t in lint_targets(())]
     rules = [(rule.id, rule.severity, list_engines(rule), rule.about, rule.source) for rule in RULES]

@@ -15,13 +15,14 @@ from .model import (
     input_at,
     is_standard,
     node_graphs,
-    numbers,
     output_at,
+    read_constant,
     schema_of,
     type_name,
     type_of,
 )
-from .rule import Hit, Rule, everywhere, for_plans
+from .operator_tables import words
+from .rule import Hit, everywhere, rule
 
 TYPES = OPERATORS.format("main")
 CHANGES = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/Changelog.md"
@@ -29,19 +30,11 @@ ONE_TYPE = "https://github.com/onnx/onnx/blob/main/docs/Operators.md and " + RTX
 
 # Element types that the parser has no word for.
 NEVER = frozenset(
-    {
-        ir.DataType.STRING,
-        ir.DataType.COMPLEX64,
-        ir.DataType.COMPLEX128,
-        ir.DataType.INT16,
-        ir.DataType.UINT16,
-        ir.DataType.UINT32,
-        ir.DataType.UINT64,
-        ir.DataType.UINT4,
-        ir.DataType.FLOAT8E5M2,
-        ir.DataType.FLOAT8E4M3FNUZ,
-        ir.DataType.FLOAT8E5M2FNUZ,
-    }
+    ir.DataType[name]
+    for name in words(
+        "STRING COMPLEX64 COMPLEX128 INT16 UINT16 UINT32 UINT64 UINT4 FLOAT8E5M2 FLOAT8E4M3FNUZ"
+        " FLOAT8E5M2FNUZ"
+    )
 )
 # Those that came later.
 SINCE = {
@@ -54,13 +47,7 @@ QUANTIZED = frozenset({ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT8E4M
 READS_UINT8 = frozenset({"Cast", "CastLike", "Equal", "Identity", "QuantizeLinear", "DequantizeLinear"})
 UINT8 = ir.DataType.UINT8
 # What the parser takes though ONNX forbids it. It takes bfloat16 wherever it takes float16.
-TOLERATED = frozenset(
-    {
-        ("Erf", ir.DataType.INT8),
-        ("ReduceSum", ir.DataType.INT8),
-        ("TensorScatter", ir.DataType.INT32),
-    }
-)
+TOLERATED = (("Erf", ir.DataType.INT8), ("ReduceSum", ir.DataType.INT8), ("TensorScatter", ir.DataType.INT32))
 
 
 def tensors(model: LintModel) -> Iterator[tuple[ir.Value, ir.Node | None]]:
@@ -72,7 +59,13 @@ def tensors(model: LintModel) -> Iterator[tuple[ir.Value, ir.Node | None]]:
             yield value, node
 
 
-def unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "type-unsupported",
+    "an element type that the engine has not",
+    fix="Cast to a type that it has, before export",
+    source=TYPES,
+)
+def type_unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
     for value, node in tensors(model):
         dtype = type_of(value)
         if dtype is None:
@@ -87,19 +80,42 @@ def unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
         yield Hit(what, node, "" if node else str(value.name))
 
 
-def doubles(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "double",
+    "double, which is computed as float",
+    fix="export in float, or check that its precision suffices",
+    severity="warning",
+    source=TYPES,
+    alike=True,
+)
+def double(model: LintModel, target: Target) -> Iterator[Hit]:
     for value, node in tensors(model):
         if type_of(value) == ir.DataType.DOUBLE and (node is None or node.op_type == "Cast"):
             yield Hit("double is computed as float", node, "" if node else str(value.name))
 
 
-def int64_inputs(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "int64-input",
+    "int64 inputs before TensorRT 9",
+    fix="feed int32 there; ids and positions fit",
+    severity="warning",
+    source=CHANGES,
+    holds=lambda target: target.older_than(9),
+)
+def int64_input(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.model.graph.inputs:
         if type_of(value) == ir.DataType.INT64:
             what = "int64 becomes int32: a runtime must feed int32, and larger numbers are cut"
             yield Hit(what, tensor=str(value.name))
 
 
+@rule(
+    "uint8-inside",
+    "uint8 anywhere but at the ends of a graph",
+    fix="Cast it right behind the input, or compute in another type",
+    source=TYPES,
+    alike=True,
+)
 def uint8_inside(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         quantizes = node.op_type in ("QuantizeLinear", "Constant")
@@ -111,7 +127,14 @@ def uint8_inside(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit("reads a uint8 input without a Cast", node)
 
 
-def quantized_constants(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "quantized-constant",
+    "a quantized weight that is read without DequantizeLinear",
+    fix="put a DequantizeLinear right behind the weight",
+    holds=lambda target: target.plans and not target.older_than(10),
+    alike=True,
+)
+def quantized_constant(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.weights():
         dtype = type_of(value)
         if dtype in QUANTIZED and dtype is not None:
@@ -122,14 +145,20 @@ def quantized_constants(model: LintModel, target: Target) -> Iterator[Hit]:
                     )
 
 
-def zero_points(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "quantization-form",
+    "quantization that is not symmetric, to or from a type that is not int8, int4 or fp8",
+    fix="quantize symmetrically to int8, with zero point 0 and positive scales",
+    alike=True,
+)
+def quantization_form(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or not is_standard(node):
             continue
         data = type_of(input_at(node, 0))
         zero = input_at(node, 2)
-        shifts = numbers(zero)
-        scale = numbers(input_at(node, 1))
+        shifts = read_constant(zero)
+        scale = read_constant(input_at(node, 1))
         if shifts is not None and np.any(np.asarray(shifts, np.float32)):
             yield Hit("its zero point is not 0: the parser takes symmetric quantization only", node)
         if scale is not None and not np.all(np.asarray(scale, np.float32) > 0):
@@ -153,7 +182,14 @@ def producer(node: ir.Node) -> str:
     return "" if found is None else found.op_type
 
 
-def eight_bit_floats(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "fp8-hardware",
+    "fp8 weights",
+    fix="build for sm89 or newer, or quantize to int8",
+    severity="warning",
+    alike=True,
+)
+def fp8_hardware(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type == "DequantizeLinear" and type_of(input_at(node, 0)) == ir.DataType.FLOAT8E4M3FN:
             yield Hit("fp8 needs a GPU of sm89 or newer; a plan for an older one is not built", node)
@@ -171,7 +207,15 @@ def typed_inputs(model: LintModel, node: ir.Node) -> Iterator[tuple[OpSchema.For
             yield formal, dtype
 
 
-def invalid(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "type-invalid",
+    "an element type that ONNX forbids there",
+    fix="Cast to a type that the operator takes",
+    source="https://github.com/onnx/onnx/blob/main/docs/Operators.md",
+    holds=everywhere,
+    alike=True,
+)
+def type_invalid(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for formal, dtype in typed_inputs(model, node):
             as_half = dtype == ir.DataType.BFLOAT16 and "tensor(float16)" in formal.types
@@ -181,7 +225,15 @@ def invalid(model: LintModel, target: Target) -> Iterator[Hit]:
                 break
 
 
-def mixed(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "mixed-types",
+    "an operator whose inputs must have one type, and have two",
+    fix="write the Cast into the graph; of a norm cast scale and bias too",
+    source=ONE_TYPE,
+    holds=lambda target: target.typed,
+    alike=True,
+)
+def mixed_types(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if target.plans and node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             continue  # the parser casts their scales
@@ -206,92 +258,13 @@ def mixed_branches(node: ir.Node) -> Iterator[Hit]:
 
 
 RULES = (
-    Rule(
-        "type-unsupported",
-        "error",
-        "an element type that the engine has not",
-        "Cast to a type that it has, before export",
-        TYPES,
-        for_plans,
-        unsupported,
-    ),
-    Rule(
-        "double",
-        "warning",
-        "double, which is computed as float",
-        "export in float, or check that its precision suffices",
-        TYPES,
-        for_plans,
-        doubles,
-        alike=True,
-    ),
-    Rule(
-        "int64-input",
-        "warning",
-        "int64 inputs before TensorRT 9",
-        "feed int32 there; ids and positions fit",
-        CHANGES,
-        lambda target: target.older_than(9),
-        int64_inputs,
-    ),
-    Rule(
-        "uint8-inside",
-        "error",
-        "uint8 anywhere but at the ends of a graph",
-        "Cast it right behind the input, or compute in another type",
-        TYPES,
-        for_plans,
-        uint8_inside,
-        alike=True,
-    ),
-    Rule(
-        "quantized-constant",
-        "error",
-        "a quantized weight that is read without DequantizeLinear",
-        "put a DequantizeLinear right behind the weight",
-        RTX_MEASURED,
-        lambda target: target.plans and not target.older_than(10),
-        quantized_constants,
-        alike=True,
-    ),
-    Rule(
-        "quantization-form",
-        "error",
-        "quantization that is not symmetric, to or from a type that is not int8, int4 or fp8",
-        "quantize symmetrically to int8, with zero point 0 and positive scales",
-        RTX_MEASURED,
-        for_plans,
-        zero_points,
-        alike=True,
-    ),
-    Rule(
-        "fp8-hardware",
-        "warning",
-        "fp8 weights",
-        "build for sm89 or newer, or quantize to int8",
-        RTX_MEASURED,
-        for_plans,
-        eight_bit_floats,
-        alike=True,
-    ),
-    Rule(
-        "type-invalid",
-        "error",
-        "an element type that ONNX forbids there",
-        "Cast to a type that the operator takes",
-        "https://github.com/onnx/onnx/blob/main/docs/Operators.md",
-        everywhere,
-        invalid,
-        alike=True,
-    ),
-    Rule(
-        "mixed-types",
-        "error",
-        "an operator whose inputs must have one type, and have two",
-        "write the Cast into the graph; of a norm cast scale and bias too",
-        ONE_TYPE,
-        lambda target: target.typed,
-        mixed,
-        alike=True,
-    ),
+    type_unsupported,
+    double,
+    int64_input,
+    uint8_inside,
+    quantized_constant,
+    quantization_form,
+    fp8_hardware,
+    type_invalid,
+    mixed_types,
 )

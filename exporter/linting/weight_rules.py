@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ..passes.weight_files import LINK, NO_FILE, OUTSIDE, explain_refusal, external_tensors
 from ..targets import RTX_MEASURED, Target
 from .model import LintModel
-from .rule import Hit, Rule, everywhere
+from .rule import Hit, everywhere, rule
 
 LARGE = 1 << 16  # bytes: a weight that is worth a word
 SAMPLES = 64  # numbers that are compared of a weight
@@ -28,7 +28,15 @@ PREDICATES = {
 Read = Callable[[int, int], bytes]  # offset and length in bytes
 
 
-def outside(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "weights-outside",
+    "a file of weights that is outside of the graph's folder, or no regular file",
+    fix="copy the file beside the .onnx file, and name it without a folder",
+    source="https://github.com/onnx/onnx/blob/main/docs/ExternalData.md",
+    holds=everywhere,
+    alike=True,
+)
+def weights_outside(model: LintModel, target: Target) -> Iterator[Hit]:
     """Yield files that are not opened, not even to look whether they are there."""
     for tensor in external_tensors(model.model):
         location = str(tensor.location)
@@ -36,7 +44,15 @@ def outside(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit(f"the weights file {location!r} {PREDICATES[why]}", tensor=str(tensor.name))
 
 
-def missing(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "weights-missing",
+    "a file of weights that is missing or too short",
+    fix="copy all files of the export, with their names, beside the .onnx file",
+    source="https://github.com/onnx/onnx/blob/main/docs/ExternalData.md",
+    holds=everywhere,
+    alike=True,
+)
+def weights_missing(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.weights():
         tensor = value.const_value
         if (
@@ -56,7 +72,16 @@ def missing(model: LintModel, target: Target) -> Iterator[Hit]:
                 yield Hit(what, tensor=str(value.name))
 
 
-def twice(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "weights-twice",
+    "two weights with the same numbers, one perhaps transposed",
+    fix="keep one, and read it through a Transpose where it is needed transposed",
+    severity="warning",
+    source="compared here: some numbers of weights of one shape",
+    holds=everywhere,
+    alike=True,
+)
+def weights_twice(model: LintModel, target: Target) -> Iterator[Hit]:
     """Yield weights with the same numbers, also when one is the other's transpose."""
     found: dict[tuple[object, ...], str] = {}
     with ExitStack() as files:
@@ -128,7 +153,15 @@ def sample_keys(tensor: ir.TensorProtocol, read: Read) -> list[tuple[object, ...
     return keys
 
 
-def tied(model: LintModel, target: Target) -> Iterator[Hit]:
+@rule(
+    "weights-tied",
+    "a table with an odd number of rows that is looked up in and multiplied with",
+    fix="pad the vocabulary by one row, and leave its logit out",
+    severity="warning",
+    holds=lambda target: target.engine == "tensorrt-rtx",
+    alike=True,
+)
+def weights_tied(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in large_weights(model):
         users = {node.op_type for node, _ in value.uses()}
         tensor = value.const_value
@@ -140,45 +173,4 @@ def tied(model: LintModel, target: Target) -> Iterator[Hit]:
             yield Hit(f"{what}, {tensor.nbytes / 1e6:.1f} MB more", tensor=str(value.name))
 
 
-RULES = (
-    Rule(
-        "weights-outside",
-        "error",
-        "a file of weights that is outside of the graph's folder, or no regular file",
-        "copy the file beside the .onnx file, and name it without a folder",
-        "https://github.com/onnx/onnx/blob/main/docs/ExternalData.md",
-        everywhere,
-        outside,
-        alike=True,
-    ),
-    Rule(
-        "weights-missing",
-        "error",
-        "a file of weights that is missing or too short",
-        "copy all files of the export, with their names, beside the .onnx file",
-        "https://github.com/onnx/onnx/blob/main/docs/ExternalData.md",
-        everywhere,
-        missing,
-        alike=True,
-    ),
-    Rule(
-        "weights-twice",
-        "warning",
-        "two weights with the same numbers, one perhaps transposed",
-        "keep one, and read it through a Transpose where it is needed transposed",
-        "compared here: some numbers of weights of one shape",
-        everywhere,
-        twice,
-        alike=True,
-    ),
-    Rule(
-        "weights-tied",
-        "warning",
-        "a table with an odd number of rows that is looked up in and multiplied with",
-        "pad the vocabulary by one row, and leave its logit out",
-        RTX_MEASURED,
-        lambda target: target.engine == "tensorrt-rtx",
-        tied,
-        alike=True,
-    ),
-)
+RULES = (weights_outside, weights_missing, weights_twice, weights_tied)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,6 +16,8 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LEAST = 1e-12  # errors beyond these are drawn on the edge
 MOST = 1e6
 LABEL_HEIGHT = 14
+DIGIT_WIDTH = 7
+ABOVE = 4  # from a limit's line to its label
 Scale: TypeAlias = Callable[[float], float]
 
 LOWEST = -24  # powers of two; what is beyond them is counted with the last
@@ -34,49 +36,39 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """The line of one artifact's errors.
+    """The line of one artifact's errors."""
 
-    Attributes:
-        label: the text at the line's end.
-        tone: the index of its colour, the same for the same precision.
-        dash: the index of its dash pattern, different for each line of a tone.
-        paths: SVG paths; several where a step is not finite.
-        broken: x of the steps that are not finite.
-        end: y of the last finite point.
-        label_y: y of the label, which does not overlap others.
-    """
+    label: str  # the text at the line's end
+    tone: int  # the index of its colour, the same for the same precision
+    dash: int  # the index of its dash pattern, different for each line of a tone
+    paths: tuple[str, ...]  # SVG paths; several where a step is not finite
+    broken: tuple[float, ...]  # x of the steps that are not finite
+    end: float  # y of the last finite point
+    label_y: float  # y of the label, which does not overlap others
 
-    label: str
-    tone: int
-    dash: int
-    paths: tuple[str, ...]
-    broken: tuple[float, ...]
-    end: float
-    label_y: float
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit of one precision."""
+
+    y: float  # of its line
+    label: str  # the text on the line
+    label_y: float  # y of the label's baseline, which does not overlap others
+    tone: int  # the index of its precision's colour
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """Errors over decode steps, on a logarithmic scale.
-
-    Attributes:
-        case: the case that was compared.
-        width, height: the picture's size.
-        box: the plot area.
-        rows: y and label of each decade.
-        steps: x and label of some steps.
-        lines: one per artifact.
-        limits: y, label and tone of each limit.
-    """
+    """Errors over decode steps, on a logarithmic scale."""
 
     case: str
-    width: float
+    width: float  # of the whole picture
     height: float
-    box: Box
-    rows: tuple[tuple[float, str], ...]
-    steps: tuple[tuple[float, str], ...]
-    lines: tuple[Line, ...]
-    limits: tuple[tuple[float, str, int], ...]
+    box: Box  # the plot area
+    rows: tuple[tuple[float, str], ...]  # y and label of each decade
+    steps: tuple[tuple[float, str], ...]  # x and label of some steps
+    lines: tuple[Line, ...]  # one per artifact
+    limits: tuple[Limit, ...]  # the dashed lines that errors must stay below
 
 
 def line_charts(comparisons: Sequence[Comparison]) -> list[LineChart]:
@@ -124,9 +116,7 @@ def line_chart(case: str, comparisons: Sequence[Comparison]) -> LineChart:
         rows=tuple((y(10.0**k), f"10{str(k).translate(SUPERSCRIPTS)}") for k in range(low, high + 1, every)),
         steps=tuple((x(step), str(step)) for step in range(0, count, between)),
         lines=spread_labels(drawn, box),
-        limits=tuple(
-            (y(limit), f"limit of {name}: {figure(limit)}", tone) for (name, limit), tone in limits.items()
-        ),
+        limits=place_limits(limits, y, box),
     )
 
 
@@ -157,52 +147,55 @@ def paths_of(errors: Sequence[float], x: Scale, y: Scale) -> tuple[tuple[str, ..
 def spread_labels(lines: Sequence[Line], box: Box) -> tuple[Line, ...]:
     """Return the lines with labels that do not overlap, in the order of their ends, within the plot."""
     ordered = sorted(lines, key=lambda line: line.end)
+    places = spread([line.end for line in ordered], box.top, box.bottom)
+    return tuple(replace(line, label_y=place) for line, place in zip(ordered, places, strict=True))
+
+
+def place_limits(limits: Mapping[tuple[str, float], int], y: Scale, box: Box) -> tuple[Limit, ...]:
+    """Return the limits, the highest first, with labels that do not overlap."""
+    ordered = sorted(limits, key=lambda name_and_limit: y(name_and_limit[1]))
+    places = spread([y(limit) - ABOVE for _, limit in ordered], box.top - ABOVE, box.bottom - ABOVE)
+    return tuple(
+        Limit(y(limit), f"limit of {name}: {figure(limit)}", place, limits[name, limit])
+        for (name, limit), place in zip(ordered, places, strict=True)
+    )
+
+
+def spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
+    """Return heights at least `LABEL_HEIGHT` apart, near `wanted`, which rises, from `top` to `bottom`."""
     places: list[float] = []
-    for line in ordered:
-        places.append(max(line.end, places[-1] + LABEL_HEIGHT if places else box.top))
-    floor = box.bottom
+    for height in wanted:
+        places.append(max(height, places[-1] + LABEL_HEIGHT if places else top))
+    floor = bottom
     for i in reversed(range(len(places))):
         places[i] = min(places[i], floor)
         floor = places[i] - LABEL_HEIGHT
-    return tuple(replace(line, label_y=place) for line, place in zip(ordered, places, strict=True))
+    return places
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Nodes of a magnitude of 2^power to 2^(power + 1).
+    """Nodes of a magnitude of 2^power to 2^(power + 1)."""
 
-    Attributes:
-        x, y, width, height: its rectangle.
-        count: how many nodes.
-        beyond: whether fp16 cannot hold them.
-    """
-
-    x: float
+    x: float  # its rectangle
     y: float
     width: float
     height: float
     count: int
-    beyond: bool
+    label: str  # the count, or "" where it would touch the label of the bar before it
+    beyond: bool  # whether fp16 cannot hold them
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """The number of nodes by the magnitude of their results.
+    """The number of nodes by the magnitude of their results."""
 
-    Attributes:
-        width, height: the picture's size.
-        box: the plot area.
-        bars: the bars that are not empty.
-        powers: x and label of some powers of two.
-        largest: x of fp16's largest number.
-    """
-
-    width: float
+    width: float  # of the whole picture
     height: float
-    box: Box
-    bars: tuple[Bar, ...]
-    powers: tuple[tuple[float, str], ...]
-    largest: float
+    box: Box  # the plot area
+    bars: tuple[Bar, ...]  # those that are not empty
+    powers: tuple[tuple[float, str], ...]  # x and label of some powers of two
+    largest: float  # x of fp16's largest number
 
 
 def histogram(nodes: Sequence[Fp32Node]) -> Histogram:
@@ -226,15 +219,30 @@ def histogram(nodes: Sequence[Fp32Node]) -> Histogram:
     def x(power: float) -> float:
         return round(box.left + (power - low) * step, 1)
 
-    bars = []
+    bars: list[Bar] = []
+    free = box.left  # where no label has been written
     for power, magnitudes in sorted(counts.items()):
         height = round((box.bottom - box.top - 16) * len(magnitudes) / most, 1)
-        beyond = not max(magnitudes) <= FP16_MAX
+        label = str(len(magnitudes))
+        middle = x(power + 0.5)
+        half = len(label) * DIGIT_WIDTH / 2
+        if middle - half < free:
+            label = ""
+        else:
+            free = middle + half + 1
         bars.append(
-            Bar(x(power) + 1, box.bottom - height, round(step - 2, 1), height, len(magnitudes), beyond)
+            Bar(
+                x=x(power) + 1,
+                y=box.bottom - height,
+                width=round(step - 2, 1),
+                height=height,
+                count=len(magnitudes),
+                label=label,
+                beyond=not max(magnitudes) <= FP16_MAX,
+            )
         )
     every = 4 if high - low <= 32 else 8
     powers = tuple(
         (x(k), f"2{str(k).translate(SUPERSCRIPTS)}") for k in range(low, high + 2) if k % every == 0
     )
-    return Histogram(420, 156, box, tuple(bars), powers, x(math.log2(FP16_MAX)))
+    return Histogram(420, 172, box, tuple(bars), powers, x(math.log2(FP16_MAX)))

@@ -46,15 +46,10 @@ SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
 @dataclass(frozen=True)
 class Subject:
-    """What was verified.
+    """What was verified."""
 
-    Attributes:
-        name: the name of the bundle's folder.
-        facts: what the page's head lists, by label.
-    """
-
-    name: str
-    facts: Mapping[str, str]
+    name: str  # the name of the bundle's folder
+    facts: Mapping[str, str]  # what the page's head lists, by label
 
     @classmethod
     def of(cls, folder: Path, report: VerificationReport) -> Subject:
@@ -94,19 +89,11 @@ def versions(tools: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison, or one output of it.
+    """A comparison, or one output of it."""
 
-    Attributes:
-        case: what was compared.
-        engine: the engine, where it is not the graph's usual one; of an output's row, the output's name.
-        cells: one per column.
-        passed: whether the comparison passed.
-        failures: what went wrong, as text.
-    """
-
-    case: str
-    engine: str
-    cells: tuple[Cell, ...]
+    case: str  # what was compared
+    engine: str  # the engine, where it is not the graph's usual one; of an output's row, the output's name
+    cells: tuple[Cell, ...]  # one per column
     passed: bool = True
     failures: tuple[str, ...] = ()
 
@@ -122,29 +109,17 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Graph:
-    """An artifact's comparisons.
+    """An artifact's comparisons."""
 
-    Attributes:
-        anchor: the HTML id of its table.
-        name: the artifact's id.
-        engine: the engine of most comparisons.
-        passed: whether all comparisons passed.
-        failed: how many did not pass.
-        columns: each with the limit of most of its cells, or "".
-        rows: one per comparison.
-        outputs: one per output, of comparisons with several outputs.
-        nearest: the figure that is nearest to its limit.
-    """
-
-    anchor: str
-    name: str
-    engine: str
+    anchor: str  # the HTML id of its table
+    name: str  # the artifact's id
+    engine: str  # of most comparisons
     passed: bool
-    failed: int
-    columns: tuple[tuple[Column, str], ...]
-    rows: tuple[Row, ...]
-    outputs: tuple[Row, ...]
-    nearest: Nearest | None
+    failed: int  # how many did not pass
+    columns: tuple[tuple[Column, str], ...]  # each with the limit of most of its cells, or ""
+    rows: tuple[Row, ...]  # one per comparison
+    outputs: tuple[Row, ...]  # one per output, of comparisons with several outputs
+    nearest: Nearest | None  # the figure that is nearest to its limit
 
 
 @dataclass(frozen=True)
@@ -181,7 +156,12 @@ def load_template() -> jinja2.Template:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"counted": pluralize, "figure": any_figure, "clipped": clip, "signs": show_spaces}
+    environment.filters |= {
+        "counted": pluralize,
+        "figure": format_any_figure,
+        "clipped": clip,
+        "signs": show_spaces,
+    }
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
@@ -298,7 +278,7 @@ def find_partings(comparisons: Sequence[Comparison]) -> list[Parting]:
     return sorted(found.values(), key=lambda parting: parting.explained)
 
 
-def any_figure(value: float | None) -> str:
+def format_any_figure(value: float | None) -> str:
     return "not finite" if value is None else figure(value)
 
 

@@ -31,21 +31,13 @@ NOT_SHOWN = {"finite", "common_prefix_of"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table of comparisons.
-
-    Attributes:
-        title: the heading.
-        metrics: the metrics that it shows; a comparison has one of them.
-        meaning: an explanation of the figure.
-        percent: whether it is a share.
-        brief: whether a terminal shows it.
-    """
+    """A column of a table of comparisons."""
 
     title: str
-    metrics: tuple[str, ...]
-    meaning: str = ""
-    percent: bool = False
-    brief: bool = False
+    metrics: tuple[str, ...]  # the metrics that it shows; a comparison has one of them
+    meaning: str = ""  # an explanation of the figure
+    percent: bool = False  # whether it is a share
+    brief: bool = False  # whether a terminal shows it
 
 
 COLUMNS = (
@@ -120,19 +112,12 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a comparison.
-
-    Attributes:
-        text: the figure.
-        limit: what is allowed, as in "≤ 0.1", or "".
-        share: the figure in units of its limit; None where there is none.
-        state: "", "near" its limit, or "over" it.
-    """
+    """One figure of a comparison."""
 
     text: str = ""
-    limit: str = ""
-    share: float | None = None
-    state: str = ""
+    limit: str = ""  # what is allowed, as in "≤ 0.1", or ""
+    share: float | None = None  # the figure in units of its limit; None where there is none
+    state: str = ""  # "", "near" its limit, or "over" it
 
 
 def columns_of(comparisons: Sequence[Comparison]) -> list[Column]:
@@ -159,7 +144,7 @@ def cell_of(comparison: Comparison, column: Column, output: str | None = None) -
     if metric == "common_prefix":
         return Cell(f"{value} of {comparison.metrics.get(f'{name}_of', '?')}")
     if metric in COUNTS:
-        return Cell(f"{value} {metric}")
+        return Cell(pluralize(int(value or 0), metric.removesuffix("s")))
     share = None if limit is None else share_of(value, limit)
     if value is None:
         state = "over"
@@ -303,7 +288,7 @@ def verification_table(report: VerificationReport) -> list[RenderableType]:
             cells = [Text(cell.text, style=STYLES[cell.state]) for cell in (cell_of(c, x) for x in columns)]
             verdict = Text("passed") if c.passed else Text("FAILED", style="bold red")
             table.add_row(Padding(Text(printable(case)), (0, 0, 0, 2)), *cells, verdict)
-    return [table, *(paragraphs(title, lines) for title, lines in told(report).items() if lines)]
+    return [table, *(paragraphs(title, lines) for title, lines in collect_details(report).items() if lines)]
 
 
 STYLES: Mapping[str, str] = {"": "", "near": "yellow", "over": "bold red"}
@@ -312,7 +297,7 @@ STYLES: Mapping[str, str] = {"": "", "near": "yellow", "over": "bold red"}
 RUN_PLANS = "graphs alone were compared; `planforge selftest BUNDLE` runs a plan, on a machine with its GPU"
 
 
-def told(report: VerificationReport) -> dict[str, list[str]]:
+def collect_details(report: VerificationReport) -> dict[str, list[str]]:
     """Return the details that a table has no room for, as lines by title."""
     failures = [
         f"{c.artifact} on {c.backend}, {c.case}: {'; '.join(c.failures)}"

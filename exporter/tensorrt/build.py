@@ -25,7 +25,7 @@ from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
 from ...runtime.bundle.plan import network_name
 from ...runtime.errors import IntegrityError
 from ...runtime.suggest import did_you_mean
-from ..errors import BuildError, BuildOptionError, OutputError, error_named
+from ..errors import BuildError, BuildOptionError, OutputError, error_from_name
 from ..processes import command_of, run_child
 from .candidates import check_candidates
 from .profiles import Profile, check_profile, slots_of
@@ -131,7 +131,7 @@ def build_plan(
         BackendUnavailableError: the engine is not installed, or needs a GPU.
         OutputError: the plan cannot be written.
     """
-    sms = checked_target(engine, sms)
+    sms = resolve_architectures(engine, sms)
     check_build_options(engine, options)
     if options.candidates:
         check_candidates(artifact, options.candidates)
@@ -154,7 +154,7 @@ def build_plan(
     }
     started = time.perf_counter()
     try:
-        answer = answer_of_child(request)
+        answer = build_in_child(request)
         try:
             os.replace(partial, out)
         except OSError as error:
@@ -177,7 +177,7 @@ def build_plan(
     )
 
 
-def checked_target(engine: str, sms: Sequence[str]) -> list[str]:
+def resolve_architectures(engine: str, sms: Sequence[str]) -> list[str]:
     """Return the wanted compute capabilities, each once; refuse what the engine cannot build for here."""
     if engine not in LIBRARIES:
         known = sorted(LIBRARIES)
@@ -211,7 +211,7 @@ def check_build_options(engine: str, options: Options) -> None:
         )
 
 
-def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
+def build_in_child(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run the build in a child process and return its answer. An interrupt here kills the child."""
     with tempfile.TemporaryDirectory(prefix="planforge-build-") as folder:
         files = [Path(folder, "request.json"), Path(folder, "answer.json")]
@@ -229,7 +229,7 @@ def answer_of_child(request: Mapping[str, Any]) -> dict[str, Any]:
             raise BuildError(f"{request['engine']} died while building {request['onnx']}: {end}")
         answer: dict[str, Any] = json.loads(files[1].read_text(encoding="utf-8"))
     if "error" in answer:
-        raise error_named(answer["error"], answer["message"])
+        raise error_from_name(answer["error"], answer["message"])
     return answer
 
 

@@ -16,8 +16,8 @@ from ...runtime.bundle.manifest import Artifact, PlanWeight, TensorSpec
 from ...runtime.errors import BackendUnavailableError, PlanForgeError
 from ..errors import BuildError, OutputError
 from .candidates import add_candidates
-from .log import FATAL_WARNING, build_errors, check_network, in_words, parse_errors
-from .older import for_tensorrt_8, keep_types
+from .log import FATAL_WARNING, check_network, explain_build_errors, explain_parse_errors, translate_message
+from .older import keep_types, rewrite_for_tensorrt_8
 from .profiles import SLOTS, Profile, add_profile, slots_of
 
 if TYPE_CHECKING:
@@ -60,11 +60,13 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     if count := request["options"].get("candidates"):
         add_candidates(model, artifact, count)
         artifact = artifact.with_candidates(count)
-    types = for_tensorrt_8(model, version_of(trt)) if weak else {}
+    types = rewrite_for_tensorrt_8(model, version_of(trt)) if weak else {}
     parser = trt.OnnxParser(network, log)  # owns the weights until the plan is built
     if not parser.parse(model.SerializeToString(), request["onnx"]):
-        raise BuildError(parse_errors(parser, log.errors))
-    check_network(network, with_weights(with_int32(artifact) if weak else artifact, weights), slots)
+        raise BuildError(explain_parse_errors(parser, log.errors))
+    check_network(
+        network, add_weight_inputs(use_int32_inputs(artifact) if weak else artifact, weights), slots
+    )
     allow_decomposed_attention(trt, network)
     if request["name"]:
         network.name = request["name"]  # the plan keeps it
@@ -79,14 +81,14 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     for profile in profiles:
         added = add_profile(builder, config, profile, artifact)
         if added is None:
-            why = build_errors(log.errors)
+            why = explain_build_errors(log.errors)
             raise BuildError(f"TensorRT refuses profile {profile.name!r} of {profile.axes}: {why}")
         taken.append(added.to_json())
     if library.sms:
         set_compute_capabilities(trt, config, sms)
     write_plan(trt, builder, network, config, Path(request["out"]), log)
     keep_timings(config, request["options"].get("timing_cache"))
-    warnings = dict.fromkeys(in_words(warning) for warning in log.warnings)
+    warnings = dict.fromkeys(translate_message(warning) for warning in log.warnings)
     sms = ["sm80+"] if request["options"].get("compatible") else sms
     found = {"version": trt.__version__, "sms": sms, "cuda": cuda, "warnings": list(warnings)}
     return {**found, "profiles": taken, "weights": [asdict(weight) for weight in weights]}
@@ -107,7 +109,7 @@ def network_kind(trt: Any, weak: bool) -> Any:
     return kinds.EXPLICIT_BATCH if weak else kinds.STRONGLY_TYPED
 
 
-def with_int32(artifact: Artifact) -> Artifact:
+def use_int32_inputs(artifact: Artifact) -> Artifact:
     """Return the artifact with int32 for its int64 inputs, as TensorRT 8 reads them."""
     inputs = tuple(replace(s, dtype="int32") if s.dtype == "int64" else s for s in artifact.inputs)
     return replace(artifact, inputs=inputs)
@@ -234,7 +236,7 @@ def take_out_weights(model: ModelProto) -> list[PlanWeight]:
     return taken
 
 
-def with_weights(artifact: Artifact, weights: Sequence[PlanWeight]) -> Artifact:
+def add_weight_inputs(artifact: Artifact, weights: Sequence[PlanWeight]) -> Artifact:
     """Return the artifact with weights among its inputs."""
     specs = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in weights)
     return replace(artifact, inputs=(*artifact.inputs, *specs))
@@ -276,9 +278,9 @@ def write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, lo
     except OSError as error:
         raise OutputError(f"cannot write the plan {path}: {error.strerror}") from error
     if not built:
-        raise BuildError(f"TensorRT builds no plan: {build_errors(log.errors)}")
+        raise BuildError(f"TensorRT builds no plan: {explain_build_errors(log.errors)}")
     if fatal := [warning for warning in log.warnings if FATAL_WARNING.search(warning)]:
-        raise BuildError(f"the plan would fail while running: {build_errors(fatal)}")
+        raise BuildError(f"the plan would fail while running: {explain_build_errors(fatal)}")
 
 
 def plan_writer(trt: Any, file: BinaryIO) -> Any:

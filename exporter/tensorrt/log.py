@@ -57,7 +57,7 @@ TRANSLATIONS = (
 )
 
 
-def parse_errors(parser: Any, messages: Iterable[str]) -> str:
+def explain_parse_errors(parser: Any, messages: Iterable[str]) -> str:
     """Return what the parser refused, one node after the other.
 
     Args:
@@ -65,14 +65,14 @@ def parse_errors(parser: Any, messages: Iterable[str]) -> str:
         messages: the log's errors, which tell more about files than the parser does.
     """
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
-    lines = [node_error(error) for error in errors if error.node() >= 0]
+    lines = [explain_node_error(error) for error in errors if error.node() >= 0]
     if not lines:  # not about a node: the weights, or the file itself
-        lines = [in_words(text) for text in messages] or ["the ONNX parser gives no reason"]
+        lines = [translate_message(text) for text in messages] or ["the ONNX parser gives no reason"]
         lines = lines[:1]
     return "; ".join(dict.fromkeys(lines))
 
 
-def node_error(error: Any) -> str:
+def explain_node_error(error: Any) -> str:
     """Return one parser error: the node, its operator, the functions around it, and what is wrong."""
     named = hasattr(error, "node_name")  # from 10.0 on
     name = error.node_name() if named else ""
@@ -83,17 +83,17 @@ def node_error(error: Any) -> str:
     lines = [line for line in error.desc().splitlines() if not NOISE.search(line)]
     told = [line for line in lines if not line.startswith("Invalid Node")]
     return f"ONNX node {node} ({operator}){inside}: " + "; ".join(
-        in_words(line, name) for line in told or [str(error.code())]
+        translate_message(line, name) for line in told or [str(error.code())]
     )
 
 
-def build_errors(messages: Iterable[str]) -> str:
+def explain_build_errors(messages: Iterable[str]) -> str:
     """Return why no plan was built, from the log's errors."""
-    lines = dict.fromkeys(in_words(text) for text in messages)
+    lines = dict.fromkeys(translate_message(text) for text in messages)
     return "; ".join(lines) or "TensorRT gives no reason"
 
 
-def in_words(message: str, node: str = "") -> str:
+def translate_message(message: str, node: str = "") -> str:
     """Return a message on one line, without TensorRT's own source positions."""
     text = " ".join(message.split())
     for pattern, words in TRANSLATIONS:
@@ -114,8 +114,8 @@ def check_network(network: Any, artifact: Artifact, slots: int | None) -> None:
     """
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
-    problems = differences("input", inputs, artifact.inputs, slots)
-    problems += differences("output", outputs, artifact.outputs, slots)
+    problems = find_differences("input", inputs, artifact.inputs, slots)
+    problems += find_differences("output", outputs, artifact.outputs, slots)
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     read = [layer.get_input(i) for layer in layers for i in range(layer.num_inputs)]
     used = {tensor.name for tensor in read if tensor is not None}
@@ -135,7 +135,7 @@ def check_network(network: Any, artifact: Artifact, slots: int | None) -> None:
         raise BuildError(f"TensorRT understood {artifact.id} differently: {'; '.join(problems)}")
 
 
-def differences(
+def find_differences(
     side: str, tensors: Sequence[Any], specs: Sequence[TensorSpec], slots: int | None
 ) -> list[str]:
     """Return how a network's inputs or outputs differ from the artifact's."""

@@ -53,7 +53,7 @@ class Rewriter:
         self.add("Cast", name, output=output, to=self.types[output])
 
 
-def for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[str, int]:
+def rewrite_for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[str, int]:
     """Rewrite a graph in place, for 8.5 (no LayerNormalization) or 8.6.
 
     The nodes that replace an operator compute in fp32.

@@ -17,7 +17,7 @@ from ...runtime.errors import BackendUnavailableError, InputError
 from ...runtime.suggest import did_you_mean
 from ..bundle.writer import install_change, list_file_entries, staging_folder
 from ..errors import BuildError
-from ..targets import INSTALLED, NAMES, target_named
+from ..targets import INSTALLED, NAMES, find_target
 from .build import USUAL, Options, build_plan
 from .memory import estimate_memory
 from .profiles import Profile, profiles_for
@@ -84,7 +84,7 @@ def build(
 
         def add_plans(current: Manifest) -> Manifest:
             """Return the manifest that is there now, which another build may have changed, with the plans."""
-            manifest, gone = with_plans(current, new, entries)
+            manifest, gone = replace_plans(current, new, entries)
             replaced.extend(gone)
             return manifest
 
@@ -102,9 +102,9 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
     """
     if target is not None and engine is not None:
         raise InputError(f"give a target ({target}) or an engine ({engine}), not both")
-    name = target or target_of(engine)
-    if not target_named(name).plans:
-        plans = [name for name in NAMES if target_named(name).plans]
+    name = target or target_of_engine(engine)
+    if not find_target(name).plans:
+        plans = [name for name in NAMES if find_target(name).plans]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
     if options.candidates and bundle.manifest.task != "text-generation":
         raise InputError(
@@ -113,7 +113,7 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
     return name
 
 
-def with_plans(
+def replace_plans(
     manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]
 ) -> tuple[Manifest, tuple[Plan, ...]]:
     """Return a manifest with more plans, and the plans that these replace.
@@ -132,7 +132,7 @@ def with_plans(
     return dataclasses.replace(manifest, plans=plans, files={**files, **entries}), replaced
 
 
-def target_of(engine: str | None) -> str:
+def target_of_engine(engine: str | None) -> str:
     """Return the target that an engine's name alone stands for."""
     names = {"tensorrt-rtx": "rtx", "tensorrt": INSTALLED}
     if engine is None:
@@ -167,7 +167,7 @@ def build_plans(
     bundle = Bundle(staging, manifest)
     plans: list[Plan] = []
     for name in targets:
-        engine = target_named(name).engine
+        engine = find_target(name).engine
         if engine not in LIBRARIES:
             continue
         if not is_installed(engine) and list(targets) == default_targets():
@@ -192,7 +192,7 @@ def build_plans_for(
     options: Options = USUAL,
 ) -> list[Plan]:
     """Build a target's plans, one for each graph, below `folder`."""
-    target = target_named(target_name)
+    target = find_target(target_name)
     if target_name.startswith("jetpack") and not is_installed(target.engine):
         raise BackendUnavailableError(
             f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: copy the bundle"
@@ -210,7 +210,9 @@ def build_plans_for(
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
         profiles = profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
         try:
-            plans.append(plan_of(bundle, artifact, target_name, architectures, profiles, folder, options))
+            plans.append(
+                build_plan_of_graph(bundle, artifact, target_name, architectures, profiles, folder, options)
+            )
         except BuildError as error:
             if not plans:
                 raise
@@ -221,7 +223,7 @@ def build_plans_for(
     return plans
 
 
-def plan_of(
+def build_plan_of_graph(
     bundle: Bundle,
     artifact: Artifact,
     target_name: str,
@@ -231,7 +233,7 @@ def plan_of(
     options: Options,
 ) -> Plan:
     """Build one graph's plan below `folder`."""
-    target = target_named(target_name)
+    target = find_target(target_name)
     # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
     name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
     (folder / "plans").mkdir(exist_ok=True)

@@ -27,15 +27,10 @@ SLOTS = "slots"  # TensorRT wants the capacity of a cache as a number: frozen in
 
 @dataclass(frozen=True)
 class Profile:
-    """The lengths that one way of calling a graph may have.
+    """The lengths that one way of calling a graph may have."""
 
-    Attributes:
-        name: what it is for.
-        axes: (min, opt, max) of every named axis among the inputs.
-    """
-
-    name: str
-    axes: Mapping[str, Range]
+    name: str  # what it is for
+    axes: Mapping[str, Range]  # (min, opt, max) of every named axis among the inputs
 
     def shapes(self, spec: TensorSpec) -> tuple[Shape, Shape, Shape]:
         """Return the smallest, the best and the largest shape of one input."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...runtime.errors import PlanForgeError
-from ..errors import ExportError, error_named
+from ..errors import ExportError, error_from_name
 from ..processes import ChildGroup, command_of, start_child
 from .modules import keep_only_modules, record_modules
 from .recipes import FAMILIES, Choices, Recipe
@@ -93,7 +93,7 @@ def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
     if (said := error_file(out)).is_file():
         error = json.loads(said.read_text(encoding="utf-8"))
         said.unlink()
-        raise error_named(error["error"], error["message"])
+        raise error_from_name(error["error"], error["message"])
     if process.returncode != 0:
         last = errors.strip().splitlines()[-1] if errors.strip() else "no message"
         raise ExportError(f"tracing failed (exit {process.returncode}): {last}")

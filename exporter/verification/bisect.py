@@ -37,37 +37,22 @@ CACHE_STEPS = 4  # that a key or value in int8 may be off: rounding moves some t
 
 @dataclass(frozen=True)
 class Culprit:
-    """The first node that leaves its band.
+    """The first node that leaves its band."""
 
-    Attributes:
-        artifact: the id of the graph.
-        step: the run of the trial in which it does.
-        node: its name in the ONNX file.
-        op_type: its operator.
-        value: the name of its result.
-        module: the path of the PyTorch module that it computes a part of; "" outside of all.
-        layer: the module's layer, if it is in one.
-        dtype: of the result.
-        range: of the result, lowest and highest.
-        meant: the range that it should have.
-        error: the largest difference, in units of the spread of what was meant; None where not finite.
-        allowed: how large the error may be.
-        witness: the reference that it was compared with.
-    """
-
-    artifact: str
-    step: str
-    node: str
+    artifact: str  # its id
+    step: str  # the run of the trial in which it does
+    node: str  # its name in the ONNX file
     op_type: str
-    value: str
-    module: str
-    layer: int | None
-    dtype: str
-    range: tuple[float, float]
-    meant: tuple[float, float] | None
+    value: str  # the name of its result
+    module: str  # the path of the PyTorch module that it computes a part of; "" outside of all
+    layer: int | None  # the module's layer, if it is in one
+    dtype: str  # of the result
+    range: tuple[float, float]  # of the result, lowest and highest
+    meant: tuple[float, float] | None  # the range that it should have
+    # the largest difference, in units of the spread of what was meant; None where not finite
     error: float | None
-    allowed: float
-    witness: str
+    allowed: float  # how large the error may be
+    witness: str  # the reference that it was compared with
 
     def to_json(self) -> dict[str, Any]:
         ranges = {
@@ -103,14 +88,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Witnesses:
-    """The references that the results of a graph are compared with.
+    """The references that the results of a graph are compared with."""
 
-    Attributes:
-        nodes: results by step and name.
-        modules: those of them that are a module's result in PyTorch.
-    """
-
-    nodes: Mapping[Key, Band] = field(default_factory=dict)
+    nodes: Mapping[Key, Band] = field(default_factory=dict)  # results by step and name
+    # those of them that are a module's result in PyTorch
     modules: Mapping[Key, Band] = field(default_factory=dict)
 
 
@@ -127,7 +108,7 @@ def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: W
 
     def hold(node: ir.Node, name: str, array: Array) -> None:
         step = program.runs - 1
-        got = without_padding(trial, step, array)
+        got = remove_padding(trial, step, array)
         for bands in (witnesses.nodes, witnesses.modules):
             band = bands.get((step, name))
             if band is None or got.shape != band.want.shape:
@@ -170,7 +151,7 @@ def culprit_of(
     )
 
 
-def without_padding(trial: Trial, step: int, array: Array) -> Array:
+def remove_padding(trial: Trial, step: int, array: Array) -> Array:
     """Return a result at the tokens: nobody reads what a graph makes of padding, and rounding changes it."""
     tokens = trial.select_tokens(step, array)
     return array if tokens is None else tokens
@@ -215,12 +196,12 @@ def node_bands(
         # Hidden states alone: in scores, and in keys laid out for a product, padding cannot be told apart.
         allowed = CAPS[artifact.precision]["max_error"]
         return {
-            key: Band(without_padding(trial, key[0], array), allowed, full_artifact.id)
+            key: Band(remove_padding(trial, key[0], array), allowed, full_artifact.id)
             for key, array in values.items()
             if array.ndim == 3 and trial.select_tokens(key[0], array) is not None
         }
     witness = f"{artifact.id}, converted again"
-    exact = {key: without_padding(trial, key[0], array) for key, array in values.items()}
+    exact = {key: remove_padding(trial, key[0], array) for key, array in values.items()}
     if artifact.precision == "fp32":
         return {key: Band(array, floor, witness) for key, array in exact.items()}
     bands = {}

@@ -41,17 +41,11 @@ Gap: TypeAlias = "tuple[dict[str, Array], dict[str, Array]] | None"
 
 @dataclasses.dataclass(frozen=True)
 class OnnxFile:
-    """An ONNX file that is not part of a bundle.
-
-    Attributes:
-        path: of the file.
-        model: the graph.
-        artifact: the types of its inputs and outputs, and the lowest precision of anything in it.
-    """
+    """An ONNX file that is not part of a bundle."""
 
     path: Path
     model: ir.Model
-    artifact: Artifact
+    artifact: Artifact  # the types of its inputs and outputs, and the lowest precision of anything in it
 
     @classmethod
     def load(cls, path: Path) -> OnnxFile:

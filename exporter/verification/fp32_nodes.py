@@ -18,21 +18,13 @@ from ..tracing.modules import find_module
 
 @dataclass(frozen=True)
 class Fp32Node:
-    """A node whose results stay in fp32, or whose weights are scaled.
+    """A node whose results stay in fp32, or whose weights are scaled."""
 
-    Attributes:
-        node: its name in the ONNX file.
-        op_type: its operator.
-        module: the path of the PyTorch module that it computes a part of.
-        reason: why it does not just become fp16.
-        low, high: the range of its results on a little real text.
-    """
-
-    node: str
+    node: str  # its name in the ONNX file
     op_type: str
-    module: str
-    reason: str
-    low: float
+    module: str  # the path of the PyTorch module that it computes a part of
+    reason: str  # why it does not just become fp16
+    low: float  # the range of its results on a little real text
     high: float
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ An epsilon that is a tenth of the right one, or weights that are 1 % off, may hi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,16 +50,14 @@ def compare_structure(
     graph = load_graph(bundle.path(artifact.file)).graph
     weights = [] if tensors is None else list(check_weights(graph, tensors))
     ours = not bundle.manifest.source.get("exporter")  # others scale where they like
-    failures = []
+    failures: list[str] = []
     for faults in (
-        list(wrong_epsilons(graph, bundle.manifest.config)),
-        list(wrong_scales(graph)) if ours else [],
+        list(find_wrong_epsilons(graph, bundle.manifest.config)),
+        list(find_wrong_scales(graph)) if ours else [],
         [fault for fault in weights if fault is not None],
-        list(wrong_cache_scales(graph, cache_scales or {})),
+        list(find_wrong_cache_scales(graph, cache_scales or {})),
     ):
-        failures += faults[:MOST]
-        if len(faults) > MOST:
-            failures.append(f"and {len(faults) - MOST} more like it")
+        failures += shorten(faults)
     return Comparison(
         artifact=artifact.id,
         backend=READING,
@@ -95,15 +93,20 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
             compared += 1
             if fault := describe_difference(constant.numpy(), meant.numpy(), f"that of {against}"):
                 failures.append(f"weight {value.name!r} of {describe_node(uses[0].node)} {fault}")
-    more = [f"and {len(failures) - MOST} more like it"] if len(failures) > MOST else []
     return Comparison(
         artifact=name,
         backend=READING,
         case=f"{CASE}, against {against}",
         metrics={"weights": compared},
         limits={},
-        failures=(*failures[:MOST], *more),
+        failures=tuple(shorten(failures)),
     )
+
+
+def shorten(faults: Sequence[str]) -> list[str]:
+    """Return the first faults of a kind, and how many more there are."""
+    more = [f"and {len(faults) - MOST} more like it"] if len(faults) > MOST else []
+    return [*faults[:MOST], *more]
 
 
 def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float, float]]:
@@ -117,7 +120,7 @@ def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float
                 yield key, one, two
 
 
-def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
+def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the normalisations whose epsilon is not the config's."""
     meant = next((float(value) for name, value in config.items() if name.startswith("layer_norm_eps")), None)
     for node in graph:
@@ -127,7 +130,7 @@ def wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {meant:g}"
 
 
-def wrong_scales(graph: ir.Graph) -> Iterator[str]:
+def find_wrong_scales(graph: ir.Graph) -> Iterator[str]:
     """Yield attention whose scores are not scaled by 1 / sqrt(head size)."""
     for node in graph:
         size = head_size(node)
@@ -139,7 +142,7 @@ def wrong_scales(graph: ir.Graph) -> Iterator[str]:
             yield f"{describe_node(node)} has scale {scale:g}, heads of {size} need {meant:g}"
 
 
-def wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iterator[str]:
+def find_wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iterator[str]:
     """Yield scales far from what the model's keys and values need: steps too coarse, or values clipped."""
     for node in graph:
         if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:

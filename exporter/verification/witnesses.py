@@ -17,7 +17,7 @@ from ..graphs import recipe_of
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module
 from ..tracing.modules import results_by_scope, results_of, scope_of
-from .bisect import Band, Witnesses, module_bands, node_bands, without_padding
+from .bisect import Band, Witnesses, module_bands, node_bands, remove_padding
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel

@@ -21,7 +21,7 @@ from benchmarks.gpu.report import report
 from benchmarks.gpu.systems.planforge import TARGETS as TARGETS_OF_EXPORT
 from benchmarks.gpu.targets import TARGETS, Target, judge_target, verdicts
 from benchmarks.systems import system_named
-from planforge.exporter.targets import target_named
+from planforge.exporter.targets import find_target
 from planforge.runtime.backends.cuda_memory import Gpu
 
 from ..helpers.machines import Machine
@@ -138,7 +138,7 @@ def test_cases_name_systems_that_there_are_and_the_same_work() -> None:
 
 def test_plans_and_graphs_are_exported_for_the_engine_that_runs_them() -> None:
     for backend, name in TARGETS_OF_EXPORT.items():
-        target = target_named(name)
+        target = find_target(name)
         assert target.engine == ("onnxruntime" if backend == "ort-cuda" else backend)
         assert target.plans == (backend != "ort-cuda") and "fp16" not in target.without
 

@@ -16,7 +16,7 @@ from typer.main import get_group
 from planforge.exporter.commands.app import app
 from planforge.exporter.linting import lint
 from planforge.exporter.precisions import PRECISIONS
-from planforge.exporter.targets import NAMES, TARGETS, target_named
+from planforge.exporter.targets import NAMES, TARGETS, find_target
 from planforge.runtime.backends.ladder import BACKENDS, RUNGS
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.diagnostics.doctor import find_rungs
@@ -91,7 +91,7 @@ def test_a_command_is_one_that_the_program_takes(page: str, words: list[str]) ->
         if option == "--sm":
             assert set(value.split(",")) <= set(LIBRARIES["tensorrt-rtx"].sms), page
     if words[0] == "build" and "--target" in words:
-        assert target_named(words[words.index("--target") + 1]).plans, words
+        assert find_target(words[words.index("--target") + 1]).plans, words
 
 
 def test_every_name_in_the_text_exists() -> None:
@@ -131,7 +131,7 @@ def test_every_jetpack_has_its_row() -> None:
     targets = {row[4].strip("`"): row for row in table}
     assert set(targets) == {name for name in TARGETS if name.startswith("jetpack")}
     for name, (version, _, python, tensorrt, _, export, _) in targets.items():
-        target = target_named(name)
+        target = find_target(name)
         assert ".".join(map(str, target.version)) == tensorrt
         releases = [pack for pack in JETPACKS.values() if pack.version in version.split(" and ")]
         assert releases and {pack.python for pack in releases} == {python}

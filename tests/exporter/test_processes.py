@@ -133,11 +133,11 @@ class Refusing:
         ]
         monkeypatch.setattr(plans, "fp16_graphs", lambda manifest, dialect: graphs)
         monkeypatch.setattr(plans, "profiles_for", lambda artifact, **limits: [])
-        monkeypatch.setattr(plans, "plan_of", self.plan_of)
+        monkeypatch.setattr(plans, "build_plan_of_graph", self.build_plan_of_graph)
         monkeypatch.setattr(plans, "is_installed", lambda engine: True)
 
     @staticmethod
-    def plan_of(bundle: Any, artifact: Any, *arguments: Any) -> Any:
+    def build_plan_of_graph(bundle: Any, artifact: Any, *arguments: Any) -> Any:
         folder = arguments[3]
         if artifact.graph == "decoder":
             raise BuildError("node strange: Det is not supported")
@@ -184,14 +184,14 @@ def test_a_plan_whose_partner_is_refused_is_dropped_and_told(
 def test_errors_cross_the_boundary_by_name(
     name: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = error_named(name, "manifest.json: rows is missing")
+    error = error_from_name(name, "manifest.json: rows is missing")
     assert type(error) is kind and str(error) == "manifest.json: rows is missing"
     assert not isinstance(error, MemoryLimitError)
     answer = f'{{"error": "{name}", "message": "manifest.json: rows is missing"}}'
     code = f"import pathlib, sys; pathlib.Path(sys.argv[2]).write_text({answer!r})"
     monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", code))
     with pytest.raises(kind, match=r"manifest\.json: rows is missing"):
-        build.answer_of_child({"engine": "tensorrt-rtx", "onnx": "g.onnx"})
+        build.build_in_child({"engine": "tensorrt-rtx", "onnx": "g.onnx"})
 
 
 def test_a_tracers_error_is_what_it_was(tmp_path: Path) -> None:
@@ -206,10 +206,10 @@ def test_a_tracers_error_is_what_it_was(tmp_path: Path) -> None:
 
 CLEANS_UP = """
 import os, signal, time
-from planforge.exporter.processes import ending_with_children
+from planforge.exporter.processes import end_children_on_signals
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
-with ending_with_children():
+with end_children_on_signals():
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(100)

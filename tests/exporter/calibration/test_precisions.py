@@ -20,7 +20,7 @@ from planforge.exporter.errors import ExportError
 from planforge.exporter.gate import CAPS, Gaps
 from planforge.exporter.graphs import planned
 from planforge.exporter.passes.quantize import QuantizeWeights
-from planforge.exporter.precisions import PRECISIONS, checked_precisions
+from planforge.exporter.precisions import PRECISIONS, resolve_precisions
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.reference.rounding import Rounding
 from planforge.exporter.request import default_precisions
@@ -113,11 +113,11 @@ def test_what_a_model_or_target_cannot_have_is_refused(
 def test_unknown_precisions_list_the_known(names: list[str]) -> None:
     known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8"
     with pytest.raises(InputError, match=f"must name one or more of {known}(; did you mean|$)"):
-        checked_precisions(names)
+        resolve_precisions(names)
 
 
 def test_a_precision_counts_once_and_the_first_stays_first() -> None:
-    assert checked_precisions(["int4", "fp32", "int4", "fp32"]) == ["int4", "fp32"]
+    assert resolve_precisions(["int4", "fp32", "int4", "fp32"]) == ["int4", "fp32"]
 
 
 @pytest.mark.parametrize(

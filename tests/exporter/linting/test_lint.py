@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from planforge.exporter.linting import TARGETS, LintReport, lint
+from planforge.exporter.linting import TARGETS, Finding, LintReport, lint
 from planforge.exporter.linting import operator_tables as tables
-from planforge.exporter.linting.lint import graph_targets
-from planforge.exporter.linting.rules import RULES, listing
+from planforge.exporter.linting.lint import graph_targets, graphs_for
+from planforge.exporter.linting.rules import RULES, list_targets_and_rules
+from planforge.exporter.targets import lint_targets
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError, InputError
 
@@ -179,7 +180,7 @@ def test_every_rule_has_a_source_a_way_out_and_a_target() -> None:
     for rule in RULES:
         assert rule.source.startswith(("https://", "measured", "compared")) and rule.fix and rule.about
         assert any(rule.holds(target) for target in TARGETS.values())
-    (_, _, targets), (_, _, rules) = listing()
+    (_, _, targets), (_, _, rules) = list_targets_and_rules()
     assert [row[0] for row in targets] == list(TARGETS) and len(rules) == len(RULES)
 
 
@@ -280,7 +281,7 @@ def test_a_file_that_is_no_graph_is_one_line(content: bytes, told: str, tmp_path
 
 
 def test_no_file_no_bundle_and_no_target(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"missing\.onnx does not exist"):
+    with pytest.raises(InputError, match=r"missing\.onnx does not exist; give .* `planforge export` wrote"):
         lint(tmp_path / "missing.onnx")
     with pytest.raises(BundleError):
         lint(tmp_path)
@@ -344,15 +345,41 @@ def test_the_command_says_what_it_needs_and_what_it_knows(tmp_path: Path) -> Non
     assert code == 0 and all(rule.id in out for rule in RULES) and "jetpack6.2" in out
 
 
-def test_all_graphs_of_a_bundle_are_read(demo_bundle: Path) -> None:
-    report = lint(demo_bundle, ["rtx", "tensorrt10.3"])
-    ort = next(graph for graph in report.graphs if "decoder.ort." in graph)
-    assert report.instead(ort, "tensorrt10.3").startswith("; use decoder.portable.")
+def test_each_graph_of_a_bundle_is_checked_for_the_targets_that_take_it(demo_bundle: Path) -> None:
+    report = lint(demo_bundle, ["rtx", "tensorrt10.3", "cpu"])
     dialects = {graph: graph.split(".")[1] for graph in report.graphs}
     assert set(dialects.values()) == {"ort", "portable", "inplace"}
-    for graph, dialect in dialects.items():
-        failing = {t for t in report.targets if report.counts(graph, t)["error"]}
-        assert failing == {"ort": {"rtx", "tensorrt10.3"}, "inplace": {"tensorrt10.3"}}.get(dialect, set())
+    takers = {"ort": "cpu", "portable": "tensorrt10.3", "inplace": "rtx"}
+    assert {(dialects[graph], target) for graph, target in report.checked} == set(takers.items())
+    assert report.passed and not any(finding.is_error for finding in report.findings)
+
+
+def test_nothing_is_found_in_a_fresh_bundle(demo_bundle: Path) -> None:
+    report = lint(demo_bundle)
+    assert report.findings == () and {"cpu", "rtx"} <= set(report.targets)
+    assert {graph for graph, _ in report.checked} == set(report.graphs)
+
+
+def test_a_target_that_takes_no_graph_of_a_bundle_is_told_why(demo_bundle: Path) -> None:
+    manifest = Bundle.open(demo_bundle).manifest
+    ort = [artifact for artifact in manifest.artifacts if artifact.dialect == "ort"]
+    portable = [artifact for artifact in manifest.artifacts if artifact.dialect == "portable"]
+    for names, artifacts, expected in (
+        (["rtx"], ort, ort),
+        (["jetpack6.2"], [*ort, *portable], portable),
+        (["rtx"], [*ort, *portable], portable),
+        (["cpu"], [a for a in ort if a.precision == "fp16"], [a for a in ort if a.precision == "fp16"]),
+    ):
+        (target,) = lint_targets(names)
+        assert graphs_for(target, artifacts) == expected
+
+
+def test_of_several_graphs_that_a_target_takes_one_without_errors_is_enough(tmp_path: Path) -> None:
+    graphs = ("onnx/decoder.ort.fp32-1.onnx", "onnx/decoder.ort.int8-1.onnx")
+    fault = Finding(graphs[1], "cpu", "error", "r", "", (), (), "what", "fix", "source")
+    report = LintReport(tmp_path, graphs, ("cpu",), tuple((graph, "cpu") for graph in graphs), (fault,))
+    assert report.passed and not report.matters(fault)
+    assert report.instead(graphs[1], "cpu") == "; use decoder.ort.fp32-1.onnx"
 
 
 @pytest.mark.parametrize(

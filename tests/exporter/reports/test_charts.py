@@ -70,10 +70,11 @@ def test_errors_are_drawn_on_a_logarithmic_scale() -> None:
     broken = lines["decoder.ort.int8"]
     assert len(broken.paths) == 2 and broken.broken == (x1,)
     decades = dict((label, y) for y, label in chart.rows)
-    assert [(y, label) for y, label, _ in chart.limits] == [
+    assert [(limit.y, limit.label) for limit in chart.limits] == [
         (decades["10⁻¹"], "limit of fp32: 0.1"),
         (decades["10⁻¹"], "limit of int8: 0.1"),
     ]
+    assert abs(chart.limits[0].label_y - chart.limits[1].label_y) >= 14
     assert lines["decoder.ort.fp32"].tone != broken.tone
 
 
@@ -106,6 +107,13 @@ def test_the_histogram_counts_by_powers_of_two() -> None:
     assert picture.bars[1].x - picture.bars[0].x == pytest.approx((powers["2⁸"] - powers["2⁴"]) / 4, abs=0.2)
     assert picture.largest == pytest.approx(powers["2¹⁶"], abs=0.2)
     assert picture.bars[2].x > picture.largest
+
+
+def test_counts_of_the_histogram_do_not_touch_each_other() -> None:
+    nodes = [Fp32Node("n", "Add", "", "sums", 0, 2.0**power) for power in range(-24, 41) for _ in range(120)]
+    labelled = [bar for bar in histogram(nodes).bars if bar.label]
+    assert 1 < len(labelled) < 65 and {bar.label for bar in labelled} == {"120"}
+    assert all(b.x - a.x >= 3 * 7 for a, b in pairwise(labelled))
 
 
 @given(st.lists(st.floats(), min_size=1))

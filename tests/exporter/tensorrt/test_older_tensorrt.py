@@ -20,7 +20,7 @@ from planforge.exporter.errors import BuildError, OutputError
 from planforge.exporter.linting import lint
 from planforge.exporter.tensorrt import build, builder
 from planforge.exporter.tensorrt.memory import estimate_memory, length_of
-from planforge.exporter.tensorrt.older import for_tensorrt_8
+from planforge.exporter.tensorrt.older import rewrite_for_tensorrt_8
 from planforge.exporter.tensorrt.profiles import Profile, profiles_for
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
@@ -35,7 +35,7 @@ V8_6 = (8, 6)
 def rewritten(model: onnx.ModelProto, version: tuple[int, int]) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    for_tensorrt_8(copy, version)
+    rewrite_for_tensorrt_8(copy, version)
     onnx.checker.check_model(copy, full_check=True)
     return copy
 
@@ -95,7 +95,7 @@ def lint_errors(model: onnx.ModelProto, version: tuple[int, int]) -> list[str]:
 def test_an_operator_without_an_older_form_is_named() -> None:
     model = parsed("(float[4] x, float[4] w) => (bool[4] y) { [inf] z = IsInf(x) \n y = Not(z) }")
     with pytest.raises(BuildError, match=r"'inf' \(IsInf\) is of opset 20; TensorRT 8\.6 reads 17"):
-        for_tensorrt_8(model, V8_6)
+        rewrite_for_tensorrt_8(model, V8_6)
 
 
 @pytest.mark.parametrize("version", [V8_5, V8_6])
@@ -145,7 +145,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         trt = limited(tensorrt_rtx, version)
         monkeypatch.setitem(sys.modules, "tensorrt", trt)
         monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(cuda=12020))
-        monkeypatch.setattr(build, "answer_of_child", builder.build_in_this_process)
+        monkeypatch.setattr(build, "build_in_child", builder.build_in_this_process)
         path = tmp_path / "g.onnx"
         path.write_bytes(parsed(MIXED).SerializeToString())
         artifact = Artifact("g", "portable", "fp16", 20, "onnx/g.onnx", (), "left", (X, IDS), (Y,))
@@ -174,7 +174,7 @@ def test_newer_releases_take_the_graphs_types(version: str, built: Built) -> Non
 
 def test_8_6_is_told_every_type(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     # The parser behind the names is newer: it keeps whole numbers of 64 bits, which 8.6 does not have.
-    monkeypatch.setattr(builder, "with_int32", lambda artifact: artifact)
+    monkeypatch.setattr(builder, "use_int32_inputs", lambda artifact: artifact)
     trt, report = built("8.6")
     assert report.version.startswith("8.6")
     called = {(owner, name) for owner, name, _ in trt.calls}
@@ -189,7 +189,7 @@ def test_8_6_is_told_every_type(built: Built, monkeypatch: pytest.MonkeyPatch) -
 
 def test_whole_numbers_are_of_32_bits_in_8_6() -> None:
     artifact = Artifact("g", "portable", "fp16", 20, "onnx/g.onnx", (), "left", (X, IDS), (Y,))
-    assert [spec.dtype for spec in builder.with_int32(artifact).inputs] == ["float16", "int32"]
+    assert [spec.dtype for spec in builder.use_int32_inputs(artifact).inputs] == ["float16", "int32"]
 
 
 def test_options_reach_the_builder(built: Built) -> None:

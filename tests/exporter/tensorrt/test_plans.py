@@ -10,7 +10,7 @@ from planforge.exporter import build
 from planforge.exporter.bundle.writer import list_file_entries
 from planforge.exporter.errors import BuildError
 from planforge.exporter.tensorrt.build import Options
-from planforge.exporter.tensorrt.plans import with_plans
+from planforge.exporter.tensorrt.plans import replace_plans
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.plans import of_tensorrt, with_manifest

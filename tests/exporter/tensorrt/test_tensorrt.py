@@ -392,7 +392,7 @@ def test_an_interrupt_takes_the_child_along(tmp_path: Path) -> None:
         "import signal, sys; from planforge.exporter.tensorrt import build;"
         "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a background job ignores it
         f"build.CHILD = (sys.executable, '-c', {child!r});"
-        "build.answer_of_child({'engine': 'tensorrt-rtx', 'onnx': 'g.onnx'})"
+        "build.build_in_child({'engine': 'tensorrt-rtx', 'onnx': 'g.onnx'})"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30

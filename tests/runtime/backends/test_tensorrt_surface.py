@@ -208,7 +208,7 @@ def test_the_builder_builds_with_the_names_of_a_release(
     trt = tensorrt(version)
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
-    monkeypatch.setattr(build, "answer_of_child", builder.build_in_this_process)
+    monkeypatch.setattr(build, "build_in_child", builder.build_in_this_process)
     report = build.build_plan(path, artifact, engine="tensorrt", profiles=[profile], out=tmp_path / "g.plan")
     assert (report.version, report.sms, report.warnings) == (trt.__version__, ("sm87",), ())
     assert (tmp_path / "g.plan").read_bytes()[:4] == b"vtrt"
