@@ -11,7 +11,7 @@ from ..runtime.errors import InputError
 from .checkpoints.source import Source, resolve_source
 from .errors import CheckpointError
 from .imported.folder import has_weights
-from .imported.optimum import export_with_optimum, task_of
+from .imported.optimum import export_with_optimum, choose_task
 from .pipeline import ExportResult, write_bundle
 from .precisions import PRECISIONS
 from .providers import ImportedGraphs
@@ -98,7 +98,7 @@ def import_graphs(folder: Path, source: Source, request: Request, progress: Prog
     """Make a bundle of a folder's graphs, with choices that `check_import` has passed."""
     if not has_weights(source.folder):
         if not any(source.folder.glob("*.onnx")):
-            task_of(source.folder)  # says why
+            choose_task(source.folder)  # says why
         if needs_shared_buffers(request):
             raise InputError(
                 f"int8 and int4 are chosen with the checkpoint's weights, which {source.folder} has not: pass"

@@ -128,7 +128,7 @@ def stage_bundle(
             manifest = keep_checks(staging, manifest, report, examiner.to_arrays(), verified.limits)
         built = plans.result()
     return StagedBundle(
-        dataclasses.replace(manifest, plans=tuple(built), files=file_entries(staging)), report
+        dataclasses.replace(manifest, plans=tuple(built), files=list_file_entries(staging)), report
     )
 
 

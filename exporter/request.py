@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypedDict
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.errors import InputError
 from .bundle.writer import check_output
-from .precisions import PRECISIONS, checked_precisions
-from .targets import target_named
-from .tensorrt.build import checked_target
+from .precisions import PRECISIONS, resolve_precisions
+from .targets import find_target
+from .tensorrt.build import resolve_architectures
 from .tensorrt.plans import default_targets
 
 if TYPE_CHECKING:

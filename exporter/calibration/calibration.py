@@ -123,14 +123,14 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
         if 8 in bits and manifest.task == "text-encoding":
             products = choose_row_products(model, in_ort[0].graph, run)
         weights = known_weights(in_ort, model)
-        tables = {name for graph in in_ort for name in table_names(graph.graph)}
+        tables = {name for graph in in_ort for name in list_table_names(graph.graph)}
         for b in bits:
             by_rows = {name for names in products for name in names} if b == 8 else set()
             by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
             rows = sample_rows(model, by_blocks, run) if b == 4 else {}  # int8 is close enough without
             blocks[b] = choose_blocks(by_blocks, b, rows, gaps, tables)
     fp32_nodes = {
-        recipe_of(a): choose(graphs[recipe_of(a)].graph, measure_ranges(examiner, a, graphs))
+        recipe_of(a): choose_fp32_nodes(graphs[recipe_of(a)].graph, measure_ranges(examiner, a, graphs))
         for a in manifest.artifacts
         if a.precision == "fp16"
     }

@@ -33,7 +33,7 @@ def lint(
         from ..linting.rules import list_targets_and_rules
 
         if rules:
-            print_tables([FittingTable(*section) for section in listing()])
+            print_tables([FittingTable(*section) for section in list_targets_and_rules()])
             return
         if model is None:
             raise InputError("lint needs an .onnx file or a bundle's folder; --rules lists what it looks for")

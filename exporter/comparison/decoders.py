@@ -19,7 +19,7 @@ from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.decoders import cases, full_context
 from ...runtime.diagnostics.golden.files import Arrays
-from ...runtime.diagnostics.metrics import Outcome, judged, measure
+from ...runtime.diagnostics.metrics import Outcome, judge_outcome, measure
 from ...runtime.text.tokenizer import Tokenizer
 from ..execution.trial import Reading, Step, Trial, positions_of
 from ..gate import COUNTED, Gaps, limits_for
@@ -93,17 +93,17 @@ class DecoderExaminer(Examiner[Decoder]):
         passages = self.expected.passages
         metrics = measure_text(read_passages(engine, passages), passages)
         if metrics.rows >= ENOUGH:
-            return judged(metrics, limits)
+            return judge_outcome(metrics, limits)
         if PRECISIONS[engine.artifact.precision].is_quantized:
             log.warning(
-                "%s: %s are shown and not judged, for that takes %d tokens of real text, and there are %d",
+                "%s: %s are shown and not judge_outcome, for that takes %d tokens of real text, and there are %d",
                 engine.artifact.id,
                 " and ".join(COUNTED),
                 ENOUGH,
                 metrics.rows,
             )
         names = [name for name in metrics.LIMITED if name not in COUNTED]
-        return judged(metrics, limits, names=names)
+        return judge_outcome(metrics, limits, names=names)
 
     def node_by_node_cases(
         self, engine: Decoder, artifact: Artifact, limits: Mapping[str, float]
@@ -114,11 +114,11 @@ class DecoderExaminer(Examiner[Decoder]):
             ids = np.array([[*sample.prompt, *sample.continuation[:-1]]])
             rows = [len(sample.prompt) - 1 + step for step in sample.steps]
             got = engine.start(1, ids.size).step(ids, np.ones_like(ids, bool), rows)
-            return judged(measure(got, sample.logits), limits)
+            return judge_outcome(measure(got, sample.logits), limits)
 
         def compare_full_context() -> Outcome:
             got = full_context(engine, self.expected)[0]
-            return judged(measure(got, self.expected.context_logits), limits)
+            return judge_outcome(measure(got, self.expected.context_logits), limits)
 
         return {"prefill of every position": compare_every_position, "full context": compare_full_context}
 

@@ -111,7 +111,7 @@ class ImportedTranslator(ImportedCheckpoint):
         decoders = [transformer.make_portable_recipe(config, choices)]
         if shared and self.heads.size % HEAD_SIZES == 0:
             decoders.append(transformer.make_ort_recipe(config, choices))
-        encoders = [transformer.encoder(config, choices, decoder.dialect) for decoder in decoders]
+        encoders = [transformer.make_encoder_recipe(config, choices, decoder.dialect) for decoder in decoders]
         made = [replace(encoder, opset=self.source_graph.opset_imports[""]) for encoder in encoders]
         for decoder in decoders:
             inputs = tuple(s for s in decoder.inputs if s.role != "positions" or self.has_positions)

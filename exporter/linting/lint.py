@@ -41,7 +41,7 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
         if not artifacts:
             raise InputError(f"{path} is a bundle without a graph; export it again")
         chosen = lint_targets(targets or targets_of_bundle(bundle.manifest))
-        files = {artifact.file: bundle.located(artifact.file) for artifact in artifacts}
+        files = {artifact.file: bundle.locate(artifact.file) for artifact in artifacts}
         takers = {name: targets_of_graph(name, artifacts, chosen) for name in files}
     elif path.exists():
         chosen = lint_targets(targets)
@@ -81,7 +81,7 @@ def graph_targets(artifact: Artifact) -> tuple[str, ...]:
     return ("portable",)
 
 
-def located(path: Path, name: str) -> Path:
+def locate(path: Path, name: str) -> Path:
     """Return the file of a graph of a bundle, which the bundle must list and hold itself; else `path`."""
     return Bundle.open(path).locate(name) if path.is_dir() else path
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .int8_rows import RowProduct, RowRule
-from .weights import MICROSOFT, Weight, bias_of, constant_weight, initializer, vector_of, view_of
+from .weights import MICROSOFT, Weight, find_bias_add, find_weight, add_initializer, find_vector, View
 
 # What the constants of a product are called, behind its first parameter's name.
 COLUMNS = ".int8.columns"
@@ -109,8 +109,8 @@ class QuantizeEncoder(ir.passes.InPlacePass):
             return self.constant(name, product.weight)
         assert stored.const_value is not None
         number = sum(each.startswith(name) for each in self.graph.initializers)
-        view = view_of(stored.const_value, 0, product.weight.shape)
-        return initializer(self.graph, f"{name}.{number}", view)
+        view = View(stored.const_value, 0, product.weight.shape)
+        return add_initializer(self.graph, f"{name}.{number}", view)
 
     def quantize_rows(self, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.Value, ir.Value]:
         """Return q (B * T, K) uint8 and the steps (B, T, 1) of x (B, T, K)."""

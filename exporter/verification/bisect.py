@@ -206,7 +206,7 @@ def node_bands(
         return {key: Band(array, floor, witness) for key, array in exact.items()}
     bands = {}
     for key, array in trial.collect_values(own, artifact).items():
-        array = without_padding(trial, key[0], array)
+        array = remove_padding(trial, key[0], array)
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
             steps = array.astype(np.float32)  # int8 steps, which have another unit than the exact ones
             spread = max(spread_of(steps.astype(np.float64)), 1.0) if steps.size else 1.0

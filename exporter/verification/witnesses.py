@@ -16,7 +16,7 @@ from ..gate import CAPS
 from ..graphs import recipe_of
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module
-from ..tracing.modules import results_by_scope, results_of, scope_of
+from ..tracing.modules import find_results_by_scope, read_results, find_scope
 from .bisect import Band, Witnesses, module_bands, node_bands, remove_padding
 
 if TYPE_CHECKING:
@@ -102,6 +102,6 @@ def sibling_bands(examiner: AnyExaminer, graph: ir.Model, other: Artifact) -> di
         for name, path in own.items():
             array = values.get((step, theirs.get(path, "")))
             if array is not None and trial.select_tokens(step, array) is not None:
-                meant = without_padding(trial, step, array)
+                meant = remove_padding(trial, step, array)
                 bands[step, name] = Band(meant, CAPS["fp32"]["max_error"], other.id)
     return bands

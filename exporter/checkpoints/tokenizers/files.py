@@ -245,9 +245,9 @@ def _find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _byte_level_bpe(vocab_file: Path, merges_file: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
-    vocab = _vocab(vocab_file)
-    merges = _merges(merges_file)
+def _build_byte_level_bpe(vocab_file: Path, merges_file: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
+    vocab = _read_vocab(vocab_file)
+    merges = _read_merges(merges_file)
     with wrap_tokenizer_errors(str(merges_file)):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)

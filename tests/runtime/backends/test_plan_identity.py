@@ -16,7 +16,7 @@ import pytest
 
 from planforge.exporter import build, verify
 from planforge.exporter.commands.inspection import inspect
-from planforge.exporter.reports.tables import told
+from planforge.exporter.reports.tables import collect_details
 from planforge.exporter.tensorrt.build import check_plan_names, plan_summary
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.bundle.bundle import Bundle, sha256_of
@@ -89,7 +89,7 @@ def test_what_did_not_run_is_said(demo_bundle: Path) -> None:
     assert plan.to_json()["plan"] == "not run" and "planforge decoder" in plan.to_json()["network"]
     report = verify(demo_bundle, only=["decoder.ort.fp32"])
     assert report.to_json()["plans"] == "not run"
-    assert any(title == "plans: not run" and lines for title, lines in told(report).items())
+    assert any(title == "plans: not run" and lines for title, lines in collect_details(report).items())
     assert "plans" not in replace(report, plans="").to_json()
 
 
