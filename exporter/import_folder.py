@@ -11,7 +11,7 @@ from ..runtime.errors import InputError
 from .checkpoints.source import Source, resolve_source
 from .errors import CheckpointError
 from .imported.folder import has_weights
-from .imported.optimum import export_with_optimum, choose_task
+from .imported.optimum import choose_task, export_with_optimum
 from .pipeline import ExportResult, write_bundle
 from .precisions import PRECISIONS
 from .providers import ImportedGraphs

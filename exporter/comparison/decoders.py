@@ -96,7 +96,7 @@ class DecoderExaminer(Examiner[Decoder]):
             return judge_outcome(metrics, limits)
         if PRECISIONS[engine.artifact.precision].is_quantized:
             log.warning(
-                "%s: %s are shown and not judge_outcome, for that takes %d tokens of real text, and there are %d",
+                "%s: %s are shown and not judged, for that takes %d tokens of real text, and there are %d",
                 engine.artifact.id,
                 " and ".join(COUNTED),
                 ENOUGH,

@@ -81,9 +81,11 @@ def graph_targets(artifact: Artifact) -> tuple[str, ...]:
     return ("portable",)
 
 
-def locate(path: Path, name: str) -> Path:
-    """Return the file of a graph of a bundle, which the bundle must list and hold itself; else `path`."""
-    return Bundle.open(path).locate(name) if path.is_dir() else path
+def targets_of_graph(
+    file: str, artifacts: Sequence[Artifact], targets: Sequence[Target]
+) -> tuple[Target, ...]:
+    """Return those of `targets` that take one of a bundle's graphs."""
+    return tuple(t for t in targets if any(a.file == file for a in graphs_for(t, artifacts)))
 
 
 def graphs_for(target: Target, artifacts: Sequence[Artifact]) -> list[Artifact]:

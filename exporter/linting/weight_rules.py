@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..passes.weight_files import LINK, NO_FILE, OUTSIDE, explain_refusal, external_tensors
-from ..targets import RTX_MEASURED, Target
+from ..targets import Target
 from .model import LintModel
 from .rule import Hit, everywhere, rule
 

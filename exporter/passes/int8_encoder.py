@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .int8_rows import RowProduct, RowRule
-from .weights import MICROSOFT, Weight, find_bias_add, find_weight, add_initializer, find_vector, View
+from .weights import MICROSOFT, View, Weight, add_initializer, find_bias_add, find_vector, find_weight
 
 # What the constants of a product are called, behind its first parameter's name.
 COLUMNS = ".int8.columns"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,8 @@ class AttachWeights(ir.passes.InPlacePass):
                     ir.convenience.replace_all_uses_with(node.outputs[0], value)
                     graph.remove(node, safe=True)
             value.const_value = make_lazy_tensor(
-                lambda array=array: array, array.shape, array.dtype, value.name
-            )  # type: ignore[misc]
+                partial(np.asarray, array), array.shape, array.dtype, value.name
+            )
             graph.register_initializer(value)
         return ir.passes.PassResult(model, modified=bool(weights))
 

@@ -18,7 +18,7 @@ from ...runtime.diagnostics.metrics import Comparison, Metrics, ScoreMetrics, Ve
 from ...runtime.errors import BackendError, InputError
 from ..calibration.calibration import Calibration, cache_scales, read_calibration
 from ..calibration.prompts import read_prompts
-from ..checkpoints.source import Source, restore_argument, resolve_source
+from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.decoders import ENOUGH, DecoderExaminer
 from ..comparison.examiners import AnyExaminer, examine_model, examiner_from_golden
 from ..errors import SourceError, VerificationError

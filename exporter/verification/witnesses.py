@@ -16,7 +16,7 @@ from ..gate import CAPS
 from ..graphs import recipe_of
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module
-from ..tracing.modules import find_results_by_scope, read_results, find_scope
+from ..tracing.modules import find_results_by_scope, find_scope, read_results
 from .bisect import Band, Witnesses, module_bands, node_bands, remove_padding
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ import pytest
 import torch
 import transformers
 
+from planforge.exporter.commands.summary import summarize_bundle
+
 from ..helpers.cli import error_line, planforge
 from ..helpers.models import random_gpt2, tiny_gpt2
 from ..helpers.text import write_gpt2

@@ -16,7 +16,13 @@ from planforge.exporter import pipeline
 from planforge.exporter.bundle.writer import staging_folder
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import demo_folder, resolve_source
-from planforge.exporter.errors import BuildError, CheckpointError, ExportError, VerificationError, error_from_name
+from planforge.exporter.errors import (
+    BuildError,
+    CheckpointError,
+    ExportError,
+    VerificationError,
+    error_from_name,
+)
 from planforge.exporter.processes import start_child
 from planforge.exporter.providers import TracedGraphs
 from planforge.exporter.request import Request

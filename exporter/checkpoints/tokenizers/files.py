@@ -245,7 +245,9 @@ def _find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _build_byte_level_bpe(vocab_file: Path, merges_file: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
+def _build_byte_level_bpe(
+    vocab_file: Path, merges_file: Path, add_prefix_space: bool
+) -> tokenizers.Tokenizer:
     vocab = _read_vocab(vocab_file)
     merges = _read_merges(merges_file)
     with wrap_tokenizer_errors(str(merges_file)):

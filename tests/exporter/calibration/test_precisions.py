@@ -242,7 +242,7 @@ def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
     assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
     assert "export fp32" in words
     with pytest.raises(ValueError, match="multiple of the block of 32"):
-        QuantizeWeights(4, 32).blocks("odd", given["h.0.mlp.c_fc.weight"])
+        QuantizeWeights(4, 32).find_blocks("odd", given["h.0.mlp.c_fc.weight"])
 
 
 def test_the_caps_are_those_of_the_design() -> None:

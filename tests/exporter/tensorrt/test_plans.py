@@ -41,7 +41,7 @@ def test_build_keeps_plans_for_other_lengths_and_gpus(own_bundle: Path) -> None:
 def test_plans_of_another_library_stay(own_bundle: Path) -> None:
     (rtx,) = Bundle.open(own_bundle).manifest.plans
     (standard,) = Bundle.open(with_manifest(own_bundle, of_tensorrt)).manifest.plans
-    manifest, replaced = with_plans(Bundle.open(own_bundle).manifest, [rtx], list_file_entries(own_bundle))
+    manifest, replaced = replace_plans(Bundle.open(own_bundle).manifest, [rtx], list_file_entries(own_bundle))
     assert manifest.plans == (standard, rtx)
     assert replaced == ()
 
