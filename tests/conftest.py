@@ -25,6 +25,8 @@ Once: TypeAlias = AbstractContextManager[tuple[Path, bool]]
 # Set before any test module imports the libraries that read them.
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that would download fails at once
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else tokenizers warns after a fork
+# One thread each: two workers on two cores would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # CI has everything but these, so there a test that is skipped for any other reason is a failure.
 ALLOWED_REASONS = ("needs a GPU",)
@@ -35,6 +37,9 @@ seconds = {"slow": 0.0, "other": 0.0}
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # exports collect garbage, and need not look through all that tests import each time
+    gc.set_threshold(
+        100_000
+    )  # tracing makes millions of objects; looking for cycles took a fifth of its time
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
