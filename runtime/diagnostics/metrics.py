@@ -183,6 +183,13 @@ def measure(got: Logits, want: Logits) -> Metrics:
     )
 
 
+def max_error(got: Logits, want: Logits) -> float:
+    """Return what `measure` says of it, and nothing else."""
+    if not (np.isfinite(got).all() and np.isfinite(want).all()):
+        return math.nan
+    return float(np.abs(got - want).max()) / scale_of(want)
+
+
 def shared_likeliest(got: Logits, want: Logits, count: int = LIKELIEST) -> npt.NDArray[np.float64]:
     """Return the share of the `count` likeliest that both sides have, for each row."""
     count = min(count, want.shape[-1])
