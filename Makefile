@@ -47,7 +47,7 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, a
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
 
 test: .venv/.ready-dev build/optimum-venv/.ready ## the whole suite, two files at a time
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # optimum wants an older transformers than the tests' witness is.
 build/optimum-venv/.ready: tests/optimum_requirements.txt

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from . import bert_names, marian_names
 from .bert import Bert, BertConfig
@@ -316,8 +317,19 @@ def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> No
 
 def empty_model(description: Description) -> Model:
     """Create the model on the meta device: its tensors have no memory and no values yet."""
-    with torch.device("meta"):
+    with torch.device("meta"), NoNormalValues():
         return description.family.model(description.config)
+
+
+class NoNormalValues(TorchFunctionMode):
+    """Leaves out `nn.init.normal_`: PyTorch imports its compiler for it, 4 s, on the meta device."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is nn.init.normal_ and kwargs:
+            return kwargs["tensor"]
+        return func(*args, **kwargs or {})
 
 
 def check_names_and_shapes(folder: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

@@ -146,7 +146,8 @@ class NodeExecutor:
         if node not in self.attributes:
             digest = hashlib.sha256()
             for name in sorted(node.attributes):
-                content = ir.to_proto(node.attributes[name]).SerializeToString(deterministic=True)
+                proto = ir.serde.serialize_attribute(node.attributes[name])
+                content = proto.SerializeToString(deterministic=True)
                 digest.update(f"{name} {len(content)} ".encode())
                 digest.update(content)
             self.attributes[node] = digest.digest()

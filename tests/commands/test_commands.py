@@ -15,7 +15,7 @@ import transformers
 
 from planforge.exporter.commands.summary import summarize_bundle
 
-from ..helpers.cli import error_line, planforge
+from ..helpers.cli import error_line, planforge, planforge_process
 from ..helpers.models import random_gpt2, tiny_gpt2
 from ..helpers.text import write_gpt2
 
@@ -61,12 +61,12 @@ def transformers_greedy(model: Any, tokenizer: Any, prompt: str) -> list[int]:
 
 def test_export_and_run_give_transformers_greedy_tokens(checkpoint: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "B"
-    exported = planforge("export", checkpoint, "-o", bundle, "--target", "portable", "--json")
+    exported = planforge_process("export", checkpoint, "-o", bundle, "--target", "portable", "--json")
     assert exported.returncode == 0, exported.stderr
     assert json.loads(exported.stdout)["family"] == "gpt2"
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in AWKWARD), encoding="utf-8")
-    done = planforge("run", bundle, "--input", lines, "--max-new-tokens", "40", "--json")
+    done = planforge_process("run", bundle, "--input", lines, "--max-new-tokens", "40", "--json")
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["prompt"] for answer in answers] == AWKWARD
@@ -87,7 +87,9 @@ def test_a_124m_checkpoint_of_transformers_gives_its_greedy_tokens(tmp_path: Pat
     model: Any = random_gpt2(initializer_range=0.06, bos_token_id=50256, eos_token_id=50256)
     model.save_pretrained(tmp_path / "checkpoint")
     write_gpt2(tmp_path / "checkpoint")
-    options = ["--target", "cpu", "--precision", "fp32", "--json"]
+    prompts = tmp_path / "prompts.txt"  # few: verification of long texts shows nothing of the size
+    prompts.write_text("\n".join(AWKWARD[:3]), encoding="utf-8")
+    options = ["--target", "cpu", "--precision", "fp32", "--prompts", prompts, "--json"]
     exported = planforge("export", tmp_path / "checkpoint", "-o", tmp_path / "B", *options)
     assert exported.returncode == 0, exported.stderr
     weights = next(f for name, f in json.loads(exported.stdout)["files"].items() if name.endswith(".data"))
@@ -136,7 +138,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(demo_bundle: Path, tm
     (tmp_path / "onnx_ir.py").write_text("raise ModuleNotFoundError('gone', name='onnx_ir')")
     graph = next((demo_bundle / "onnx").glob("*.onnx"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = planforge("inspect", graph, env=environment)
+    done = planforge_process("inspect", graph, env=environment)
     assert done.returncode == 1
     assert done.stderr.strip() == "error: this command needs onnx_ir: pip install 'planforge[verify]'"
 

@@ -20,6 +20,7 @@ from planforge.exporter.commands.app import app
 from planforge.runtime.bundle.bundle import Bundle
 
 from ..helpers.cli import COMMAND
+from ..helpers.models import one_layer_gpt2
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, which only Linux has")
 
@@ -84,7 +85,8 @@ def is_running(pid: int) -> bool:
 def test_an_export_that_is_terminated_leaves_nothing(tmp_path: Path, module: str, target: str) -> None:
     """No folder, no child that goes on, nothing in the temporary folder."""
     output = tmp_path / "out" / "B"
-    with started(tmp_path, "export", "gpt2-demo", "-o", output, "--target", target) as process:
+    checkpoint = one_layer_gpt2(tmp_path / "checkpoint")
+    with started(tmp_path, "export", checkpoint, "-o", output, "--target", target) as process:
         wait_until(lambda: any(module in command for command in descendants(process.pid).values()))
         children = descendants(process.pid)
         assert list(output.parent.iterdir())  # the staging folder is there

@@ -29,6 +29,8 @@ from planforge.exporter.errors import (
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BackendUnavailableError, InputError, TokenizerError
 
+from ..helpers.models import one_layer_gpt2
+
 DEMO = DEMOS / "gpt2-demo"
 SMS = ["sm75", "sm80", "sm86", "sm89", "sm120", "sm121"]
 
@@ -243,25 +245,30 @@ def progress(line):
     if line.startswith(sys.argv[3]):
         os.kill(os.getpid(), getattr(signal, sys.argv[2]))
 
-export("gpt2-demo", sys.argv[1], force=True, target=["cpu"], precision=["fp32"], progress=progress)
+export(sys.argv[4], sys.argv[1], force=True, target=["cpu"], precision=["fp32"], progress=progress)
 """
 
 
 @pytest.mark.parametrize("stage", ["tracing", "writing", "computing the reference", "committing"])
-def test_a_killed_export_leaves_the_old_bundle_whole(own_bundle: Path, stage: str) -> None:
+def test_a_killed_export_leaves_the_old_bundle_whole(own_bundle: Path, stage: str, tmp_path: Path) -> None:
     before = (own_bundle / "manifest.json").read_bytes()
-    command = [sys.executable, "-c", KILLED, str(own_bundle), "SIGKILL", stage]
+    checkpoint = one_layer_gpt2(tmp_path / "small")
+    command = [sys.executable, "-c", KILLED, str(own_bundle), "SIGKILL", stage, str(checkpoint)]
     assert subprocess.run(command, timeout=300).returncode == -signal.SIGKILL
     assert (own_bundle / "manifest.json").read_bytes() == before
     Bundle.open(own_bundle).verify_files()
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "B"), "SIGINT", "computing the reference"]
+    checkpoint = one_layer_gpt2(tmp_path / "small")
+    out = tmp_path / "out"
+    out.mkdir()
+    stage = "computing the reference"
+    command = [sys.executable, "-c", KILLED, str(out / "B"), "SIGINT", stage, str(checkpoint)]
     done = subprocess.run(command, timeout=300, capture_output=True, text=True)
     assert done.returncode != 0
     assert "KeyboardInterrupt" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list(out.iterdir()) == []
 
 
 def test_a_demo_without_its_weights_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

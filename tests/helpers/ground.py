@@ -37,6 +37,8 @@ from .faults import (
 )
 from .graphs import replace_graph
 
+SHORT = 200  # characters of each text: a fault that only longer ones show would be no good test of the search
+
 
 class Ground:
     """A healthy bundle, what PyTorch says of it, and what its nodes are held against."""
@@ -47,7 +49,8 @@ class Ground:
         source = recorded_source(self.bundle)
         assert source is not None
         self.model = load_model(source.folder)
-        self.examiner = examine_model(self.bundle, self.model, read_prompts(None, source.folder))
+        texts = [text[:SHORT] for text in read_prompts(None, source.folder)]
+        self.examiner = examine_model(self.bundle, self.model, texts)
         self.calibration = read_calibration(self.bundle, self.model)
         self.tensors = tensors_to_compare(self.bundle, self.model)
         self.scales = cache_scales_to_compare(self.examiner, self.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import string
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from planforge.exporter.checkpoints.source import demo_folder
 from planforge.models import Transformer, TransformerConfig, save_model
 
 transformers.logging.set_verbosity_error()
@@ -143,6 +145,13 @@ def greedy(model: transformers.GPT2LMHeadModel, prompt: list[int], tokens: int =
                 return new
             step = torch.tensor([new[-1:]])
             out = model(step, past_key_values=out.past_key_values, use_cache=True)
+
+
+def one_layer_gpt2(folder: Path) -> Path:
+    """Writes a random GPT-2 of one layer with the tokenizer of gpt2-demo: what a process exports soonest."""
+    shutil.copytree(demo_folder("gpt2-demo"), folder)
+    random_gpt2(**TINY | {"vocab_size": 2048, "n_layer": 1}).save_pretrained(folder)
+    return folder
 
 
 def reference_logits(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...bundle.manifest import Artifact
 from ...decoding.decoder import Decoder
 from ...text.tokenizer import Tokenizer
-from ..metrics import Logits, Metrics, Outcome, judge_outcome, measure
+from ..metrics import Logits, Metrics, Outcome, judge_outcome, max_error, measure
 from .cases import Case, Skipped, longest, too_long
 from .divergence import follow, with_divergence
 from .evenly import evenly
@@ -192,10 +192,8 @@ def measure_parts(parts: Sequence[tuple[Logits, Logits]]) -> Metrics:
 def errors_of_steps(parts: Sequence[tuple[Logits, Logits]]) -> list[float]:
     """Return the largest error of each known step over all samples."""
     steps = min(len(want) for _, want in parts)
-    return [
-        measure_parts([(got[i : i + 1], want[i : i + 1]) for got, want in parts]).max_error
-        for i in range(steps)
-    ]
+    got, want = (np.stack([rows[:steps] for rows in side], axis=1) for side in zip(*parts, strict=True))
+    return [max_error(*rows) for rows in zip(got, want, strict=True)]
 
 
 def greedy_case(
