@@ -89,7 +89,7 @@ def test_a_124m_checkpoint_of_transformers_gives_its_greedy_tokens(tmp_path: Pat
     write_gpt2(tmp_path / "checkpoint")
     prompts = tmp_path / "prompts.txt"  # few: verification of long texts shows nothing of the size
     prompts.write_text("\n".join(AWKWARD[:3]), encoding="utf-8")
-    options = ["--target", "cpu", "--precision", "fp32", "--prompts", prompts, "--json"]
+    options: list[str | Path] = ["--target", "cpu", "--precision", "fp32", "--prompts", prompts, "--json"]
     exported = planforge("export", tmp_path / "checkpoint", "-o", tmp_path / "B", *options)
     assert exported.returncode == 0, exported.stderr
     weights = next(f for name, f in json.loads(exported.stdout)["files"].items() if name.endswith(".data"))
