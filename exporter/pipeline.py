@@ -23,7 +23,7 @@ from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
 from .comparison.examiners import examine_model
 from .errors import BuildError
-from .graphs import planned, recipe_of
+from .graphs import plan_artifacts, recipe_of
 from .linting import lint
 from .precisions import PRECISIONS
 from .processes import ChildGroup
@@ -97,7 +97,7 @@ def stage_bundle(
 ) -> StagedBundle:
     """Write all of a bundle's files to a folder beside it, and verify them."""
     checkpoint = provider.checkpoint
-    artifacts = planned(checkpoint, request.targets, request.precisions)
+    artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
     if request.verify:
         check_engine(artifacts)
     texts = read_prompts(request.prompts, checkpoint.source.folder)

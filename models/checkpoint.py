@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from . import bert_names, marian_names
 from .bert import Bert, BertConfig
 from .bert_names import Rename
-from .folder import SINGLE, published_shapes, published_weights, read_json
+from .folder import SINGLE, read_published_shapes, read_published_weights, read_json
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig
@@ -205,7 +205,7 @@ def describe(folder: Path) -> Description:
     rename = family.rename(config_json)
     shapes = {
         ours: shape
-        for name, shape in published_shapes(folder).items()
+        for name, shape in read_published_shapes(folder).items()
         if (ours := rename(name.removeprefix(family.prefix))) is not None
     }
     try:
@@ -254,7 +254,7 @@ def read_weights(description: Description) -> dict[str, Tensor]:
     family = description.family
     weights = dict[str, Tensor]()
     rename = family.rename(description.config_json)
-    for path, published, tensor in published_weights(description.folder):
+    for path, published, tensor in read_published_weights(description.folder):
         name = rename(published.removeprefix(family.prefix))
         if name is None:
             continue
@@ -268,7 +268,7 @@ def read_weights(description: Description) -> dict[str, Tensor]:
                 raise ValueError(f"{description.folder} holds {name} twice, with different values")
             weights.setdefault(name, own)
     for index, folder in enumerate(description.modules.dense_folders if description.modules else ()):
-        for _, published, tensor in published_weights(folder):
+        for _, published, tensor in read_published_weights(folder):
             name = published.removeprefix("linear.")
             weights[f"sentence.dense.{index}.{name}"] = tensor.to(torch.float32)
     return weights
@@ -385,7 +385,7 @@ def layout_of(model: GPT2 | Transformer, model_type: str) -> tuple[dict[str, Any
         return {"model_type": "transformer", **asdict(model.config)}, weights
     config = marian_names.config_json_of(model.config)
     published = {
-        marian_names.published_name(name): tensor[None] if name == "output.bias" else tensor
+        marian_names.publish_name(name): tensor[None] if name == "output.bias" else tensor
         for name, tensor in weights.items()
     }
     words = model.source.words.weight

@@ -72,7 +72,7 @@ def weight_files(folder: Path) -> list[Path]:
     return shards
 
 
-def published_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+def read_published_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return every tensor's name and shape; the tensors themselves are not read."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
@@ -81,7 +81,7 @@ def published_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def published_weights(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
+def read_published_weights(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
     """Yield every tensor under its published name, with the file that holds it."""
     for path in weight_files(folder):
         with _opened(path) as file:

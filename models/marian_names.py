@@ -61,18 +61,18 @@ def rename(name: str) -> str:
     """Return our name of a published one, which is given without "model."."""
     if name == LOGITS_BIAS:
         return "output.bias"
-    return translated(name, NAMES)
+    return translate_name(name, NAMES)
 
 
-def published_name(name: str) -> str:
+def publish_name(name: str) -> str:
     """Return the published name of our name, the reverse of `rename`."""
     if name == "output.bias":
         return LOGITS_BIAS
-    published = translated(name, {ours: theirs for theirs, ours in NAMES.items()})
+    published = translate_name(name, {ours: theirs for theirs, ours in NAMES.items()})
     return published if published.startswith("lm_head") else f"model.{published}"
 
 
-def translated(name: str, table: Mapping[str, str]) -> str:
+def translate_name(name: str, table: Mapping[str, str]) -> str:
     stem, _, ending = name.rpartition(".")
     number = LAYER.search(stem)
     other = table.get(LAYER.sub("#", stem), stem)

@@ -135,7 +135,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor, layer: int, cache: AttentionCache) -> Tensor:
-        return self.merged(cache.attend(layer, self.split(self.query(x)), *self.keys_values(x)))
+        return self.merge_heads(cache.attend(layer, self.split(self.query(x)), *self.keys_values(x)))
 
     def keys_values(self, x: Tensor) -> KeyValue:
         """Return keys and values, each (B, H, T, D)."""
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         B, T, E = x.shape
         return x.view(B, T, self.heads, E // self.heads).transpose(1, 2)  # (B, H, T, D)
 
-    def merged(self, context: Tensor) -> Tensor:
+    def merge_heads(self, context: Tensor) -> Tensor:
         B, H, T, D = context.shape
         return self.output(context.transpose(1, 2).reshape(B, T, H * D))  # type: ignore[no-any-return]
 
@@ -157,7 +157,7 @@ class CrossAttention(Attention):
         # The K rows of one source become one row of K * T queries: nothing of the source is repeated.
         folded = source.fold(x)  # (B, K * T, E)
         context = source.attend(layer, self.split(self.query(folded)))  # (B, H, K * T, D)
-        return self.merged(context).reshape(x.shape)
+        return self.merge_heads(context).reshape(x.shape)
 
 
 class FeedForward(nn.Module):

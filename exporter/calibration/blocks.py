@@ -45,7 +45,7 @@ class QuantizedWeights:
     done: dict[str, Blocks]
 
 
-def known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[str, Callable[[], Array]]:
+def select_known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[str, Callable[[], Array]]:
     """Return the weights (N, K) that are quantized and that PyTorch can round as well, by name.
 
     An imported graph may hold others, such as a matrix that was folded with a scale. They are quantized

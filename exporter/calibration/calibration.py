@@ -20,7 +20,7 @@ from ..passes.int8_encoder import UNSMOOTHING
 from ..passes.int8_rows import RowProduct, RowRule, round_product
 from ..precisions import PRECISIONS
 from ..reference.model import is_module
-from .blocks import QuantizedWeights, choose_blocks, known_weights
+from .blocks import QuantizedWeights, choose_blocks, select_known_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -122,7 +122,7 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
         in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
         if 8 in bits and manifest.task == "text-encoding":
             products = choose_row_products(model, in_ort[0].graph, run)
-        weights = known_weights(in_ort, model)
+        weights = select_known_weights(in_ort, model)
         tables = {name for graph in in_ort for name in list_table_names(graph.graph)}
         for b in bits:
             by_rows = {name for names in products for name in names} if b == 8 else set()
@@ -179,7 +179,7 @@ def cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Arra
     text = [token for tokens in expected.texts for token in tokens]
     for start in range(0, len(text), context):
         tokens = text[start : start + context]
-        for layer, pair in enumerate(reference.kept(tokens)):
+        for layer, pair in enumerate(reference.compute_keys_values(tokens)):
             for kind, tensor in zip(("key", "value"), pair, strict=True):
                 magnitudes = tensor.abs().amax(dim=(0, 2)).flatten().numpy()  # (H * D,)
                 name = f"cache.{layer}.{kind}"

@@ -34,12 +34,12 @@ def write_graphs(
     for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
         sharing = {a.file: a for a in artifacts if data in a.data}
         models = {
-            Path(file).name: converted(graphs[recipe_of(a)], a, calibration) for file, a in sharing.items()
+            Path(file).name: convert_graph(graphs[recipe_of(a)], a, calibration) for file, a in sharing.items()
         }
         save_with_shared_weights(models, folder / "onnx", Path(data).name)
 
 
-def converted(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:
+def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:
     """Return a copy of a graph in the artifact's precision."""
     from ..passes.fp16 import ConvertToFp16
     from ..passes.int8_encoder import QuantizeEncoder

@@ -56,7 +56,7 @@ class Source:
             digest.update(f"{path.relative_to(self.folder).as_posix()} {sha256_of(path)}\n".encode())
         return digest.hexdigest()
 
-    def recorded(self, bundle: Path) -> str:
+    def find_argument(self, bundle: Path) -> str:
         """Return the argument as a manifest keeps it: a folder relative to the bundle, never absolute."""
         if self.kind == "folder":
             return Path(os.path.relpath(self.folder.resolve(), bundle.resolve())).as_posix()
@@ -64,7 +64,7 @@ class Source:
 
     def entry(self, bundle: Path) -> dict[str, str]:
         """Return what a manifest says of the checkpoint, by which `verify` finds it again."""
-        found = {"argument": self.recorded(bundle), "kind": self.kind, "sha256": self.sha256()}
+        found = {"argument": self.find_argument(bundle), "kind": self.kind, "sha256": self.sha256()}
         return {**found, "commit": self.commit} if self.commit else found
 
 

@@ -21,7 +21,7 @@ from ...runtime.diagnostics.golden.encoders import (
     is_vector_of_tokens,
     measure_all,
     metrics_of,
-    padded,
+    name_batch,
     run_batch,
     to_arrays,
 )
@@ -72,7 +72,7 @@ class EncoderExaminer(Examiner[Encoder]):
         assert is_module(model)
         samples = self.expected.samples
         specs = self.specs
-        with rounding.applied(model):
+        with rounding.apply(model):
             head = LinearHead.of(self.bundle)
             rounded_outputs = [compute_outputs(model, s.piece, s.positions, specs, head) for s in samples]
         gaps: Gaps = dict(measure_all(rounded_outputs, [sample.outputs for sample in samples], specs))
@@ -81,7 +81,7 @@ class EncoderExaminer(Examiner[Encoder]):
         parts = []
         for sample, outputs in zip(samples, rounded_outputs, strict=True):
             both = replace(sample, outputs=outputs), sample
-            thin = (one.thinned(self.expected.per_token) for one in both)
+            thin = (one.thin(self.expected.per_token) for one in both)
             parts += [measure_all([a.outputs], [b.outputs], specs) for a, b in (both, thin)]
         vectors = {spec.name for spec in specs if is_vector_of_tokens(spec)}
         for name, gap in gaps.items():
@@ -118,7 +118,7 @@ class EncoderExaminer(Examiner[Encoder]):
         longest = self.expected.samples[-1]
         batch = self.trial_samples()
         return {
-            padded(batch): batch_case(engine, batch, limits),
+            name_batch(batch): batch_case(engine, batch, limits),
             f"{len(longest)} tokens": batch_case(engine, [longest], limits),
         }
 

@@ -15,7 +15,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Comparison, Outcome
-from ..execution.node_executor import ExecutedProgram, NotFiniteError, rounded_engine
+from ..execution.node_executor import ExecutedProgram, NotFiniteError, name_rounding_engine
 from ..execution.trial import Trial
 from ..gate import Gaps
 from ..passes.weight_files import load_graph
@@ -145,7 +145,7 @@ class Examiner(ABC, Generic[EngineT]):
             engine.close()
         if artifact.precision == "fp16":
             engine = self.open(artifact, open_node_by_node)
-            name = rounded_engine(artifact.precision)
+            name = name_rounding_engine(artifact.precision)
             comparisons += compare_cases(engine, name, self.node_by_node_cases(engine, artifact, limits))
         return comparisons
 

@@ -157,17 +157,17 @@ class NodeExecutor:
         """Compute Attention in parts, each rounded: one node would neither round nor show its scores."""
         dtype = q.dtype
 
-        def rounded(part: str, result: Array, *inputs: Array) -> Array:
+        def round_result(part: str, result: Array, *inputs: Array) -> Array:
             with np.errstate(over="ignore"):
                 result = result.astype(dtype)
             self.check(node, f"{node.outputs[0].name}, {part}", result, inputs)
             return result.astype(np.float32)
 
         q, k, v = (tensor.astype(np.float32) for tensor in (q, k, v))
-        scores = rounded("scores", q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float(), q, k)
-        scores = rounded("masked scores", scores + mask, scores, mask)
+        scores = round_result("scores", q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float(), q, k)
+        scores = round_result("masked scores", scores + mask, scores, mask)
         weights = np.exp(scores - scores.max(-1, keepdims=True))  # softmax in fp32, as the fp16 pass has it
-        weights = rounded("weights", weights / weights.sum(-1, keepdims=True), scores)
+        weights = round_result("weights", weights / weights.sum(-1, keepdims=True), scores)
         return (weights @ v).astype(dtype)
 
     def open_session(self, node: ir.Node, feeds: list[Array | None]) -> Any:
@@ -300,7 +300,7 @@ def load_attribute(attribute: ir.Attr) -> ir.Attr:
     return ir.AttrTensor(attribute.name, ir.tensor(attribute.value.numpy(), name=attribute.value.name))
 
 
-def rounded_engine(precision: str) -> str:
+def name_rounding_engine(precision: str) -> str:
     """Return the name that stands for an engine where a graph was executed node by node."""
     return f"{NODE_BY_NODE}, rounded to {precision}"
 

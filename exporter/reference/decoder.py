@@ -65,7 +65,7 @@ class Reference:
         return logits
 
     @torch.no_grad()
-    def kept(self, tokens: Sequence[int]) -> list[KeyValue]:
+    def compute_keys_values(self, tokens: Sequence[int]) -> list[KeyValue]:
         """Return each layer's keys and values (1, H, T, D) of one sequence."""
         return self.model(torch.tensor([list(tokens)]))[1]  # type: ignore[no-any-return]
 
@@ -94,7 +94,7 @@ class Reference:
         samples = expected.samples
         passages = expected.passages
         last = expected.context_logits
-        with rounding.applied(self.model):
+        with rounding.apply(self.model):
             got = []
             for s in samples:
                 logits = rounded.logits([*s.prompt, *s.continuation[:-1]], slice(len(s.prompt) - 1, None))

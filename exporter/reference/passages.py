@@ -45,7 +45,7 @@ class Passage:
     rows: Integers
     logits: Logits
 
-    def thinned(self) -> Passage:
+    def thin(self) -> Passage:
         """Return the passage with the logits of `GOLDEN_ROWS` positions."""
         keep = list(evenly(len(self.rows), GOLDEN_ROWS))
         return Passage(self.tokens, self.likeliest, self.logprobs, self.rows[keep], self.logits[keep])
@@ -136,7 +136,7 @@ def to_arrays(passages: Sequence[Passage]) -> dict[str, npt.NDArray[Any]]:
     """Return the passages as golden data keeps them."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for i, passage in enumerate(passages):
-        thin = passage.thinned()
+        thin = passage.thin()
         arrays |= {f"passage.{i}.{name}": np.asarray(value) for name, value in vars(thin).items()}
     return arrays
 

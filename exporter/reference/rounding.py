@@ -38,7 +38,7 @@ class Rounding:
     products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
 
     @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
+    def apply(self, model: nn.Module) -> Iterator[None]:
         """Round the model's weights and results inside the context; tied weights stay tied."""
         named = dict(model.named_parameters(remove_duplicate=False))
         originals = [(parameter, parameter.data) for parameter in model.parameters()]
@@ -81,13 +81,13 @@ def linear_of(model: nn.Module, weight: str) -> nn.Linear | None:
 def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) -> list[RemovableHandle]:
     """Make linears see their rows as `product` rounds them, until the hooks are removed."""
 
-    def rounded(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+    def round_result(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
         (x,) = inputs
         flat = product.round_rows(x.reshape(-1, x.shape[-1]).numpy())
         return (torch.from_numpy(flat).view(x.shape),)
 
     linears = [linear_of(model, name) for name in names]
-    return [linear.register_forward_pre_hook(rounded) for linear in linears if linear is not None]
+    return [linear.register_forward_pre_hook(round_result) for linear in linears if linear is not None]
 
 
 class RoundedCache(GrowingCache):
@@ -102,10 +102,10 @@ class RoundedCache(GrowingCache):
         self.scales = scales
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = (self.kept(f"cache.{layer}.{kind}", x) for kind, x in (("key", k), ("value", v)))
+        k, v = (self.round_heads(f"cache.{layer}.{kind}", x) for kind, x in (("key", k), ("value", v)))
         return super().attend(layer, q, k, v)
 
-    def kept(self, name: str, x: Tensor) -> Tensor:
+    def round_heads(self, name: str, x: Tensor) -> Tensor:
         scale = torch.from_numpy(self.scales[name]).view(x.shape[1], 1, x.shape[3])
         return (x / scale).round().clamp(-128, 127) * scale
 
@@ -127,11 +127,11 @@ class RoundResults(TorchDispatchMode):
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         shared = {tensor.untyped_storage().data_ptr() for tensor in read}
 
-        def rounded(tensor: Tensor) -> Tensor:
+        def round_result(tensor: Tensor) -> Tensor:
             is_view = tensor.untyped_storage().data_ptr() in shared  # rounded already
             return tensor if is_view or not tensor.is_floating_point() else round_to(self.dtype, tensor)
 
-        return tree_map_only(Tensor, rounded, out)
+        return tree_map_only(Tensor, round_result, out)
 
 
 def round_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:

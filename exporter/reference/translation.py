@@ -107,7 +107,7 @@ class Reference:
         """
         from ...runtime.diagnostics.golden.translations import measure_attention, measure_cross
 
-        with rounding.applied(self.model):
+        with rounding.apply(self.model):
             both = [self.results(s.source, s.target) for s in samples]
             cross = [self.cross(s.source)[:, list(s.positions)] for s in samples]
         logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
@@ -176,7 +176,7 @@ class HubReference(UncachedReference):
 def join_rows(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:
     """Join the keys and values of several rows into one batch."""
 
-    def stacked(layer: int, kind: int) -> Tensor:
+    def stack(layer: int, kind: int) -> Tensor:
         return torch.cat([row[layer][kind] for row in rows])
 
-    return [(stacked(layer, 0), stacked(layer, 1)) for layer in range(len(rows[0]))]
+    return [(stack(layer, 0), stack(layer, 1)) for layer in range(len(rows[0]))]

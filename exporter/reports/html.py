@@ -32,7 +32,7 @@ from .tables import (
     columns_of,
     figure,
     group_by_artifact,
-    kept_groups,
+    group_nodes_in_fp32,
     main_engine,
     pluralize,
     share_of,
@@ -178,7 +178,7 @@ def html_report(report: VerificationReport, subject: Subject) -> str:
         graphs=graphs,
         charts=line_charts(report.comparisons),
         kept=[
-            KeptInFp32(artifact, len(nodes), histogram(nodes), tuple(kept_groups(nodes)))
+            KeptInFp32(artifact, len(nodes), histogram(nodes), tuple(group_nodes_in_fp32(nodes)))
             for artifact, nodes in report.fp32_nodes.items()
             if nodes
         ],

@@ -252,7 +252,7 @@ REACHES = re.compile(r"reaches (\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?=,|$)")
 READS = re.compile(r"reads .*, which fp16 cannot hold")
 
 
-def kept_groups(nodes: Iterable[Fp32Node]) -> list[Kept]:
+def group_nodes_in_fp32(nodes: Iterable[Fp32Node]) -> list[Kept]:
     """Group nodes by reason and operator, without what differs per node; the largest groups come first."""
     groups: dict[tuple[str, str], list[Fp32Node]] = {}
     for node in nodes:
@@ -266,9 +266,9 @@ def kept_groups(nodes: Iterable[Fp32Node]) -> list[Kept]:
     return sorted(kept, key=lambda group: -len(group.nodes))
 
 
-def kept_line(artifact: str, nodes: Sequence[Fp32Node]) -> str:
+def describe_nodes_in_fp32(artifact: str, nodes: Sequence[Fp32Node]) -> str:
     """Return a line such as "decoder.portable.fp16: 9 LayerNormalization (sums squares), 2 Add (...)"."""
-    groups = [f"{len(group.nodes)} {group.op_type} ({group.reason})" for group in kept_groups(nodes)]
+    groups = [f"{len(group.nodes)} {group.op_type} ({group.reason})" for group in group_nodes_in_fp32(nodes)]
     return f"{artifact}: {', '.join(groups)}"
 
 
@@ -304,7 +304,7 @@ def collect_details(report: VerificationReport) -> dict[str, list[str]]:
         for c in report.comparisons
         if not c.passed
     ]
-    kept = [kept_line(artifact, nodes) for artifact, nodes in report.fp32_nodes.items() if nodes]
+    kept = [describe_nodes_in_fp32(artifact, nodes) for artifact, nodes in report.fp32_nodes.items() if nodes]
     return {
         "what failed": failures,
         "where": report.where(),

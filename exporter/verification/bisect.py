@@ -237,7 +237,7 @@ def module_bands(
     exact = trial.collect_module_results(model)
     rounded = exact
     if rounding is not None:
-        with rounding.applied(model):
+        with rounding.apply(model):
             rounded = trial.collect_module_results(model, rounding)
     bands = {}
     for step in range(len(trial.steps)):

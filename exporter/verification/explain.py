@@ -12,7 +12,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import PlanForgeError
 from ..calibration.calibration import Calibration
-from ..calibration.convert import converted
+from ..calibration.convert import convert_graph
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
 from ..comparison.examiners import AnyExaminer
@@ -133,8 +133,8 @@ def witnesses_of(
 ) -> Witnesses:
     """Return the references: PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
     full_artifact = in_fp32(artifact)
-    full = converted(healthy, full_artifact, calibration)
-    own = converted(healthy, artifact, calibration)
+    full = convert_graph(healthy, full_artifact, calibration)
+    own = convert_graph(healthy, artifact, calibration)
     return Witnesses(
         node_bands(trial, artifact, full, full_artifact, own),
         module_bands(trial, own, model, calibration.rounding(artifact.precision)),

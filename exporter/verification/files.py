@@ -115,7 +115,7 @@ def verify_file(
     progress(f"verifying {path.name}: ort-cpu")
     engine = run_on_engine(file, feeds)
     if isinstance(engine, BackendError):
-        unloadable = Comparison.failed(path.name, "ort-cpu", RUNNING, engine)
+        unloadable = Comparison.from_error(path.name, "ort-cpu", RUNNING, engine)
         return VerificationReport(False, (unloadable,), witness=f"itself {NODE_BY_NODE}")
     progress(f"verifying {path.name}: {NODE_BY_NODE}")
     nodes = run_node_by_node(file, feeds)

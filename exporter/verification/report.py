@@ -42,7 +42,7 @@ class VerificationReport:
     @classmethod
     def of_error(cls, path: Path, error: Exception) -> VerificationReport:
         """Return the report of a verification that could not be done: failed, and why."""
-        failed = Comparison.failed(path.resolve().name, "nothing", "verifying it at all", error)
+        failed = Comparison.from_error(path.resolve().name, "nothing", "verifying it at all", error)
         return cls(False, (failed,), witness="nothing")
 
     @property

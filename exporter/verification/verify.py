@@ -22,7 +22,7 @@ from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.decoders import ENOUGH, DecoderExaminer
 from ..comparison.examiners import AnyExaminer, examine_model, examiner_from_golden
 from ..errors import SourceError, VerificationError
-from ..execution.node_executor import NotFiniteError, rounded_engine
+from ..execution.node_executor import NotFiniteError, name_rounding_engine
 from ..execution.trial import Trial
 from ..graphs import tensors_of
 from ..memory import give_back_memory
@@ -216,7 +216,7 @@ def finite_comparison(artifact: Artifact, trial: Trial, broken: NotFiniteError |
     """Return whether every rounded result of a trial is finite, with padding and a past, as a comparison."""
     return Comparison(
         artifact=artifact.id,
-        backend=rounded_engine(artifact.precision),
+        backend=name_rounding_engine(artifact.precision),
         case=f"every result of {' and '.join(step.name for step in trial.steps)}, padded, is finite",
         metrics={"finite": broken is None},
         limits={},
@@ -349,7 +349,7 @@ def compare_all(
         try:
             comparisons += examiner.compare(artifact, limits[artifact.precision], progress)
         except BackendError as error:  # of this graph; the others are still judged
-            comparisons.append(Comparison.failed(artifact.id, "ort-cpu", RUNNING, error))
+            comparisons.append(Comparison.from_error(artifact.id, "ort-cpu", RUNNING, error))
             continue
         if artifact.precision == "fp16":
             graph = load_graph(bundle.path(artifact.file))

@@ -115,7 +115,7 @@ class DateModel:
     @torch.no_grad()
     def answers(self, texts: Sequence[str]) -> list[str]:
         """Return answers of the likeliest character at each step, until all have ended."""
-        ids, mask = padded([encoding.ids for encoding in self.source.encode_batch(texts)])
+        ids, mask = pad_batch([encoding.ids for encoding in self.source.encode_batch(texts)])
         memory = self.model.encode(ids, PaddedAttention(mask))
         source = SourceAttention(self.model.decoder.keys_values(memory), mask)  # type: ignore[operator]
         tokens = torch.full((len(texts), 1), PAD_ID)
@@ -154,7 +154,7 @@ def new_model() -> DateModel:
     return DateModel(model, source, target)
 
 
-def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def pad_batch(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Return ids (B, S) and mask (B, S), which is 0 at the padding on the right."""
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[PAD_ID] * (width - len(row))] for row in rows])
@@ -179,7 +179,7 @@ def batches(dated: DateModel, seed: int) -> Iterator[tuple[Tensor, Tensor, Tenso
         rng.shuffle(starts)
         for start in starts:
             some = rows[start : start + BATCH]
-            yield *padded([ids for ids, _ in some]), torch.tensor([label for _, label in some])
+            yield *pad_batch([ids for ids, _ in some]), torch.tensor([label for _, label in some])
 
 
 def schedule(done: float) -> float:

@@ -363,7 +363,7 @@ class BeamSearch:
         if not constraints.renormalize:
             constrain(scores, self.histories[rows], constraints, limit, prompt_length)
         tokens_so_far = 1 + len(self.histories[first]) - prompt_length
-        if constraints.forced_token(tokens_so_far, limit) is not None:
+        if constraints.find_forced_token(tokens_so_far, limit) is not None:
             highest[:] = normalizers[:] = 0  # a forced token adds 0, not its log-probability
         terms = np.stack([highest, normalizers, self._sums[rows]], axis=-1)
         if n == 1:  # by the logits themselves, as transformers: rounded log-probabilities have more ties

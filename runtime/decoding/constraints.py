@@ -60,7 +60,7 @@ class Constraints:
         if not isinstance(self.renormalize, bool):
             raise InputError(f"renormalize is {self.renormalize!r}; it must be True or False")
 
-    def forced_token(self, length: int, max_new_tokens: int) -> int | None:
+    def find_forced_token(self, length: int, max_new_tokens: int) -> int | None:
         """Return the one token that may follow `length` tokens (the start token counts), if there is one."""
         if length == max_new_tokens and self.forced_eos is not None:
             return self.forced_eos
@@ -104,7 +104,7 @@ def constrain(
     constraints.check_vocabulary(V)
     T = lengths.pop()
     new_tokens = T - prompt_length
-    if (forced := constraints.forced_token(1 + new_tokens, max_new_tokens)) is not None:
+    if (forced := constraints.find_forced_token(1 + new_tokens, max_new_tokens)) is not None:
         scores.fill(-np.inf)
         scores[:, forced] = 0
         return

@@ -134,7 +134,7 @@ class Comparison(Outcome):
     case: str
 
     @classmethod
-    def failed(cls, artifact: str, backend: str, case: str, why: Exception) -> Comparison:
+    def from_error(cls, artifact: str, backend: str, case: str, why: Exception) -> Comparison:
         """Return a comparison that failed because it could not be measured."""
         return cls(artifact=artifact, backend=backend, case=case, metrics={}, limits={}, failures=(str(why),))
 

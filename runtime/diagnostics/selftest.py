@@ -172,7 +172,7 @@ def prepare_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> l
     golden = decoders.from_arrays(arrays)
     artifact = model.decoder.artifact
     cases = decoders.cases(model.decoder, golden, limits[artifact.precision], model.tokenizer)
-    return [Subject(artifact, cases, decoders.skipped(artifact, golden))]
+    return [Subject(artifact, cases, decoders.find_skipped(artifact, golden))]
 
 
 def prepare_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[Subject]:
@@ -182,7 +182,7 @@ def prepare_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[
     golden = encoders.from_arrays(arrays)
     artifact = model.encoder.artifact
     cases = encoders.cases(model.encoder, golden, limits[artifact.precision])
-    return [Subject(artifact, cases, encoders.skipped(artifact, golden))]
+    return [Subject(artifact, cases, encoders.find_skipped(artifact, golden))]
 
 
 def prepare_translator(model: Translator, arrays: Arrays, limits: Limits) -> list[Subject]:
@@ -200,7 +200,7 @@ def prepare_translator(model: Translator, arrays: Arrays, limits: Limits) -> lis
     golden = translations.from_arrays(arrays)
     encoder = engine.encoder.artifact
     decoder = engine.decoder.artifact
-    skipped = translators.skipped(engine, golden)
+    skipped = translators.find_skipped(engine, golden)
 
     def subject(artifact: Artifact, cases: Mapping[str, Case]) -> Subject:
         return Subject(artifact, cases, [each for each in skipped if each.artifact == artifact.id])

@@ -47,7 +47,7 @@ class Sample:
     def __len__(self) -> int:
         return len(self.prompt) + len(self.continuation)
 
-    def thinned(self, count: int) -> Sample:
+    def thin(self, count: int) -> Sample:
         """Return the sample with only `count` of the steps, the first and last among them."""
         keep = list(evenly(len(self.steps), count))
         return replace(self, steps=tuple(self.steps[i] for i in keep), logits=self.logits[keep])
@@ -81,7 +81,7 @@ def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
         "edges.logits": golden.edge_logits,
     }
     for i, sample in enumerate(golden.samples):
-        thin = sample.thinned(GOLDEN_STEPS)
+        thin = sample.thin(GOLDEN_STEPS)
         arrays |= {
             f"sample.{i}.prompt": np.array(thin.prompt),
             f"sample.{i}.continuation": np.array(thin.continuation),
@@ -131,7 +131,7 @@ def cases(
     edges = [edge for edge in golden.edges if edge <= room]
     most = min(MAX_BATCH, decoder.artifact.axis("batch").max)
 
-    def forced() -> Outcome:
+    def force_tokens() -> Outcome:
         parts = [teacher_forced(decoder, sample) for sample in samples]
         return judge_outcome(measure_parts(parts), limits, errors=errors_of_steps(parts))
 
@@ -147,7 +147,7 @@ def cases(
 
     found: dict[str, Case] = {}
     if samples:
-        found["prefill and decode, batch 1"] = forced
+        found["prefill and decode, batch 1"] = force_tokens
         for size in sorted({min(2, most), most}):
             batch = batch_of(samples, size)
             found[f"greedy, batch {size}, padded"] = greedy_case(decoder, batch, limits, tokenizer)
@@ -159,7 +159,7 @@ def cases(
     return found
 
 
-def skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
+def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
     """Return what `cases` leaves out."""
     room = longest(artifact)
     found = []

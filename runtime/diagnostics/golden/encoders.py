@@ -44,7 +44,7 @@ class Sample:
     def __len__(self) -> int:
         return len(self.piece)
 
-    def thinned(self, per_token: Iterable[str]) -> Sample:
+    def thin(self, per_token: Iterable[str]) -> Sample:
         """Return the sample with `GOLDEN_POSITIONS` of the positions, the first and last among them."""
         count = len(self.positions)
         keep = list(evenly(count, GOLDEN_POSITIONS))
@@ -69,7 +69,7 @@ def to_arrays(golden: Golden) -> dict[str, Array]:
     """Return sequences and some of PyTorch's results, as golden data stores them."""
     arrays: dict[str, Array] = {"per_token": np.array(golden.per_token)}
     for i, sample in enumerate(golden.samples):
-        thin = sample.thinned(golden.per_token)
+        thin = sample.thin(golden.per_token)
         arrays |= {
             f"sample.{i}.ids": np.array(thin.piece.ids),
             f"sample.{i}.segments": np.array(thin.piece.segments),
@@ -105,17 +105,17 @@ def cases(encoder: Encoder, golden: Golden, limits: Mapping[str, float]) -> dict
     batch = [*texts, single][-min(MAX_BATCH, encoder.max_batch) :]
 
     def one_by_one() -> Outcome:
-        return compared([run_batch(encoder, [s])[0] for s in texts], texts, encoder.artifact, limits)
+        return compare_outputs([run_batch(encoder, [s])[0] for s in texts], texts, encoder.artifact, limits)
 
     found = {"one by one": one_by_one} if texts else {}
-    found[padded(batch)] = batch_case(encoder, batch, limits)
+    found[name_batch(batch)] = batch_case(encoder, batch, limits)
     found["1 token"] = batch_case(encoder, [single], limits)
     if len(full) <= room:
         found[f"{len(full)} tokens"] = batch_case(encoder, [full], limits)
     return found
 
 
-def skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
+def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
     """Return what `cases` leaves out."""
     *texts, _, full = golden.samples
     room = longest(artifact)
@@ -127,13 +127,13 @@ def skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
     return found
 
 
-def padded(samples: Sequence[Sample]) -> str:
+def name_batch(samples: Sequence[Sample]) -> str:
     return f"batch of {len(samples)}, padded"
 
 
 def batch_case(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
     """Return the case of all samples as one padded batch."""
-    return lambda: compared(run_batch(encoder, samples), samples, encoder.artifact, limits)
+    return lambda: compare_outputs(run_batch(encoder, samples), samples, encoder.artifact, limits)
 
 
 def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
@@ -150,7 +150,7 @@ def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
     ]
 
 
-def compared(
+def compare_outputs(
     got: Sequence[Outputs],
     samples: Sequence[Sample],
     artifact: Artifact,

@@ -55,7 +55,7 @@ class Sample:
         """What PyTorch continues the start token with."""
         return self.target
 
-    def thinned(self) -> Sample:
+    def thin(self) -> Sample:
         """Return the sample with only some of the steps and positions, the first and last among them."""
         steps = evenly(len(self.steps), GOLDEN_STEPS)
         positions = evenly(len(self.positions), GOLDEN_POSITIONS)
@@ -120,7 +120,7 @@ def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
         "suppressed": np.array(search.constraints.suppressed, np.int64),
     }
     for i, sample in enumerate(golden.samples):
-        thin = sample.thinned()
+        thin = sample.thin()
         for name in ("source", "target", "margins", "steps", "logits", "positions", "cross", "attention"):
             arrays[f"sample.{i}.{name}"] = np.array(getattr(thin, name))
         for k, beam in enumerate(sample.beams):

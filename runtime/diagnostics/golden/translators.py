@@ -53,7 +53,7 @@ def decoder_cases(
     at_a_time = min(most, engine.decoder.artifact.axis("batch").max // beams)
     searched = [sample for sample in samples if sample.beams][:at_a_time]
 
-    def forced(samples: Sequence[Sample]) -> Case:
+    def force_tokens(samples: Sequence[Sample]) -> Case:
         def run() -> Outcome:
             parts = [(engine.teacher_forced(s), s.logits) for s in samples]
             return judge_outcome(measure_parts(parts), limits, errors=errors_of_steps(parts))
@@ -71,18 +71,18 @@ def decoder_cases(
     if samples and samples[0].attention.size:
         found["attention, 2 rows of a source"] = attention_case(engine, samples, limits)
     if samples:
-        found["decode, batch 1"] = forced(samples)
+        found["decode, batch 1"] = force_tokens(samples)
         found["at once, batch 1"] = at_once_case(engine, samples, limits)
         found[f"greedy, batch {len(batch)}, padded"] = greedily
     if fits(engine, full):
-        found[f"full target of {len(full.target)} tokens"] = forced([full])
+        found[f"full target of {len(full.target)} tokens"] = force_tokens([full])
     if searched:
         name = f"{beams} beams, batch {len(searched)}, padded"
         found[name] = beams_case(engine, searched, golden, limits, score)
     return found
 
 
-def skipped(engine: Engine, golden: Golden) -> list[Skipped]:
+def find_skipped(engine: Engine, golden: Golden) -> list[Skipped]:
     """Return what `encoder_cases` and `decoder_cases` leave out."""
     encoder = engine.encoder.artifact
     decoder = engine.decoder.artifact

@@ -18,7 +18,7 @@ from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
 from planforge.exporter.gate import CAPS, Gaps
-from planforge.exporter.graphs import planned
+from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.passes.quantize import QuantizeWeights
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
 from planforge.exporter.reference.passages import TextMetrics
@@ -60,7 +60,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
 def test_each_target_gets_its_graphs_in_what_they_can_be(
     checkpoints: dict[str, Checkpoint], model: str, targets: str, precisions: str, ids: str
 ) -> None:
-    artifacts = planned(checkpoints[model], targets.split(","), precisions.split(","))
+    artifacts = plan_artifacts(checkpoints[model], targets.split(","), precisions.split(","))
     assert [artifact.id for artifact in artifacts] == ids.split()
     assert len({artifact.file for artifact in artifacts}) == len(artifacts)
 
@@ -69,7 +69,7 @@ def test_precisions_of_the_same_weights_share_a_file_and_caches_are_typed(
     checkpoints: dict[str, Checkpoint],
 ) -> None:
     names = list(PRECISIONS)
-    artifacts = planned(checkpoints["gpt2-demo"], ["cpu", "rtx"], names)
+    artifacts = plan_artifacts(checkpoints["gpt2-demo"], ["cpu", "rtx"], names)
     data = {(a.precision, a.dialect): a.data for a in artifacts}
     for bits in ("fp32", "int8", "int4"):
         assert data[bits, "ort"] == data[f"{bits}-kv8", "ort"]
@@ -106,7 +106,7 @@ def test_what_a_model_or_target_cannot_have_is_refused(
     checkpoints: dict[str, Checkpoint], model: str, targets: str, precisions: str, words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        planned(checkpoints[model], targets.split(","), precisions.split(","))
+        plan_artifacts(checkpoints[model], targets.split(","), precisions.split(","))
 
 
 @pytest.mark.parametrize("names", [[], ["fp64"], ["fp32", "int3"], ["INT8"], "int8"])

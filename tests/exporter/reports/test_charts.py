@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planforge.exporter.reports.charts import histogram, line_charts
 from planforge.exporter.reports.html import html_report
-from planforge.exporter.reports.tables import COLUMNS, cell_of, figure, kept_line, percent
+from planforge.exporter.reports.tables import COLUMNS, cell_of, figure, describe_nodes_in_fp32, percent
 from planforge.exporter.verification.fp32_nodes import Fp32Node
 from planforge.exporter.verification.report import VerificationReport
 
@@ -125,9 +125,9 @@ def test_any_magnitude_has_a_place_in_the_histogram(values: list[float]) -> None
 
 
 def test_what_stays_in_fp32_is_told_in_a_line() -> None:
-    assert kept_line("fp16", KEPT) == (
+    assert describe_nodes_in_fp32("fp16", KEPT) == (
         "fp16: 9 LayerNormalization (sums squares), 4 Softmax (sums exponentials), 2 Add (reaches 1.1e+05),"
         " 1 MatMul (reaches 4e+04, so scaled by 2^-1)"
     )
     reading = [Fp32Node(f"n{i}", "Mul", "", f"reads v{i}, which fp16 cannot hold", 0, 1) for i in range(3)]
-    assert kept_line("fp16", reading) == "fp16: 3 Mul (reads what fp16 cannot hold)"
+    assert describe_nodes_in_fp32("fp16", reading) == "fp16: 3 Mul (reads what fp16 cannot hold)"
