@@ -21,7 +21,7 @@ from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
-from .comparison.examiners import examine_model
+from .comparison.tasks import examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts, recipe_of
 from .linting import lint

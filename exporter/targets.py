@@ -10,13 +10,10 @@ from typing import Literal
 
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
+from .tensorrt_versions import INPLACE_SINCE, TENSORRT_VERSIONS, Version
 
 Engine = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
-Version = tuple[int, int]
 
-OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/{}/docs/operators.md"
-CHANGELOG = "https://github.com/NVIDIA/TensorRT/blob/main/CHANGELOG.md"
-OPSETS = "https://docs.nvidia.com/deeplearning/tensorrt/latest/reference/onnx-opset-guide.html"
 JETPACK = "https://docs.pytorch.org/TensorRT/getting_started/jetpack.html"
 CONTAINERS = "https://github.com/dusty-nv/jetson-containers/blob/master/packages/cuda/tensorrt/config.py"
 DOWNLOADS = "https://developer.nvidia.com/embedded/jetpack/downloads"
@@ -62,25 +59,12 @@ class Target:
 
 def _tensorrt(version: Version, opsets: tuple[int, int], source: str) -> Target:
     text = f"{version[0]}.{version[1]}"
-    # TensorScatter and Attention came with 10.15.
-    dialect = "inplace" if version >= (10, 15) else "portable"
+    dialect = "inplace" if version >= INPLACE_SINCE else "portable"
     return Target(f"tensorrt{text}", "tensorrt", version, opsets, f"TensorRT {text}", source, dialect)
 
 
-# ONNX 1.17, which TensorRT took up in 10.6, ends at opset 22; what came between is not documented.
 _VERSIONS = {
-    target.version: target
-    for target in (
-        _tensorrt((8, 5), (7, 17), OPERATORS.format("8.5-GA")),
-        _tensorrt((8, 6), (7, 17), OPERATORS.format("8.6-GA")),
-        _tensorrt((10, 0), (9, 20), OPERATORS.format("10.0-GA")),
-        _tensorrt((10, 3), (9, 20), OPERATORS.format("10.1-GA")),
-        _tensorrt((10, 9), (9, 22), CHANGELOG),
-        _tensorrt((10, 13), (9, 22), CHANGELOG),
-        _tensorrt((10, 15), (9, 24), OPERATORS.format("main")),
-        _tensorrt((10, 16), (9, 24), OPERATORS.format("main")),
-        _tensorrt((11, 2), (9, 25), OPSETS),
-    )
+    version: _tensorrt(version, opsets, source) for version, (opsets, source) in TENSORRT_VERSIONS.items()
 }
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ExportError
-from ..gate import COUNTED
+from ..limits import COUNTED
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
-    from ..gate import Gaps
+    from ..limits import Gaps
     from ..passes.quantize import Blocks
     from ..reference.rounding import Rounding
 
@@ -96,7 +96,7 @@ def choose_blocks(
         gaps: measures in PyTorch what a rounding loses.
         tables: names of the weights that are looked up.
     """
-    from ..gate import CAPS
+    from ..limits import CAPS
     from ..passes.quantize import BLOCK_SIZES, quantize
     from ..reference.rounding import Rounding
 

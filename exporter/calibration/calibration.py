@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ..comparison.decoders import DecoderExaminer
-from ..comparison.examiners import AnyExaminer
+from ..comparison.tasks import AnyExaminer
 from ..errors import ExportError
 from ..graphs import in_fp32, recipe_of
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
-    from ..gate import Gaps
+    from ..limits import Gaps
     from ..passes.int8_encoder import Linears
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding

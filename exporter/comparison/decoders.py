@@ -22,7 +22,7 @@ from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Outcome, judge_outcome, measure
 from ...runtime.text.tokenizer import Tokenizer
 from ..execution.trial import Reading, Step, Trial, positions_of
-from ..gate import COUNTED, Gaps, limits_for
+from ..limits import COUNTED, Gaps, limits_for
 from ..precisions import PRECISIONS
 from ..reference.decoder_samples import Expectation, expectation_of, from_arrays, to_arrays
 from ..reference.passages import TextMetrics, measure_text, read_passages

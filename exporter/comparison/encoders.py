@@ -30,7 +30,7 @@ from ...runtime.diagnostics.metrics import Metrics, VectorMetrics
 from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
 from ..execution.trial import Reading, Step, Trial, positions_of
-from ..gate import Gaps, limits_for
+from ..limits import Gaps, limits_for
 from ..reference.encoder_samples import Expectation, compute_outputs, expect, from_arrays, run_model
 from ..reference.fitted_head import HEAD, LinearHead
 from ..reference.model import is_module

@@ -17,7 +17,7 @@ from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Comparison, Outcome
 from ..execution.node_executor import ExecutedProgram, NotFiniteError, name_rounding_engine
 from ..execution.trial import Trial
-from ..gate import Gaps
+from ..limits import Gaps
 from ..passes.weight_files import load_graph
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ...runtime.diagnostics.metrics import Metrics, VectorMetrics, scale_of
 from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.tokenizers import open_tokenizers
 from ..execution.trial import Reading, Step, Trial, positions_of
-from ..gate import Gaps, limits_for
+from ..limits import Gaps, limits_for
 from ..reference.translation_samples import Expectation, expect, from_arrays
 from .examiner import Examiner, OpenProgram
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx.helper import get_attribute_value
 
-from ..targets import CHANGELOG, OPERATORS, OPSETS, ORT_MEASURED, Target
+from ..targets import ORT_MEASURED, Target
+from ..tensorrt_versions import CHANGELOG, OPERATORS, OPSETS
 from . import operator_tables as tables
 from .model import (
     LintModel,

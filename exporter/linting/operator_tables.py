@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..targets import CHANGELOG, OPERATORS, RTX_MEASURED, Target
+from ..targets import RTX_MEASURED, Target
+from ..tensorrt_versions import CHANGELOG, OPERATORS
 
 Version = tuple[int, int]
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx.defs import OpSchema
 
-from ..targets import OPERATORS, RTX_MEASURED, Target
+from ..targets import RTX_MEASURED, Target
+from ..tensorrt_versions import OPERATORS
 from .model import (
     LintModel,
     attribute,

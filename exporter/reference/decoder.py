@@ -18,7 +18,7 @@ from ...models import GPT2, GrowingCache, KeyValue
 from ...models.attention import empty_past
 from ...runtime.decoding.decoder import pad
 from ...runtime.diagnostics.metrics import Logits, measure
-from ..gate import Gaps
+from ..limits import Gaps
 from .decoder_samples import Expectation
 from .passages import measure_text
 from .rounding import RoundedCache, Rounding

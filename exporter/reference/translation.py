@@ -17,7 +17,7 @@ from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
 from ...runtime.decoding.sampling import token_logprobs
 from ...runtime.diagnostics.metrics import Logits, measure
-from ..gate import Gaps
+from ..limits import Gaps
 from .rounding import Rounding
 
 if TYPE_CHECKING:

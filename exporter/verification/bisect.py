@@ -19,7 +19,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.metrics import plain, spread_of
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Key, Trial
-from ..gate import CAPS
+from ..limits import CAPS
 from ..tracing.modules import find_layer, find_module, read_results
 
 if TYPE_CHECKING:

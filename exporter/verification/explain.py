@@ -15,7 +15,7 @@ from ..calibration.calibration import Calibration
 from ..calibration.convert import convert_graph
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
-from ..comparison.examiners import AnyExaminer
+from ..comparison.tasks import AnyExaminer
 from ..execution.trial import Trial
 from ..graphs import in_fp32, recipe_of
 from ..passes.weight_files import load_graph

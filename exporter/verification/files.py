@@ -21,7 +21,7 @@ from ...runtime.errors import BackendError, InputError, ManifestError
 from ..errors import VerificationError, first_line
 from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, list_inputs
 from ..execution.trial import Step, Trial
-from ..gate import CAPS, limits_for
+from ..limits import CAPS, limits_for
 from ..passes.weight_files import load_graph
 from .bisect import Band, Culprit, Witnesses, distance, find_culprit
 from .report import VerificationReport

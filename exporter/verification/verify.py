@@ -20,7 +20,7 @@ from ..calibration.calibration import Calibration, cache_scales, read_calibratio
 from ..calibration.prompts import read_prompts
 from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.decoders import ENOUGH, DecoderExaminer
-from ..comparison.examiners import AnyExaminer, examine_model, examiner_from_golden
+from ..comparison.tasks import AnyExaminer, examine_model, examiner_from_golden
 from ..errors import SourceError, VerificationError
 from ..execution.node_executor import NotFiniteError, name_rounding_engine
 from ..execution.trial import Trial

@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from ...runtime.bundle.manifest import Artifact
 from ..calibration.calibration import Calibration
-from ..comparison.examiners import AnyExaminer
+from ..comparison.tasks import AnyExaminer
 from ..errors import VerificationError
 from ..execution.trial import Key
-from ..gate import CAPS
+from ..limits import CAPS
 from ..graphs import recipe_of
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
-from planforge.exporter.comparison.examiners import examine_model
+from planforge.exporter.comparison.tasks import examine_model
 from planforge.exporter.graphs import in_fp32, recipe_of
 from planforge.exporter.verification.bisect import (
     Culprit,

@@ -17,7 +17,7 @@ from planforge.exporter.calibration.blocks import choose_blocks
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
-from planforge.exporter.gate import CAPS, Gaps
+from planforge.exporter.limits import CAPS, Gaps
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.passes.quantize import QuantizeWeights
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions

@@ -16,7 +16,7 @@ import transformers
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.gate import CAPS
+from planforge.exporter.limits import CAPS
 from planforge.exporter.import_folder import import_folder
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.gate import limits_for
+from planforge.exporter.limits import limits_for
 from planforge.exporter.reference.passages import (
     GOLDEN_ROWS,
     MOST_PASSAGES,

@@ -20,7 +20,7 @@ from planforge.exporter import verify
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
-from planforge.exporter.gate import limits_for
+from planforge.exporter.limits import limits_for
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification import verify as verify_module
 from planforge.runtime.diagnostics.metrics import Metrics, judge, kl_divergence, measure

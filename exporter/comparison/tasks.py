@@ -1,4 +1,4 @@
-"""Each kind of model's examiner."""
+"""The examiner of each task: a new task is a line here."""
 
 from __future__ import annotations
 
