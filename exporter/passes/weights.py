@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 STORED = "planforge.stored"  # a constant's metadata: which parameter it holds and how, as JSON
+DESCRIBED = "planforge.metadata"  # a graph's metadata: constants and nodes have the rest of it
 # Names that graphs share say how a parameter is stored too, so that equal names mean equal numbers.
 TRANSPOSED = ".transposed"
 SCALED = ".times2^-"
@@ -66,7 +67,13 @@ class AttachWeights(ir.passes.InPlacePass):
                 partial(np.asarray, array), array.shape, array.dtype, value.name
             )
             graph.register_initializer(value)
+        model.metadata_props[DESCRIBED] = "1"
         return ir.passes.PassResult(model, modified=bool(weights))
+
+
+def is_described(model: ir.Model) -> bool:
+    """Tell whether a graph's metadata says what its constants store. PlanForge's first bundles had it in names."""
+    return DESCRIBED in model.metadata_props
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from ..execution.trial import Trial
 from ..graphs import tensors_of
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
+from ..passes.weights import is_described
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
 from ..reference.model import load_our_model
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
 
 log = logging.getLogger("planforge")
+
+OLDER = (
+    "{} was exported by an older PlanForge, so its weights cannot be compared with the checkpoint's: export it"
+    " again"
+)
 
 Progress = Callable[[str], None]
 # Metrics that a user can limit: of the others more is better, or they count.
@@ -142,6 +148,8 @@ def with_pytorch(
     opened: Bundle, checkpoint: Source, prompts: Path | None, limits: Mapping[str, float], progress: Progress
 ) -> VerificationReport:
     """Verify a bundle with its checkpoint."""
+    if not is_described_bundle(opened):
+        raise VerificationError(OLDER.format(opened.folder))
     if checkpoint.sha256() != opened.manifest.source.get("sha256"):
         raise VerificationError(
             f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
@@ -240,10 +248,19 @@ def apply_limits(comparison: Comparison, limits: Mapping[str, float]) -> Compari
     )
 
 
+def is_described_bundle(bundle: Bundle) -> bool:
+    """Tell whether the bundle's graphs say which parameters their constants store."""
+    artifacts = bundle.manifest.artifacts
+    return all(is_described(load_graph(bundle.path(artifact.file))) for artifact in artifacts)
+
+
 def recorded_source(bundle: Bundle) -> Source | None:
     """Return the checkpoint that the manifest names, if it is there and unchanged and torch can read it."""
     import importlib.util
 
+    if not is_described_bundle(bundle):
+        log.warning("%s; comparing with golden data instead", OLDER.format(bundle.folder))
+        return None
     recorded = bundle.manifest.source
     argument = restore_argument(recorded, bundle.folder)
     if importlib.util.find_spec("torch") is None:
