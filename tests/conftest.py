@@ -126,8 +126,12 @@ def trace_each_graph_once(once: Callable[[str], Once]) -> Generator[None, None, 
     Tracing reads a checkpoint's files but its weights, so the graph of equal files is the same. A test that
     replaces `start_trace`, and every test of the command, traces in child processes as users do.
     """
+    from torch.onnx._internal.exporter import _registration
+
     from planforge.exporter.tracing import onnx_export
 
+    registry = _registration.ONNXRegistry  # built anew for each graph: a seventh of its time
+    registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))  # type: ignore[method-assign,assignment]
     start_trace = onnx_export.start_trace
     trace_in_child = onnx_export.trace_in_child
     one_at_a_time = threading.Lock()
