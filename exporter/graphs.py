@@ -47,7 +47,9 @@ def tensors_of(model: ReferenceModel) -> dict[str, Tensor]:
     return tensors
 
 
-def plan_artifacts(checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence[str]) -> list[Artifact]:
+def plan_artifacts(
+    checkpoint: Checkpoint, targets: Sequence[str], precisions: Sequence[str]
+) -> list[Artifact]:
     """Return the graphs that an export writes: each target's, in each precision that their dialects can have.
 
     Raises:

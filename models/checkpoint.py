@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from . import bert_names, marian_names
 from .bert import Bert, BertConfig
 from .bert_names import Rename
-from .folder import SINGLE, read_published_shapes, read_published_weights, read_json
+from .folder import SINGLE, read_json, read_published_shapes, read_published_weights
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig

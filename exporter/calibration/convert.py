@@ -34,7 +34,8 @@ def write_graphs(
     for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
         sharing = {a.file: a for a in artifacts if data in a.data}
         models = {
-            Path(file).name: convert_graph(graphs[recipe_of(a)], a, calibration) for file, a in sharing.items()
+            Path(file).name: convert_graph(graphs[recipe_of(a)], a, calibration)
+            for file, a in sharing.items()
         }
         save_with_shared_weights(models, folder / "onnx", Path(data).name)
 

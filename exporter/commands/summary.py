@@ -14,7 +14,9 @@ from .inspection import Inspection, extras_text, memory_text, ranges_text, size_
 def summarize_bundle(folder: Path) -> Inspection:
     """Summarize a bundle that was just written, in a screenful."""
     manifest = Bundle.open(folder).manifest
-    source = manifest.source.get("argument")
+    source = str(manifest.source.get("argument"))
+    if manifest.source.get("kind") == "folder":
+        source = Path(source).name
     title = f"Bundle written to {folder}: {source} ({manifest.family}), {size_of(manifest, *manifest.files)}"
     graphs = [
         (artifact.id, size_of(manifest, artifact.file, *artifact.data), verdict_text(artifact))

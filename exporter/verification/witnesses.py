@@ -12,8 +12,8 @@ from ..calibration.calibration import Calibration
 from ..comparison.tasks import AnyExaminer
 from ..errors import VerificationError
 from ..execution.trial import Key
-from ..limits import CAPS
 from ..graphs import recipe_of
+from ..limits import CAPS
 from ..passes.weight_files import load_graph
 from ..reference.model import is_module
 from ..tracing.modules import find_results_by_scope, find_scope, read_results

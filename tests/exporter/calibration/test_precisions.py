@@ -17,8 +17,8 @@ from planforge.exporter.calibration.blocks import choose_blocks
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
-from planforge.exporter.limits import CAPS, Gaps
 from planforge.exporter.graphs import plan_artifacts
+from planforge.exporter.limits import CAPS, Gaps
 from planforge.exporter.passes.quantize import QuantizeWeights
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
 from planforge.exporter.reference.passages import TextMetrics

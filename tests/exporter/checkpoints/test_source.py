@@ -9,7 +9,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from planforge.exporter import export, import_folder
+from planforge.exporter import export, import_folder, providers
 from planforge.exporter.checkpoints.source import Source, resolve_source, restore_argument
 from planforge.exporter.errors import CheckpointError, SourceError
 
@@ -87,7 +87,7 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
         return sources[-1]
 
     monkeypatch.setattr(import_folder, "export_with_optimum", write_graphs)
-    monkeypatch.setattr(import_folder, "read_folder", stop)
+    monkeypatch.setattr(providers, "read_folder", stop)
     monkeypatch.setattr(import_folder, "resolve_source", resolve)
     with pytest.raises(CheckpointError, match="graphs is read"):
         export("org/name@v1.0", tmp_path / "bundle")

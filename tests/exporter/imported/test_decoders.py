@@ -16,8 +16,8 @@ import transformers
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.limits import CAPS
 from planforge.exporter.import_folder import import_folder
+from planforge.exporter.limits import CAPS
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError

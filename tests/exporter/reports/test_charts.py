@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planforge.exporter.reports.charts import histogram, line_charts
 from planforge.exporter.reports.html import html_report
-from planforge.exporter.reports.tables import COLUMNS, cell_of, figure, describe_nodes_in_fp32, percent
+from planforge.exporter.reports.tables import COLUMNS, cell_of, describe_nodes_in_fp32, figure, percent
 from planforge.exporter.verification.fp32_nodes import Fp32Node
 from planforge.exporter.verification.report import VerificationReport
 

@@ -91,7 +91,9 @@ def test_parts_of_a_large_table_are_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_matrix_that_the_checkpoint_does_not_have_is_told(own_bundle: Path) -> None:
     def rename(model: ir.Model) -> None:
-        weight_of(model, "h.1.mlp.c_fc").name = "mine"
+        weight = weight_of(model, "h.1.mlp.c_fc")
+        weight.name = "mine"
+        Stored("mine", transposed=True).write(weight)
 
     replace_graph(own_bundle, "decoder.portable.fp32", rename)
     (fault,) = faults_read(own_bundle, "decoder.portable.fp32")

@@ -326,7 +326,7 @@ def replace_line(file: str, line: str, instead: str, monkeypatch: pytest.MonkeyP
 def test_the_unchanged_source_run_in_that_way_gives_the_same(
     tensorrt_bundle: Path, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file, line in ((PROGRAM, "class TensorRtProgram:"), (CACHE, "class SlotCache:")):
+    for file, line in ((PROGRAM, "class TensorRtProgram(DeviceProgram):"), (CACHE, "class SlotCache:")):
         replace_line(file, line, line, monkeypatch)
     with emulated_gpu(tensorrt_bundle, "tensorrt"):
         assert answers(tensorrt_bundle, "tensorrt") == expected
