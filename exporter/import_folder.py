@@ -10,10 +10,9 @@ from pathlib import Path
 from ..runtime.errors import InputError
 from .checkpoints.source import Source, resolve_source
 from .errors import CheckpointError
-from .imported.folder import has_weights
+from .imported.folder import has_weights, read_folder
 from .imported.optimum import choose_task, export_with_optimum
 from .pipeline import ExportResult, write_bundle
-from .precisions import PRECISIONS
 from .providers import ImportedGraphs
 from .request import Request, parse_request
 from .tensorrt.plans import Progress, silent
@@ -85,21 +84,17 @@ def check_import(request: Request) -> None:
     """
     if unknown := [name for name in request.precisions if name not in ALLOWED]:
         raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not {unknown[0]}")
-    if not request.verify and needs_shared_buffers(request):
+    if not request.verify and request.needs_shared_buffers:
         raise InputError("int8 and int4 run in graphs that are taken only if verified: leave out --no-verify")
-
-
-def needs_shared_buffers(request: Request) -> bool:
-    """Tell whether a precision runs only in attention over shared buffers."""
-    return any("portable" not in PRECISIONS[name].dialects for name in request.precisions)
 
 
 def import_graphs(folder: Path, source: Source, request: Request, progress: Progress) -> ExportResult:
     """Make a bundle of a folder's graphs, with choices that `check_import` has passed."""
+    graphs = read_folder(folder)
     if not has_weights(source.folder):
         if not any(source.folder.glob("*.onnx")):
             choose_task(source.folder)  # says why
-        if needs_shared_buffers(request):
+        if request.needs_shared_buffers:
             raise InputError(
                 f"int8 and int4 are chosen with the checkpoint's weights, which {source.folder} has not: pass"
                 " --source"
@@ -110,7 +105,7 @@ def import_graphs(folder: Path, source: Source, request: Request, progress: Prog
                 " model; --source CHECKPOINT does that",
                 source.folder,
             )
-    return write_bundle(ImportedGraphs(source, folder, request, shared=request.verify), request, progress)
+    return write_bundle(ImportedGraphs(source, graphs, request, shared=request.verify), request, progress)
 
 
 def export_and_import(

@@ -81,11 +81,18 @@ def write_bundle(provider: GraphProvider, request: Request, progress: Progress) 
     Raises:
         VerificationError: a graph does not compute the model.
     """
+    checkpoint = provider.checkpoint
+    artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
+    if request.verify:
+        check_engine(artifacts)
+    texts = read_prompts(request.prompts, checkpoint.source.folder)
     with staging_folder(request.output) as staging:
-        staged = stage_bundle(provider, request, staging, progress)
+        staged = stage_bundle(provider, request, artifacts, texts, staging, progress)
         if staged.fallback is None:
             if staged.report is not None:
-                staged.report.raise_if_failed()
+                staged.report.raise_if_failed(
+                    provider.advise(staged.report.failed_artifacts(staged.manifest))
+                )
             progress("committing the bundle")
             install(staging, staged.manifest, request.output, force=request.force)
             return ExportResult(request.output, staged.manifest, staged.report)
@@ -93,14 +100,15 @@ def write_bundle(provider: GraphProvider, request: Request, progress: Progress) 
 
 
 def stage_bundle(
-    provider: GraphProvider, request: Request, staging: Path, progress: Progress
+    provider: GraphProvider,
+    request: Request,
+    artifacts: Sequence[Artifact],
+    texts: Sequence[str],
+    staging: Path,
+    progress: Progress,
 ) -> StagedBundle:
     """Write all of a bundle's files to a folder beside it, and verify them."""
     checkpoint = provider.checkpoint
-    artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
-    if request.verify:
-        check_engine(artifacts)
-    texts = read_prompts(request.prompts, checkpoint.source.folder)
     graphs = provider.graphs(list(dict.fromkeys(map(recipe_of, artifacts))), progress)
     manifest = begin_manifest(checkpoint, artifacts, staging, request.output)
     examiner = None
@@ -119,6 +127,7 @@ def stage_bundle(
             verified = verify_model(examiner, model, calibration, progress)
             report = verified.report
             if fallback := provider.without(report.failed_artifacts(manifest)):
+                log.debug("did not pass, and is left out: %s", report.failed_artifacts(manifest))
                 return StagedBundle(manifest, report, fallback)
             # Another exporter's graphs cannot be traced again.
             tracer = None if checkpoint.exporter else lambda recipes: graphs

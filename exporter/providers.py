@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ class GraphProvider(ABC):
     checkpoint: Checkpoint
 
     @abstractmethod
-    def graphs(self, recipes: Iterable[str], progress: Progress) -> dict[str, ir.Model]:
+    def graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
         """Return graphs in fp32, with weights, by the ids of their recipes.
 
         Raises:
@@ -58,6 +58,10 @@ class GraphProvider(ABC):
     def without(self, failed: Iterable[Artifact]) -> GraphProvider | None:
         """Return a provider that does without what failed verification; None if there is none."""
         return None
+
+    def advise(self, failed: Iterable[Artifact]) -> str:
+        """Return what a user can do about graphs that failed verification; empty if nothing is known."""
+        return ""
 
 
 class TracedGraphs(GraphProvider):
@@ -77,7 +81,7 @@ class TracedGraphs(GraphProvider):
     def model(self) -> ReferenceModel:
         return load_our_model(self.checkpoint.source.folder)
 
-    def graphs(self, recipes: Iterable[str], progress: Progress) -> dict[str, ir.Model]:
+    def graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
         """Trace each graph in a child process, while the weights are read here."""
         from .tracing.onnx_export import trace_recipes
 
@@ -100,23 +104,22 @@ class ImportedGraphs(GraphProvider):
 
     Args:
         source: the checkpoint, whose weights transformers can read.
-        folder: what optimum wrote.
+        folder: what optimum wrote, read.
         request: the choices of the import.
         shared: whether a decoder's attention may run over shared buffers, if its form is known.
     """
 
-    def __init__(self, source: Source, folder: Path, request: Request, shared: bool) -> None:
+    def __init__(self, source: Source, folder: Folder, request: Request, shared: bool) -> None:
         self.source = source
         self.folder = folder
         self.request = request
-        found = read_folder(folder)
-        kind = kind_of(found)
+        kind = kind_of(folder)
         self.checkpoint: ImportedCheckpoint = kind(
-            source, found, request.max_batch, request.max_length, shared
+            source, folder, request.max_batch, request.max_length, shared
         )
         self._reference: ReferenceModel | None = None
 
-    def graphs(self, recipes: Iterable[str], progress: Progress) -> dict[str, ir.Model]:
+    def graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
         model = self.reference(progress) if self.request.needs_reference else None
         tensors = {} if model is None else {n: tensor.numpy() for n, tensor in tensors_of(model).items()}
         graphs = self.checkpoint.graphs(set(recipes), tensors)
@@ -135,17 +138,28 @@ class ImportedGraphs(GraphProvider):
 
     def without(self, failed: Iterable[Artifact]) -> GraphProvider | None:
         """Return a provider of attention as optimum wrote it, if only that over shared buffers failed."""
-        dialects = {a.dialect for a in failed if a.graph == "decoder" and a.precision == "fp32"}
-        if dialects != {"ort"}:
+        if not only_shared_buffers_failed(failed) or self.request.needs_shared_buffers:
             return None
         log.warning(
             "attention over shared buffers does not compute this model (a sliding window, perhaps), so it"
             " stays as optimum wrote it: the bundle is right, and slower on a CPU"
         )
-        other = ImportedGraphs(self.source, self.folder, self.request, shared=False)
-        other.checkpoint.unshared = "attention over shared buffers does not compute this model"
+        other = ImportedGraphs(self.source, read_folder(self.folder.path), self.request, shared=False)
         other._reference = self._reference
         return other
+
+    def advise(self, failed: Iterable[Artifact]) -> str:
+        if not only_shared_buffers_failed(failed):
+            return ""
+        return (
+            "int8 and int4 run in attention over shared buffers, which may not be the model's; fp32 and fp16"
+            " do without"
+        )
+
+
+def only_shared_buffers_failed(failed: Iterable[Artifact]) -> bool:
+    """Tell whether a decoder's attention over shared buffers failed, and the same graph without passed."""
+    return {a.dialect for a in failed if a.graph == "decoder" and a.precision == "fp32"} == {"ort"}
 
 
 def kind_of(found: Folder) -> type[ImportedCheckpoint]:

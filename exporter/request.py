@@ -50,6 +50,11 @@ class Request:
         """Whether anything needs the results of the model in PyTorch."""
         return self.verify or any(PRECISIONS[name].calibrated for name in self.precisions)
 
+    @property
+    def needs_shared_buffers(self) -> bool:
+        """Whether a precision runs only in attention over shared buffers."""
+        return any("portable" not in PRECISIONS[name].dialects for name in self.precisions)
+
 
 class RequestOptions(TypedDict, total=False):
     """The options of an export and an import, as `export` describes them."""

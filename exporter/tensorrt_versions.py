@@ -1,4 +1,4 @@
-"""The versions of TensorRT that a graph can be checked for, and that a JetPack has: a new one is a row here."""
+"""The versions of TensorRT that graphs are exported and checked for: a new one is a row here."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def layout_of(model: GPT2 | Transformer, model_type: str) -> tuple[dict[str, Any
         return {"model_type": "transformer", **asdict(model.config)}, weights
     config = marian_names.config_json_of(model.config)
     published = {
-        marian_names.publish_name(name): tensor[None] if name == "output.bias" else tensor
+        marian_names.translate_to_marian(name): tensor[None] if name == "output.bias" else tensor
         for name, tensor in weights.items()
     }
     words = model.source.words.weight

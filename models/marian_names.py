@@ -64,7 +64,7 @@ def rename(name: str) -> str:
     return translate_name(name, NAMES)
 
 
-def publish_name(name: str) -> str:
+def translate_to_marian(name: str) -> str:
     """Return the published name of our name, the reverse of `rename`."""
     if name == "output.bias":
         return LOGITS_BIAS

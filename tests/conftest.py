@@ -131,7 +131,7 @@ def trace_each_graph_once(once: Callable[[str], Once]) -> Generator[None, None, 
     from planforge.exporter.tracing import onnx_export
 
     registry = _registration.ONNXRegistry  # built anew for each graph: a seventh of its time
-    registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))  # type: ignore[method-assign,assignment]
+    registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))  # type: ignore[method-assign]
     start_trace = onnx_export.start_trace
     trace_in_child = onnx_export.trace_in_child
     one_at_a_time = threading.Lock()

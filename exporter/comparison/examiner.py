@@ -151,7 +151,7 @@ class Examiner(ABC, Generic[EngineT]):
 
 
 def run_finite(run: Case) -> Outcome:
-    """Return a case's outcome; a failure that names the node where a result is not finite."""
+    """Return a case's outcome: without figures, and with the node's name, where a result is not finite."""
     try:
         return run()
     except NotFiniteError as error:

@@ -72,7 +72,7 @@ class AttachWeights(ir.passes.InPlacePass):
 
 
 def is_described(model: ir.Model) -> bool:
-    """Tell whether a graph's metadata says what its constants store. PlanForge's first bundles had it in names."""
+    """Tell whether metadata says what a graph's constants store; in the first bundles names did."""
     return DESCRIBED in model.metadata_props
 
 

@@ -20,7 +20,6 @@ from ..execution.trial import Trial
 from ..graphs import in_fp32, recipe_of
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
-from ..providers import TracedGraphs
 from ..reference.fitted_head import HEAD
 from ..reference.model import is_module
 from .bisect import Culprit, Witnesses, find_culprit, module_bands, node_bands
@@ -152,6 +151,8 @@ def tracer_of(manifest: Manifest, source: Source, model: ReferenceModel | None) 
     """Return a function that traces a bundle's graphs once more from its checkpoint."""
 
     def trace(recipes: Sequence[str]) -> dict[str, ir.Model]:
+        from ..providers import TracedGraphs  # needs what exporting needs, and verifying does not
+
         checkpoint = Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest))
         return TracedGraphs(checkpoint, model).graphs(recipes, lambda _: None)
 

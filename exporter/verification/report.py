@@ -94,8 +94,8 @@ class VerificationReport:
                 gate["measured"][name] = None if None in values else max(values)
         return gates
 
-    def raise_if_failed(self) -> None:
-        """Raise a VerificationError that lists every failure."""
+    def raise_if_failed(self, advice: str = "") -> None:
+        """Raise a VerificationError that lists every failure, and ends with what a user can do about them."""
         if not self.passed:
             lines = [
                 f"  {c.artifact} on {c.backend}, {c.case}: {'; '.join(c.failures)}"
@@ -112,6 +112,8 @@ class VerificationReport:
                     f"  {', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision,"
                     " with --target cpu"
                 )
+            if advice:
+                lines.append(f"  {advice}")
             message = "\n".join(["the export does not compute the model:", *lines])
             raise VerificationError(message, failed)
 

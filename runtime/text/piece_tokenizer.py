@@ -34,7 +34,7 @@ class PieceTokenizer(Tokenizer):
     few texts, such as a row of dots, would come out otherwise.
 
     Args:
-        data: What the exporter's marian_tokenizers made, a tokenizer.json.
+        data: What the exporter's build_marian_tokenizers made, a tokenizer.json.
         source: What error messages call it.
         vocab_size: The model's.
 
@@ -62,7 +62,7 @@ class PieceTokenizer(Tokenizer):
 
     @classmethod
     def from_file(cls, path: Path, vocab_size: int) -> PieceTokenizer:  # type: ignore[override]
-        """Load a tokenizer.json that marian_tokenizers made."""
+        """Load a tokenizer.json that build_marian_tokenizers made."""
         return cls(read(path), str(path), vocab_size)
 
     def _read(self, content: Mapping[str, Any]) -> None:

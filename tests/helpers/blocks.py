@@ -1,4 +1,4 @@
-"""The witness for blocks of whole numbers: numpy, by what ONNX Runtime documents of its operators.
+"""The witness for blocks of int8 and int4: numpy, by what ONNX Runtime documents of its operators.
 
 N rows of a weight, K columns, b columns of a block
 """
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
-RANGE = {8: (-127, 127), 4: (-8, 7)}  # of whole numbers; of int4 one more on one side counts
+RANGE = {8: (-127, 127), 4: (-8, 7)}  # of int8 and int4; of int4 one more on one side counts
 
 
 def by_block(weight: Array, size: int) -> npt.NDArray[np.float64]:

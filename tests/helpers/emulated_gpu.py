@@ -321,10 +321,10 @@ def plans_in(bundle: Path) -> dict[str, EmulatedPlan]:
     """A bundle's plans by their sha256."""
     opened = Bundle.open(bundle)
     manifest = opened.manifest
-    return {manifest.files[plan.file].sha256: build_plan_of_graph(opened, plan) for plan in manifest.plans}
+    return {manifest.files[plan.file].sha256: emulate_plan(opened, plan) for plan in manifest.plans}
 
 
-def build_plan_of_graph(bundle: Bundle, plan: Plan) -> EmulatedPlan:
+def emulate_plan(bundle: Bundle, plan: Plan) -> EmulatedPlan:
     artifact = bundle.manifest.artifact(plan.built_from)
     profiles = [Profile.from_json(value) for value in plan.profiles]
     weights = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in plan.weights)

@@ -80,7 +80,7 @@ def perturbed(*modules: str) -> Plant:
 
 
 def coarse(module: str, factor: float = 1.1) -> Plant:
-    """The scales of a product in whole numbers too large."""
+    """The scales of a quantized product too large."""
 
     def plant(model: ir.Model) -> None:
         scales = node_of(model, module, "MatMulNBits").inputs[2]

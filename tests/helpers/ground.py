@@ -32,12 +32,10 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.diagnostics.metrics import Comparison
 
-from .faults import (
-    Fault,
-)
+from .faults import Fault
 from .graphs import replace_graph
 
-SHORT = 200  # characters of each text: a fault that only longer ones show would be no good test of the search
+SHORT = 200  # characters of each text to search with, where whole ones decide nothing
 
 
 class Ground:
@@ -49,7 +47,10 @@ class Ground:
         source = recorded_source(self.bundle)
         assert source is not None
         self.model = load_model(source.folder)
-        texts = [text[:SHORT] for text in read_prompts(None, source.folder)]
+        texts = read_prompts(None, source.folder)
+        has_quantized_cache = any("cache_bits" in a.quantization for a in self.bundle.manifest.artifacts)
+        if not has_quantized_cache:  # its scales are compared with those of 500 tokens or more
+            texts = [text[:SHORT] for text in texts]
         self.examiner = examine_model(self.bundle, self.model, texts)
         self.calibration = read_calibration(self.bundle, self.model)
         self.tensors = tensors_to_compare(self.bundle, self.model)

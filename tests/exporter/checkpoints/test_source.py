@@ -9,7 +9,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from planforge.exporter import export, import_folder, providers
+from planforge.exporter import export, export_checkpoint, import_folder
 from planforge.exporter.checkpoints.source import Source, resolve_source, restore_argument
 from planforge.exporter.errors import CheckpointError, SourceError
 
@@ -87,8 +87,8 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
         return sources[-1]
 
     monkeypatch.setattr(import_folder, "export_with_optimum", write_graphs)
-    monkeypatch.setattr(providers, "read_folder", stop)
-    monkeypatch.setattr(import_folder, "resolve_source", resolve)
+    monkeypatch.setattr(import_folder, "read_folder", stop)
+    monkeypatch.setattr(export_checkpoint, "resolve_source", resolve)
     with pytest.raises(CheckpointError, match="graphs is read"):
         export("org/name@v1.0", tmp_path / "bundle")
     assert calls == [("org/name", "v1.0")]

@@ -186,6 +186,16 @@ def test_a_precision_that_loses_too_much_is_told_from_a_fault(
     assert caught.value.failed == {"decoder.ort.int8"} and "shared buffers" not in str(caught.value)
 
 
+def test_quantized_graphs_of_attention_that_fails_are_refused_with_the_way_out(
+    exported: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"source": exported / "mistral", "target": ["cpu"]}
+    with pytest.raises(VerificationError, match="fp32 and fp16 do without") as caught:
+        import_folder(exported / "mistral.onnx", tmp_path / "B", precision=["fp32", "int8"], **options)
+    assert "decoder.ort.fp32" in caught.value.failed
+    assert not (tmp_path / "B").exists()
+
+
 def test_attention_that_nobody_verified_stays_as_it_is(exported: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"source": exported / "mistral", "verify": False, "target": ["cpu"]}
     result = import_folder(exported / "mistral.onnx", tmp_path / "bundle", precision=["fp32"], **options)

@@ -263,3 +263,9 @@ def test_choices_that_cannot_be(
 def test_what_optimums_graphs_do_not_have(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="of a graph that optimum exports none can be chosen"):
         export(exported / "electra", tmp_path / "bundle", outputs=["hidden_states"])
+
+
+def test_a_bundle_is_not_imported(demo_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a bundle already: planforge run"):
+        import_folder(demo_bundle, tmp_path / "new" / "B")
+    assert not (tmp_path / "new").exists()

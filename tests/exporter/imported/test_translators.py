@@ -72,7 +72,7 @@ def test_merged_and_separate_decoders_are_the_same(exported: Path, tmp_path: Pat
     assert made[0] == made[1]
 
 
-def test_whole_numbers_and_halves(exported: Path, tmp_path: Path) -> None:
+def test_fp16_and_int8(exported: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"precision": ["fp16", "int8"], "target": ["cpu", "portable"]}
     result = import_folder(exported / "t5.onnx", tmp_path / "bundle", source=exported / "t5", **options)
     assert all(a.passed for a in result.manifest.artifacts)

@@ -1,4 +1,4 @@
-"""gpt2-demo in whole numbers: what its bundle holds, and which faults a verification finds in it."""
+"""gpt2-demo in int8 and int4: what its bundle holds, and which faults a verification finds in it."""
 
 from __future__ import annotations
 

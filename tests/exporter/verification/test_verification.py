@@ -23,6 +23,7 @@ from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteEr
 from planforge.exporter.limits import limits_for
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification import verify as verify_module
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.diagnostics.metrics import Metrics, judge, kl_divergence, measure
 
 from ...helpers.faults import epsilon
@@ -208,6 +209,25 @@ def test_without_the_checkpoint_golden_data_judges(own_bundle: Path, monkeypatch
     assert not verify(own_bundle).passed
     with pytest.raises(VerificationError, match="--source"):
         verify(own_bundle, prompts="prompts.txt")
+
+
+def test_an_older_bundle_without_metadata_is_compared_with_golden_data(
+    own_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from planforge.exporter.checkpoints.source import DEMOS
+
+    def remove_metadata(model: ir.Model) -> None:
+        model.metadata_props.clear()
+        for value in model.graph.initializers.values():
+            value.metadata_props.clear()
+
+    for artifact in Bundle.open(own_bundle).manifest.artifacts:
+        replace_graph(own_bundle, artifact.id, remove_metadata)
+    report = verify(own_bundle)
+    assert report.passed and not report.with_pytorch
+    assert "was exported by an older PlanForge" in caplog.text
+    with pytest.raises(VerificationError, match="export it again"):
+        verify(own_bundle, source=DEMOS / "gpt2-demo")
 
 
 def test_another_checkpoint_is_no_reference(demo_bundle: Path, tmp_path: Path) -> None:

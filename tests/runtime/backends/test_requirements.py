@@ -1,4 +1,4 @@
-"""What whole numbers need of ONNX Runtime and of the processor."""
+"""What quantized graphs need of ONNX Runtime and of the processor."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def test_the_greedy_tokens_of_a_hundred_prompts_are_those_without_lookup(model: 
 
 
 @pytest.mark.parametrize(("precision", "same"), [("int8", 95), ("int4", 80)])
-def test_whole_numbers_answer_alike_with_lookup_but_for_ties(
+def test_quantized_models_answer_alike_with_lookup_but_for_ties(
     whole_bundle: Path, precision: str, same: int
 ) -> None:
     """Rows of a product are rounded alike however many there are, but sums may be added in another order.

@@ -91,7 +91,7 @@ def test_every_case_of_the_export_but_real_text_is_compared(
     assert len(result.comparisons) == count
 
 
-def test_whole_numbers_are_held_to_their_own_limits(tmp_path: Path) -> None:
+def test_quantized_graphs_are_held_to_their_own_limits(tmp_path: Path) -> None:
     from planforge.exporter import export
 
     bundle = export("gpt2-demo", tmp_path / "bundle", precision=["int8"], target=["cpu"]).bundle
