@@ -222,7 +222,8 @@ def test_an_older_bundle_without_metadata_is_compared_with_golden_data(
             value.metadata_props.clear()
 
     for artifact in Bundle.open(own_bundle).manifest.artifacts:
-        replace_graph(own_bundle, artifact.id, remove_metadata)
+        if artifact.precision == "fp32":  # the plan is bound to the one in fp16
+            replace_graph(own_bundle, artifact.id, remove_metadata)
     report = verify(own_bundle)
     assert report.passed and not report.with_pytorch
     assert "was exported by an older PlanForge" in caplog.text
