@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from .fp16_ranges import FP16_MAX, FP32_REASON, FP32_SHIFT, Choice, choose_fp32_nodes, find_magnitude
+from .fp16_ranges import FP16_MAX, FP32, Choice, choose_fp32_nodes, find_magnitude
 from .weights import HALVED, SCALED, Stored, add_initializer, make_lazy_tensor
 
 FLOAT = ir.DataType.FLOAT
@@ -115,7 +115,7 @@ def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:
     result.name = f"{result.name}.scaled"
     graph.insert_after(product, multiply)
     multiply.metadata_props.update(product.metadata_props)
-    del multiply.metadata_props[FP32_REASON], multiply.metadata_props[FP32_SHIFT]
+    del multiply.metadata_props[FP32]
     return multiply
 
 

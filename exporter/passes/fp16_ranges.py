@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ from .weights import find_weight
 FP16_MAX = 65504.0
 SMALLEST_SPREAD = 2.0**-13  # half of 2**-24 is to it what half of fp16's last bit is to 1
 HEADROOM = 2.0  # text that nobody saw may reach this much further
-FP32_REASON = "planforge.fp32"  # a node's metadata: why it stays in fp32
-FP32_SHIFT = "planforge.fp32_shift"  # a node's metadata: the power of two that its product is scaled by
+FP32 = "planforge.fp32"  # a node's metadata: its choice, as JSON
 ATTENTION_PARTS = ("scores", "masked scores", "weights")  # measured apart, as "name of the result, part"
 
 # Sums of squares and of exponentials leave fp16's range or lose its 11 bits long before their results do.
@@ -30,29 +30,53 @@ SUMS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What a node does instead of computing in fp16.
+    """What a node does instead of computing in fp16, and why; one of the first three is given.
 
     Attributes:
-        reason: in words.
+        sums: what it adds up, in words.
+        reached: the largest magnitude of its results.
+        reads: the value that it reads and fp16 cannot hold.
         shift: of a product whose inputs fit: it stays in fp16 with weights of 2**-shift, and its result is
             multiplied by 2**shift in fp32, which is exact; None of nodes that stay in fp32.
     """
 
-    reason: str
+    sums: str = ""
+    reached: float | None = None
+    reads: str = ""
     shift: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it does not compute in fp16, in words."""
+        if self.reached is not None:
+            return f"reaches {self.reached:.3g}{self.scaled}"
+        return self.sums or f"reads {self.reads}, which fp16 cannot hold"
+
+    @property
+    def group(self) -> str:
+        """The reason without what differs per node."""
+        if self.reached is not None:
+            return f"reaches{self.scaled}"
+        return self.sums or "reads what fp16 cannot hold"
+
+    @property
+    def scaled(self) -> str:
+        return "" if self.shift is None else f", so scaled by 2^-{self.shift}"
 
     def write(self, node: ir.Node) -> None:
         """Keep the choice in a node's metadata."""
-        node.metadata_props[FP32_REASON] = self.reason
-        if self.shift is not None:
-            node.metadata_props[FP32_SHIFT] = str(self.shift)
+        node.metadata_props[FP32] = json.dumps(vars(self))
 
     @classmethod
     def read(cls, node: ir.Node) -> Choice | None:
         """Return the choice in a node's metadata; None for a node that computes in fp16."""
-        reason = node.metadata_props.get(FP32_REASON)
-        shift = node.metadata_props.get(FP32_SHIFT)
-        return None if reason is None else cls(reason, None if shift is None else int(shift))
+        text = node.metadata_props.get(FP32)
+        if text is None:
+            return None
+        try:
+            return cls(**json.loads(text))
+        except ValueError:
+            return cls(sums=text)  # the first bundles had words
 
 
 def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
@@ -83,8 +107,8 @@ def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None
     if not fits(reached):
         shift = math.ceil(math.log2(reached * HEADROOM / FP16_MAX)) if math.isfinite(reached) else 0
         scalable = node.op_type == "MatMul" and not too_large and stays_normal(node, shift)
-        return Choice(f"reaches {reached:.3g}", shift if scalable else None)
-    return Choice(f"reads {too_large[0].name}, which fp16 cannot hold") if too_large else None
+        return Choice(reached=reached, shift=shift if scalable else None)
+    return Choice(reads=str(too_large[0].name)) if too_large else None
 
 
 def stays_normal(product: ir.Node, shift: int) -> bool:

@@ -248,20 +248,16 @@ class Kept:
         return max(max(abs(node.low), abs(node.high)) for node in self.nodes)
 
 
-REACHES = re.compile(r"reaches (\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?=,|$)")
-READS = re.compile(r"reads .*, which fp16 cannot hold")
-
-
 def group_nodes_in_fp32(nodes: Iterable[Fp32Node]) -> list[Kept]:
     """Group nodes by reason and operator, without what differs per node; the largest groups come first."""
     groups: dict[tuple[str, str], list[Fp32Node]] = {}
     for node in nodes:
-        kind = READS.sub("reads what fp16 cannot hold", REACHES.sub("reaches", node.reason))
-        groups.setdefault((node.op_type, kind), []).append(node)
+        groups.setdefault((node.op_type, node.group or node.reason), []).append(node)
     kept = []
-    for (op_type, kind), members in groups.items():
-        reached = [float(found[1]) for node in members if (found := REACHES.search(node.reason))]
-        reason = f"reaches {max(reached):.2g}{kind.removeprefix('reaches')}" if reached else kind
+    for (op_type, reason), members in groups.items():
+        reached = [node.reached for node in members if node.reached is not None]
+        if reached:
+            reason = reason.replace("reaches", f"reaches {max(reached):.2g}", 1)
         kept.append(Kept(op_type, reason, tuple(members)))
     return sorted(kept, key=lambda group: -len(group.nodes))
 

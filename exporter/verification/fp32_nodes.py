@@ -26,6 +26,8 @@ class Fp32Node:
     reason: str  # why it does not just become fp16
     low: float  # the range of its results on a little real text
     high: float
+    group: str = ""  # the reason without what differs per node; empty where that is the reason
+    reached: float | None = None  # the largest magnitude while calibrating, if that is the reason
 
     def to_json(self) -> dict[str, Any]:
         return {name: plain(value) for name, value in vars(self).items()}
@@ -48,8 +50,16 @@ def fp32_nodes(
         if old is not None:
             low = min(low, old.low)
             high = max(high, old.high)
-        reason = choice.reason if choice.shift is None else f"{choice.reason}, so scaled by 2^-{choice.shift}"
-        found[key] = Fp32Node(key, node.op_type, find_module(node), reason, low, high)
+        found[key] = Fp32Node(
+            node=key,
+            op_type=node.op_type,
+            module=find_module(node),
+            reason=choice.reason,
+            low=low,
+            high=high,
+            group=choice.group,
+            reached=choice.reached,
+        )
 
     broken = None
     try:

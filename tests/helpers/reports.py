@@ -23,9 +23,18 @@ KEPT = (
         for i in range(9)
     ),
     *(Fp32Node(f"softmax_{i}", "Softmax", f"h.{i}.attn", "sums exponentials", 0.0, 1.0) for i in range(4)),
-    Fp32Node("add_1", "Add", "h.1", "reaches 9.8e+04", -98000.0, 3.0),
-    Fp32Node("add_2", "Add", "h.2", "reaches 1.1e+05", -110000.0, 3.0),
-    Fp32Node("product", "MatMul", "h.2.mlp", "reaches 4e+04, so scaled by 2^-1", -9.0, 40000.0),
+    Fp32Node("add_1", "Add", "h.1", "reaches 9.8e+04", -98000.0, 3.0, "reaches", 9.8e4),
+    Fp32Node("add_2", "Add", "h.2", "reaches 1.1e+05", -110000.0, 3.0, "reaches", 1.1e5),
+    Fp32Node(
+        node="product",
+        op_type="MatMul",
+        module="h.2.mlp",
+        reason="reaches 4e+04, so scaled by 2^-1",
+        low=-9.0,
+        high=40000.0,
+        group="reaches, so scaled by 2^-1",
+        reached=4e4,
+    ),
 )
 
 

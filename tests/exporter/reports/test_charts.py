@@ -129,5 +129,8 @@ def test_what_stays_in_fp32_is_told_in_a_line() -> None:
         "fp16: 9 LayerNormalization (sums squares), 4 Softmax (sums exponentials), 2 Add (reaches 1.1e+05),"
         " 1 MatMul (reaches 4e+04, so scaled by 2^-1)"
     )
-    reading = [Fp32Node(f"n{i}", "Mul", "", f"reads v{i}, which fp16 cannot hold", 0, 1) for i in range(3)]
+    unread = "reads what fp16 cannot hold"
+    reading = [
+        Fp32Node(f"n{i}", "Mul", "", f"reads v{i}, which fp16 cannot hold", 0, 1, unread) for i in range(3)
+    ]
     assert describe_nodes_in_fp32("fp16", reading) == "fp16: 3 Mul (reads what fp16 cannot hold)"
