@@ -92,7 +92,8 @@ class ImportedCheckpoint(Checkpoint):
             max_batch or self.most_rows, self.choose_length(max_length, self.context_of(found))
         )
         self.recipes = self.read_recipes(shared)
-        self.generation, self.encoder = self.read_generation(), self.read_encoder()
+        self.generation = self.read_generation()
+        self.encoder = self.read_encoder()
 
     @abstractmethod
     def read_graphs(self, found: Folder) -> None:

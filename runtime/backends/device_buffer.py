@@ -55,8 +55,9 @@ class DeviceBuffer:
             from_address = self.row(source).address
             pitch = slots * slot_bytes
             width = length * slot_bytes
-            copy = (to_address, pitch, from_address, pitch, width, heads, kind)
-            device.call("cudaMemcpy2DAsync", *copy, device.stream)
+            device.call(
+                "cudaMemcpy2DAsync", to_address, pitch, from_address, pitch, width, heads, kind, device.stream
+            )
 
     def numpy(self) -> Array:
         device = self.memory.device
