@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime.diagnostics.bench import find_processor_name
+from planforge.runtime.diagnostics.machine import find_processor_name
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from planforge.runtime.diagnostics.bench import percentiles
+from planforge.runtime.diagnostics.bench import compute_percentiles
 
 from .alike import UnlikeWorkError, check_alike, differences
 from .case import Case, Entry, Limit, Target
@@ -217,7 +217,7 @@ def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
         "differences": dict(system.differences),
         "versions": dict(prepared.versions),
         "per_s": round(work.units / float(np.median(seconds)), 1),
-        "ms": percentiles([1e3 * value for value in seconds]),
+        "ms": compute_percentiles([1e3 * value for value in seconds]),
         "file_mb": round(prepared.file_bytes / 1e6, 1),
         "peak_rss_mb": round(max(answer["peak_rss_mb"] for answer in run.answers)),
         "did": {key: value for key, value in run.warm["did"].items() if key != "prompts"},
@@ -225,13 +225,13 @@ def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
     }
     if all(len(stamp) == work.new_tokens for stamp in stamps) and work.new_tokens > 1:
         gaps = [1e3 * gap for stamp in stamps for gap in np.diff(stamp)]
-        found["ttft_ms"] = percentiles([1e3 * stamp[0] for stamp in stamps])
-        found["inter_token_ms"] = percentiles(gaps)
+        found["ttft_ms"] = compute_percentiles([1e3 * stamp[0] for stamp in stamps])
+        found["inter_token_ms"] = compute_percentiles(gaps)
         if prepared.read_bytes > CACHED and not work.options:
             reading = (prepared.read_bytes + cache_bytes(run)) / machine["read_gb_per_s"] / 1e6
             found["bandwidth_share"] = round(reading / float(np.median(gaps)), 3)
     if run.starts:
-        found["start_s"] = percentiles(run.starts)
+        found["start_s"] = compute_percentiles(run.starts)
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime.bundle.bundle import sha256_of
+from planforge.runtime.bundle.bundle import compute_sha256
 
 from .alike import digest
 from .case import Entry
@@ -137,7 +137,7 @@ class Workshop:
     def weights_sha256(self, name: str, checkpoint: Path) -> str:
         """Return the hash of the weights in the one safetensors file that every checkpoint here has."""
         if name not in self.hashes:
-            self.hashes[name] = sha256_of(checkpoint / "model.safetensors")
+            self.hashes[name] = compute_sha256(checkpoint / "model.safetensors")
         return self.hashes[name]
 
     def convert(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ..runtime.errors import InputError, PlanForgeError
 
 
@@ -57,18 +60,23 @@ class PromptsError(VerificationError, InputError):
     """The file of prompts to verify with is not there, or holds none."""
 
 
-def first_line(error: Exception) -> str:
+@contextmanager
+def raise_checkpoint_errors(kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Raise what is wrong with a checkpoint's files as a CheckpointError."""
+    try:
+        yield
+    except kind as error:
+        raise CheckpointError(str(error)) from error
+
+
+def shorten_error(error: Exception) -> str:
     """Return the first line of another library's error, for a message of one line."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def error_from_name(name: str, message: str) -> PlanForgeError:
-    """Return the error that a child process raised, from its class's name and its message.
-
-    A name that is no PlanForge error's, or that of an error which takes more than a message, gives an
-    ExportError with the text.
-    """
+def make_named_error(name: str, message: str) -> PlanForgeError:
+    """Return the error that a child process raised, by its class's name; else an ExportError."""
     kinds: list[type[PlanForgeError]] = [PlanForgeError]
     for kind in kinds:  # grows: the whole tree
         kinds += kind.__subclasses__()

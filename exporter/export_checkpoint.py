@@ -13,8 +13,8 @@ from .import_folder import export_and_import
 from .imported.optimum import has_reference_model
 from .pipeline import ExportResult, write_bundle
 from .providers import TracedGraphs
-from .request import parse_request
-from .tensorrt.plans import Progress, silent
+from .request import Request, check_request, choose_targets_and_precisions
+from .tensorrt.plans import Progress
 
 
 def export(
@@ -32,7 +32,7 @@ def export(
     verify: bool = True,
     force: bool = False,
     prompts: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda _: None,
 ) -> ExportResult:
     """Export a checkpoint into a bundle, build its plans, and verify it against PyTorch.
 
@@ -62,31 +62,21 @@ def export(
         PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
             VerificationError; nothing is left at `output` that was not there before.
     """
-    request = parse_request(
-        output,
-        precision=precision,
-        target=target,
-        sms=sms,
-        max_batch=max_batch,
-        max_length=max_length,
-        verify=verify,
-        force=force,
-        prompts=prompts,
+    targets, precisions = choose_targets_and_precisions(target, precision)
+    request = Request(
+        Path(output), targets, precisions, sms, max_batch, max_length, prompts, verify=verify, force=force
     )
+    check_request(request)
     source = resolve_source(model)
-    if choose_exporter(source.folder, exporter) == "optimum":
+    known = ("auto", "planforge", "optimum")
+    if exporter not in known:
+        hint = did_you_mean(exporter, known)
+        raise InputError(f"exporter {exporter!r} is not one of {', '.join(known)}{hint}")
+    if exporter == "auto":
+        exporter = "planforge" if has_reference_model(source.folder) else "optimum"
+    if exporter == "optimum":
         if outputs:
             raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
         return export_and_import(source, request, optimum_python, progress)
     checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
     return write_bundle(TracedGraphs(checkpoint), request, progress)
-
-
-def choose_exporter(checkpoint: Path, asked: str) -> str:
-    """Return who exports a checkpoint: "planforge" or "optimum"."""
-    known = ("auto", "planforge", "optimum")
-    if asked not in known:
-        raise InputError(f"exporter {asked!r} is not one of {', '.join(known)}{did_you_mean(asked, known)}")
-    if asked != "auto":
-        return asked
-    return "planforge" if has_reference_model(checkpoint) else "optimum"

@@ -14,8 +14,8 @@ from .imported.folder import has_weights, read_folder
 from .imported.optimum import choose_task, export_with_optimum
 from .pipeline import ExportResult, write_bundle
 from .providers import ImportedGraphs
-from .request import Request, parse_request
-from .tensorrt.plans import Progress, silent
+from .request import Request, check_request, choose_targets_and_precisions
+from .tensorrt.plans import Progress
 
 log = logging.getLogger("planforge")
 
@@ -36,7 +36,7 @@ def import_folder(
     verify: bool = True,
     force: bool = False,
     prompts: str | Path | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda _: None,
 ) -> ExportResult:
     """Make a bundle of what optimum-cli, or save_pretrained of an ORTModel, wrote.
 
@@ -57,17 +57,11 @@ def import_folder(
         PlanForgeError: CheckpointError, ExportError, OutputError, BuildError or VerificationError; nothing is
             left at `output` that was not there before.
     """
-    request = parse_request(
-        output,
-        precision=precision,
-        target=target,
-        sms=sms,
-        max_batch=max_batch,
-        max_length=max_length,
-        verify=verify,
-        force=force,
-        prompts=prompts,
+    targets, precisions = choose_targets_and_precisions(target, precision)
+    request = Request(
+        Path(output), targets, precisions, sms, max_batch, max_length, prompts, verify=verify, force=force
     )
+    check_request(request)
     check_import(request)
     at = Path(folder)
     if not at.is_dir():
@@ -77,11 +71,7 @@ def import_folder(
 
 
 def check_import(request: Request) -> None:
-    """Refuse what an imported model cannot have.
-
-    Raises:
-        InputError: says what it can have.
-    """
+    """Refuse what an imported model cannot have."""
     if unknown := [name for name in request.precisions if name not in ALLOWED]:
         raise InputError(f"an imported model can be {', '.join(ALLOWED)}, not {unknown[0]}")
     if not request.verify and request.needs_shared_buffers:
@@ -111,17 +101,7 @@ def import_graphs(folder: Path, source: Source, request: Request, progress: Prog
 def export_and_import(
     source: Source, request: Request, optimum_python: str | None, progress: Progress
 ) -> ExportResult:
-    """Export a checkpoint with optimum, and make a bundle of it.
-
-    Args:
-        source: the checkpoint.
-        request: the choices of the export.
-        optimum_python: the python of an environment that has optimum-onnx; by default this one.
-        progress: called with a line when a stage begins.
-
-    Raises:
-        PlanForgeError: as `import_folder`; ExportError also where optimum is missing.
-    """
+    """Export a checkpoint with optimum, which `optimum_python` has, and make a bundle of it."""
     check_import(request)
     if not any(any(source.folder.glob(pattern)) for pattern in TOKENIZERS):
         raise CheckpointError(f"{source.folder} has no tokenizer: none of {', '.join(TOKENIZERS)}")

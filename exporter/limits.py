@@ -7,46 +7,21 @@ from typing import TypeAlias
 
 from ..runtime.diagnostics.metrics import Measured, Metrics
 
-# The one table of caps. fp32 engines add in another order, nothing more. KL is in nats.
-CAPS: dict[str, dict[str, float]] = {
-    "fp32": {
-        "max_error": 1e-4,
-        "mean_kl": 1e-8,
-        "cosine_gap": 1e-8,
-        "mean_cosine_gap": 1e-8,
-        "text_kl": 1e-8,
-        "top1_changes": 0.005,
-        "perplexity_change": 1e-4,
-    },
-    "fp16": {
-        "max_error": 0.1,
-        "mean_kl": 1e-3,
-        "cosine_gap": 1e-3,
-        "mean_cosine_gap": 1e-3,
-        "text_kl": 1e-3,
-        "top1_changes": 0.02,
-        "perplexity_change": 0.002,
-    },
-    "int8": {
-        "max_error": 1.0,
-        "mean_kl": 0.005,
-        "cosine_gap": 0.01,
-        "mean_cosine_gap": 0.001,
-        "text_kl": 0.005,
-        "top1_changes": 0.02,
-        "perplexity_change": 0.01,
-    },
-    "int4": {
-        "max_error": 4.0,
-        "mean_kl": 0.1,
-        "cosine_gap": 0.1,
-        "mean_cosine_gap": 0.01,
-        "text_kl": 0.1,
-        "top1_changes": 0.1,
-        "perplexity_change": 0.08,
-    },
+# The one table of caps, in fp32, fp16, int8 and int4. fp32 engines add in another order, nothing more.
+TABLE = {
+    "max_error": (1e-4, 0.1, 1.0, 4.0),
+    "mean_kl": (1e-8, 1e-3, 0.005, 0.1),  # KL is in nats
+    "cosine_gap": (1e-8, 1e-3, 0.01, 0.1),
+    "mean_cosine_gap": (1e-8, 1e-3, 0.001, 0.01),
+    "text_kl": (1e-8, 1e-3, 0.005, 0.1),
+    "top1_changes": (0.005, 0.02, 0.02, 0.1),
+    "perplexity_change": (1e-4, 0.002, 0.01, 0.08),
 }
-CAPS = {**CAPS, "fp32-kv8": CAPS["int8"], "int8-kv8": CAPS["int8"], "int4-kv8": CAPS["int4"]}
+CAPS = {
+    precision: {name: caps[column] for name, caps in TABLE.items()}
+    for column, precision in enumerate(("fp32", "fp16", "int8", "int4"))
+}
+CAPS |= {"fp32-kv8": CAPS["int8"], "int8-kv8": CAPS["int8"], "int4-kv8": CAPS["int4"]}
 GAP_FACTOR = 3.0  # an engine may differ by this much more than rounding does in PyTorch
 # These grow with the square of the values' error, so three times the error is nine times as much.
 QUADRATIC = ("mean_kl", "cosine_gap", "mean_cosine_gap", "text_kl")
@@ -57,28 +32,22 @@ MOST = {"mean_cosine_gap": "cosine_gap"}  # a case has some of the vectors: thei
 Gaps: TypeAlias = "dict[str, Measured]"  # by the beginning of their limits' names
 
 
-def limits_for(
+def compute_limits(
     precision: str, gap: Measured | None, names: Sequence[str] = Metrics.LIMITED
 ) -> dict[str, float]:
     """Return a precision's limits: at least fp32's, for an engine adds in another order in every precision.
 
-    Args:
-        precision: a key of `CAPS`.
-        gap: metrics of PyTorch with weights and results rounded to that precision, against itself
-            unrounded; None for fp32, which rounds nothing.
-        names: of the metrics to limit.
-
-    Raises:
-        ValueError: the gap is not finite, so nothing could be judged by it.
+    `gap` has the metrics of PyTorch with weights and results rounded to that precision, against itself
+    unrounded; None for fp32, which rounds nothing. ValueError where it is not finite: it judges nothing.
     """
     caps = {name: CAPS[precision][name] for name in names}
     if gap is None:
         return caps
     if not gap.finite:
         raise ValueError(f"rounded to {precision}, the PyTorch model itself is not finite")
-    factors = {name: GAP_FACTOR ** (2 if name in QUADRATIC else 1) for name in names}
     limits = {}
     for name, cap in caps.items():
-        lost = factors[name] * getattr(gap, MOST.get(name, name))
+        factor = GAP_FACTOR ** (2 if name in QUADRATIC else 1)
+        lost = factor * getattr(gap, MOST.get(name, name))
         limits[name] = cap if name in COUNTED else max(CAPS["fp32"][name], min(cap, lost))
     return limits

@@ -16,14 +16,14 @@ from ..runtime.backends.ort_backend import import_onnxruntime
 from ..runtime.backends.requirements import check_version
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
-from .bundle.writer import install, list_file_entries, staging_folder, write_manifest
+from .bundle.writer import install, list_file_entries, open_staging_folder, write_manifest
 from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
 from .comparison.tasks import examine_model
 from .errors import BuildError
-from .graphs import plan_artifacts, recipe_of
+from .graphs import find_recipe_id, plan_artifacts
 from .linting import lint
 from .precisions import PRECISIONS
 from .processes import ChildGroup
@@ -61,38 +61,26 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class StagedBundle:
-    """A bundle that is complete but for the commit.
-
-    Attributes:
-        manifest: what is in it.
-        report: how it was verified; None without verification.
-        fallback: where graphs come from that do without those that failed; None if nothing failed, or there
-            are no such.
-    """
+    """A bundle that is complete but for the commit."""
 
     manifest: Manifest
-    report: VerificationReport | None
-    fallback: GraphProvider | None = None
+    report: VerificationReport | None  # None without verification
+    fallback: GraphProvider | None = None  # has graphs that do without those that failed
 
 
 def write_bundle(provider: GraphProvider, request: Request, progress: Progress) -> ExportResult:
-    """Write a bundle: graphs, weights, plans, verification, manifest.
-
-    Raises:
-        VerificationError: a graph does not compute the model.
-    """
+    """Write a bundle: graphs, weights, plans, verification, manifest."""
     checkpoint = provider.checkpoint
     artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
     if request.verify:
         check_engine(artifacts)
     texts = read_prompts(request.prompts, checkpoint.source.folder)
-    with staging_folder(request.output) as staging:
+    with open_staging_folder(request.output) as staging:
         staged = stage_bundle(provider, request, artifacts, texts, staging, progress)
         if staged.fallback is None:
             if staged.report is not None:
-                staged.report.raise_if_failed(
-                    provider.advise(staged.report.failed_artifacts(staged.manifest))
-                )
+                failed = staged.report.failed_artifacts(staged.manifest)
+                staged.report.raise_if_failed(provider.advise(failed))
             progress("committing the bundle")
             install(staging, staged.manifest, request.output, force=request.force)
             return ExportResult(request.output, staged.manifest, staged.report)
@@ -109,12 +97,12 @@ def stage_bundle(
 ) -> StagedBundle:
     """Write all of a bundle's files to a folder beside it, and verify them."""
     checkpoint = provider.checkpoint
-    graphs = provider.graphs(list(dict.fromkeys(map(recipe_of, artifacts))), progress)
+    graphs = provider.make_graphs(list(dict.fromkeys(map(find_recipe_id, artifacts))), progress)
     manifest = begin_manifest(checkpoint, artifacts, staging, request.output)
     examiner = None
     calibration = Calibration()
     if request.needs_reference:
-        model = provider.reference(progress)
+        model = provider.load_reference(progress)
         progress("computing the reference in PyTorch")
         examiner = examine_model(Bundle(staging, manifest), model, texts)
         calibration = calibrate(examiner, model, graphs)
@@ -123,22 +111,21 @@ def stage_bundle(
     report = None
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
         if examiner is not None and request.verify:
-            examiner = examiner.with_bundle(Bundle(staging, manifest))
-            verified = verify_model(examiner, model, calibration, progress)
-            report = verified.report
-            if fallback := provider.without(report.failed_artifacts(manifest)):
-                log.debug("did not pass, and is left out: %s", report.failed_artifacts(manifest))
+            examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
+            report, limits = verify_model(examiner, model, calibration, progress)
+            failed = report.failed_artifacts(manifest)
+            if fallback := provider.leave_out(failed):
+                log.debug("did not pass, and is left out: %s", failed)
                 return StagedBundle(manifest, report, fallback)
             # Another exporter's graphs cannot be traced again.
             tracer = None if checkpoint.exporter else lambda recipes: graphs
             report = explain(examiner, report, progress, model, calibration, tracer)
             if not report.passed:
                 return StagedBundle(manifest, report)
-            manifest = keep_checks(staging, manifest, report, examiner.to_arrays(), verified.limits)
+            manifest = keep_checks(staging, manifest, report, examiner.collect_golden(), limits)
         built = plans.result()
-    return StagedBundle(
-        dataclasses.replace(manifest, plans=tuple(built), files=list_file_entries(staging)), report
-    )
+    manifest = dataclasses.replace(manifest, plans=tuple(built), files=list_file_entries(staging))
+    return StagedBundle(manifest, report)
 
 
 @contextlib.contextmanager
@@ -157,15 +144,14 @@ def plans_beside(
             raise error
         tell_refusal(Bundle(staging, manifest), target, error)
 
-    may_do_without = checkpoint.exporter and not all(find_target(name).plans for name in request.targets)
+    targets = request.targets
+    may_do_without = checkpoint.exporter and not all(find_target(name).plans for name in targets)
     refused = tell if may_do_without else None
-
-    def build() -> list[Plan]:
-        return build_plans(staging, manifest, request.targets, request.sms, None, progress, refused)
-
     with ThreadPoolExecutor(1) as pool:
         try:
-            yield pool.submit(children.run, build)
+            yield pool.submit(
+                children.run, build_plans, staging, manifest, targets, request.sms, None, progress, refused
+            )
         finally:
             children.stop()  # the pool waits for its thread
 
@@ -185,10 +171,8 @@ def stage_graphs(
 ) -> Manifest:
     """Write the graphs that the manifest names, and the manifest, which now lists their files."""
     write_graphs(graphs, manifest.artifacts, calibration, staging)
-    artifacts = tuple(
-        dataclasses.replace(a, quantization=calibration.describe(a)) for a in manifest.artifacts
-    )
-    manifest = dataclasses.replace(manifest, artifacts=artifacts, files=list_file_entries(staging))
+    described = [dataclasses.replace(a, quantization=calibration.describe(a)) for a in manifest.artifacts]
+    manifest = dataclasses.replace(manifest, artifacts=tuple(described), files=list_file_entries(staging))
     write_manifest(staging, manifest)
     return manifest
 
@@ -210,14 +194,14 @@ def begin_manifest(
     (staging / "tokenizer").mkdir()
     written: dict[bytes, str] = {}  # a tokenizer that a source and its target share once
     for stem, data in checkpoint.tokenizer_files.items():
-        name = written.setdefault(data, checkpoint.file(f"tokenizer/{stem}", "json"))
+        name = written.setdefault(data, checkpoint.name_file(f"tokenizer/{stem}", "json"))
         (staging / name).write_bytes(data)
     chat = {}
     if (template := checkpoint.chat_template) is not None:
-        name = checkpoint.file("tokenizer/chat_template", "jinja")
+        name = checkpoint.name_file("tokenizer/chat_template", "jinja")
         (staging / name).write_bytes(template.content)
         chat = {"chat_template": {"file": name, "tokens": template.tokens}}
-    source = checkpoint.source.entry(output)
+    source = checkpoint.source.describe(output)
     if checkpoint.exporter:
         source["exporter"] = checkpoint.exporter
     return Manifest(

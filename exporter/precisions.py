@@ -43,11 +43,7 @@ PRECISIONS = {
 
 
 def resolve_precisions(names: Sequence[str]) -> list[str]:
-    """Return each name once.
-
-    Raises:
-        InputError: none, or an unknown one; lists what there is.
-    """
+    """Return each name once; refuse unknown ones, and none."""
     if not names or not set(names) <= set(PRECISIONS):
         unknown = next((name for name in names if name not in PRECISIONS), "")
         hint = did_you_mean(unknown, PRECISIONS)

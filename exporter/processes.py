@@ -21,7 +21,7 @@ _group: ContextVar[ChildGroup | None] = ContextVar("group", default=None)
 _ending = threading.Event()  # a signal came: what starts now is killed at once
 
 
-def command_of(module: str) -> list[str]:
+def make_command(module: str) -> list[str]:
     """Return the command that calls `module`.main with the arguments that follow.
 
     Python puts the current folder first on its path for -m and -c alike, where a stray random.py would be
@@ -34,12 +34,7 @@ def command_of(module: str) -> list[str]:
 
 
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a process that ends when this one is told to end.
-
-    Args:
-        command: the program and its arguments.
-        **options: of subprocess.Popen.
-    """
+    """Start a process that ends when this one is told to end; the options are subprocess.Popen's."""
     child: subprocess.Popen[str] = subprocess.Popen(command, **options)
     _children.difference_update([one for one in _children if one.returncode is not None])
     _children.add(child)
@@ -51,12 +46,7 @@ def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[str]
 
 
 def run_child(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a process to its end, as subprocess.run does, and end it when this one is told to end.
-
-    Args:
-        command: the program and its arguments.
-        **options: of subprocess.Popen.
-    """
+    """Run a process to its end, as subprocess.run does, and end it when this one is told to end."""
     with start_child(command, **options) as child:
         try:
             output, errors = child.communicate()
@@ -66,12 +56,8 @@ def run_child(command: Sequence[str], **options: Any) -> subprocess.CompletedPro
     return subprocess.CompletedProcess(child.args, child.returncode, output, errors)
 
 
-def kill_children() -> None:
-    """Kill what `start_child` started and what still runs, whichever thread waits for it."""
-    kill_running(_children)
-
-
 def kill_running(children: Iterable[subprocess.Popen[str]]) -> None:
+    """Kill the children that still run, whichever thread waits for them."""
     for child in list(children):
         if child.returncode is None:
             with contextlib.suppress(OSError):
@@ -95,7 +81,7 @@ def end_children_on_signals() -> Iterator[None]:
         for other in before:
             signal.signal(other, signal.SIG_IGN)  # cleaning up is not disturbed
         _ending.set()
-        kill_children()
+        kill_running(_children)
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     for number, handler in before.items():
@@ -111,14 +97,10 @@ def end_children_on_signals() -> Iterator[None]:
 
 
 class ChildGroup:
-    """The child processes that one piece of work starts, whatever else this process does beside it.
-
-    Attributes:
-        stopped: the work is to end; what it starts from now on is killed at once.
-    """
+    """The child processes that one piece of work starts, whatever else this process does beside it."""
 
     def __init__(self) -> None:
-        self.stopped = False
+        self.stopped = False  # the work is to end; what it starts from now on is killed at once
         self._members: list[subprocess.Popen[str]] = []
 
     def run(self, work: Callable[..., T], *arguments: Any) -> T:

@@ -14,7 +14,7 @@ from ..runtime.bundle.manifest import Artifact
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.source import Source
 from .errors import CheckpointError
-from .graphs import attach_weights, tensors_of
+from .graphs import attach_weights, list_tensors
 from .imported.checkpoint import ImportedCheckpoint
 from .imported.decoder import ImportedDecoder
 from .imported.encoder import ImportedEncoder
@@ -23,6 +23,7 @@ from .imported.translator import ImportedTranslator
 from .reference.model import load_our_model
 from .request import Request
 from .tensorrt.plans import Progress
+from .tracing.recipes.recipe import find_alike
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -32,30 +33,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("planforge")
 
 GENERATES = ("ForCausalLM", "LMHeadModel")
+ADVICE = (
+    "int8 and int4 run in attention over shared buffers, which may not be the model's; fp32 and fp16 do"
+    " without"
+)
 
 
 class GraphProvider(ABC):
-    """Makes the graphs of one checkpoint, and loads the model that they are compared with.
-
-    Attributes:
-        checkpoint: the checkpoint.
-    """
+    """Makes the graphs of one checkpoint, and loads the model that they are compared with."""
 
     checkpoint: Checkpoint
 
     @abstractmethod
-    def graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
-        """Return graphs in fp32, with weights, by the ids of their recipes.
-
-        Raises:
-            ExportError: a graph cannot be made; says why.
-        """
+    def make_graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
+        """Return graphs in fp32, with weights, by the ids of their recipes."""
 
     @abstractmethod
-    def reference(self, progress: Progress) -> ReferenceModel:
+    def load_reference(self, progress: Progress) -> ReferenceModel:
         """Return the model that the graphs are compared with."""
 
-    def without(self, failed: Iterable[Artifact]) -> GraphProvider | None:
+    def leave_out(self, failed: Iterable[Artifact]) -> GraphProvider | None:
         """Return a provider that does without what failed verification; None if there is none."""
         return None
 
@@ -65,12 +62,7 @@ class GraphProvider(ABC):
 
 
 class TracedGraphs(GraphProvider):
-    """Graphs of PlanForge's own models, traced by torch.export.
-
-    Args:
-        checkpoint: the checkpoint.
-        model: its model, if it is loaded already.
-    """
+    """Graphs of PlanForge's own models, traced by torch.export; the model may be loaded already."""
 
     def __init__(self, checkpoint: Checkpoint, model: ReferenceModel | None = None) -> None:
         self.checkpoint = checkpoint
@@ -81,62 +73,60 @@ class TracedGraphs(GraphProvider):
     def model(self) -> ReferenceModel:
         return load_our_model(self.checkpoint.source.folder)
 
-    def graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
-        """Trace each graph in a child process, while the weights are read here."""
+    def make_graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
+        """Trace graphs in child processes, those that are alike once, while the weights are read here."""
         from .tracing.onnx_export import trace_recipes
 
         progress(f"tracing {', '.join(recipes)}")
         checkpoint = self.checkpoint
+        first = find_alike(checkpoint.recipes, recipes)
         with tempfile.TemporaryDirectory(prefix="planforge-trace-") as folder:
-            paths = {recipe: Path(folder, recipe) for recipe in recipes}
-            graphs, model = trace_recipes(
+            paths = {recipe: Path(folder, recipe) for recipe in first.values()}
+            traced, model = trace_recipes(
                 checkpoint.source.folder, checkpoint.choices, paths, lambda: self.model
             )
+        graphs = {recipe: traced[first[recipe]].clone() for recipe in recipes}
         attach_weights(checkpoint, graphs, model)
         return graphs
 
-    def reference(self, progress: Progress) -> ReferenceModel:
+    def load_reference(self, progress: Progress) -> ReferenceModel:
         return self.model
 
 
 class ImportedGraphs(GraphProvider):
-    """Graphs that optimum wrote.
+    """Graphs that optimum wrote, of a checkpoint whose weights transformers can read.
 
-    Args:
-        source: the checkpoint, whose weights transformers can read.
-        folder: what optimum wrote, read.
-        request: the choices of the import.
-        shared: whether a decoder's attention may run over shared buffers, if its form is known.
+    `shared` tells whether a decoder's attention may run over shared buffers, if its form is known.
     """
 
     def __init__(self, source: Source, folder: Folder, request: Request, shared: bool) -> None:
         self.source = source
         self.folder = folder
         self.request = request
-        kind = kind_of(folder)
+        kind = choose_class(folder)
         self.checkpoint: ImportedCheckpoint = kind(
             source, folder, request.max_batch, request.max_length, shared
         )
         self._reference: ReferenceModel | None = None
 
-    def graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
-        model = self.reference(progress) if self.request.needs_reference else None
-        tensors = {} if model is None else {n: tensor.numpy() for n, tensor in tensors_of(model).items()}
-        graphs = self.checkpoint.graphs(set(recipes), tensors)
+    def make_graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
+        model = self.load_reference(progress) if self.request.needs_reference else None
+        tensors = {} if model is None else {n: tensor.numpy() for n, tensor in list_tensors(model).items()}
+        graphs = self.checkpoint.make_graphs(set(recipes), tensors)
         attach_weights(self.checkpoint, graphs, model)
         return graphs
 
-    def reference(self, progress: Progress) -> ReferenceModel:
+    def load_reference(self, progress: Progress) -> ReferenceModel:
         if self._reference is None:
-            from .reference.transformers_reference import reference_model
+            from .reference.transformers_reference import load_reference
 
             progress("reading the model to compare with")
             checkpoint = self.checkpoint
             heads = () if checkpoint.encoder is None else checkpoint.encoder.heads
-            self._reference = reference_model(checkpoint.source.folder, checkpoint.task, heads)
+            self._reference = load_reference(checkpoint.source.folder, checkpoint.task, heads)
         return self._reference
 
-    def without(self, failed: Iterable[Artifact]) -> GraphProvider | None:
+    def leave_out(self, failed: Iterable[Artifact]) -> GraphProvider | None:
         """Return a provider of attention as optimum wrote it, if only that over shared buffers failed."""
         if not only_shared_buffers_failed(failed) or self.request.needs_shared_buffers:
             return None
@@ -149,12 +139,7 @@ class ImportedGraphs(GraphProvider):
         return other
 
     def advise(self, failed: Iterable[Artifact]) -> str:
-        if not only_shared_buffers_failed(failed):
-            return ""
-        return (
-            "int8 and int4 run in attention over shared buffers, which may not be the model's; fp32 and fp16"
-            " do without"
-        )
+        return ADVICE if only_shared_buffers_failed(failed) else ""
 
 
 def only_shared_buffers_failed(failed: Iterable[Artifact]) -> bool:
@@ -162,7 +147,7 @@ def only_shared_buffers_failed(failed: Iterable[Artifact]) -> bool:
     return {a.dialect for a in failed if a.graph == "decoder" and a.precision == "fp32"} == {"ort"}
 
 
-def kind_of(found: Folder) -> type[ImportedCheckpoint]:
+def choose_class(found: Folder) -> type[ImportedCheckpoint]:
     """Return the class that reads a folder's graphs: by their inputs, not by what config.json calls them."""
     if found.encoder is not None:
         return ImportedTranslator

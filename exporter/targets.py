@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..runtime.errors import InputError
@@ -42,36 +42,25 @@ class Target:
         """Whether it builds plans: TensorRT and TensorRT-RTX, which share a parser."""
         return self.engine != "onnxruntime"
 
-    @property
-    def typed(self) -> bool:
-        """Whether the types in the graph are those that it computes in: no flag chooses them."""
-        return self.engine != "tensorrt" or self.version >= (9, 0)
-
-    @property
-    def half_by_flag(self) -> bool:
-        """Whether a builder's flag can make an fp32 graph compute in fp16. TensorRT 11 has none."""
-        return self.engine == "tensorrt" and self.version < (11, 0)
-
     def older_than(self, major: int, minor: int = 0) -> bool:
         """Tell whether it is a TensorRT before this version. TensorRT-RTX 1.x is none of them."""
         return self.engine == "tensorrt" and self.version < (major, minor)
 
 
-def _tensorrt(version: Version, opsets: tuple[int, int], source: str) -> Target:
+def _make_target(version: Version, opsets: tuple[int, int], source: str) -> Target:
     text = f"{version[0]}.{version[1]}"
     dialect = "inplace" if version >= INPLACE_SINCE else "portable"
     return Target(f"tensorrt{text}", "tensorrt", version, opsets, f"TensorRT {text}", source, dialect)
 
 
 _VERSIONS = {
-    version: _tensorrt(version, opsets, source) for version, (opsets, source) in TENSORRT_VERSIONS.items()
+    version: _make_target(version, opsets, source) for version, (opsets, source) in TENSORRT_VERSIONS.items()
 }
 
 
-def _jetpack(name: str, version: Version, about: str, source: str) -> Target:
-    of = _VERSIONS[version]
+def _make_jetpack(name: str, version: Version, about: str, source: str) -> Target:
     text = f"JetPack {about}: TensorRT {version[0]}.{version[1]}"
-    return Target(f"jetpack{name}", of.engine, of.version, of.opsets, text, source, of.dialect)
+    return replace(_VERSIONS[version], name=f"jetpack{name}", about=text, source=source)
 
 
 # Every engine and board once: what `planforge lint` checks for unless told otherwise.
@@ -90,38 +79,36 @@ TARGETS = {
         ),
         Target("rtx", "tensorrt-rtx", (1, 7), (7, 24), "TensorRT-RTX 1.7", RTX_MEASURED, dialect="inplace"),
         *_VERSIONS.values(),
-        _jetpack("5.1", (8, 5), "5.1 on Xavier and Orin", "https://github.com/edgehook/Jetson-AI-task"),
-        _jetpack("6.0", (8, 6), "6.0 on Orin", CONTAINERS),
-        _jetpack("6.2", (10, 3), "6.1 and 6.2 on Orin", JETPACK),
-        _jetpack("7.1", (10, 13), "7.0 and 7.1 on Thor", f"{DOWNLOADS}/archive-7.1.md"),
-        _jetpack("7.2", (10, 16), "7.2 on Orin and Thor", DOWNLOADS),
+        _make_jetpack("5.1", (8, 5), "5.1 on Xavier and Orin", "https://github.com/edgehook/Jetson-AI-task"),
+        _make_jetpack("6.0", (8, 6), "6.0 on Orin", CONTAINERS),
+        _make_jetpack("6.2", (10, 3), "6.1 and 6.2 on Orin", JETPACK),
+        _make_jetpack("7.1", (10, 13), "7.0 and 7.1 on Thor", f"{DOWNLOADS}/archive-7.1.md"),
+        _make_jetpack("7.2", (10, 16), "7.2 on Orin and Thor", DOWNLOADS),
     )
 }
 INSTALLED = "tensorrt"  # also a target: the version that is installed
 # Other names on the command line.
-_PORTABLE = Target(
-    "portable", "onnxruntime", (1, 31), (7, 26), "any engine for ONNX", ANY_ENGINE, dialect="portable"
-)
-_CUDA = Target(
-    "cuda",
-    "onnxruntime",
-    (1, 31),
-    (7, 26),
-    "ONNX Runtime 1.31 on an NVIDIA GPU",
-    ANY_ENGINE,
-    dialect="ort",
-    without=("int8", "int4", "fp32-kv8", "int8-kv8", "int4-kv8"),  # were never tried there
-)
-_OTHERS = {"portable": _PORTABLE, "cuda": _CUDA, "tensorrt11": _VERSIONS[(11, 2)]}
+_OTHERS = {
+    "portable": Target(
+        "portable", "onnxruntime", (1, 31), (7, 26), "any engine for ONNX", ANY_ENGINE, dialect="portable"
+    ),
+    "cuda": Target(
+        "cuda",
+        "onnxruntime",
+        (1, 31),
+        (7, 26),
+        "ONNX Runtime 1.31 on an NVIDIA GPU",
+        ANY_ENGINE,
+        dialect="ort",
+        without=("int8", "int4", "fp32-kv8", "int8-kv8", "int4-kv8"),  # were never tried there
+    ),
+    "tensorrt11": _VERSIONS[(11, 2)],
+}
 NAMES = (*TARGETS, *_OTHERS, INSTALLED)
 
 
 def find_target(name: str) -> Target:
-    """Return the target of a name.
-
-    Raises:
-        InputError: no such target; lists them.
-    """
+    """Return the target of a name; refuse an unknown one."""
     if name == INSTALLED:
         return find_installed_tensorrt()
     if name not in NAMES:
@@ -133,38 +120,22 @@ def find_installed_tensorrt() -> Target:
     """Return the newest of the table up to the installed TensorRT; the newest of all where none is."""
     for package in ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            major, minor = importlib.metadata.version(package).split(".")[:2]
-            break
-    else:
-        return _VERSIONS[max(_VERSIONS)]
-    return newest_target((int(major), int(minor)))
+            return find_tensorrt(importlib.metadata.version(package))
+    return _VERSIONS[max(_VERSIONS)]
 
 
-def target_of_plan(engine: str, version: str) -> Target:
-    """Return the target that a plan was built for.
+def find_target_of_plan(engine: str, version: str) -> Target:
+    """Return the target that a plan was built for, by its engine and that one's version."""
+    return TARGETS["rtx"] if engine == "tensorrt-rtx" else find_tensorrt(version)
 
-    Args:
-        engine: of the plan, "tensorrt-rtx" or "tensorrt".
-        version: of that engine, such as "10.3.0".
 
-    Returns:
-        The newest of the table that is not newer; the oldest where all are.
-    """
-    if engine == "tensorrt-rtx":
-        return TARGETS["rtx"]
+def find_tensorrt(version: str) -> Target:
+    """Return the newest TensorRT of the table that is not newer than a version; the oldest where all are."""
     major, minor = version.split(".")[:2]
-    return newest_target((int(major), int(minor)))
+    asked = (int(major), int(minor))
+    return _VERSIONS[max((v for v in _VERSIONS if v <= asked), default=min(_VERSIONS))]
 
 
-def newest_target(version: Version) -> Target:
-    """Return the newest TensorRT of the table that is not newer than this; the oldest where all are."""
-    return _VERSIONS[max((v for v in _VERSIONS if v <= version), default=min(_VERSIONS))]
-
-
-def lint_targets(names: Sequence[str]) -> tuple[Target, ...]:
-    """Return the targets of these names, each once; all of `TARGETS` if there is no name.
-
-    Raises:
-        InputError: no such target; lists them.
-    """
+def find_targets(names: Sequence[str]) -> tuple[Target, ...]:
+    """Return the targets of these names, each once; all of `TARGETS` if there is no name."""
     return tuple(find_target(name) for name in dict.fromkeys(names)) or tuple(TARGETS.values())

@@ -46,17 +46,11 @@ def load(bundle: str | Path, **options: Unpack[LoadOptions]) -> TextGenerator | 
     """
     request = make_load_request(options)
     opened = Bundle.open(bundle)
-    return class_for(opened)._load(opened, request)
+    return find_class(opened)._load(opened, request)
 
 
-def class_for(bundle: Bundle) -> type[TextGenerator] | type[TextEncoder] | type[Translator]:
-    """Return the class that runs a bundle.
-
-    Only its module is imported: a third of the time of importing all.
-
-    Raises:
-        ManifestError: the bundle is for a task that this version does not run.
-    """
+def find_class(bundle: Bundle) -> type[TextGenerator] | type[TextEncoder] | type[Translator]:
+    """Return the class that runs a bundle; imports its module alone: a third of the time of all."""
     match bundle.manifest.task:
         case "text-generation":
             from .generate.text_generator import TextGenerator

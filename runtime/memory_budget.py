@@ -23,19 +23,13 @@ POLL = 0.1  # seconds after which a call that waits looks again, told or not
 
 
 class Reservation:
-    """Bytes that a call holds until it releases them. Releasing twice is fine.
-
-    Attributes:
-        count: number of bytes.
-        what: what they are for.
-        thread: the thread that used them last.
-    """
+    """Bytes that a call holds until it releases them. Releasing twice is fine."""
 
     def __init__(self, budget: MemoryBudget, count: int, what: str) -> None:
         self._budget = budget
         self.count = count
-        self.what = what
-        self.thread = threading.current_thread()
+        self.what = what  # what they are for
+        self.thread = threading.current_thread()  # that used them last
 
     def use(self) -> None:
         """Make it this thread's: a stream may be read, or a kept prompt be taken over, by another one."""
@@ -47,18 +41,11 @@ class Reservation:
 
 
 class MemoryBudget:
-    """Counts what the calls of one model hold.
+    """Counts what the calls of one model hold; without a limit in bytes it counts nothing."""
 
-    Args:
-        limit: bytes for everything; None for no limit, which counts nothing.
-        weight_bytes: what the weights take as long as the model is open.
-        patience: seconds that a call waits for others.
-    """
-
-    def __init__(self, limit: int | None, weight_bytes: int = 0, *, patience: float = PATIENCE) -> None:
+    def __init__(self, limit: int | None, weight_bytes: int = 0) -> None:
         self.limit = limit
         self.weight_bytes = weight_bytes
-        self.patience = patience
         # A call may end while garbage is collected, in the middle of anything here, so no sum is kept that
         # such an end could spoil.
         self._held: dict[Reservation, None] = {}
@@ -66,27 +53,21 @@ class MemoryBudget:
         self._closed = False
         self._make_room: weakref.WeakMethod[Callable[[], object]] | None = None
 
-    def available(self) -> int | None:
+    def count_available(self) -> int | None:
         """Return the bytes that a call can have when it runs alone; None without a limit."""
         return None if self.limit is None else max(0, self.limit - self.weight_bytes)
 
-    def held(self) -> int:
+    def count_held(self) -> int:
         """Return the bytes that calls hold now, without the weights."""
         return sum(reservation.count for reservation in list(self._held))
 
     def check(self, count: int, what: str, way_out: str = "Use smaller batches") -> None:
-        """Refuse what does not fit even when it runs alone.
+        """Refuse bytes beside the weights that do not fit even when the call runs alone.
 
-        Args:
-            count: bytes that a call needs beside the weights.
-            what: what they are for, as in "a cache of 8 x 64 tokens".
-            way_out: what a user can do who needs less, as a sentence without its full stop.
-
-        Raises:
-            MemoryLimitError: it does not fit.
+        `what` says what they are for, `way_out` what a user can do who needs less.
         """
         if self.limit is not None and self.weight_bytes + count > self.limit:
-            raise self._limit_error(count, what, way_out)
+            raise self._make_error(count, what, way_out)
 
     @contextmanager
     def reserve(self, count: int, what: str, way_out: str = "Use smaller batches") -> Iterator[None]:
@@ -98,15 +79,7 @@ class MemoryBudget:
             reservation.release()
 
     def hold(self, count: int, what: str, way_out: str = "Use smaller batches") -> Reservation:
-        """Hold bytes until they are released; waits for other calls where it fits only without them.
-
-        The arguments are those of `check`.
-
-        Raises:
-            MemoryLimitError: it does not fit, or not beside what this thread holds already, or other calls
-                did not end in time.
-            ClosedError: the model was closed while the call waited.
-        """
+        """Hold bytes until they are released; waits for other calls where it fits only without them."""
         asked = Reservation(self, count, what)
         if self.limit is not None:
             self.check(count, what, way_out)
@@ -120,10 +93,10 @@ class MemoryBudget:
             with self._changed:
                 self._changed.notify_all()
 
-    def before_waiting(self, make_room: Callable[[], object]) -> None:
-        """Call a method while a call waits, and before it is refused, to free what is only kept in case.
+    def make_room_by(self, make_room: Callable[[], object]) -> None:
+        """Call a method, of an object that this keeps not alive, to free what is only kept in case.
 
-        The method's object is not kept alive by this.
+        It is called while a call waits, and before one is refused.
         """
         self._make_room = weakref.WeakMethod(make_room)
 
@@ -142,7 +115,7 @@ class MemoryBudget:
         if self._add(asked):
             return
         gc.collect()  # what an abandoned call held may wait for this
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + PATIENCE
         while True:
             make_room = None if self._make_room is None else self._make_room()
             if make_room is not None:
@@ -152,13 +125,18 @@ class MemoryBudget:
                 return
             if self._closed:
                 raise ClosedError
-            held_here = sum(other.count for other in list(self._held) if other.thread == asked.thread)
+            others = list(self._held)
+            held_here = sum(other.count for other in others if other.thread == asked.thread)
             if held_here:
-                holder = f"{held_here / 1e6:.1f} MB that an unfinished call of this thread holds"
+                holder = "an unfinished call of this thread holds"
                 way_out = f"Finish or close that call (a stream, an iteration) first. {way_out}"
-                raise self._limit_error(asked.count, asked.what, way_out, held_here, holder)
+                raise self._make_error(asked.count, asked.what, way_out, held_here, holder)
             if time.monotonic() > deadline:
-                raise self._timeout_error(asked, way_out)
+                held = sum(other.count for other in others)
+                names = ", ".join(sorted({other.what for other in others}))
+                holder = f"other calls held for {PATIENCE:.0f} seconds ({names})"
+                way_out = f"Finish or close those calls (streams, too) first. {way_out}"
+                raise self._make_error(asked.count, asked.what, way_out, held, holder)
             with self._changed:
                 if self._is_short_of(asked.count):
                     self._changed.wait(POLL)
@@ -171,28 +149,19 @@ class MemoryBudget:
             return True
 
     def _is_short_of(self, count: int) -> bool:
-        return self.limit is not None and self.weight_bytes + self.held() + count > self.limit
+        return self.limit is not None and self.weight_bytes + self.count_held() + count > self.limit
 
-    def _timeout_error(self, asked: Reservation, way_out: str) -> MemoryLimitError:
-        others = list(self._held)
-        held = sum(other.count for other in others)
-        names = ", ".join(sorted({other.what for other in others}))
-        holder = f"{held / 1e6:.1f} MB that other calls held for {self.patience:.0f} seconds ({names})"
-        way_out = f"Finish or close those calls (streams, too) first. {way_out}"
-        return self._limit_error(asked.count, asked.what, way_out, held, holder)
-
-    def _limit_error(
-        self, count: int, what: str, way_out: str, held: int = 0, holder: str | None = None
+    def _make_error(
+        self, count: int, what: str, way_out: str, held: int = 0, holder: str = ""
     ) -> MemoryLimitError:
         assert self.limit is not None
         needed = self.weight_bytes + count + held
         parts = [f"{self.weight_bytes / 1e6:.1f} MB of weights", f"{count / 1e6:.1f} MB for {what}"]
-        if holder is not None:
-            parts.append(holder)
-        summed = f"{', '.join(parts[:-1])} and {parts[-1]}"
-        limit = f"memory_limit is {self.limit / 1e6:.1f} MB"
+        if holder:
+            parts.append(f"{held / 1e6:.1f} MB that {holder}")
         return MemoryLimitError(
-            f"{needed / 1e6:.1f} MB are needed: {summed}; {limit}. {way_out}",
+            f"{needed / 1e6:.1f} MB are needed: {', '.join(parts[:-1])} and {parts[-1]};"
+            f" memory_limit is {self.limit / 1e6:.1f} MB. {way_out}",
             needed=needed,
             limit=self.limit,
         )

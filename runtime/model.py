@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from .backends.backend import Backend
+from .backends.backend import Backend, LoadRequest
 from .backends.ladder import open_on
-from .backends.load_request import LoadRequest
 from .backends.threads import Threads
 from .bundle.bundle import Bundle
 from .errors import InputError, ManifestError
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from .options import LoadOptions
 
 C = TypeVar("C", bound="Model")
-
 
 CLASS_NAMES = {  # by the task that a bundle is for
     "text-generation": "TextGenerator",
@@ -60,20 +57,15 @@ class Model(ABC):
         """
         request = make_load_request(options)
         opened = Bundle.open(bundle)
-        cls._check_task(opened)
-        return cls._load(opened, request)
-
-    @classmethod
-    def _check_task(cls, bundle: Bundle) -> None:
-        """Refuse a bundle that another class runs, and name that one."""
-        task = bundle.manifest.task
+        task = opened.manifest.task
         if task not in CLASS_NAMES:
-            raise ManifestError(f"{bundle.folder} is for {task!r}, which this version does not run")
+            raise ManifestError(f"{opened.folder} is for {task!r}, which this version does not run")
         if task != cls._TASK:
             raise InputError(
-                f"{bundle.folder} is a bundle for {task}, which {cls.__name__} does not do; open it with"
+                f"{opened.folder} is a bundle for {task}, which {cls.__name__} does not do; open it with"
                 f" {CLASS_NAMES[task]}.load, or with load()"
             )
+        return cls._load(opened, request)
 
     @classmethod
     def _load(cls: type[C], bundle: Bundle, request: LoadRequest) -> C:
@@ -109,10 +101,5 @@ class Model(ABC):
     def __enter__(self: C) -> C:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from .backends.backend import Backend, Program
-from .backends.load_request import LoadRequest
+from .backends.backend import Backend, LoadRequest, Program
 from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
 from .errors import InputError, ManifestError, MemoryLimitError
-from .options import LoadOptions, check_options, check_whole, option_names
+from .options import LoadOptions, check_options, check_whole, list_options
 
 
 def make_load_request(options: LoadOptions) -> LoadRequest:
     """Return what a caller of `load` asks for; refuse an option that there is not."""
-    check_options(options, option_names(LoadOptions))
+    check_options(options, list_options(LoadOptions))
     return LoadRequest(**options)
 
 
@@ -53,12 +52,8 @@ def open_programs(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iter
             raise
 
 
-def length_of(bundle: Bundle, asked: int | None, *artifacts: Artifact) -> int:
-    """Return the context in tokens: what was asked for, else all that the model and these graphs take.
-
-    Raises:
-        InputError: a plan takes less than was asked for.
-    """
+def choose_length(bundle: Bundle, asked: int | None, *artifacts: Artifact) -> int:
+    """Return the context in tokens: what was asked for, else all that the model and these graphs take."""
     most = min(bundle.manifest.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
     if asked is not None and asked > most:
         raise InputError(
@@ -68,7 +63,7 @@ def length_of(bundle: Bundle, asked: int | None, *artifacts: Artifact) -> int:
     return asked or most
 
 
-def tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
+def list_tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
     """Return the tokenizers' files, of which a task needs `count`."""
     names = Reader(manifest.tokenizer, "tokenizer").list_of("files", str)
     if len(names) != count:
@@ -76,7 +71,7 @@ def tokenizer_files(manifest: Manifest, count: int) -> tuple[str, ...]:
     return names
 
 
-def bytes_of(manifest: Manifest, *artifacts: Artifact) -> int:
+def count_weight_bytes(manifest: Manifest, *artifacts: Artifact) -> int:
     """Return the size of the weights in bytes, each file once."""
     return sum(manifest.files[name].bytes for name in {name for a in artifacts for name in a.data})
 

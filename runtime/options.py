@@ -276,21 +276,13 @@ class BatchGenerationOptions(GenerationOptions, total=False):
     batch_size: int | None
 
 
-def option_names(options: type) -> tuple[str, ...]:
+def list_options(options: type) -> tuple[str, ...]:
     """Return the names of the options that a TypedDict has, those it inherits first."""
     return tuple(options.__annotations__)
 
 
 def check_options(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse an option that does not exist.
-
-    Args:
-        given: names of options.
-        known: names of the options that there are; see `option_names`.
-
-    Raises:
-        InputError: names the first unknown one, the one that may be meant, and all that there are.
-    """
+    """Refuse an option that does not exist; name the one that may be meant, and all that there are."""
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or "."
@@ -298,11 +290,7 @@ def check_options(given: Iterable[str], known: Collection[str]) -> None:
 
 
 def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
-    """Refuse a value that is none of those allowed.
-
-    Raises:
-        InputError: names the option, what it got, what is allowed, and the one that may be meant.
-    """
+    """Refuse a value that is none of those allowed; name the one that may be meant."""
     # A list or an array is no choice, and comparing it with one may fail.
     if not isinstance(value, str | None) or value not in allowed:
         choices = ", ".join(map(repr, allowed))
@@ -328,15 +316,7 @@ def check_whole(
 
 
 def check_batch_size(batch_size: int | None, most: int) -> int:
-    """Return how many rows may run together.
-
-    Args:
-        batch_size: what the caller asks for; None: the most.
-        most: what the bundle allows.
-
-    Raises:
-        InputError: no whole number from 1, or more than the bundle allows.
-    """
+    """Return how many rows may run together: what the caller asks for, else the most of the bundle."""
     if batch_size is None:
         return most
     check_whole("batch_size", batch_size, 1, optional=True)
@@ -351,13 +331,7 @@ def check_batch_size(batch_size: int | None, most: int) -> int:
 def check_not_pair(texts: Any, call: str = "") -> None:
     """Refuse a tuple of two strings, which could be one pair or two texts.
 
-    Args:
-        texts: what a method got for its texts.
-        call: how to pass a pair to that method, such as "classify(text, pair=other)"; nothing where the
-            method takes no pairs.
-
-    Raises:
-        InputError: says how to write either.
+    `call` is how to pass a pair, such as "classify(text, pair=other)"; nothing where no pairs are taken.
     """
     if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(text, str) for text in texts):
         pair = f" a pair: {call} or [(text, other)];" if call else ""

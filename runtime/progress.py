@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from .errors import InputError
@@ -19,17 +18,8 @@ SECONDS_BETWEEN_LINES = 10.0  # where stderr is no terminal: a log file needs no
 class Progress:
     """Reports the number of finished texts; a context manager that ends the line on stderr.
 
-    Args:
-        option: the caller's `progress=`: False reports nothing, True counts on stderr, a callable gets the
-            number of finished texts each time that it has grown.
-        unit: what is counted.
-
-    Raises:
-        InputError: the option is neither a bool nor a callable.
-
-    Example:
-        >>> with Progress(progress) as report:
-        ...     report(12)
+    The option is the caller's `progress=`: False reports nothing, True counts on stderr, a callable gets the
+    number of finished texts each time that it has grown.
     """
 
     def __init__(self, option: ProgressOption, unit: str = "texts") -> None:
@@ -46,20 +36,16 @@ class Progress:
         self._shown_at = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Report that `done` texts are finished; says nothing where that is no news."""
+        """Report that `done` texts are finished, if that is news."""
         if done <= self._done:
             return
         self._done = done
         if self._report is not None:
             self._report(done)
-        elif self._on_stderr:
-            self._write()
-
-    def _write(self) -> None:
-        if sys.stderr.isatty():
+        elif self._on_stderr and sys.stderr.isatty():
             print(f"\r{self._done} {self._unit}", end="", file=sys.stderr, flush=True)
             self._shown = self._done
-        elif time.monotonic() - self._shown_at >= SECONDS_BETWEEN_LINES:
+        elif self._on_stderr and time.monotonic() - self._shown_at >= SECONDS_BETWEEN_LINES:
             self._write_line()
 
     def _write_line(self) -> None:
@@ -80,10 +66,5 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

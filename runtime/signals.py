@@ -14,11 +14,7 @@ _committed = threading.Event()  # this process has changed a bundle
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asked this process to end; like Ctrl-C it unwinds, so that everything is cleaned up.
-
-    Attributes:
-        number: the signal's number.
-    """
+    """A signal asked this process to end; like Ctrl-C it unwinds, so that everything is cleaned up."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -26,11 +22,8 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def committing() -> Iterator[None]:
-    """Hold back signals that would end this process while the block, a short one, changes a bundle.
-
-    So whoever was interrupted is told whether the bundle was changed.
-    """
+def hold_signals() -> Iterator[None]:
+    """Hold back signals that would end this process while the block, a short one, changes a bundle."""
     waiting: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -48,7 +41,7 @@ def committing() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def what_was_changed() -> str:
+def describe_changes() -> str:
     """Return what an interrupted command has changed, in words."""
     return "the bundle was written already" if _committed.is_set() else "nothing was changed"
 

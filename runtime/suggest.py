@@ -8,15 +8,7 @@ PREFIX = 3  # letters in common are enough: jetson, jetpack
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return the end of an error that refuses a name.
-
-    Args:
-        name: what was given.
-        known: the names that there are.
-
-    Returns:
-        "; did you mean 'fp16'?", with those most like it, or "" where none is.
-    """
+    """Return the end of an error that refuses a name: "; did you mean 'fp16'?", or "" if none is alike."""
     import difflib  # only when a name is refused: every program imports this module
 
     lower = {other.lower(): other for other in known}

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -33,6 +34,7 @@ ALLOWED_REASONS = ("needs a GPU",)
 
 Report = pytest.TestReport | pytest.CollectReport
 seconds = {"slow": 0.0, "other": 0.0}
+frozen = {"modules": 0}  # how many were loaded when garbage was collected last
 
 
 # The files that take longest, in this order: begun first, no worker is left alone with one in the end.
@@ -57,10 +59,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # exports collect garbage, and need not look through all that tests import each time
-    gc.set_threshold(
-        100_000
-    )  # tracing makes millions of objects; looking for cycles took a fifth of its time
+    # Tracing makes millions of objects; looking for cycles took a fifth of its time.
+    gc.set_threshold(100_000)
+
+
+def pytest_runtest_setup() -> None:
+    """Hide what imports left from the garbage collector, which each verification runs three times."""
+    modules = len(sys.modules)
+    if modules > frozen["modules"] + 300:
+        gc.collect()
+        gc.freeze()
+        frozen["modules"] = modules
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -123,12 +132,13 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[
 def trace_each_graph_once(once: Callable[[str], Once]) -> Generator[None, None, None]:
     """Trace in the tests' own process, which has PyTorch loaded, and each graph once.
 
-    Tracing reads a checkpoint's files but its weights, so the graph of equal files is the same. A test that
+    Tracing reads a checkpoint's description alone, so graphs of equal descriptions are the same. A test that
     replaces `start_trace`, and every test of the command, traces in child processes as users do.
     """
     from torch.onnx._internal.exporter import _registration
 
     from planforge.exporter.tracing import onnx_export
+    from planforge.models.checkpoint import describe
 
     registry = _registration.ONNXRegistry  # built anew for each graph: a seventh of its time
     registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))  # type: ignore[method-assign]
@@ -139,7 +149,9 @@ def trace_each_graph_once(once: Callable[[str], Once]) -> Generator[None, None, 
     def trace_once(checkpoint: Path, recipe: str, choices: Any, out: Path) -> Any:
         if onnx_export.start_trace is not start_trace:
             return trace_in_child(checkpoint, recipe, choices, out)
-        name = f"traced-{digest_of(checkpoint, recipe, repr(choices))}"
+        description = describe(checkpoint)
+        words = (description.family.name, repr(description.config), recipe, repr(choices))
+        name = "traced-" + hashlib.sha256("|".join(words).encode()).hexdigest()[:16]
         with one_at_a_time, once(name) as (folder, first):
             if first:
                 folder.mkdir(exist_ok=True)
@@ -157,18 +169,6 @@ def trace_each_graph_once(once: Callable[[str], Once]) -> Generator[None, None, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_export, "trace_in_child", trace_once)
         yield
-
-
-def digest_of(checkpoint: Path, *words: str) -> str:
-    """A hash of words and of all files of a checkpoint, but of its weights only of their names and shapes."""
-    digest = hashlib.sha256("|".join(words).encode())
-    for path in sorted(checkpoint.rglob("*")):
-        if path.suffix == ".safetensors":
-            with path.open("rb") as file:
-                digest.update(file.read(int.from_bytes(file.read(8), "little")))
-        elif path.suffix in (".json", ".txt"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 @pytest.fixture(scope="session")

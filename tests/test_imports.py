@@ -96,7 +96,7 @@ def test_importing_without_verification_loads_no_torch(exported: Path, tmp_path:
 def test_verifying_without_pytorch_loads_no_torch(own_bundle: Path) -> None:
     loaded = modules_after(
         "from planforge.exporter.verification import verify\n"
-        "verify.recorded_source = lambda bundle: None\n"
+        "verify.find_recorded_source = lambda bundle: None\n"
         f"assert verify.verify({str(own_bundle)!r}).passed"
     )
     assert not loaded & {"torch", "transformers", "onnxscript", "safetensors"}  # the extra verify has none

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planforge.runtime.backends.cuda_memory import Gpu, gpu_at
+from planforge.runtime.backends.cuda_memory import Gpu, find_gpu
 from planforge.runtime.errors import PlanForgeError
 
 from ..common import RESULTS
@@ -74,7 +74,7 @@ def main(given: Sequence[str] | None = None) -> None:
 def gpu_here() -> Gpu:
     """The GPU, or the end, which says what is missing."""
     try:
-        return gpu_at(0)
+        return find_gpu(0)
     except PlanForgeError as error:
         sys.exit(f"nothing can be measured here: {error}; {HOW}")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planforge.runtime.diagnostics.bench import percentiles
+from planforge.runtime.diagnostics.bench import compute_percentiles
 
 from ..alike import UnlikeWorkError
 from ..case import Case
@@ -123,7 +123,7 @@ def figures(run: Run, bounds: Bounds) -> dict[str, Any]:
     checkpoint = run.prepared.checkpoint
     seconds = [answer["seconds"] for answer in run.answers]
     stamps = [answer["stamps"] for answer in run.answers]
-    found: dict[str, Any] = {"ms": percentiles([1e3 * value for value in seconds])}
+    found: dict[str, Any] = {"ms": compute_percentiles([1e3 * value for value in seconds])}
     if not work.new_tokens:
         found["texts_per_s"] = round(len(work.prompts) / float(np.median(seconds)), 1)
         flops = encoder_flops(checkpoint, work)
@@ -135,8 +135,8 @@ def figures(run: Run, bounds: Bounds) -> dict[str, Any]:
     found["tokens"] = run.warm["result"][0][:FIRST]
     if all(len(stamp) == work.new_tokens for stamp in stamps) and work.new_tokens > 1:
         gaps = [1e3 * gap for stamp in stamps for gap in np.diff(stamp)]
-        found["ttft_ms"] = percentiles([1e3 * stamp[0] for stamp in stamps])
-        found["inter_token_ms"] = percentiles(gaps)
+        found["ttft_ms"] = compute_percentiles([1e3 * stamp[0] for stamp in stamps])
+        found["inter_token_ms"] = compute_percentiles(gaps)
         read = step_bytes(checkpoint, work)
         if read is not None:
             rate = read / (float(np.median(gaps)) / 1e3) / 1e9

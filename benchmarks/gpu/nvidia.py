@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from planforge.runtime.diagnostics.machine import answer_of
+from planforge.runtime.diagnostics.machine import ask_command
 
 # The name is first: it is the only one that may hold a comma.
 FACTS = (
@@ -33,7 +33,7 @@ def query(fields: Sequence[str]) -> dict[str, Value]:
         "-i",
         first_gpu(),
     )
-    return parse_fields(answer_of(*command)[0], fields)
+    return parse_fields(ask_command(*command)[0], fields)
 
 
 def first_gpu() -> str:

@@ -14,14 +14,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of filesystems that ha
 
 @contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a lock; wait while another process or thread holds it.
-
-    Args:
-        path: a file for the lock, which is made here and removed afterwards.
-
-    Raises:
-        OSError: the file cannot be made.
-    """
+    """Hold a lock by a file that is made and removed here; wait while another process or thread has it."""
     descriptor = acquire(path, wait=True)
     assert descriptor is not None
     try:

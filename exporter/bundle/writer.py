@@ -18,10 +18,10 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ...runtime.bundle.bundle import Bundle, sha256_of
+from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.bundle.manifest import FORMAT, FileEntry, Manifest
-from ...runtime.signals import committing
+from ...runtime.signals import hold_signals
 from ..errors import ExporterError, OutputError
 from .locks import acquire, hold_lock, release
 
@@ -33,12 +33,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)  # of a
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Refuse an output that would overwrite something.
-
-    Raises:
-        OutputError: it exists and force is off; it is no bundle that this version of PlanForge wrote; or its
-            parent cannot be written.
-    """
+    """Refuse an output that would overwrite something, or that cannot be written."""
     is_there = output.exists() or output.is_symlink()
     if is_there and not (output.is_dir() and all(path.name == LOCK for path in output.iterdir())):
         check_own_bundle(output)
@@ -56,9 +51,6 @@ def check_own_bundle(output: Path) -> None:
 
     A bundle of ours with a damaged entry may be replaced; one of another format may not, since where that
     format keeps its files is not known here.
-
-    Raises:
-        OutputError: it is another's, or of another format; names what was found.
     """
     way_out = "choose another folder, or remove it yourself"
     try:
@@ -80,24 +72,24 @@ def check_own_bundle(output: Path) -> None:
 
 
 @contextlib.contextmanager
-def staging_folder(output: Path) -> Iterator[Path]:
+def open_staging_folder(output: Path) -> Iterator[Path]:
     """Yield a folder beside `output` to write in, which nobody else has; what is left in it is removed.
 
-    Raises:
-        OutputError: the disk is full, or not writable.
-        ExporterError: another file, such as one of the source, cannot be read; names it.
+    Its lock comes first and is held as long as it is used: so a folder whose lock is free belongs to nobody
+    any more, whatever process numbers say in containers that share a volume.
     """
     output = output.resolve()  # beside the folder itself where `output` is a link to it
+    staging = output.parent / f".{output.name}.partial-{uuid.uuid4().hex[:12]}"
     with map_output_errors(output, output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(output)
-        staging, lock = make_staging(output)
-    try:
-        with map_output_errors(output, staging):
-            yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        release(lock_beside(staging), lock)
+        with hold_lock(staging.with_name(staging.name + LOCK)):
+            try:
+                staging.mkdir()
+                with map_output_errors(output, staging):
+                    yield staging
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -120,26 +112,6 @@ def map_output_errors(output: Path, writing: Path) -> Iterator[None]:
         raise ExporterError(f"{path}: {reason}; {output} was not changed") from error
 
 
-def make_staging(output: Path) -> tuple[Path, int]:
-    """Make a staging folder under a name of its own.
-
-    The lock comes first and is held as long as the folder is used: so a folder whose lock is free belongs to
-    nobody any more, whatever process numbers say in containers that share a volume.
-
-    Returns:
-        The folder, and the descriptor that holds its lock.
-    """
-    staging = output.parent / f".{output.name}.partial-{uuid.uuid4().hex[:12]}"
-    lock = acquire(lock_beside(staging), wait=True)
-    assert lock is not None
-    try:
-        staging.mkdir()
-    except BaseException:
-        release(lock_beside(staging), lock)
-        raise
-    return staging, lock
-
-
 def remove_abandoned(output: Path) -> None:
     """Remove staging folders of exports to `output` that nobody writes any more: their locks are free."""
     for path in output.parent.glob(f"{glob.escape(f'.{output.name}.partial-')}*{LOCK}"):
@@ -149,15 +121,10 @@ def remove_abandoned(output: Path) -> None:
             release(path, lock)
 
 
-def lock_beside(path: Path) -> Path:
-    """Return the lock's file of a folder."""
-    return path.with_name(path.name + LOCK)
-
-
 def list_file_entries(folder: Path) -> dict[str, FileEntry]:
     """Return the name, hash and size of every file below a folder."""
     return {
-        path.relative_to(folder).as_posix(): FileEntry(sha256_of(path), path.stat().st_size)
+        path.relative_to(folder).as_posix(): FileEntry(compute_sha256(path), path.stat().st_size)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != FILE_NAME
     }
@@ -166,31 +133,18 @@ def list_file_entries(folder: Path) -> dict[str, FileEntry]:
 def install(staging: Path, manifest: Manifest, output: Path, *, force: bool = True) -> None:
     """Commit the staged files and their manifest as the bundle `output`.
 
-    Args:
-        force: replace a bundle that is there; it may have come since the export began.
-
-    Raises:
-        OutputError: something is there that must stay; a folder of the bundle is a link to elsewhere, or a
-            name is in use.
+    `force` replaces a bundle that is there; it may have come since the export began.
     """
     output = output.resolve()
-    with hold_lock(creation_lock(output)), hold_bundle_lock(output):
+    with hold_lock(locate_creation_lock(output)), hold_bundle_lock(output):
         check_output(output, force)
         commit(staging, manifest, output)
 
 
-def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], Manifest]) -> Manifest:
+def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], Manifest]) -> None:
     """Commit staged files into a bundle, whose manifest others may have changed since it was opened.
 
-    Args:
-        opened: the bundle as it was when the work began.
-        change: makes the new manifest of the one that is there now.
-
-    Returns:
-        The new manifest.
-
-    Raises:
-        OutputError: the bundle has been replaced by another export meanwhile; nothing is changed.
+    `change` makes the new manifest of the one that is there now.
     """
     output = opened.folder.resolve()
     with hold_bundle_lock(output):
@@ -199,12 +153,10 @@ def install_change(staging: Path, opened: Bundle, change: Callable[[Manifest], M
             raise OutputError(
                 f"{opened.folder} was replaced by another export meanwhile; nothing was changed, start again"
             )
-        manifest = change(current)
-        commit(staging, manifest, output)
-    return manifest
+        commit(staging, change(current), output)
 
 
-def creation_lock(output: Path) -> Path:
+def locate_creation_lock(output: Path) -> Path:
     """Return the file by which one process at a time makes `output`; locked before the bundle itself."""
     return output.with_name(f".{output.name}{LOCK}")
 
@@ -222,14 +174,12 @@ def hold_bundle_lock(output: Path) -> Iterator[None]:
         yield
 
 
+@hold_signals()
 def commit(staging: Path, manifest: Manifest, output: Path) -> None:
-    """Move staged files and their manifest to `output`, for whoever holds its locks; signals wait."""
-    with committing():
-        move(staging, manifest, output)
+    """Move staged files and their manifest to `output`, whose locks are held; signals wait.
 
-
-def move(staging: Path, manifest: Manifest, output: Path) -> None:
-    """Move staged files and their manifest to `output`: the old manifest is valid, then the new one."""
+    The old manifest is valid, then the new one.
+    """
     staged = [name for name in manifest.files if (staging / name).exists()]
     for name in staged:
         sync(staging / name)
@@ -279,34 +229,22 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         raise
 
 
-def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+def replace_manifest(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
     """Rewrite a bundle's manifest.json and touch no other file, listed or not.
 
     What the manifest doesn't list stays too: kernels that TensorRT compiled for a GPU lie beside their plans.
-
-    Args:
-        folder: the bundle.
-        change: makes the new manifest of the old one.
-
-    Returns:
-        The new manifest.
-
-    Raises:
-        BundleError: the folder is not a bundle.
-        OutputError: the manifest cannot be written; the old one is still there.
     """
     target = Bundle.open(folder).folder.resolve()
     try:
         with hold_bundle_lock(target):
             manifest = change(Bundle.open(target).manifest)
-            with committing():
+            with hold_signals():
                 write_manifest(target, manifest)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(f"{target / FILE_NAME} cannot be written: {reason}; nothing was changed") from error
     with contextlib.suppress(OSError):  # the new manifest is there; only its lasting a power cut is unsure
         sync(target)
-    return manifest
 
 
 def remove_unlisted(output: Path, manifest: Manifest) -> None:

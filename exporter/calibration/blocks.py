@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ExportError
-from ..limits import COUNTED
+from ..limits import CAPS, COUNTED, Gaps
+from ..passes.quantize import BLOCK_SIZES, Blocks, find_products, find_quantizable, quantize
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
-    from ..limits import Gaps
-    from ..passes.quantize import Blocks
     from ..reference.rounding import Rounding
 
 log = logging.getLogger("planforge")
@@ -34,15 +33,10 @@ FAR, COUNTS_APART, CLOSE = range(3)
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """A model's weights in int8 or int4.
+    """A model's weights in int8 or int4."""
 
-    Attributes:
-        size: columns of a block.
-        done: the quantized weights by parameter name.
-    """
-
-    size: int
-    done: dict[str, Blocks]
+    size: int  # columns of a block
+    done: dict[str, Blocks]  # the quantized weights by parameter name
 
 
 def select_known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[str, Callable[[], Array]]:
@@ -52,32 +46,23 @@ def select_known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[s
     too, as they come; how much that loses only the comparison of the graph shows.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    weights = weights_of(graphs)
+    weights = dict(found for graph in graphs for found in find_quantizable(graph.graph))
     if unknown := [name for name in weights if name not in parameters]:
         log.warning(
             "%d of %d weights are no parameter of the model in PyTorch, such as %s: they are rounded, but not"
             " chosen by how much that loses",
             len(unknown),
             len(weights),
-            products_of(graphs, unknown[0]),
+            name_product(graphs, unknown[0]),
         )
     return {name: read for name, read in weights.items() if name in parameters}
 
 
-def products_of(graphs: Iterable[ir.Model], weight: str) -> str:
+def name_product(graphs: Iterable[ir.Model], weight: str) -> str:
     """Return a weight's name with the node that multiplies by it, for a message."""
-    from ..passes.quantize import find_products
-
     found = [(node, own.name) for graph in graphs for node, own in find_products(graph.graph)]
     nodes = [str(node.name) for node, name in found if name == weight]
     return f"{weight!r} of node {nodes[0]!r}" if nodes else repr(weight)
-
-
-def weights_of(graphs: Iterable[ir.Model]) -> dict[str, Callable[[], Array]]:
-    """Return a function that gives (N, K) for each weight that is quantized, by parameter name."""
-    from ..passes.quantize import find_quantizable
-
-    return {name: read for graph in graphs for name, read in find_quantizable(graph.graph)}
 
 
 def choose_blocks(
@@ -89,25 +74,18 @@ def choose_blocks(
 ) -> QuantizedWeights:
     """Return the largest blocks that are close, with tables in int8 where none is close with int4 tables.
 
-    Args:
-        weights: functions that give (N, K), by name.
-        bits: 8 or 4.
-        rows: what the weights read.
-        gaps: measures in PyTorch what a rounding loses.
-        tables: names of the weights that are looked up.
+    Weights are given by functions, as (N, K), with the `rows` that they read; `tables` are looked up, and
+    `gaps` measures in PyTorch what a rounding loses.
     """
-    from ..limits import CAPS
-    from ..passes.quantize import BLOCK_SIZES, quantize
     from ..reference.rounding import Rounding
 
     widths = {name: read().shape[1] for name, read in weights.items()}
-    odd = {name: width for name, width in widths.items() if width % BLOCK_SIZES[-1]}
-    if odd:
-        name, width = next(iter(odd.items()))
-        raise ExportError(
-            f"int{bits} keeps weights in blocks of {BLOCK_SIZES[-1]} columns or more, and the width"
-            f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
-        )
+    for name, width in widths.items():
+        if width % BLOCK_SIZES[-1]:
+            raise ExportError(
+                f"int{bits} keeps weights in blocks of {BLOCK_SIZES[-1]} columns or more, and the width"
+                f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
+            )
     fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths.values())]
     caps = CAPS[f"int{bits}"]
 
@@ -124,7 +102,7 @@ def choose_blocks(
     for choice in choices:  # tried without GPTQ, which takes long and only brings products closer
         found = quantize_all(*choice, {})
         tried = Rounding(weights={name: blocks.dequantize() for name, blocks in found.done.items()})
-        now = closeness(gaps(tried), caps)
+        now = judge_closeness(gaps(tried), caps)
         if now > best or best == FAR:  # where none is close, the last
             chosen = choice
             nearest = found
@@ -134,7 +112,7 @@ def choose_blocks(
     return quantize_all(*chosen, rows) if rows else nearest
 
 
-def closeness(gaps: Gaps, caps: Mapping[str, float]) -> int:
+def judge_closeness(gaps: Gaps, caps: Mapping[str, float]) -> int:
     """Return `CLOSE`, or `COUNTS_APART` where only counted words are not, or `FAR`."""
     shares = [
         (name in COUNTED, getattr(gap, name) / caps[name]) for gap in gaps.values() for name in gap.LIMITED

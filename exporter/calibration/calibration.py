@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from ...runtime.bundle.manifest import Artifact
 from ..comparison.decoders import DecoderExaminer
 from ..comparison.tasks import AnyExaminer
 from ..errors import ExportError
-from ..graphs import in_fp32, recipe_of
+from ..execution.node_executor import ExecutedProgram, NotFiniteError
+from ..graphs import describe_in_fp32, find_recipe_id
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
-from ..passes.int8_encoder import UNSMOOTHING
-from ..passes.int8_rows import RowProduct, RowRule, round_product
+from ..passes.int8_encoder import UNSMOOTHING, Linears, find_linears
+from ..passes.int8_rows import RowProduct, RowRule, choose_product, round_product
+from ..passes.quantize import find_lookups, quantize, read_stored_bits
+from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.model import is_module
 from .blocks import QuantizedWeights, choose_blocks, select_known_weights
@@ -26,8 +31,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
-    from ..limits import Gaps
-    from ..passes.int8_encoder import Linears
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
 
@@ -41,21 +44,16 @@ CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many gi
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the passes to fp16, int8 and int4 need to know of a model.
+    """What the passes to fp16, int8 and int4 need to know of a model."""
 
-    Attributes:
-        blocks: the quantized weights, by their bits.
-        cache_scales: (H * D,) by the cache's input.
-        products: of an encoder in int8, whose activations are rounded too; by their parameters' names.
-        fp32_nodes: of graphs in fp16, by their recipe's id: nodes that stay in fp32, or are scaled.
-    """
-
-    blocks: Mapping[int, QuantizedWeights] = field(default_factory=dict)
-    cache_scales: Mapping[str, Array] = field(default_factory=dict)
+    blocks: Mapping[int, QuantizedWeights] = field(default_factory=dict)  # by their bits
+    cache_scales: Mapping[str, Array] = field(default_factory=dict)  # (H * D,) by the cache's input
+    # of an encoder in int8, whose activations are rounded too, by their parameters' names
     products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
+    # of graphs in fp16, by their recipe's id: nodes that stay in fp32, or are scaled
     fp32_nodes: Mapping[str, Mapping[str, Choice]] = field(default_factory=dict)
 
-    def rounding(self, precision: str) -> Rounding | None:
+    def make_rounding(self, precision: str) -> Rounding | None:
         """Return what PyTorch has to round to lose what a precision loses; None for fp32."""
         import torch
 
@@ -83,57 +81,39 @@ class Calibration:
             if others := {b.bits for b in weights.done.values()} - {kind.weight_bits}:
                 found |= {"table_bits": others.pop()}
         if self.products and artifact.precision == "int8":
-            found |= {
-                "rows": {"+".join(names): product.to_json() for names, product in self.products.items()}
-            }
+            found["rows"] = {"+".join(names): product.to_json() for names, product in self.products.items()}
         return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
 
 
 def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str, ir.Model]) -> Calibration:
-    """Calibrate a model for the precisions of the examined bundle.
-
-    The block is the largest that keeps PyTorch, with weights rounded so, well inside the caps.
-
-    Args:
-        examiner: names the graphs to come, and has what the model computes.
-        model: the model.
-        graphs: with their weights, by their recipe's id.
-
-    Raises:
-        ExportError: no block divides a weight's width; names it.
-    """
-    from ..passes.quantize import list_table_names
-
-    def gaps(rounding: Rounding) -> Gaps:
-        return examiner.measure_gaps(model, rounding)
-
-    def run() -> None:
-        examiner.run_calibration_texts(model)
-
+    """Calibrate a model for the precisions of the examined bundle, whose graphs are given by recipe id."""
+    gaps = partial(examiner.measure_gaps, model)
+    run = partial(examiner.run_calibration_texts, model)
     manifest = examiner.bundle.manifest
     kinds = [PRECISIONS[artifact.precision] for artifact in manifest.artifacts]
-    scales = cache_scales(examiner, model) if any(kind.cache_bits for kind in kinds) else {}
+    scales = compute_cache_scales(examiner, model) if any(kind.cache_bits for kind in kinds) else {}
     bits = sorted({kind.weight_bits for kind in kinds if kind.weight_bits})
     blocks = {}
     products = {}
     if bits:
         assert is_module(model)  # an import of graphs alone has no precision with quantized weights
-        ort_recipes = {recipe_of(a) for a in manifest.artifacts if a.dialect == "ort"}
+        ort_recipes = {find_recipe_id(a) for a in manifest.artifacts if a.dialect == "ort"}
         in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
         if 8 in bits and manifest.task == "text-encoding":
             products = choose_row_products(model, in_ort[0].graph, run)
         weights = select_known_weights(in_ort, model)
-        tables = {name for graph in in_ort for name in list_table_names(graph.graph)}
+        tables = {str(table.name) for graph in in_ort for _, table in find_lookups(graph.graph)}
         for b in bits:
             by_rows = {name for names in products for name in names} if b == 8 else set()
             by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
             rows = sample_rows(model, by_blocks, run) if b == 4 else {}  # int8 is close enough without
             blocks[b] = choose_blocks(by_blocks, b, rows, gaps, tables)
-    fp32_nodes = {
-        recipe_of(a): choose_fp32_nodes(graphs[recipe_of(a)].graph, measure_ranges(examiner, a, graphs))
-        for a in manifest.artifacts
-        if a.precision == "fp16"
-    }
+    fp32_nodes = {}
+    for artifact in manifest.artifacts:
+        if artifact.precision == "fp16":
+            graph = graphs[find_recipe_id(artifact)].graph
+            ranges = measure_ranges(examiner, artifact, graphs)
+            fp32_nodes[find_recipe_id(artifact)] = choose_fp32_nodes(graph, ranges)
     return Calibration(blocks, scales, products, fp32_nodes)
 
 
@@ -141,8 +121,6 @@ def measure_ranges(
     examiner: AnyExaminer, artifact: Artifact, graphs: Mapping[str, ir.Model]
 ) -> dict[str, float]:
     """Return the largest magnitude of each result of a graph in fp32, node by node on real text."""
-    from ..execution.node_executor import ExecutedProgram, NotFiniteError
-
     largest: dict[str, float] = {}
 
     def keep_largest(node: ir.Node, name: str, array: npt.NDArray[Any]) -> None:
@@ -150,41 +128,40 @@ def measure_ranges(
             largest[name] = max(largest.get(name, 0.0), float(np.abs(array).max()))
 
     def open_other(other: Artifact) -> ExecutedProgram:
-        return ExecutedProgram(graphs[recipe_of(other)], other)
+        return ExecutedProgram(graphs[find_recipe_id(other)], other)
 
     bundle = examiner.bundle
-    others = tuple(in_fp32(other) for other in bundle.manifest.artifacts)  # a decoder reads its encoder
-    examiner = examiner.with_bundle(Bundle(bundle.folder, replace(bundle.manifest, artifacts=others)))
-    full = in_fp32(artifact)
-    trial = examiner.trial(full, whole=True, open_other=open_other)
+    others = tuple(map(describe_in_fp32, bundle.manifest.artifacts))  # a decoder reads its encoder
+    examiner = replace(examiner, bundle=Bundle(bundle.folder, replace(bundle.manifest, artifacts=others)))
+    full = describe_in_fp32(artifact)
+    trial = examiner.make_trial(full, whole=True, open_other=open_other)
     try:
-        trial.drive(ExecutedProgram(graphs[recipe_of(artifact)], full, keep_largest))
+        trial.drive(ExecutedProgram(graphs[find_recipe_id(artifact)], full, keep_largest))
     except NotFiniteError as error:
         raise ExportError(f"the model is not finite in fp32 already: {error}") from error
     return largest
 
 
-def cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
+def compute_cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
     """Return a step for each head and channel of each layer's keys and values, by their range in real text.
 
     The text is read in pieces as long as the context, so that late positions are seen too.
     """
-    from ..reference.decoder import reference_of
+    from ..reference.decoder import make_reference
 
     assert isinstance(examiner, DecoderExaminer)
-    expected = examiner.expected
-    reference = reference_of(model)
-    context = len(expected.context)
+    reference = make_reference(model)
+    context = len(examiner.expected.context)
     largest: dict[str, Array] = {}
-    text = [token for tokens in expected.texts for token in tokens]
+    text = [token for tokens in examiner.expected.texts for token in tokens]
     for start in range(0, len(text), context):
-        tokens = text[start : start + context]
-        for layer, pair in enumerate(reference.compute_keys_values(tokens)):
+        for layer, pair in enumerate(reference.compute_keys_values(text[start : start + context])):
             for kind, tensor in zip(("key", "value"), pair, strict=True):
                 magnitudes = tensor.abs().amax(dim=(0, 2)).flatten().numpy()  # (H * D,)
                 name = f"cache.{layer}.{kind}"
                 largest[name] = np.maximum(largest.get(name, magnitudes), magnitudes)
-    return {name: np.maximum(range_, 1e-6) * np.float32(HEADROOM / 127) for name, range_ in largest.items()}
+    step = np.float32(HEADROOM / 127)
+    return {name: np.maximum(magnitudes, 1e-6) * step for name, magnitudes in largest.items()}
 
 
 def choose_row_products(
@@ -194,9 +171,7 @@ def choose_row_products(
 
     A weight that several places read has one form: that of those that read most weights at once.
     """
-    from ..passes.int8_encoder import find_linears
-    from ..passes.int8_rows import choose_product
-    from ..reference.rounding import linear_of
+    from ..reference.rounding import find_linear
 
     found: dict[tuple[str, ...], Linears] = {}
     for linears in sorted(find_linears(graph), key=lambda linears: -len(linears.names)):
@@ -206,11 +181,11 @@ def choose_row_products(
     found = {
         names: linears
         for names, linears in found.items()
-        if all(linear_of(model, name) is not None for name in names)
+        if all(find_linear(model, name) is not None for name in names)
     }
     rows = sample_rows(model, [names[0] for names in found], run)
     return {
-        names: choose_product(rows.pop(names[0]), linears.weight())
+        names: choose_product(rows.pop(names[0]), linears.join_weights())
         for names, linears in found.items()
         if names[0] in rows
     }
@@ -218,19 +193,15 @@ def choose_row_products(
 
 def sample_rows(model: nn.Module, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
     """Return what each weight's linear reads while PyTorch runs: a sample (M, K) of its rows."""
-    from ..reference.rounding import linear_of
+    from ..reference.rounding import find_linear
 
     rows: dict[str, SampledRows] = {}
-    hooks = []
-    for name in weights:
-        if (linear := linear_of(model, name)) is not None:
-            rows[name] = SampledRows()
-            hooks.append(linear.register_forward_pre_hook(rows[name].hook))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name in weights:
+            if (linear := find_linear(model, name)) is not None:
+                rows[name] = SampledRows()
+                hooks.callback(linear.register_forward_pre_hook(rows[name].hook).remove)
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return {name: np.concatenate(sampled.parts) for name, sampled in rows.items() if sampled.parts}
 
 
@@ -244,7 +215,6 @@ class SampledRows:
 
     def hook(self, module: Any, inputs: tuple[Any, ...]) -> None:
         """Sample what a module reads, as a forward pre-hook."""
-        del module
         read = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
         self.parts.append(read[-self.seen % self.stride :: self.stride].copy())
         self.seen += len(read)
@@ -260,9 +230,6 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     smoothing are the graph's, and only the caps hold them. int4 is rounded without GPTQ here, which
     loses a little more than the graph may.
     """
-    from ..passes.quantize import quantize, read_stored_bits
-    from ..passes.weight_files import load_graph
-
     tensors = dict(model.named_parameters(remove_duplicate=False))
     blocks: dict[int, QuantizedWeights] = {}
     scales: dict[str, Array] = {}
@@ -273,7 +240,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
             continue
         graph = load_graph(bundle.path(artifact.file)).graph
         if artifact.precision == "fp16":
-            fp32_nodes[recipe_of(artifact)] = read_choices(graph)
+            fp32_nodes[find_recipe_id(artifact)] = read_choices(graph)
         if "bits" in artifact.quantization:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Artifact
 from ..errors import ExportError
-from ..graphs import is_cache, recipe_of
+from ..graphs import find_recipe_id, is_cache
+from ..passes.fp16 import ConvertToFp16
+from ..passes.int8_encoder import QuantizeEncoder
+from ..passes.kv_cache import QuantizeCache
+from ..passes.quantize import QuantizeWeights
+from ..passes.tables import SplitSharedTable
+from ..passes.weights import save_with_shared_weights
 from ..precisions import PRECISIONS
+from ..tracing.graph_check import check_graph
 from .calibration import Calibration
 
 if TYPE_CHECKING:
@@ -19,22 +26,12 @@ if TYPE_CHECKING:
 def write_graphs(
     graphs: Mapping[str, ir.Model], artifacts: Sequence[Artifact], calibration: Calibration, folder: Path
 ) -> None:
-    """Convert and write every planned graph below `folder`, and each weights file once.
-
-    Args:
-        graphs: with their weights, by their recipe's id.
-        calibration: what fp16, int8 and int4 need to know of the model.
-
-    Raises:
-        ExportError: a graph cannot have a precision; says why.
-    """
-    from ..passes.weights import save_with_shared_weights
-
+    """Convert every planned graph, from those by recipe id; write it, and each weights file once."""
     (folder / "onnx").mkdir()
     for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
         sharing = {a.file: a for a in artifacts if data in a.data}
         models = {
-            Path(file).name: convert_graph(graphs[recipe_of(a)], a, calibration)
+            Path(file).name: convert_graph(graphs[find_recipe_id(a)], a, calibration)
             for file, a in sharing.items()
         }
         save_with_shared_weights(models, folder / "onnx", Path(data).name)
@@ -42,19 +39,12 @@ def write_graphs(
 
 def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:
     """Return a copy of a graph in the artifact's precision."""
-    from ..passes.fp16 import ConvertToFp16
-    from ..passes.int8_encoder import QuantizeEncoder
-    from ..passes.kv_cache import QuantizeCache
-    from ..passes.quantize import QuantizeWeights
-    from ..passes.tables import SplitSharedTable
-    from ..tracing.graph_check import check_graph
-
     precision = PRECISIONS[artifact.precision]
     graph = graph.clone()
     try:
         if artifact.precision == "fp16":
             outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
-            ConvertToFp16(outputs, calibration.fp32_nodes.get(recipe_of(artifact)))(graph)
+            ConvertToFp16(outputs, calibration.fp32_nodes.get(find_recipe_id(artifact)))(graph)
         if artifact.precision == "int8" and calibration.products:
             QuantizeEncoder(calibration.products)(graph)
         if precision.weight_bits:

@@ -9,21 +9,16 @@ from ..errors import PromptsError
 PROMPTS = Path(__file__).with_name("prompts.txt")
 
 
-def read_prompts(path: Path | None, checkpoint: Path | None = None) -> list[str]:
+def read_prompts(path: str | Path | None, checkpoint: Path | None = None) -> list[str]:
     r"""Return the prompts of a file, one a line; \n stands for a line break.
 
-    Args:
-        path: a file; None for the checkpoint's own prompts.txt, or the built-in texts where it has none.
-        checkpoint: its folder, if there is one.
-
-    Raises:
-        PromptsError: the file is empty, cannot be read, or is not UTF-8.
+    Without a file they are the checkpoint's own prompts.txt, or the built-in texts where it has none.
     """
     if path is None:
         own = PROMPTS if checkpoint is None else checkpoint / PROMPTS.name
         path = own if own.is_file() else PROMPTS
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PromptsError(f"the prompts of {path} cannot be read: {error}") from error
     prompts = [line.replace("\\n", "\n") for line in lines if line.strip()]

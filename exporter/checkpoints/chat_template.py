@@ -14,30 +14,17 @@ from .tokenizers.files import read_named_tokens, read_settings
 
 log = logging.getLogger("planforge")
 
-FILE_NAME = "chat_template.jinja"
-
 
 @dataclass(frozen=True)
 class TemplateFile:
-    """The chat template that a bundle keeps.
+    """The chat template that a bundle keeps."""
 
-    Attributes:
-        content: the template in UTF-8.
-        tokens: special tokens by the names that a template has for them, such as bos_token.
-    """
-
-    content: bytes
-    tokens: Mapping[str, str]
+    content: bytes  # in UTF-8
+    tokens: Mapping[str, str]  # special tokens by the names that a template has for them, such as bos_token
 
 
 def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
-    """Return the template of the first folder that has one, as transformers finds it.
-
-    One that cannot be used is left out, and a warning says why.
-
-    Raises:
-        TokenizerError: tokenizer_config.json is malformed.
-    """
+    """Return the template of the first folder that has one; a warning says why one cannot be used."""
     for folder in folders:
         settings = read_settings(folder)
         try:
@@ -56,12 +43,8 @@ def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
 
 
 def find_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the text of chat_template.jinja, else tokenizer_config.json's, of several "default".
-
-    Raises:
-        ValueError: it is not text, or none of several is the default.
-    """
-    path = folder / FILE_NAME
+    """Return the text of chat_template.jinja, else tokenizer_config.json's, of several "default"."""
+    path = folder / "chat_template.jinja"
     if path.is_file():
         check_template_size(path.stat().st_size)
         return path.read_text(encoding="utf-8")

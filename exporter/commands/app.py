@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ...runtime.commands.console import Settings, exit_codes
+from ...runtime.commands.console import Settings, end_with_exit_code
 from ...runtime.commands.doctor import doctor
 from ...runtime.commands.run import run
 from ...runtime.commands.selftest import selftest
@@ -29,7 +29,7 @@ class Commands(TyperGroup):
     """The commands; whatever one of them raises becomes one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        with exit_codes(ctx):
+        with end_with_exit_code(ctx):
             return super().invoke(ctx)
 
 

@@ -50,17 +50,17 @@ def bench(
     """Measure each precision of a bundle, in a process of its own, taking turns. Needs no torch."""
     with show_stages() as progress:
         from ...runtime.diagnostics.bench import bench as measure
-        from ...runtime.diagnostics.plots import draw_bench, figure_for
+        from ...runtime.diagnostics.plots import draw_bench, make_figure
         from ..reports.output import check_writable, write_whole
 
         if output is not None:
             check_writable(output)  # what would fail at the end fails now
         if plot is not None:
-            figure_for(plot, 1, 1)
+            make_figure(plot, 1, 1)
         result = measure(
             bundle,
             backend=backend,
-            precisions=split_names(precision) if precision else (),
+            precisions=split_names(precision) or (),
             threads=threads,
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
@@ -75,29 +75,19 @@ def bench(
         if as_json:
             print_json(result.to_json(), indent=1)
         else:
-            print_tables(bench_tables(result, chosen))
+            print_tables(make_bench_tables(result, chosen))
 
 
 def record_default(folder: Path, result: BenchResult) -> Case:
-    """Make load() take the precision that a measurement speaks for; see `BenchResult.best_default`.
-
-    Returns:
-        Its case.
-
-    Raises:
-        InputError: no gate has passed.
-        OutputError: the bundle cannot be written.
-    """
+    """Make load() take the precision that a measurement speaks for; return its case."""
     from ..bundle.writer import replace_manifest
 
     chosen = result.best_default()
-    replace_manifest(
-        folder, lambda manifest: dataclasses.replace(manifest, default_precision=chosen.precision)
-    )
+    replace_manifest(folder, lambda now: dataclasses.replace(now, default_precision=chosen.precision))
     return chosen
 
 
-def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableType]:
+def make_bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableType]:
     """Return a row for each precision, at most 80 columns wide; what applies to none of them is left out."""
     from ...runtime.commands.tables import FittingTable
 
@@ -105,7 +95,7 @@ def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableTyp
     first = result.cases[0]
     generated = f" and {first.new_tokens} new ones" if first.new_tokens else ""
     title = f"{first.prompt} tokens{generated}, batch {first.batch}, on {first.backend}"
-    rows = [table_row(case) for case in result.cases]
+    rows = [make_row(case) for case in result.cases]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     numbers = [name for name in columns if name not in ("precision", "verified")]
     figures = FittingTable(title, columns, [[row[name] for name in columns] for row in rows], numbers)
@@ -117,11 +107,13 @@ def bench_tables(result: BenchResult, chosen: Case | None) -> list[RenderableTyp
         speed = where["read_gb_per_s"]
         notes.append(f"Memory speed: the share of the {speed} GB/s, measured here, that decoding uses.")
     if chosen is not None:
-        notes.append(f"load() and `planforge run` now take {chosen.precision}: {reason_of(chosen, result)}.")
+        notes.append(
+            f"load() and `planforge run` now take {chosen.precision}: {explain_default(chosen, result)}."
+        )
     return [figures, "\n".join(notes)]
 
 
-def reason_of(chosen: Case, result: BenchResult) -> str:
+def explain_default(chosen: Case, result: BenchResult) -> str:
     """Return why a case became the default, in words."""
     fastest = result.fastest()
     if chosen == fastest:
@@ -134,7 +126,7 @@ def reason_of(chosen: Case, result: BenchResult) -> str:
     return f"{lead}, and {chosen.precision} is more exact"
 
 
-def table_row(case: Case) -> dict[str, str]:
+def make_row(case: Case) -> dict[str, str]:
     """Return a case's figures by the headings of their columns; "" where a figure does not apply."""
     between = case.inter_token_ms
     return {

@@ -65,8 +65,8 @@ def build(
             bundle,
             target=target,
             engine=engine,
-            sms=split_names(sm) if sm else None,
-            limits=dict(axis_limit(text) for texts in maximum or [] for text in split_names(texts)),
+            sms=split_names(sm),
+            limits=dict(parse_limit(text) for texts in maximum or () for text in split_names(texts) or ()),
             options=Options(
                 workspace=None if workspace is None else workspace * 2**20,
                 timing_cache=None if timing_cache is None else str(timing_cache.resolve()),
@@ -79,7 +79,7 @@ def build(
     show(summarize_bundle(result.bundle), as_json)
 
 
-def axis_limit(text: str) -> tuple[str, int]:
+def parse_limit(text: str) -> tuple[str, int]:
     """Return the axis and the number of a text such as batch=4."""
     name, _, number = text.partition("=")
     if not number.isdecimal():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -59,10 +59,12 @@ def export(
         result = export_bundle(
             model,
             output,
-            **parse_choices(precision, target, sm),
+            precision=split_names(precision),
+            target=split_names(target),
+            sms=split_names(sm),
             max_batch=max_batch,
             max_length=max_length,
-            outputs=split_names(outputs) if outputs else (),
+            outputs=split_names(outputs) or (),
             exporter=exporter,
             optimum_python=optimum_python,
             verify=verify,
@@ -102,7 +104,9 @@ def import_bundle(
             folder,
             output,
             source=source,
-            **parse_choices(precision, target, sm),
+            precision=split_names(precision),
+            target=split_names(target),
+            sms=split_names(sm),
             max_batch=max_batch,
             max_length=max_length,
             verify=verify,
@@ -111,9 +115,3 @@ def import_bundle(
             progress=progress,
         )
     show(summarize_bundle(result.bundle), as_json)
-
-
-def parse_choices(precision: str | None, target: str | None, sm: str | None) -> dict[str, Any]:
-    """Return the names in the comma-separated options."""
-    given = {"precision": precision, "target": target, "sms": sm}
-    return {name: split_names(text) if text else None for name, text in given.items()}

@@ -31,7 +31,7 @@ def fit_head(
     """Train a classifier on an encoder's features, and put it into the graph. Needs no torch."""
     with show_stages() as progress:
         from ..fitting.fitting import fit_head as fit
-        from .inspection import fit_tables
+        from .inspection import make_fit_tables
 
         result = fit(
             bundle,
@@ -46,4 +46,4 @@ def fit_head(
     if as_json:
         print_json(result.to_json())
     else:
-        print_tables(fit_tables(result))
+        print_tables(make_fit_tables(result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,40 +11,32 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
-from ...runtime.commands.tables import FittingTable, size_text
+from ...runtime.commands.tables import FittingTable, format_size
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
-from ..errors import ExporterError, first_line
+from ..errors import ExporterError, shorten_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..fitting.fitting import FitResult
 
-
 Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
-
 
 INSPECTED = "a bundle (the folder that `planforge export` wrote), an .onnx file or a .plan file"
 NOT_RUN = "not run"  # what can be said of a plan without its GPU: everything here only reads
 
 # Tensors that each layer has two of, by what their roles begin with.
-CACHES = {"past.": "cache", "present.": "cache", "cross.": "keys and values of the source"}
+CACHES = {"cross.": "keys and values of the source", "past.": "cache", "present.": "cache"}
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found, as JSON and as tables.
+    """What was found, as JSON and as tables."""
 
-    Attributes:
-        value: what --json prints.
-        sections: the tables.
-        notes: lines below them.
-    """
-
-    value: Mapping[str, Any]
+    value: Mapping[str, Any]  # what --json prints
     sections: Sequence[Section]
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # lines below the tables
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -55,11 +48,7 @@ class Inspection:
 
 
 def inspect(path: str | Path) -> Inspection:
-    """Inspect a bundle's folder, an .onnx file or a .plan file.
-
-    Raises:
-        PlanForgeError: there is nothing at `path`, or it is none of the three.
-    """
+    """Inspect a bundle's folder, an .onnx file or a .plan file."""
     path = Path(path)
     if path.is_dir():
         return inspect_bundle(path)
@@ -75,62 +64,59 @@ def inspect(path: str | Path) -> Inspection:
 
 def inspect_bundle(folder: Path) -> Inspection:
     """List artifacts with their axes and ranges, plans with their architectures, files with their sizes."""
-    bundle = Bundle.open(folder)
-    manifest = bundle.manifest
-    sections: list[Section] = [
-        (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), head_rows(manifest))
-    ]
+    manifest = Bundle.open(folder).manifest
     graphs = [
-        (a.id, str(a.opset), a.padding_side, size_of(manifest, a.file, *a.data), gate_text(a))
+        (a.id, str(a.opset), a.padding_side, sum_sizes(manifest, a.file, *a.data), describe_gate(a))
         for a in manifest.artifacts
     ]
-    sections.append(("graphs", ("graph", "opset", "padding", "size", "against PyTorch"), graphs))
-    for rows, ids in ids_by_tensors(manifest).items():
+    sections: list[Section] = [
+        (f"{folder}: {manifest.family}, {manifest.task}", ("", ""), list_head_rows(manifest)),
+        ("graphs", ("graph", "opset", "padding", "size", "against PyTorch"), graphs),
+    ]
+    ids_by_tensors: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for artifact in manifest.artifacts:
+        ids_by_tensors.setdefault(tuple(list_tensor_rows(artifact)), []).append(artifact.id)
+    for rows, ids in ids_by_tensors.items():
         sections.append((f"tensors of {', '.join(ids)}", ("tensor", "role", "type", "axes"), rows))
+    value = json.loads(manifest.to_json())
     if manifest.plans:
         columns = ("plan", "engine", "built from", "architectures", "profiles", "size")
         title = f"plans: {NOT_RUN} (`planforge selftest {folder}` runs one, on a machine with its GPU)"
-        sections.append((title, columns, [plan_row(manifest, plan) for plan in manifest.plans]))
+        sections.append((title, columns, [make_plan_row(manifest, plan) for plan in manifest.plans]))
+        value["checks"] = {"plans": NOT_RUN}
     files = [
-        (name, size_text(entry.bytes), file_state(folder / name, entry.bytes))
+        (name, format_size(entry.bytes), describe_file(folder / name, entry.bytes))
         for name, entry in sorted(manifest.files.items())
     ]
     sections.append(("files", ("file", "size", "state"), files))
-    value = json.loads(manifest.to_json())
-    if manifest.plans:
-        value["checks"] = {"plans": NOT_RUN}
     return Inspection(value, sections)
 
 
-def ids_by_tensors(manifest: Manifest) -> dict[tuple[tuple[str, str, str, str], ...], list[str]]:
-    """Return the graphs that have the same inputs and outputs, by the rows that describe these."""
-    groups: dict[tuple[tuple[str, str, str, str], ...], list[str]] = {}
-    for artifact in manifest.artifacts:
-        groups.setdefault(tuple(tensor_rows(artifact)), []).append(artifact.id)
-    return groups
-
-
-def head_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    return [
-        ("source", source_text(manifest)),
+def list_head_rows(manifest: Manifest) -> list[tuple[str, str]]:
+    source = manifest.source
+    by = f", exported by {source['exporter']}" if source.get("exporter") else ""
+    rows = [
+        ("source", f"{source.get('argument')} ({source.get('kind')}){by}"),
         ("context", f"{manifest.max_length} tokens"),
-        ("precision", precision_text(manifest)),
-        *encoder_rows(manifest),
-        *translation_rows(manifest),
-        ("vocabulary", vocabulary_text(manifest)),
-        ("size", size_of(manifest, *manifest.files)),
+        ("precision", describe_precisions(manifest)),
+        *list_encoder_rows(manifest),
+    ]
+    vocabulary = str(manifest.tokenizer.get("vocab_size"))
+    defaults = manifest.generation
+    if manifest.task == "translation" and defaults is not None:
+        beams = "greedy" if defaults.num_beams == 1 else f"{defaults.num_beams} beams"
+        rows.append(("searches", f"{beams}, at most {defaults.max_new_tokens} new tokens"))
+        sizes = [manifest.config.get(f"{side}_vocab_size") for side in ("source", "target")]
+        vocabulary = f"{sizes[0]} of the source, {sizes[1]} of the target"
+    return [
+        *rows,
+        ("vocabulary", vocabulary),
+        ("size", sum_sizes(manifest, *manifest.files)),
         ("made by", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())),
     ]
 
 
-def source_text(manifest: Manifest) -> str:
-    """Return the checkpoint, and who exported it."""
-    source = manifest.source
-    by = f", exported by {source['exporter']}" if source.get("exporter") else ""
-    return f"{source.get('argument')} ({source.get('kind')}){by}"
-
-
-def precision_text(manifest: Manifest) -> str:
+def describe_precisions(manifest: Manifest) -> str:
     """Return the precision that load() takes unless told otherwise, why, and the others."""
     precisions = list(dict.fromkeys(artifact.precision for artifact in manifest.artifacts))
     if not precisions:
@@ -141,22 +127,7 @@ def precision_text(manifest: Manifest) -> str:
     return f"{default} by default ({why}){'; also ' if others else ''}{', '.join(others)}"
 
 
-def vocabulary_text(manifest: Manifest) -> str:
-    source, target = (manifest.config.get(f"{side}_vocab_size") for side in ("source", "target"))
-    both = f"{source} of the source, {target} of the target"
-    return both if manifest.task == "translation" else str(manifest.tokenizer.get("vocab_size"))
-
-
-def translation_rows(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return how an encoder-decoder searches unless told otherwise."""
-    defaults = manifest.generation
-    if manifest.task != "translation" or defaults is None:
-        return []
-    beams = "greedy" if defaults.num_beams == 1 else f"{defaults.num_beams} beams"
-    return [("searches", f"{beams}, at most {defaults.max_new_tokens} new tokens")]
-
-
-def encoder_rows(manifest: Manifest) -> list[tuple[str, str]]:
+def list_encoder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     """Return an encoder's heads, pooling, labels, classifier and prompts."""
     encoder = manifest.encoder
     if encoder is None:
@@ -174,107 +145,98 @@ def encoder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     return rows
 
 
-def gate_text(artifact: Artifact) -> str:
+def describe_gate(artifact: Artifact) -> str:
     """Return whether a graph was found equal to PyTorch's model, and by which figures."""
     if not artifact.gate:
         return "not verified"
-    numbers = ", ".join(f"{name} {value:.2g}" for name, value in worst_measured(artifact).items())
+    numbers = ", ".join(f"{name} {value:.2g}" for name, value in find_worst(artifact).items())
     return f"{'passed' if artifact.passed else 'FAILED'}: {numbers}"
 
 
-def worst_measured(artifact: Artifact) -> dict[str, float]:
+def find_worst(artifact: Artifact) -> dict[str, float]:
     """Return the metrics that a graph was verified by; of several outputs the worst."""
     measured = artifact.gate.get("measured")
     worst: dict[str, float] = {}
     for name, value in measured.items() if isinstance(measured, dict) else ():
-        if isinstance(value, float):
-            metric = name.rpartition(".")[2]
-            if metric == "mean_cosine_gap" and not value:
-                continue  # of fewer texts than have a mean
-            worst[metric] = max(value, worst.get(metric, 0.0))
+        metric = name.rpartition(".")[2]
+        if not isinstance(value, float) or (metric == "mean_cosine_gap" and not value):
+            continue  # the latter of fewer texts than have a mean
+        worst[metric] = max(value, worst.get(metric, 0.0))
     return worst
 
 
-def tensor_rows(artifact: Artifact) -> list[tuple[str, str, str, str]]:
-    rows = []
+def list_tensor_rows(artifact: Artifact) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     for side, specs in (("in", artifact.inputs), ("out", artifact.outputs)):
-        grouped = {spec.role: kind for spec in specs for kind in CACHES if spec.role.startswith(kind)}
-        for spec in (spec for spec in specs if spec.role not in grouped):
-            rows.append((f"{side}  {spec.name}", spec.role, spec.dtype, axes_text(spec)))
-        for kind in dict.fromkeys(grouped.values()):
-            caches = [spec for spec in specs if grouped.get(spec.role) == kind]
-            alias = ", at the input's address" if side == "out" and artifact.aliases else ""
-            rows.append(
-                (
-                    f"{side}  {caches[0].name} … {caches[-1].name}",
-                    f"{CACHES[kind]}, {len(caches)} tensors{alias}",
-                    caches[0].dtype,
-                    axes_text(caches[0]),
-                )
-            )
+        for spec in specs:
+            if not spec.role.startswith(tuple(CACHES)):
+                rows.append((f"{side}  {spec.name}", spec.role, spec.dtype, describe_axes(spec)))
+        alias = ", at the input's address" if side == "out" and artifact.aliases else ""
+        for kind, what in CACHES.items():
+            if caches := [spec for spec in specs if spec.role.startswith(kind)]:
+                names = f"{side}  {caches[0].name} … {caches[-1].name}"
+                about = f"{what}, {len(caches)} tensors{alias}"
+                rows.append((names, about, caches[0].dtype, describe_axes(caches[0])))
     return rows
 
 
-def axes_text(spec: TensorSpec) -> str:
+def describe_axes(spec: TensorSpec) -> str:
     """Return each axis with its range, as in "batch 1..8 x 12 x past 0..1023 x 64"."""
     return " x ".join(
         f"{axis.name} {axis.min}..{axis.max}" if isinstance(axis, Axis) else str(axis) for axis in spec.axes
     )
 
 
-def file_state(path: Path, size: int) -> str:
+def describe_file(path: Path, size: int) -> str:
     """Return a file's state as far as it shows without hashing; `planforge verify` hashes."""
     if not path.is_file():
         return "MISSING"
-    return "there" if path.stat().st_size == size else f"CHANGED: has {size_text(path.stat().st_size)}"
+    return "there" if path.stat().st_size == size else f"CHANGED: has {format_size(path.stat().st_size)}"
 
 
-def plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
+def make_plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
     return (
         plan.file,
         f"{plan.engine} {plan.version}",
-        plan.built_from + extras_text(plan),
+        plan.built_from + describe_extras(plan),
         " ".join(plan.sms) or "the GPU it was built on",
-        ", ".join(profile_text(profile) for profile in plan.profiles),
-        size_of(manifest, plan.file),
+        ", ".join(describe_profile(profile) for profile in plan.profiles),
+        sum_sizes(manifest, plan.file),
     )
 
 
-def extras_text(plan: Plan) -> str:
+def describe_extras(plan: Plan) -> str:
     """Return what a plan was built with, as in ", without weights, picks 64 tokens"."""
-    text = ""
-    if plan.weights:
-        text += ", without weights"
-    if plan.candidates:
-        text += f", picks {plan.candidates} tokens"
-    if plan.compatible:
-        text += ", for later versions too"
-    return text
+    extras = {
+        ", without weights": plan.weights,
+        f", picks {plan.candidates} tokens": plan.candidates,
+        ", for later versions too": plan.compatible,
+    }
+    return "".join(text for text, holds in extras.items() if holds)
 
 
-def profile_text(profile: Mapping[str, Any]) -> str:
+def describe_profile(profile: Mapping[str, Any]) -> str:
     """Return a profile with its ranges and memory, as in "decode (batch 1..8, about 312.0 MB)"."""
-    memory = memory_text(profile)
-    return f"{ranges_text(profile).removesuffix(')')}{', about ' if memory else ''}{memory})"
+    memory = describe_memory(profile)
+    return f"{describe_ranges(profile).removesuffix(')')}{', about ' if memory else ''}{memory})"
 
 
-def ranges_text(profile: Mapping[str, Any]) -> str:
+def describe_ranges(profile: Mapping[str, Any]) -> str:
     """Return a profile with its ranges, as in "decode (batch 1..8, tokens 1..1)"."""
-    axes = profile.get("axes")
-    ranges = []
-    if isinstance(axes, dict):
-        for name, axis in axes.items():
-            if name in ("batch", "tokens", "slots"):
-                ranges.append(f"{name} {axis[0]}..{axis[2]}")
+    ranges = [
+        f"{name} {axis[0]}..{axis[2]}"
+        for name, axis in profile["axes"].items()
+        if name in ("batch", "tokens", "slots")
+    ]
     return f"{profile.get('name')} ({', '.join(ranges)})"
 
 
-def memory_text(profile: Mapping[str, Any]) -> str:
+def describe_memory(profile: Mapping[str, Any]) -> str:
     """Return the GPU memory that a profile needs, as in "312.0 MB"; "" where that is not known."""
     memory = profile.get("memory")
     if not isinstance(memory, dict) or not all(isinstance(size, int) for size in memory.values()):
         return ""
-    return size_text(sum(memory.values()))
+    return format_size(sum(memory.values()))
 
 
 def inspect_onnx(path: Path) -> Inspection:
@@ -284,64 +246,53 @@ def inspect_onnx(path: Path) -> Inspection:
     try:
         model = ir.load(path)
     except Exception as error:
-        raise ExporterError(f"{path} is not an ONNX file: {first_line(error)}") from error
+        raise ExporterError(f"{path} is not an ONNX file: {shorten_error(error)}") from error
     graph = model.graph
-    counts: dict[str, int] = {}
-    for node in graph:
-        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        counts[name] = counts.get(name, 0) + 1
-    weights = sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)
-    tensors = [
-        {
-            "name": tensor.name,
-            "side": side,
-            "dtype": str(tensor.dtype),
-            "shape": " x ".join(str(dim) for dim in tensor.shape or ()),
-        }
-        for side, values in (("in", graph.inputs), ("out", graph.outputs))
-        for tensor in values
-    ]
-    opsets = {domain or "ai.onnx": opset for domain, opset in graph.opset_imports.items()}
+    counts = Counter(f"{node.domain}.{node.op_type}".removeprefix(".") for node in graph)
     operators = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    value = {
+    weights = sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)
+    opsets = {domain or "ai.onnx": opset for domain, opset in graph.opset_imports.items()}
+    rows = [
+        (side, str(value.name), str(value.dtype), " x ".join(map(str, value.shape or ())))
+        for side, values in (("in", graph.inputs), ("out", graph.outputs))
+        for value in values
+    ]
+    found = {
         "file": path.name,
         "opsets": opsets,
         "operators": dict(operators),
         "weight_bytes": weights,
-        "tensors": tensors,
+        "tensors": [{"name": n, "side": side, "dtype": d, "shape": shape} for side, n, d, shape in rows],
     }
     head = [
         ("opsets", ", ".join(f"{k} {v}" for k, v in opsets.items())),
-        ("weights", size_text(weights)),
+        ("weights", format_size(weights)),
         ("operators", ", ".join(f"{name} {count}" for name, count in operators)),
     ]
-    rows = [(f"{t['side']}  {t['name']}", str(t["dtype"]), str(t["shape"])) for t in tensors]
-    return Inspection(value, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), rows)])
+    tensors = [(f"{side}  {name}", dtype, shape) for side, name, dtype, shape in rows]
+    return Inspection(found, [(path.name, ("", ""), head), ("tensors", ("tensor", "type", "shape"), tensors)])
 
 
 def inspect_plan(path: Path) -> Inspection:
     """Return what a plan shows without a driver, and what its bundle's manifest says of it."""
-    from ..tensorrt.build import plan_summary
+    from ..tensorrt.build import summarize_plan
 
-    summary = dict(plan_summary(path))
+    summary = dict(summarize_plan(path))
+    rows = [(key, str(value)) for key, value in summary.items()]
     for folder in (path.parent, path.parent.parent):
         if (folder / "manifest.json").is_file():
             for plan in Bundle.open(folder).manifest.plans:
                 if (folder / plan.file).resolve() == path.resolve():
                     summary["passport"] = plan.to_json()
+                    sms = " ".join(plan.sms) or "the GPU it was built on"
+                    made = f"{plan.engine} {plan.version} from {plan.built_from} for {sms}"
+                    rows.append(("passport", made))
     summary["plan"] = NOT_RUN
-    rows = [
-        (key, passport_text(value) if key == "passport" else str(value)) for key, value in summary.items()
-    ]
+    rows.append(("plan", NOT_RUN))
     return Inspection(summary, [(path.name, ("", ""), rows)])
 
 
-def passport_text(passport: Mapping[str, Any]) -> str:
-    sms = " ".join(passport["sms"]) or "the GPU it was built on"
-    return f"{passport['engine']} {passport['version']} from {passport['built_from']} for {sms}"
-
-
-def fit_tables(result: FitResult) -> list[RenderableType]:
+def make_fit_tables(result: FitResult) -> list[RenderableType]:
     """Return a classifier's accuracy and confusion matrix."""
     held_out = sum(map(sum, result.confusion))
     head = [
@@ -356,5 +307,5 @@ def fit_tables(result: FitResult) -> list[RenderableType]:
     ]
 
 
-def size_of(manifest: Manifest, *names: str) -> str:
-    return size_text(sum(manifest.files[name].bytes for name in names))
+def sum_sizes(manifest: Manifest, *names: str) -> str:
+    return format_size(sum(manifest.files[name].bytes for name in names))

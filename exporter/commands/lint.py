@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.commands.console import print_json, print_tables, show_stages
+from ...runtime.commands.console import print_json, print_tables, show_stages, split_names
 from ...runtime.commands.run_options import JsonOption
 
 
@@ -37,8 +37,7 @@ def lint(
             return
         if model is None:
             raise InputError("lint needs an .onnx file or a bundle's folder; --rules lists what it looks for")
-        names = [name.strip() for name in target.split(",") if name.strip()] if target else []
-        report = check(model, names)
+        report = check(model, split_names(target) or ())
         if as_json:
             print_json(report.to_json(), indent=1)
         else:

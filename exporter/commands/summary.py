@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
-from .inspection import Inspection, extras_text, memory_text, ranges_text, size_of, worst_measured
+from .inspection import Inspection, describe_extras, describe_memory, describe_ranges, find_worst, sum_sizes
 
 
 def summarize_bundle(folder: Path) -> Inspection:
@@ -17,25 +17,28 @@ def summarize_bundle(folder: Path) -> Inspection:
     source = str(manifest.source.get("argument"))
     if manifest.source.get("kind") == "folder":
         source = Path(source).name
-    title = f"Bundle written to {folder}: {source} ({manifest.family}), {size_of(manifest, *manifest.files)}"
+    size = sum_sizes(manifest, *manifest.files)
+    title = f"Bundle written to {folder}: {source} ({manifest.family}), {size}"
     graphs = [
-        (artifact.id, size_of(manifest, artifact.file, *artifact.data), verdict_text(artifact))
+        (artifact.id, sum_sizes(manifest, artifact.file, *artifact.data), describe_verdict(artifact))
         for artifact in manifest.artifacts
     ]
     sections = [(title, ("graph", "size", "compared with the original model"), graphs)]
     if manifest.plans:
-        sections.append(("plans for TensorRT", ("plan", "size", "built"), plan_rows(manifest)))
-    return Inspection(json.loads(manifest.to_json()), sections, next_steps(folder, manifest))
+        sections.append(("plans for TensorRT", ("plan", "size", "built"), list_plan_rows(manifest)))
+    return Inspection(json.loads(manifest.to_json()), sections, list_next_steps(folder, manifest))
 
 
-def verdict_text(artifact: Artifact) -> str:
+def describe_verdict(artifact: Artifact) -> str:
     """Return in words how close a graph came to the original model."""
     if not artifact.gate:
         return "not compared (--no-verify)"
-    worst = worst_measured(artifact)
+    worst = find_worst(artifact)
     words = []
     if "top1_changes" in worst:
-        words.append(f"next token the same in {share_text(worst['top1_changes'])}")
+        changes = worst["top1_changes"]
+        share = f"{min(1 - changes, 0.999):.1%}" if changes else "100%"  # which is where nothing changed
+        words.append(f"next token the same in {share}")
     if worst.get("perplexity_change", 0.0) >= 0.0005:
         words.append(f"perplexity {worst['perplexity_change']:+.1%}")
     if "cosine_gap" in worst:
@@ -47,27 +50,22 @@ def verdict_text(artifact: Artifact) -> str:
     return f"{'passed' if artifact.passed else 'FAILED'}: {', '.join(words)}"
 
 
-def share_text(changes: float) -> str:
-    """Return the share that did not change, which is 100 % only where nothing did."""
-    return f"{min(1 - changes, 0.999):.1%}" if changes else "100%"
-
-
-def plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
+def list_plan_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
     """Return a row for each plan, and one for the GPU memory of each of its profiles."""
     rows = []
     for plan in manifest.plans:
         sms = " ".join(plan.sms) or "the GPU here"
-        built = f"from {plan.built_from} for {sms}{extras_text(plan)}"
-        rows.append((plan.file, size_of(manifest, plan.file), built))
+        built = f"from {plan.built_from} for {sms}{describe_extras(plan)}"
+        rows.append((plan.file, sum_sizes(manifest, plan.file), built))
         rows += [
-            (f"  {ranges_text(profile)}", memory, "of GPU memory at its largest shapes")
+            (f"  {describe_ranges(profile)}", memory, "of GPU memory at its largest shapes")
             for profile in plan.profiles
-            if (memory := memory_text(profile))
+            if (memory := describe_memory(profile))
         ]
     return rows
 
 
-def next_steps(folder: Path, manifest: Manifest) -> list[str]:
+def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     """Return how the bundle was verified, and the commands that one types next."""
     bundle = shlex.quote(str(folder))
     if any(artifact.gate for artifact in manifest.artifacts):

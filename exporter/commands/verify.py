@@ -51,11 +51,11 @@ def verify(
     BUNDLE may also be an .onnx file of any model: ONNX Runtime is compared with the same graph node by node.
     """
     with show_stages() as progress:
-        from ..reports.tables import verification_table
+        from ..reports.tables import make_tables
         from ..verification.report import VerificationReport
         from ..verification.verify import verify as verify_bundle
 
-        wanted = dict(metric_limit(text) for text in limits or [])
+        wanted = dict(parse_limit(text) for text in limits or [])
         check_files(report, junit)
         try:
             result = verify_bundle(
@@ -76,12 +76,12 @@ def verify(
     if as_json:
         print_json(result.to_json())
     else:
-        print_tables(verification_table(result))
+        print_tables(make_tables(result))
     if not result.passed:
         raise typer.Exit(1)
 
 
-def metric_limit(text: str) -> tuple[str, float]:
+def parse_limit(text: str) -> tuple[str, float]:
     """Return the metric and the number of a text such as max_error=0.001."""
     name, _, value = text.partition("=")
     try:
@@ -99,10 +99,9 @@ def check_files(report: Path | None, junit: Path | None) -> None:
 
     if report is not None:
         from ..reports import html as html_report  # noqa: F401  (needs jinja2)
-
-        check_writable(report)
-    if junit is not None:
-        check_writable(junit)
+    for path in (report, junit):
+        if path is not None:
+            check_writable(path)
     if report is not None and junit is not None and report.resolve() == junit.resolve():
         raise InputError(f"--report and --junit are both {report}; give each its own file")
 
@@ -112,10 +111,10 @@ def write_files(result: VerificationReport, bundle: Path, report: Path | None, j
     from ..reports.output import write_whole
 
     if report is not None:
-        from ..reports.html import Subject, html_report
+        from ..reports.html import Subject, render_html
 
-        write_whole(report, html_report(result, Subject.of(bundle, result)))
+        write_whole(report, render_html(result, Subject.of(bundle, result)))
     if junit is not None:
-        from ..reports.junit import junit_xml
+        from ..reports.junit import render_junit
 
-        write_whole(junit, junit_xml(result, bundle.resolve().name))
+        write_whole(junit, render_junit(result, bundle.resolve().name))

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...runtime.backends.backend import Program
-from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.decoders import cases, full_context
+from ...runtime.diagnostics.golden.decoders import fill_context, make_cases
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Outcome, judge_outcome, measure
-from ...runtime.text.tokenizer import Tokenizer
-from ..execution.trial import Reading, Step, Trial, positions_of
-from ..limits import COUNTED, Gaps, limits_for
+from ..execution.trial import Reading, Step, Trial, count_positions
+from ..limits import COUNTED, Gaps, compute_limits
 from ..precisions import PRECISIONS
-from ..reference.decoder_samples import Expectation, expectation_of, from_arrays, to_arrays
+from ..reference.decoder_samples import Expectation, open_plain_tokenizer, to_arrays
 from ..reference.passages import TextMetrics, measure_text, read_passages
 from .examiner import Examiner, OpenProgram
 
@@ -45,51 +43,35 @@ class DecoderExaminer(Examiner[Decoder]):
 
     expected: Expectation
 
-    @classmethod
-    def from_model(cls, bundle: Bundle, model: ReferenceModel, texts: Sequence[str]) -> DecoderExaminer:
-        from ..reference.decoder import reference_of
-
-        manifest = bundle.manifest
-        tuned_lengths = {artifact.axis("tokens").opt for artifact in manifest.artifacts}
-        reference = reference_of(model)
-        tokenizer = tokenizer_of(bundle)
-        expected = expectation_of(reference, tokenizer, texts, manifest.max_length, tuned_lengths)
-        return cls(bundle, expected)
-
-    @classmethod
-    def from_arrays(cls, bundle: Bundle, arrays: Arrays) -> DecoderExaminer:
-        return cls(bundle, from_arrays(arrays))
-
-    def to_arrays(self) -> Arrays:
+    def collect_golden(self) -> Arrays:
         return to_arrays(self.expected)
 
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
-        from ..reference.decoder import reference_of
+        from ..reference.decoder import make_reference
 
-        return reference_of(model).gaps(self.expected, rounding)
+        return make_reference(model).measure_gaps(self.expected, rounding)
 
     def run_calibration_texts(self, model: ReferenceModel) -> None:
-        from ..reference.decoder import reference_of
+        from ..reference.decoder import make_reference
 
         for tokens in self.expected.texts:
-            reference_of(model).logits(tokens, slice(None))
+            make_reference(model).compute_logits(tokens, slice(None))
 
-    def limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
-        of_logits = limits_for(precision, gaps.get(""))
-        of_texts = limits_for(precision, gaps.get("text"), TextMetrics.LIMITED)
+    def choose_limits(self, precision: str, gaps: Gaps) -> dict[str, float]:
+        of_logits = compute_limits(precision, gaps.get(""))
+        of_texts = compute_limits(precision, gaps.get("text"), TextMetrics.LIMITED)
         return of_logits | of_texts
 
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Decoder:
         return Decoder(open_program(artifact), artifact)
 
-    def cases(self, engine: Decoder, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:
-        compared = cases(engine, self.expected, limits, tokenizer_of(self.bundle))
+    def list_cases(self, engine: Decoder, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:
+        compared = make_cases(engine, self.expected, limits, open_plain_tokenizer(self.bundle))
         if self.expected.passages and "text_kl" in limits:
             compared["real text, every token"] = lambda: self.compare_passages(engine, limits)
         return compared
 
     def compare_passages(self, engine: Decoder, limits: Mapping[str, float]) -> Outcome:
-        """Compare every token of the passages."""
         passages = self.expected.passages
         metrics = measure_text(read_passages(engine, passages), passages)
         if metrics.rows >= ENOUGH:
@@ -105,7 +87,7 @@ class DecoderExaminer(Examiner[Decoder]):
         names = [name for name in metrics.LIMITED if name not in COUNTED]
         return judge_outcome(metrics, limits, names=names)
 
-    def node_by_node_cases(
+    def list_slow_cases(
         self, engine: Decoder, artifact: Artifact, limits: Mapping[str, float]
     ) -> dict[str, Case]:
         sample = self.expected.samples[0]
@@ -117,17 +99,19 @@ class DecoderExaminer(Examiner[Decoder]):
             return judge_outcome(measure(got, sample.logits), limits)
 
         def compare_full_context() -> Outcome:
-            got = full_context(engine, self.expected)[0]
+            got = fill_context(engine, self.expected)[0]
             return judge_outcome(measure(got, self.expected.context_logits), limits)
 
         return {"prefill of every position": compare_every_position, "full context": compare_full_context}
 
-    def trial(self, artifact: Artifact, whole: bool = False, open_other: OpenProgram | None = None) -> Trial:
+    def make_trial(
+        self, artifact: Artifact, whole: bool = False, open_other: OpenProgram | None = None
+    ) -> Trial:
         """Return a trial of two texts of unequal length as a padded batch, then a token for each on top."""
-        texts = self.trial_texts(whole)
+        texts = self.choose_trial_texts(whole)
         prompts = [text[:-1] for text in texts]
         last = [text[-1] for text in texts]
-        prefill = positions_of(pad(prompts, artifact.padding_side)[1])
+        prefill = count_positions(pad(prompts, artifact.padding_side)[1])
         decode = np.array([[len(prompt)] for prompt in prompts])
 
         def drive(program: Program) -> None:
@@ -135,18 +119,18 @@ class DecoderExaminer(Examiner[Decoder]):
             run.prefill(prompts)
             run.decode(last)
 
-        def reading(text: Sequence[int]) -> Reading:
+        def make_reading(text: Sequence[int]) -> Reading:
             def read(model: ReferenceModel, rounding: Rounding | None) -> object:
-                from ..reference.decoder import reference_of
+                from ..reference.decoder import make_reference
 
-                return reference_of(model, rounding).logits(text, slice(None))
+                return make_reference(model, rounding).compute_logits(text, slice(None))
 
             return read
 
         steps = (Step("prefill", prefill), Step("decode", decode))
-        return Trial(drive, steps, tuple(reading(text) for text in texts))
+        return Trial(drive, steps, tuple(make_reading(text) for text in texts))
 
-    def trial_texts(self, whole: bool) -> list[list[int]]:
+    def choose_trial_texts(self, whole: bool) -> list[list[int]]:
         """Return the tokens of a trial's texts."""
         if whole and self.expected.passages:
             return [list(passage.tokens) for passage in self.expected.passages[:WHOLE_TEXTS]]
@@ -155,7 +139,3 @@ class DecoderExaminer(Examiner[Decoder]):
             [*sample.prompt, *sample.continuation][: length + 1]
             for sample, length in zip((longest_first[0], longest_first[-1]), TRIAL_TOKENS, strict=True)
         ]
-
-
-def tokenizer_of(bundle: Bundle) -> Tokenizer:
-    return Tokenizer.from_file(bundle.path(str(bundle.manifest.tokenizer["files"][0])))

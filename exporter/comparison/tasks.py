@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import Arrays
+from ..reference import decoder_samples, encoder_samples, translation_samples
 from .decoders import DecoderExaminer
 from .encoders import EncoderExaminer
 from .examiner import Examiner
@@ -17,22 +18,22 @@ if TYPE_CHECKING:
 
 AnyExaminer: TypeAlias = Examiner[Any]
 
-EXAMINERS: dict[str, type[AnyExaminer]] = {
-    "text-generation": DecoderExaminer,
-    "text-encoding": EncoderExaminer,
-    "translation": TranslationExaminer,
+Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str]], Any]"
+# What examines it, what computes the model's results, and what reads them from golden data.
+EXAMINERS: dict[str, tuple[type[AnyExaminer], Expect, Callable[[Arrays], Any]]] = {
+    "text-generation": (DecoderExaminer, decoder_samples.expect, decoder_samples.from_arrays),
+    "text-encoding": (EncoderExaminer, encoder_samples.expect, encoder_samples.from_arrays),
+    "translation": (TranslationExaminer, translation_samples.expect, translation_samples.from_arrays),
 }
 
 
 def examine_model(bundle: Bundle, model: ReferenceModel, texts: Sequence[str]) -> AnyExaminer:
     """Return the bundle's examiner, with what the model computes for the texts."""
-    return EXAMINERS[bundle.manifest.task].from_model(bundle, model, texts)
+    kind, expect, _ = EXAMINERS[bundle.manifest.task]
+    return kind(bundle, expect(model, bundle, texts))
 
 
-def examiner_from_golden(bundle: Bundle, arrays: Arrays) -> AnyExaminer:
-    """Return the bundle's examiner, with the results that golden data keeps.
-
-    Raises:
-        KeyError: an array is missing.
-    """
-    return EXAMINERS[bundle.manifest.task].from_arrays(bundle, arrays)
+def examine_golden(bundle: Bundle, arrays: Arrays) -> AnyExaminer:
+    """Return the bundle's examiner, with the results that golden data keeps; KeyError if one is missing."""
+    kind, _, read = EXAMINERS[bundle.manifest.task]
+    return kind(bundle, read(arrays))

@@ -14,11 +14,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
-from ...runtime.backends.ort_backend import plain_session, wrap_ort_errors
+from ...runtime.backends.ort_backend import open_plain_session, wrap_ort_errors
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
+from ..passes.fp16_ranges import ATTENTION_PARTS
 
 NODE_BY_NODE = "node by node"
+SCORES, MASKED_SCORES, WEIGHTS = ATTENTION_PARTS
 
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 HOLDS = ("Constant", "ConstantOfShape")  # give what the file says
@@ -52,13 +54,7 @@ Observer: TypeAlias = Callable[[ir.Node, str, Array], None]
 
 
 class NotFiniteError(ValueError):
-    """A node's result left the finite numbers.
-
-    Attributes:
-        node: whose result it is.
-        result: its name.
-        array: its numbers.
-    """
+    """A node's result, of this name and these numbers, left the finite numbers."""
 
     def __init__(self, node: ir.Node, result: str, array: Array, read: float) -> None:
         self.node = node
@@ -70,24 +66,14 @@ class NotFiniteError(ValueError):
         )
 
 
-def ignore_result(node: ir.Node, name: str, array: Array) -> None:
-    """Observe nothing."""
-
-
 class NodeExecutor:
-    """Runs a whole graph, one ONNX Runtime session per kind of node.
+    """Runs a whole graph, one ONNX Runtime session per kind of node."""
 
-    Args:
-        model: any graph whose nodes ONNX Runtime has kernels for.
-        observe: sees each result as soon as it is there.
-    """
-
-    def __init__(self, model: ir.Model, observe: Observer = ignore_result) -> None:
+    def __init__(self, model: ir.Model, observe: Observer | None = None) -> None:
         self.graph = model.graph
         self.observe = observe
-        self.opsets = dict(model.graph.opset_imports)
         self.sessions: dict[tuple[Any, ...], Any] = {}
-        self.attributes: dict[ir.Node, bytes] = {}
+        self.attributes: dict[ir.Node, tuple[bytes, ...]] = {}
         self.constants = {
             value: value.const_value.numpy()
             for value in model.graph.initializers.values()
@@ -95,12 +81,7 @@ class NodeExecutor:
         }
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the graph and return all of its outputs by name.
-
-        Raises:
-            NotFiniteError: at the first node that makes a NaN, or an infinity of finite numbers.
-            BackendError: ONNX Runtime cannot run a node alone.
-        """
+        """Run the graph and return all of its outputs by name; NotFiniteError tells of the first bad node."""
         values: dict[ir.Value, Array] = dict(self.constants)
         values |= {value: inputs[str(value.name)] for value in list_inputs(self.graph)}
         last_use = {value: node for node in self.graph for value in node.inputs if value is not None}
@@ -123,7 +104,7 @@ class NodeExecutor:
             node.domain,
             node.op_type,
             self.hash_attributes(node),
-            tuple(None if feed is None else (feed.dtype.name, shape_of(node, feed)) for feed in feeds),
+            tuple(None if feed is None else (feed.dtype.name, find_shape(node, feed)) for feed in feeds),
             tuple(value.dtype for value in node.outputs),
         )
         if key not in self.sessions:
@@ -135,22 +116,14 @@ class NodeExecutor:
             raise BackendError(f"node {node.name!r} ({node.op_type}) gives a sequence, not a tensor")
         return results
 
-    def hash_attributes(self, node: ir.Node) -> bytes:
-        """Return what is the same for nodes with the same attributes alone: a hash of all of their bytes.
-
-        Raises:
-            BackendError: the node holds graphs of its own, which no session of one node has.
-        """
+    def hash_attributes(self, node: ir.Node) -> tuple[bytes, ...]:
+        """Return what is the same for nodes with the same attributes alone: a hash of the bytes of each."""
         if any(attribute.type in GRAPHS for attribute in node.attributes.values()):
             raise BackendError(f"node {node.name!r} ({node.op_type}) holds graphs of its own")
         if node not in self.attributes:
-            digest = hashlib.sha256()
-            for name in sorted(node.attributes):
-                proto = ir.serde.serialize_attribute(node.attributes[name])
-                content = proto.SerializeToString(deterministic=True)
-                digest.update(f"{name} {len(content)} ".encode())
-                digest.update(content)
-            self.attributes[node] = digest.digest()
+            protos = [ir.serde.serialize_attribute(node.attributes[name]) for name in sorted(node.attributes)]
+            contents = [proto.SerializeToString(deterministic=True) for proto in protos]
+            self.attributes[node] = tuple(hashlib.sha256(content).digest() for content in contents)
         return self.attributes[node]
 
     def compute_attention(self, node: ir.Node, q: Array, k: Array, v: Array, mask: Array) -> Array:
@@ -164,18 +137,16 @@ class NodeExecutor:
             return result.astype(np.float32)
 
         q, k, v = (tensor.astype(np.float32) for tensor in (q, k, v))
-        scores = round_result("scores", q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float(), q, k)
-        scores = round_result("masked scores", scores + mask, scores, mask)
+        scores = round_result(SCORES, q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float(), q, k)
+        scores = round_result(MASKED_SCORES, scores + mask, scores, mask)
         weights = np.exp(scores - scores.max(-1, keepdims=True))  # softmax in fp32, as the fp16 pass has it
-        weights = round_result("weights", weights / weights.sum(-1, keepdims=True), scores)
+        weights = round_result(WEIGHTS, weights / weights.sum(-1, keepdims=True), scores)
         return (weights @ v).astype(dtype)
 
     def open_session(self, node: ir.Node, feeds: list[Array | None]) -> Any:
         """Return a session of just this node."""
         inputs = [
-            None
-            if feed is None
-            else ir.Value(name=f"in{i}", type=tensor_type(feed), shape=ir_shape(shape_of(node, feed)))
+            None if feed is None else make_input(f"in{i}", feed, find_shape(node, feed))
             for i, feed in enumerate(feeds)
         ]
         outputs = [
@@ -184,16 +155,12 @@ class NodeExecutor:
         ]
         attributes = [load_attribute(attribute) for attribute in node.attributes.values()]
         alone = ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs)
-        graph = ir.Graph(
-            [value for value in inputs if value is not None],
-            outputs,
-            nodes=[alone],
-            opset_imports=self.opsets,
-            name="node",
-        )
+        present = [value for value in inputs if value is not None]
+        opsets = dict(self.graph.opset_imports)
+        graph = ir.Graph(present, outputs, nodes=[alone], opset_imports=opsets, name="node")
         proto = ir.to_proto(ir.Model(graph, ir_version=10))
         with wrap_ort_errors(f"node {node.name!r} ({node.op_type}) cannot be run alone"):
-            return plain_session(proto.SerializeToString(), optimized=False)
+            return open_plain_session(proto.SerializeToString(), optimized=False)
 
     def choose_type(self, node: ir.Node, result: ir.Value) -> ir.TypeProtocol | None:
         return result.type
@@ -205,16 +172,12 @@ class NodeExecutor:
             if not is_inherited(node, array, floats):  # a mask may be -inf
                 finite = (np.abs(f[np.isfinite(f)]).max(initial=0.0) for f in floats)
                 raise NotFiniteError(node, name, array, max(map(float, finite), default=0.0))
-        self.observe(node, name, array)
+        if self.observe is not None:
+            self.observe(node, name, array)
 
 
 class WideExecutor(NodeExecutor):
-    """Computes everything that is fp16 or fp32 in fp32.
-
-    Args:
-        model: the graph.
-        rounded: whether weights and results are rounded to fp16 all the same.
-    """
+    """Computes everything that is fp16 or fp32 in fp32; if `rounded`, what it computes is rounded to fp16."""
 
     def __init__(self, model: ir.Model, rounded: bool) -> None:
         super().__init__(model)
@@ -239,20 +202,11 @@ class WideExecutor(NodeExecutor):
 
 
 class ExecutedProgram:
-    """`NodeExecutor` as a Program, so that the runtime's own code feeds it.
+    """`NodeExecutor` as a Program, so that the runtime's own code feeds it."""
 
-    Args:
-        model: the graph.
-        artifact: describes its inputs and outputs.
-        observe: sees each result of each run.
-
-    Attributes:
-        runs: the number of runs that have begun.
-    """
-
-    def __init__(self, model: ir.Model, artifact: Artifact, observe: Observer = ignore_result) -> None:
+    def __init__(self, model: ir.Model, artifact: Artifact, observe: Observer | None = None) -> None:
         self.executor = NodeExecutor(model, observe)
-        self.runs = 0
+        self.runs = 0  # that have begun
         self.dtypes = {spec.name: spec.dtype for spec in (*artifact.inputs, *artifact.outputs)}
 
     def allocate(self, name: str, shape: Shape) -> Buffer:
@@ -324,14 +278,11 @@ def is_own_attention(node: ir.Node, feeds: Sequence[Array | None]) -> bool:
     )
 
 
-def shape_of(node: ir.Node, feed: Array) -> Shape | None:
+def find_shape(node: ir.Node, feed: Array) -> Shape | None:
     """Return the shape where an operator needs it: ONNX Runtime's own do, the standard ones take any."""
     return feed.shape if node.domain else None
 
 
-def ir_shape(shape: Shape | None) -> ir.Shape | None:
-    return None if shape is None else ir.Shape(shape)
-
-
-def tensor_type(array: Array) -> ir.TensorType:
-    return ir.TensorType(ir.DataType.from_numpy(array.dtype))
+def make_input(name: str, array: Array, shape: Shape | None) -> ir.Value:
+    dtype = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+    return ir.Value(name=name, type=dtype, shape=None if shape is None else ir.Shape(shape))

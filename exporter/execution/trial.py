@@ -31,30 +31,19 @@ Reading: TypeAlias = "Callable[[Any, Rounding | None], object]"
 
 @dataclass(frozen=True)
 class Step:
-    """One run of the graph.
+    """One run of the graph."""
 
-    Attributes:
-        name: "prefill", "decode", ...
-        positions: (B, T) which token of its row's text stands there; `PADDING` where none does.
-    """
-
-    name: str
-    positions: Integers
+    name: str  # "prefill", "decode", ...
+    positions: Integers  # (B, T) which token of its row's text stands there; `PADDING` where none does
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Unequal texts as a padded batch, and where there is a cache a step on top of a past.
+    """Unequal texts as a padded batch, and where there is a cache a step on top of a past."""
 
-    Attributes:
-        drive: the runtime's own code, running a program.
-        steps: the runs of the graph that `drive` makes, in their order.
-        read: runs PyTorch over each row's text alone.
-    """
-
-    drive: Callable[[Program], None]
-    steps: tuple[Step, ...]
-    read: tuple[Reading, ...]
+    drive: Callable[[Program], None]  # the runtime's own code, running a program
+    steps: tuple[Step, ...]  # the runs of the graph that `drive` makes, in their order
+    read: tuple[Reading, ...]  # runs PyTorch over each row's text alone
 
     def collect_values(self, model: ir.Model, artifact: Artifact) -> dict[Key, Array]:
         """Return every result of every node in every step."""
@@ -72,28 +61,25 @@ class Trial:
     ) -> list[dict[str, Array]]:
         """Return what each module of PyTorch's model gives, (T, ...) by its path, for each text.
 
-        Args:
-            rounding: of keys and values; whoever calls applies the rest of it to the model.
+        Keys and values are rounded here; whoever calls applies the rest of the rounding to the model.
         """
         from torch import Tensor
+        from torch.nn.modules.module import register_module_forward_hook
 
+        paths = {module: path for path, module in model.named_modules()}
         found: list[dict[str, Array]] = []
 
-        def keep(path: str) -> Callable[[Any, Any, Any], None]:
-            def hook(module: Any, inputs: Any, output: Any) -> None:
-                if isinstance(output, Tensor) and len(output) == 1:
-                    found[-1][path] = output[0].detach().numpy().copy()
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            if module in paths and isinstance(output, Tensor) and len(output) == 1:
+                found[-1][paths[module]] = output[0].detach().numpy().copy()
 
-            return hook
-
-        hooks = [module.register_forward_hook(keep(path)) for path, module in model.named_modules()]
+        hook = register_module_forward_hook(keep)
         try:
             for run in self.read:
                 found.append({})
                 run(model, rounding)
         finally:
-            for hook in hooks:
-                hook.remove()
+            hook.remove()
         return found
 
     def gather_results(self, step: int, results: Sequence[Mapping[str, Array]], path: str) -> Array | None:
@@ -116,6 +102,6 @@ class Trial:
         return array[positions != PADDING] if array.shape[:2] == (B, T) else None
 
 
-def positions_of(valid: npt.NDArray[np.bool_]) -> Integers:
+def count_positions(valid: npt.NDArray[np.bool_]) -> Integers:
     """Return the positions (B, T) of rows that begin with their first valid token."""
     return np.where(valid, valid.cumsum(axis=1) - 1, PADDING)

@@ -25,13 +25,13 @@ from ...runtime import TextEncoder
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults, FittedHead
 from ...runtime.bundle.manifest import Artifact, Manifest, TensorSpec
-from ...runtime.diagnostics.golden.files import golden_file, read_golden
+from ...runtime.diagnostics.golden.files import find_golden, read_golden
 from ...runtime.encode.pooling import LAYERS, pool_tokens
 from ...runtime.errors import InputError
-from ..bundle.writer import check_output, install, list_file_entries, staging_folder, write_manifest
+from ..bundle.writer import check_output, install, list_file_entries, open_staging_folder, write_manifest
 from ..errors import ExportError
 from ..reference.fitted_head import HEAD
-from ..tensorrt.plans import Progress, silent
+from ..tensorrt.plans import Progress
 from .labelled_texts import Table, read_table
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def fit_head(
     test_share: float = 0.25,
     seed: int = 0,
     force: bool = False,
-    progress: Progress = silent,
+    progress: Progress = lambda _: None,
 ) -> FitResult:
     """Train a classifier on a frozen encoder and write a bundle that classifies.
 
@@ -119,7 +119,7 @@ def fit_head(
         matrix = compute_features(encoder, rows.texts, features, progress)
     progress("fitting")
     fitted = fit(matrix, rows, test_share, seed)
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         manifest = write_bundle(opened, fitted, features, staging, output)
         progress("comparing with scikit-learn")
         compare_with_scikit_learn(staging, rows, fitted)
@@ -129,10 +129,9 @@ def fit_head(
         install(staging, manifest, output, force=force)
     if opened.manifest.plans:
         log.warning("plans don't have the new head and were left out; `planforge build %s` makes one", output)
-    confusion = tuple(tuple(int(n) for n in row) for row in fitted.confusion)
-    return FitResult(
-        output, fitted.labels, fitted.accuracy, confusion, fitted.C, len(fitted.train), output / picture
-    )
+    confusion = tuple(map(tuple, fitted.confusion.tolist()))
+    training = len(fitted.train)
+    return FitResult(output, fitted.labels, fitted.accuracy, confusion, fitted.C, training, output / picture)
 
 
 def check_bundle(manifest: Manifest, folder: Path) -> None:
@@ -183,9 +182,9 @@ def fit(matrix: Array, rows: Table, test_share: float, seed: int) -> Fitted:
     labels = tuple(sorted(set(rows.labels)))
     y = np.array([labels.index(label) for label in rows.labels])
     needed = int(np.ceil(FOLDS / (1 - test_share))) + 1
-    for index, count in sorted(Counter(y.tolist()).items()):
+    for label, count in sorted(Counter(rows.labels).items()):
         if count < needed:
-            raise InputError(f"the class {labels[index]!r} has {count} rows; at least {needed} are needed")
+            raise InputError(f"the class {label!r} has {count} rows; at least {needed} are needed")
     if len(y) * test_share < len(labels):
         raise InputError(f"test_share={test_share} of {len(y)} rows holds out less than a row per class")
     train, test = train_test_split(np.arange(len(y)), test_size=test_share, random_state=seed, stratify=y)
@@ -234,21 +233,15 @@ def write_bundle(opened: Bundle, fitted: Fitted, features: str, staging: Path, o
         name = "logits" if all(s.name != "logits" for s in artifact.outputs) else "classification_logits"
         model = ir.load(opened.path(artifact.file))
         move_weights(model, {Path(a).name: Path(b).name for a, b in renamed.items()})
-        states, combine, normalize = inputs_of_head(artifact, old.encoder, features)
+        states, combine, normalize = choose_head_inputs(artifact, old.encoder, features)
         mask = artifact.input("mask").name
         AddLinearHead(states, combine, mask, fitted.weight, fitted.bias, name, normalize)(model)
         file = rename_file(export_id, artifact.file)
         ir.save(model, staging / file)
         spec = TensorSpec(name, HEAD, "float32", (artifact.axis("batch"), len(fitted.labels)))
-        artifacts.append(
-            dataclasses.replace(
-                artifact,
-                file=file,
-                data=tuple(renamed[name] for name in artifact.data),
-                outputs=(*artifact.outputs, spec),
-                gate={},
-            )
-        )
+        moved = tuple(renamed[name] for name in artifact.data)
+        outputs = (*artifact.outputs, spec)
+        artifacts.append(dataclasses.replace(artifact, file=file, data=moved, outputs=outputs, gate={}))
     head_file = f"checks/head-{export_id[:8]}.npz"
     np.savez(staging / head_file, weight=fitted.weight, bias=fitted.bias)
     encoder = dataclasses.replace(
@@ -295,17 +288,14 @@ def move_weights(model: ir.Model, names: Mapping[str, str]) -> None:
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor):
+            location = names[str(tensor.location)]
+            shape = ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(
-                location=names[str(tensor.location)],
-                offset=tensor.offset,
-                length=tensor.length,
-                dtype=tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=str(tensor.name),
+                location, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=str(tensor.name)
             )
 
 
-def inputs_of_head(
+def choose_head_inputs(
     artifact: Artifact, encoder: EncoderDefaults, features: str
 ) -> tuple[list[str], str, bool]:
     """Return the outputs that the head reads, how they are combined, and whether their mean gets length 1."""
@@ -319,11 +309,7 @@ def inputs_of_head(
 
 
 def compare_with_scikit_learn(staging: Path, rows: Table, fitted: Fitted) -> None:
-    """Compare the written graph with scikit-learn on every held-out text.
-
-    Raises:
-        ExportError: the graph gives another class somewhere.
-    """
+    """Compare the written graph with scikit-learn on every held-out text."""
     with TextEncoder.load(staging) as encoder:
         texts = [rows.texts[i] for i in fitted.test]
         got = [result.label for result in encoder.classify(texts, truncation="head")]
@@ -340,46 +326,35 @@ def compare_with_scikit_learn(staging: Path, rows: Table, fitted: Fitted) -> Non
 
 
 def verify_graphs(opened: Bundle, staging: Path, manifest: Manifest, progress: Progress) -> Manifest:
-    """Compare the new graphs with the golden data of the old bundle, and the head with scikit-learn's.
-
-    A bundle without golden data was not verified, and so is this one.
-    """
+    """Compare the new graphs with the golden data of the old bundle, if that was verified, and the head's."""
     from ..comparison.encoders import EncoderExaminer, add_fitted_head
+    from ..reference.encoder_samples import from_arrays
     from ..verification.report import keep_checks
     from ..verification.verify import compare_all
 
-    file = golden_file(opened)
+    file = find_golden(opened)
     if file is None:
         return manifest
     arrays, limits = read_golden(file)
-    without_head = EncoderExaminer.from_arrays(opened, arrays)
+    without_head = EncoderExaminer(opened, from_arrays(arrays))
     examiner, limits = add_fitted_head(without_head, Bundle(staging, manifest), limits)
     report = compare_all(examiner, limits, progress)
     report.raise_if_failed()
-    return keep_checks(staging, manifest, report, examiner.to_arrays(), limits)
+    return keep_checks(staging, manifest, report, examiner.collect_golden(), limits)
 
 
 def write_report_files(staging: Path, manifest: Manifest, rows: Table, fitted: Fitted) -> str:
     """Write the confusion matrix as a picture, and the fit's figures; return the picture's name."""
     from matplotlib.figure import Figure
+    from sklearn.metrics import ConfusionMatrixDisplay
 
     name = manifest.export_id[:8]
     size = min(12.0, 2.5 + 0.6 * len(fitted.labels))
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(fitted.confusion, cmap="Blues", vmin=0)
-    ticks = range(len(fitted.labels))
-    axes.set_xticks(ticks, fitted.labels, rotation=45, ha="right")
-    axes.set_yticks(ticks, fitted.labels)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("true")
     axes.set_title(f"accuracy {fitted.accuracy:.4f} on {len(fitted.test)} held-out texts")
-    dark = fitted.confusion.max() / 2
-    for i in ticks:
-        for j in ticks:
-            count = fitted.confusion[i, j]
-            axes.text(j, i, str(count), ha="center", va="center", color="white" if count > dark else "black")
-    figure.colorbar(image, ax=axes)
+    display = ConfusionMatrixDisplay(fitted.confusion, display_labels=fitted.labels)
+    display.plot(ax=axes, cmap="Blues", xticks_rotation=45, values_format="d", im_kw={"vmin": 0})
     picture = f"checks/confusion-{name}.png"
     figure.savefig(staging / picture, dpi=120)
     summary = {

@@ -24,35 +24,26 @@ def read_table(path: Path) -> Table:
 
     A first line that names the columns, "text" and "label" in any order and beside others, says which are
     meant. Without one a row has two columns. Empty lines are passed over; nothing is quoted.
-
-    Raises:
-        InputError: the file cannot be read.
-        DataError: a row has too few or too many columns, an empty text or an empty label (by its line), or
-            all rows have one label.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: a text may hold a \u2028
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the table {path} cannot be read: {error}") from error
     rows = [(n, line.rstrip("\r").split("\t")) for n, line in enumerate(lines, 1) if line.strip()]
-    columns = 2
-    text_at = 0
-    label_at = 1
+    names = list(HEADER)
     if rows and set(HEADER) <= set(rows[0][1]):
         names = rows.pop(0)[1]
-        columns = len(names)
-        text_at = names.index("text")
-        label_at = names.index("label")
     for number, cells in rows:
-        if len(cells) != columns:
+        if len(cells) != len(names):
             raise DataError(
-                f"{path}, line {number} has {len(cells)} columns, {columns} are needed: text TAB label"
+                f"{path}, line {number} has {len(cells)} columns, {len(names)} are needed: text TAB label"
             )
-        for name, at in zip(HEADER, (text_at, label_at), strict=True):
-            if not cells[at].strip():
+        for name in HEADER:
+            if not cells[names.index(name)].strip():
                 raise DataError(f"{path}, line {number} has an empty {name}")
-    labels = tuple(cells[label_at].strip() for _, cells in rows)
+    labels = tuple(cells[names.index("label")].strip() for _, cells in rows)
     if len(set(labels)) < 2:
         found = f"only the label {labels[0]!r}" if labels else "no rows"
         raise DataError(f"{path} has {found}; a classifier needs two classes or more")
-    return Table(tuple(cells[text_at] for _, cells in rows), labels, tuple(number for number, _ in rows))
+    texts = tuple(cells[names.index("text")] for _, cells in rows)
+    return Table(texts, labels, tuple(number for number, _ in rows))

@@ -7,99 +7,78 @@ D head size
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from ..errors import ExportError
-from .graph import depends_on_shapes, require_producer
+from .graph import Heads, depends_on_shapes, require_producer
 
 MOVES = ("Cast", "Expand", "Reshape", "Transpose", "Unsqueeze")  # they move heads, without arithmetic
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer's attention in a traced graph.
+    """One layer's attention in a traced graph."""
 
-    Attributes:
-        queries: (B, H, T, D), before they are scaled.
-        keys, values: this step's (B, G, T, D); over a source (B, G, S, D).
-        scale: factor of the scores.
-        biases: values added to the scores, masks among them.
-        product: MatMul that gives the context (B, H, T, D).
-        present: the cache after this step; empty over a source.
-    """
-
-    queries: ir.Value
-    keys: ir.Value
-    values: ir.Value
-    scale: float
-    biases: tuple[ir.Value, ...]
-    product: ir.Node
-    present: tuple[ir.Value, ...] = ()
+    queries: ir.Value  # (B, H, T, D), before they are scaled
+    keys: ir.Value  # this step's (B, G, T, D); over a source (B, G, S, D)
+    values: ir.Value  # likewise
+    scale: float  # of the scores
+    biases: tuple[ir.Value, ...]  # added to the scores, masks among them
+    product: ir.Node  # the MatMul that gives the context (B, H, T, D)
+    past: tuple[ir.Value, ...] = ()  # the cache before this step; empty over a source
+    present: tuple[ir.Value, ...] = ()  # and after it
 
 
-def find_self_attention(graph: ir.Graph, inputs: Mapping[str, ir.Value], layer: int, size: int) -> Attention:
-    """Find a layer's attention from the cache that it outputs.
-
-    Args:
-        inputs: the graph's, by name: past_key_values.0.key and so on.
-        size: D.
-
-    Raises:
-        ExportError: the attention has no known form; says where it differs.
-    """
-    outputs = {str(value.name): value for value in graph.outputs}
-    present = []
-    new = []
-    for kind in ("key", "value"):
-        value = outputs[f"present.{layer}.{kind}"]
-        concat = require_producer(value)
-        if concat.op_type != "Concat" or concat.inputs[0] is not inputs[f"past_key_values.{layer}.{kind}"]:
-            raise ExportError(f"{value.name} is no Concat with the past, but {concat.op_type}")
-        present.append(value)
-        assert concat.inputs[1] is not None
-        new.append(concat.inputs[1])
-    attention = find_attention_between(present[0], present[1], size)
-    if attention is None:
-        raise ExportError(f"no Softmax of layer {layer} lies between its keys and values")
-    return replace(attention, keys=new[0], values=new[1], present=tuple(present))
+def find_self_attentions(graph: ir.Graph, heads: Heads) -> list[Attention]:
+    """Find each layer's attention from the cache that it outputs, or raise ExportError."""
+    by_name = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
+    found = []
+    for layer in range(heads.layers):
+        past = tuple(by_name[f"past_key_values.{layer}.{kind}"] for kind in ("key", "value"))
+        present = tuple(by_name[f"present.{layer}.{kind}"] for kind in ("key", "value"))
+        new = []
+        for old, value in zip(past, present, strict=True):
+            concat = require_producer(value)
+            if concat.op_type != "Concat" or concat.inputs[0] is not old:
+                raise ExportError(f"{value.name} is no Concat with the past, but {concat.op_type}")
+            assert concat.inputs[1] is not None
+            new.append(concat.inputs[1])
+        attention = find_attention_between(present[0], present[1], heads.size, f"layer {layer}", "its")
+        found.append(replace(attention, keys=new[0], values=new[1], past=past, present=present))
+    return found
 
 
-def find_source_attention(inputs: Mapping[str, ir.Value], layer: int, size: int) -> Attention:
-    """Find a layer's attention over a source from the keys and values that are inputs.
-
-    Args:
-        inputs: the graph's, by name: cross.0.key and so on.
-    """
-    keys, values = (inputs[f"cross.{layer}.{kind}"] for kind in ("key", "value"))
-    attention = find_attention_between(keys, values, size)
-    if attention is None:
-        raise ExportError(f"no Softmax of layer {layer} lies between the source's keys and values")
-    return attention
+def find_source_attentions(graph: ir.Graph, heads: Heads) -> list[Attention]:
+    """Find each layer's attention over a source, whose keys and values are inputs, or raise ExportError."""
+    inputs = {str(value.name): value for value in graph.inputs}
+    found = []
+    for layer in range(heads.layers):
+        keys, values = (inputs[f"cross.{layer}.{kind}"] for kind in ("key", "value"))
+        found.append(find_attention_between(keys, values, heads.size, f"layer {layer}", "the source's"))
+    return found
 
 
-def find_attention_between(keys: ir.Value, values: ir.Value, size: int) -> Attention | None:
-    """Return the attention that reads these keys and values, or None if it has no known form."""
+def find_attention_between(keys: ir.Value, values: ir.Value, size: int, where: str, whose: str) -> Attention:
+    """Return the attention that reads these keys and values, or raise ExportError if it has no known form."""
     for softmax in find_below(keys, "Softmax"):
-        scores, scale, biases = find_product_behind(softmax)
-        if scores is None or scores.inputs[0] is None or scores.inputs[1] is None:
+        found = find_product_behind(softmax)
+        if found is None:
             continue
+        scores, scale, biases = found
+        assert scores.inputs[0] is not None and scores.inputs[1] is not None
         of_keys = find_scale_between(scores.inputs[1], keys, size)
         if of_keys is None:
             continue
         queries, of_queries = strip_scale(scores.inputs[0], size)
         product = next(iter(find_below(softmax.outputs[0], "MatMul")), None)
-        if (
-            product is None
-            or product.inputs[1] is None
-            or find_scale_between(product.inputs[1], values, size) != 1.0
-        ):
-            return None
+        if product is None or find_scale_between(product.inputs[1], values, size) != 1.0:
+            break
         return Attention(queries, keys, values, scale * of_keys * of_queries, tuple(biases), product)
-    return None
+    raise ExportError(f"no Softmax of {where} lies between {whose} keys and values")
 
 
 def find_below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
@@ -108,16 +87,16 @@ def find_below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
     seen = set()
     while waiting:
         for node, _ in waiting.pop(0).uses():
-            if id(node) in seen or node.op_type == "Shape":
+            if node in seen or node.op_type == "Shape":
                 continue
-            seen.add(id(node))
+            seen.add(node)
             if node.op_type == operator:
                 yield node
             else:
                 waiting += node.outputs
 
 
-def find_product_behind(softmax: ir.Node) -> tuple[ir.Node | None, float, list[ir.Value]]:
+def find_product_behind(softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value]] | None:
     """Return the MatMul whose scores a Softmax reads, the scale between both, and what is added between."""
     value = softmax.inputs[0]
     scale = 1.0
@@ -128,7 +107,7 @@ def find_product_behind(softmax: ir.Node) -> tuple[ir.Node | None, float, list[i
         if node.op_type in ("Mul", "Div"):
             factor = read_scalar(node.inputs[1])
             if factor is None:
-                return None, scale, biases
+                return None
             scale = scale * factor if node.op_type == "Mul" else scale / factor
             value = node.inputs[0]
         elif node.op_type == "Add":  # a mask
@@ -137,8 +116,8 @@ def find_product_behind(softmax: ir.Node) -> tuple[ir.Node | None, float, list[i
         elif node.op_type in ("Cast", "Where"):
             value = node.inputs[1 if node.op_type == "Where" else 0]
         else:
-            return None, scale, biases
-    return None, scale, biases
+            return None
+    return None
 
 
 def is_product(value: ir.Value) -> bool:
@@ -149,12 +128,12 @@ def is_product(value: ir.Value) -> bool:
     return node is not None and node.op_type == "MatMul"
 
 
-def find_scale_between(value: ir.Value, target: ir.Value, size: int) -> float | None:
+def find_scale_between(value: ir.Value | None, target: ir.Value, size: int) -> float | None:
     """Return the factor between a cached tensor and a product's input; None if it is another tensor's."""
     scale = 1.0
     while value is not target:
-        node = value.producer()
-        if node is None or node.inputs[0] is None:
+        node = None if value is None else value.producer()
+        if node is None:
             return None
         if node.op_type in ("Mul", "Div"):
             factor = read_factor(node, size)

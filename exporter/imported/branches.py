@@ -31,12 +31,12 @@ def decide_branches(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
-def choose_branch(model: ir.Model, name: str, branch: str) -> None:
-    """Take one branch wherever an input decides, and drop the input."""
+def choose_branch(model: ir.Model, branch: str) -> None:
+    """Take one branch wherever `SWITCH` decides, and drop that input."""
     for node in list(model.graph):
-        if node.op_type == "If" and node.inputs[0] is not None and node.inputs[0].name == name:
+        if node.op_type == "If" and node.inputs[0] is not None and node.inputs[0].name == SWITCH:
             inline_branch(node, branch)
-    for value in [value for value in model.graph.inputs if value.name == name]:
+    for value in [value for value in model.graph.inputs if value.name == SWITCH]:
         model.graph.inputs.remove(value)
     common.RemoveUnusedNodesPass()(model)
 
@@ -53,9 +53,9 @@ def inline_branch(node: ir.Node, branch: str) -> None:
         while value.name in outer.initializers:
             value.name = f"{value.name}.inner"
         outer.register_initializer(value)
-    for each in list(inner):
-        inner.remove(each)
-        outer.insert_before(node, each)
+    nodes = list(inner)
+    inner.remove(nodes)
+    outer.insert_before(node, nodes)
     for old, new in zip(node.outputs, results, strict=True):
         name = old.name
         is_output = old.is_graph_output()

@@ -12,10 +12,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ...runtime.backends.ort_backend import plain_session
+from ...runtime.backends.backend import Array
+from ...runtime.backends.ort_backend import open_plain_session
 from ..passes.weights import add_initializer
-
-Array = npt.NDArray[Any]
 
 
 class Builder:
@@ -28,9 +27,13 @@ class Builder:
         self.count = 0
 
     def __call__(
-        self, operator: str, *values: ir.Value | None, domain: str = "", results: int = 1, **attributes: Any
+        self, operator: str, *inputs: Any, domain: str = "", results: int = 1, **attributes: Any
     ) -> ir.Value:
-        """Add a node, and return its first result."""
+        """Add a node, and return its first result.
+
+        An input is a value, None, or a number or an array, which becomes a constant: int64 or float32.
+        """
+        values = [x if x is None or isinstance(x, ir.Value) else self.add_constant(x) for x in inputs]
         node = ir.node(operator, values, attributes, domain=domain, num_outputs=results)
         self.graph.insert_before(self.before, node)
         for result in node.outputs:
@@ -40,9 +43,11 @@ class Builder:
         node.name = f"{node.outputs[0].name}_node"
         return node.outputs[0]
 
-    def constant(self, value: Any, dtype: npt.DTypeLike = np.int64) -> ir.Value:
+    def add_constant(self, number: npt.ArrayLike) -> ir.Value:
         """Return a small constant, which is in the graph once."""
-        array = np.array(value, dtype)
+        array = np.asarray(number)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
         return add_initializer(self.graph, f"constant/{array.dtype}/{array.tolist()}", ir.tensor(array))
 
 
@@ -62,7 +67,6 @@ def make_example_input(value: ir.Value, past: int) -> Array:
     """Make an array for a decoder's input: one row, one token, two source tokens, `past` cached ones."""
     assert value.shape is not None
     name = str(value.name)
-    whole = value.dtype == ir.DataType.INT64
     if name.startswith("past"):
         free = past
     elif name.startswith(("cross", "encoder")):
@@ -70,21 +74,13 @@ def make_example_input(value: ir.Value, past: int) -> Array:
     else:
         free = 1
     shape = [1, *(axis if isinstance(axis, int) else free for axis in list(value.shape)[1:])]
-    return np.ones(shape, np.int64) if whole else np.zeros(shape, np.float32)
+    return np.ones(shape, np.int64) if value.dtype == ir.DataType.INT64 else np.zeros(shape, np.float32)
 
 
 def evaluate(
-    model: ir.Model, names: Sequence[str], given: Callable[[ir.Value], Sequence[Array]]
+    model: ir.Model, names: Sequence[str], make_inputs: Callable[[ir.Value], Sequence[Array]]
 ) -> list[list[Array]]:
-    """Compute values of a graph, on ONNX Runtime.
-
-    Args:
-        names: names of the values.
-        given: makes the arrays of an input that they depend on, one for each run.
-
-    Returns:
-        For each run, an array per name.
-    """
+    """Compute values of a graph on ONNX Runtime, for each run of made inputs: an array per name."""
     asked = model.clone()
     by_name = {str(out.name): out for node in asked.graph for out in node.outputs}
     asked.graph.outputs.clear()
@@ -92,12 +88,16 @@ def evaluate(
         by_name[name].type = by_name[name].type or ir.TensorType(ir.DataType.BOOL)
         asked.graph.outputs.append(by_name[name])
     common.RemoveUnusedNodesPass()(asked)
-    feeds = {str(value.name): given(value) for value in asked.graph.inputs if value.uses()}
-    for value in [value for value in asked.graph.inputs if not value.uses()]:
-        asked.graph.inputs.remove(value)
+    feeds = {str(value.name): make_inputs(value) for value in asked.graph.inputs if value.uses()}
+    drop_unused_inputs(asked.graph)
     with tempfile.TemporaryDirectory(prefix="planforge-import-") as folder:
         path = Path(folder, "asked.onnx")
         ir.save(asked, path, external_data="asked.data")
-        session = plain_session(path)
+        session = open_plain_session(path)
         runs = zip(*feeds.values(), strict=True) if feeds else [()]
         return [session.run(list(names), dict(zip(feeds, arrays, strict=True))) for arrays in runs]
+
+
+def drop_unused_inputs(graph: ir.Graph) -> None:
+    for value in [value for value in graph.inputs if not value.uses()]:
+        graph.inputs.remove(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -11,25 +12,22 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...models.folder import read_json
-from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.checkpoint import LEAST_LENGTH, Checkpoint
 from ..checkpoints.source import Source
-from ..errors import CheckpointError
+from ..checkpoints.tokenizers.files import read_settings
+from ..errors import CheckpointError, raise_checkpoint_errors
 from ..tracing.recipes import Choices, Recipe
 from .folder import LENGTHS, Folder
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
+NO_LIMIT = 10**20  # transformers writes 1e30 for a tokenizer without a length
+
 
 def check_source(source: Source, found: Folder) -> None:
-    """Refuse a checkpoint of another kind than the graphs.
-
-    Raises:
-        CheckpointError: names what both have.
-    """
-    try:
+    """Refuse a checkpoint of another kind than the graphs."""
+    with raise_checkpoint_errors():
         config = read_json(source.folder / "config.json", missing={})
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
     for name in ("model_type", "vocab_size"):
         ours = config.get(name)
         theirs = found.config.get(name)
@@ -56,17 +54,7 @@ def read_rope_theta(config: Mapping[str, Any]) -> Any:
 
 
 class ImportedCheckpoint(Checkpoint):
-    """A model in a folder that optimum wrote.
-
-    Args:
-        source: the checkpoint, whose weights transformers can read.
-        found: the folder that optimum wrote.
-        shared: whether to try attention over shared buffers.
-
-    Raises:
-        CheckpointError, ExportError: the folder cannot be used; says why.
-        InputError: a choice that the model does not allow.
-    """
+    """A model in the folder `found`, which optimum wrote; `source` has weights that transformers can read."""
 
     exporter = "optimum"
     most_rows: int  # the largest batch, where an import names none
@@ -77,9 +65,10 @@ class ImportedCheckpoint(Checkpoint):
         found: Folder,
         max_batch: int | None = None,
         max_length: int | None = None,
-        shared: bool = True,
+        shared: bool = True,  # whether to try attention over shared buffers
     ) -> None:
-        self.begin(source)
+        self.source = source
+        self.export_id = uuid.uuid4().hex
         has_tokenizer = (source.folder / "tokenizer.json").is_file()  # optimum's copy is rewritten
         self.folder = source.folder if has_tokenizer else found.path
         self.config_json = dict(found.config)
@@ -88,9 +77,8 @@ class ImportedCheckpoint(Checkpoint):
         self.read_graphs(found)
         self.config = self.read_config(found)
         self.read_tokenizers()
-        self.choices = Choices(
-            max_batch or self.most_rows, self.choose_length(max_length, self.context_of(found))
-        )
+        length = self.choose_length(max_length, self.read_context(found))
+        self.choices = Choices(max_batch or self.most_rows, length)
         self.recipes = self.read_recipes(shared)
         self.generation = self.read_generation()
         self.encoder = self.read_encoder()
@@ -108,18 +96,10 @@ class ImportedCheckpoint(Checkpoint):
         """Return recipes of `portable`, and of `ort` where attention over shared buffers is possible."""
 
     @abstractmethod
-    def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
-        """Return the recipes' graphs, with weights.
+    def make_graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+        """Return graphs with weights by their recipes' ids; `tensors` are the checkpoint's by name."""
 
-        Args:
-            wanted: the recipes' ids.
-            tensors: the checkpoint's, by name.
-
-        Raises:
-            ExportError: a graph cannot have a dialect; says why.
-        """
-
-    def context_of(self, found: Folder) -> int:
+    def read_context(self, found: Folder) -> int:
         """Return the most tokens that the model takes."""
         context = found.read_integer(LENGTHS)
         if context is None:
@@ -127,3 +107,8 @@ class ImportedCheckpoint(Checkpoint):
                 f"{found.path / 'config.json'} says no length: none of {', '.join(LENGTHS)}"
             )
         return context
+
+    def read_tokenizer_length(self) -> int | None:
+        """Return the length at which the checkpoint's tokenizer cuts texts, if it has one."""
+        length = read_settings(self.folder).get("model_max_length")
+        return length if type(length) is int and LEAST_LENGTH[self.task] <= length < NO_LIMIT else None

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from ...models.masked import MASKED
@@ -29,13 +28,9 @@ CROSS = re.compile(r"present\.(\d+)\.encoder\.(key|value)")
 
 @dataclass(frozen=True)
 class Projection:
-    """The product states (B, S, E) @ weight (E, H * D) + bias.
+    """The product states (B, S, E) @ weight (E, H * D) + bias."""
 
-    Attributes:
-        name: the result's name: cross.0.key and so on.
-    """
-
-    name: str
+    name: str  # of the result: cross.0.key and so on
     weight: ir.Value
     bias: ir.Value | None
     heads: int
@@ -43,19 +38,14 @@ class Projection:
 
 
 def find_projections(first: ir.Model) -> list[Projection]:
-    """Find the projections of each layer's keys and values in a decoder's first step.
-
-    Raises:
-        ExportError: keys or values are no product of the encoder's states with a matrix.
-    """
+    """Find the projections of each layer's keys and values in a decoder's first step."""
     found = []
     for value in first.graph.outputs:
         match = CROSS.fullmatch(str(value.name))
         if match is None:
             continue
         assert value.shape is not None
-        heads = value.shape[1]
-        size = value.shape[3]
+        _, heads, _, size = value.shape
         node = require_producer(value)
         bias = None
         while node.op_type in ("Transpose", "Reshape", "Add", "Cast"):
@@ -96,7 +86,7 @@ def add_projections(encoder: ir.Model, found: Sequence[Projection]) -> None:
         x.shape = ir.Shape([None, None, each.heads * each.size])
         if each.bias is not None:
             x = op("Add", x, copy_constant(graph, each.bias))
-        apart = op("Reshape", x, op.constant([0, 0, each.heads, each.size]))
+        apart = op("Reshape", x, [0, 0, each.heads, each.size])
         result = op("Transpose", apart, perm=[0, 2, 1, 3])
         result.name = each.name
         graph.outputs.append(result)
@@ -105,36 +95,29 @@ def add_projections(encoder: ir.Model, found: Sequence[Projection]) -> None:
 
 def copy_constant(graph: ir.Graph, value: ir.Value) -> ir.Value:
     """Copy another graph's constant to this one."""
-    tensor = value.const_value
-    assert tensor is not None
-    return add_initializer(graph, f"{STATES}/{value.name}", tensor)
+    assert value.const_value is not None
+    return add_initializer(graph, f"{STATES}/{value.name}", value.const_value)
 
 
 def add_source_mask(op: Builder, mask: ir.Value) -> ir.Value:
     """Turn a mask (B, S) of 1 and 0 into (B, 1, 1, S) to add to scores."""
-    counts = op("Cast", op("Unsqueeze", mask, op.constant([1, 2])), to=ir.DataType.BOOL)
-    return op("Where", counts, op.constant(0.0, np.float32), op.constant(MASKED, np.float32))
+    counts = op("Cast", op("Unsqueeze", mask, [1, 2]), to=ir.DataType.BOOL)
+    return op("Where", counts, 0.0, MASKED)
 
 
 def write_source_attention(
     graph: ir.Graph, attention: Attention, mask: ir.Value, ids: ir.Value, heads: Heads
 ) -> None:
-    """Replace a layer's attention over the source; a source's beams become one row of K * T queries.
-
-    Args:
-        mask: what `add_source_mask` gives.
-        ids: (B * K, T).
-    """
+    """Replace a layer's attention over the source; a source's beams become one row of K * T queries."""
     op = Builder(graph, attention.product, f"{attention.keys.name}/attention")
-    q = attention.queries
-    k = attention.keys
-    v = attention.values
-    sources = op("Shape", k, start=0, end=1)
-    together = op("Concat", sources, op.constant([-1, heads.cached, heads.size]), axis=0)
-    by_token = op("Transpose", q, perm=[0, 2, 1, 3])  # (B * K, T, H, D)
-    folded = op("Transpose", op("Reshape", by_token, together), perm=[0, 2, 1, 3])
-    context = op("Transpose", add_attention(op, folded, k, v, attention.scale, mask), perm=[0, 2, 1, 3])
-    rows = op("Concat", op("Shape", ids), op.constant([heads.cached, heads.size]), axis=0)
-    apart = op("Reshape", context, rows)  # (B * K, T, H, D)
-    unfolded = op("Transpose", apart, perm=[0, 2, 1, 3])
-    ir.convenience.replace_all_uses_with(attention.product.outputs[0], unfolded)
+
+    def fold(x: ir.Value, shape: ir.Value) -> ir.Value:  # (b, H, t, D) -> (b', H, t', D), token by token
+        by_token = op("Transpose", x, perm=[0, 2, 1, 3])
+        return op("Transpose", op("Reshape", by_token, shape), perm=[0, 2, 1, 3])
+
+    sources = op("Shape", attention.keys, start=0, end=1)
+    together = op("Concat", sources, [-1, heads.cached, heads.size], axis=0)
+    apart = op("Concat", op("Shape", ids), [heads.cached, heads.size], axis=0)  # B * K, T, H, D
+    queries = fold(attention.queries, together)
+    context = add_attention(op, queries, attention.keys, attention.values, attention.scale, mask)
+    ir.convenience.replace_all_uses_with(attention.product.outputs[0], fold(context, apart))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ..errors import ExportError
 from ..tracing.recipes import Recipe, gpt2
 from ..tracing.recipes.recipe import HEAD_SIZES
-from .branches import SWITCH, choose_branch
+from .branches import choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
 from .graph import choose_rows, read_heads, read_vocab_size, simplify_graph
@@ -26,19 +26,14 @@ USUAL_LENGTH = 4096  # for a longer context, where an import names none: caches 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The settings of a decoder that recipes and the runtime need.
-
-    Attributes:
-        n_head: heads of keys and values, as they are cached.
-        query_heads: heads of queries; None where config.json does not say.
-    """
+    """The settings of a decoder that recipes and the runtime need."""
 
     n_layer: int
-    n_head: int
+    n_head: int  # of keys and values, as they are cached
     head_size: int
     vocab_size: int
     n_positions: int
-    query_heads: int | None
+    query_heads: int | None  # None where config.json does not say
 
 
 class ImportedDecoder(ImportedCheckpoint):
@@ -49,23 +44,17 @@ class ImportedDecoder(ImportedCheckpoint):
 
     def read_graphs(self, found: Folder) -> None:
         DECODER.check(found.read, found.model)
-        self.graph = found.graph
-        choose_branch(self.graph, SWITCH, "then_branch")
+        self.graph = found.read.clone()
+        choose_branch(self.graph, "then_branch")
         simplify_graph(self.graph)
         self.heads = read_heads(self.graph)
-        self.opset = self.graph.opset_imports[""]
 
     def read_config(self, found: Folder) -> DecoderConfig:
-        logits = next(value for value in self.graph.graph.outputs if value.name == "logits")
         heads = self.heads
-        return DecoderConfig(
-            heads.layers,
-            heads.cached,
-            heads.size,
-            read_vocab_size(logits),
-            self.context_of(found),
-            query_heads=found.read_integer(HEADS),
-        )
+        vocabulary = read_vocab_size(self.graph)
+        context = self.read_context(found)
+        queries = found.read_integer(HEADS)
+        return DecoderConfig(heads.layers, heads.cached, heads.size, vocabulary, context, queries)
 
     def choose_length(self, asked: int | None, context: int) -> int:
         length = super().choose_length(asked, context)
@@ -81,14 +70,14 @@ class ImportedDecoder(ImportedCheckpoint):
         return USUAL_LENGTH
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
-        made = [gpt2.make_portable_recipe(self.config, self.choices)]
+        made = [gpt2.make_decoder(self.config, self.choices, "portable")]
         if shared and self.can_share():
-            made.append(gpt2.make_ort_recipe(self.config, self.choices))
+            made.append(gpt2.make_decoder(self.config, self.choices, "ort"))
         names = {str(value.name) for value in self.graph.graph.inputs} | {"logit_rows", "past_lengths"}
         found = {}
         for recipe in made:
             inputs = tuple(s for s in recipe.inputs if s.name in names or s.name.startswith("cache."))
-            found[recipe.id] = replace(recipe, inputs=inputs, opset=self.opset)
+            found[recipe.id] = replace(recipe, inputs=inputs, opset=self.graph.opset_imports[""])
         return found
 
     def can_share(self) -> bool:
@@ -106,17 +95,16 @@ class ImportedDecoder(ImportedCheckpoint):
             log.warning("attention stays as it is: %s", self.unshared)
         return not self.unshared
 
-    def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+    def make_graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
         name_weights(self.graph, tensors)
         choose_rows(self.graph)
         made = {}
         for name in sorted(wanted):
             recipe = self.recipes[name]
-            graph = self.graph.clone()
+            made[name] = self.graph.clone()
             if recipe.dialect == "ort":
-                share_buffers(graph, self.heads, self.config.query_heads)
-            set_signature(graph, recipe.inputs, recipe.outputs)
+                share_buffers(made[name], self.heads, self.config.query_heads)
+            set_signature(made[name], recipe.inputs, recipe.outputs)
             if recipe.dialect == "ort":
-                fold_shapes(graph)
-            made[name] = graph
+                fold_shapes(made[name])
         return made

@@ -11,10 +11,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ...runtime.backends.backend import Array
 from ..errors import ExportError
 from ..passes.weights import add_initializer
 from .attention import Attention
-from .build import Array, Builder, evaluate, make_example_input
+from .build import Builder, evaluate, make_example_input
 from .graph import depends_on_shapes
 
 LONGEST_TABLE = 2048  # longest context whose whole bias is computed once to read its table off
@@ -23,15 +24,8 @@ LONGEST_TABLE = 2048  # longest context whose whole bias is computed once to rea
 def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length: int) -> list[Array | None]:
     """Compute what each layer adds to its scores by distance, (L, H); None where it only masks.
 
-    The graph itself is run, once, for the last token of a full context. Verification finds it if more than
-    the distance counts.
-
-    Args:
-        found: each layer's attention.
-        length: L.
-
-    Raises:
-        ExportError: what is added has another shape.
+    The graph itself is run, once, for the last token of a full context of `length` L. Verification finds it
+    if more than the distance counts.
     """
     names = list(dict.fromkeys(str(bias.name) for attention in found for bias in attention.biases))
     if not names:
@@ -41,9 +35,8 @@ def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length:
     by_name = dict(zip(names, arrays, strict=True))
     tables: list[Array | None] = []
     for attention in found:
-        total: Array = np.zeros((1, 1, 1, length), np.float32)
-        for bias in attention.biases:
-            total = total + by_name[str(bias.name)]
+        nothing: Array = np.zeros((1, 1, 1, length), np.float32)
+        total = sum((by_name[str(bias.name)] for bias in attention.biases), start=nothing)
         if total.ndim != 4 or total.shape[0] != 1 or total.shape[2:] != (1, length):
             raise ExportError(f"what is added to the scores has the shape {total.shape}")
         table = np.ascontiguousarray(total[0, :, 0, ::-1].T)  # (L, H)
@@ -51,44 +44,46 @@ def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length:
     return tables
 
 
-def add_distance_bias(op: Builder, table: ir.Value, behind: ir.Value) -> ir.Value:
-    """Look up a table for distances (B, T, S) as (B, H, T, S); tokens ahead count as the token itself."""
-    found = op("Gather", table, op("Max", behind, op.constant(0)), axis=0)
-    return op("Transpose", found, perm=[0, 3, 1, 2])
+def add_distance_bias(
+    op: Builder, mask: ir.Value | None, behind: ir.Value, table: Array | None, name: str
+) -> ir.Value | None:
+    """Return a mask and a table's biases for distances (B, T, S), of at least 0, added up as (B, H, T, S)."""
+    if table is None:
+        return mask
+    constant = add_initializer(op.graph, name, ir.tensor(table))
+    found = op("Gather", constant, op("Max", behind, 0), axis=0)
+    bias = op("Transpose", found, perm=[0, 3, 1, 2])
+    return bias if mask is None else op("Add", mask, bias)
 
 
 def tabulate_distances(model: ir.Model, ids: ir.Value, length: int) -> None:
     """Look up what an encoder adds to its scores by distance alone, instead of computing it in each run.
 
-    T5 takes a logarithm of distances, which is infinite for 0, and which fp16 cannot represent.
-
-    Args:
-        ids: (B, T).
-        length: L.
+    T5 takes a logarithm of distances, which is infinite for 0, and which fp16 cannot represent. `ids` are
+    (B, T), `length` is L.
     """
     graph = model.graph
-    found = [
-        value
+    found = {
+        str(value.name): value
         for node in graph
         if node.op_type == "Add"
         for value in node.inputs
         if value is not None and value.dtype == ir.DataType.FLOAT and depends_on_shapes(value)
-    ]
+    }
     if not found or length > LONGEST_TABLE:
         return
-    names = list(dict.fromkeys(str(value.name) for value in found))
-    (arrays,) = evaluate(model, names, lambda value: [np.ones((1, length), np.int64)])
+    (arrays,) = evaluate(model, list(found), lambda value: [np.ones((1, length), np.int64)])
     op = Builder(graph, graph[0], "distances")
-    tokens = op("Squeeze", op("Shape", ids, start=1, end=2), op.constant([0]))
-    own = op("Range", op.constant(0), tokens, op.constant(1))
-    ahead = op("Sub", own, op("Unsqueeze", own, op.constant([1])))  # (T, T)
-    index = op("Add", ahead, op.constant(length - 1))
-    for value in {str(value.name): value for value in found}.values():
-        table = read_distance_table(arrays[names.index(str(value.name))], length)
+    tokens = op("Squeeze", op("Shape", ids, start=1, end=2), [0])
+    own = op("Range", 0, tokens, 1)
+    ahead = op("Sub", own, op("Unsqueeze", own, [1]))  # (T, T)
+    index = op("Add", ahead, length - 1)
+    for value, bias in zip(found.values(), arrays, strict=True):
+        table = read_distance_table(bias, length)
         if table is not None:
             constant = add_initializer(graph, f"{value.name}/table", ir.tensor(table))
             rows = op("Transpose", op("Gather", constant, index, axis=0), perm=[2, 0, 1])
-            ir.convenience.replace_all_uses_with(value, op("Unsqueeze", rows, op.constant([0])))
+            ir.convenience.replace_all_uses_with(value, op("Unsqueeze", rows, [0]))
     common.RemoveUnusedNodesPass()(model)
 
 

@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...runtime.backends.ort_backend import plain_session
+from ...runtime.backends.ort_backend import open_plain_session
 from ...runtime.bundle.manifest import Axis, TensorSpec
 from ...runtime.encode.pooling import POOLINGS
 from ..checkpoints.checkpoint import LEAST_LENGTH
-from ..checkpoints.tokenizers.files import read_settings
-from ..errors import CheckpointError, ExportError, first_line
+from ..errors import CheckpointError, ExportError, raise_checkpoint_errors, shorten_error
 from ..tracing.recipes import Recipe, bert
-from ..tracing.recipes.recipe import by_id
+from ..tracing.recipes.recipe import index_recipes
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, LAYERS, Folder
 from .graph import choose_rows, simplify_graph
@@ -39,22 +38,16 @@ FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The settings of an encoder that recipes and the runtime need.
-
-    Attributes:
-        heads: heads whose logits the graph gives.
-        num_labels: labels of a classification head; 0 without one.
-        sentence: how sentence-transformers pools a text's vectors into one.
-    """
+    """The settings of an encoder that recipes and the runtime need."""
 
     vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_attention_heads: int
     num_hidden_layers: int
-    heads: tuple[str, ...]
-    num_labels: int
-    sentence: SentenceConfig | None
+    heads: tuple[str, ...]  # whose logits the graph gives
+    num_labels: int  # of a classification head; 0 without one
+    sentence: SentenceConfig | None  # how sentence-transformers pools a text's vectors into one
 
 
 class ImportedEncoder(ImportedCheckpoint):
@@ -67,12 +60,10 @@ class ImportedEncoder(ImportedCheckpoint):
         from ...models.sentence_transformers import read_modules
 
         ENCODER.check(found.read, found.model)
-        self.graph = found.graph
+        self.graph = found.read.clone()
         simplify_graph(self.graph)
-        try:
+        with raise_checkpoint_errors():
             self.modules = read_modules(self.source.folder)
-        except ValueError as error:
-            raise CheckpointError(str(error)) from error
         sentence = None if self.modules is None else self.modules.config
         if sentence is not None and (sentence.dense or "+".join(sentence.pooling) not in POOLINGS):
             raise CheckpointError(
@@ -92,9 +83,7 @@ class ImportedEncoder(ImportedCheckpoint):
         self.roles = {str(v.name): self.find_role(v, vocabulary) for v in graph.outputs}
         if not any(self.roles.values()):
             raise ExportError(f"{found.model} gives none of {', '.join((*STATE_NAMES, 'logits', *ENDS))}")
-        heads = tuple(
-            dict.fromkeys(role.partition(".")[0] for role in self.roles.values() if role and role != "hidden")
-        )
+        heads = [role.partition(".")[0] for role in self.roles.values() if role and role != "hidden"]
         classes = [
             v.shape[-1]
             for v in graph.outputs
@@ -107,7 +96,7 @@ class ImportedEncoder(ImportedCheckpoint):
             intermediate_size=found.read_integer(FEED_FORWARD) or 4 * width,
             num_attention_heads=require_integer(HEADS),
             num_hidden_layers=require_integer(LAYERS),
-            heads=heads,
+            heads=tuple(dict.fromkeys(heads)),
             num_labels=classes[0] if classes and isinstance(classes[0], int) else 0,
             sentence=None if self.modules is None else self.modules.config,
         )
@@ -131,18 +120,18 @@ class ImportedEncoder(ImportedCheckpoint):
             " three axes, or of two for a text's class, the last of a fixed length, or those of both ends"
         )
 
-    def context_of(self, found: Folder) -> int:
+    def read_context(self, found: Folder) -> int:
         """Return the most tokens that the graph takes; config.json counts positions.
 
         RoBERTa's and MPNet's positions begin behind that of padding, whose number MPNet never reads from
         config.json. Of padding alone such a graph takes any length, so it has to take each of two words.
         """
-        context = super().context_of(found)
+        context = super().read_context(found)
         pad = found.read_integer(("pad_token_id",)) or 0
         words = [(pad + distance) % self.config.vocab_size for distance in (1, 2)]
-        session = plain_session(found.model)
+        session = open_plain_session(found.model)
         inputs = [node.name for node in session.get_inputs()]
-        error: Exception | None = None
+        why = "too few"
         kept_for_padding = {0, pad + 1, *(position + 1 for position in PADDING_POSITIONS)}
         for length in sorted((context - kept for kept in kept_for_padding), reverse=True):
             if length < LEAST_LENGTH[self.task]:
@@ -150,22 +139,14 @@ class ImportedEncoder(ImportedCheckpoint):
             try:
                 for word in words:
                     session.run(None, make_inputs_of_one_word(inputs, word, length))
-            except Exception as caught:  # onnxruntime's own
-                error = caught
-                continue
-            return min(length, self.tokens_of_tokenizer or length)
-        why = "too few" if error is None else first_line(error)
+            except Exception as error:  # onnxruntime's own
+                why = shorten_error(error)
+            else:
+                return min(length, self.read_tokenizer_length() or length)
         raise ExportError(f"{found.model} does not run with {context} tokens: {why}")
-
-    @property
-    def tokens_of_tokenizer(self) -> int | None:
-        """The length at which the checkpoint's tokenizer cuts texts."""
-        length = read_settings(self.folder).get("model_max_length")
-        return length if type(length) is int and length >= LEAST_LENGTH[self.task] else None
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
         """Return recipes of both dialects, which differ by operators alone."""
-        del shared
         choices = self.choices
         batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
         tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
@@ -183,11 +164,11 @@ class ImportedEncoder(ImportedCheckpoint):
             **dict.fromkeys(SPANS.values(), (batch, tokens)),
         }
         last = f"hidden.{self.config.num_hidden_layers}"
-        outputs = tuple(
+        outputs = [
             TensorSpec(name, last if role == "hidden" else role, "float32", axes[role])
             for name, role in self.roles.items()
             if role
-        )
+        ]
         portable = Recipe(
             graph="encoder",
             dialect="portable",
@@ -195,31 +176,24 @@ class ImportedEncoder(ImportedCheckpoint):
             padding_side="right",
             module=None,
             inputs=tuple(inputs),
-            outputs=outputs,
+            outputs=tuple(outputs),
             example=bert.EXAMPLE,
             constraints=("logit_rows < batch * tokens",) if has_rows else (),
         )
-        return by_id(portable, replace(portable, dialect="ort"))
+        return index_recipes((portable, replace(portable, dialect="ort")))
 
-    def graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+    def make_graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
         name_weights(self.graph, tensors)
         if "masked_lm" in self.config.heads:
             choose_rows(self.graph)
-        made = {}
-        for name in sorted(wanted):
-            made[name] = self.graph.clone()
-            set_signature(made[name], self.recipes[name].inputs, self.recipes[name].outputs)
+        made = {name: self.graph.clone() for name in sorted(wanted)}
+        for name, graph in made.items():
+            set_signature(graph, self.recipes[name].inputs, self.recipes[name].outputs)
         return made
 
 
 def make_inputs_of_one_word(names: Sequence[str], word: int, length: int) -> dict[str, npt.NDArray[np.int64]]:
-    """Return a graph's inputs (1, T) for a sequence that repeats one word.
-
-    Args:
-        names: the graph's inputs.
-        word: a token id.
-        length: T.
-    """
+    """Return a graph's inputs (1, T) for a sequence that repeats one word's id."""
     ids = np.full((1, length), word, np.int64)
     by_role = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
     return {name: by_role[ROLES[name]] for name in names}

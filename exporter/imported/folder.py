@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import version_converter
 
-from ..errors import CheckpointError, first_line
+from ..errors import CheckpointError, shorten_error
 from ..passes.weight_files import explain_refusal
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
 from .mapped import load_mapped
@@ -21,44 +21,33 @@ NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-# optimum's names for the graphs of one model. A merged decoder has the others in the branches of an If.
-ALONE = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 LEAST_OPSET = 18  # reductions take their axes as an input from here on; older graphs are converted
+# optimum's names for the graphs of one model. A merged decoder has the others in the branches of an If.
 ENCODER = "encoder_model.onnx"
-DECODERS = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
-FIRST_DECODER = "decoder_model.onnx"  # the first step, which projects the source's keys and values
+MERGED = "decoder_model_merged.onnx"
+LATER = "decoder_with_past_model.onnx"
+FIRST = "decoder_model.onnx"  # the first step, which projects the source's keys and values
+ALONE = ("model.onnx", MERGED, LATER)
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder's config.json, and the graphs to import.
-
-    Attributes:
-        config: config.json, unchanged.
-        model: the graph of a decoder or an encoder; of an encoder-decoder the decoder's.
-        encoder: the encoder's graph of an encoder-decoder.
-        first: the decoder's first step; None where `model` has it in a branch.
-    """
+    """A folder's config.json, and the graphs to import."""
 
     path: Path
     config: Mapping[str, Any]
-    model: Path
-    encoder: Path | None = None
-    first: Path | None = None
+    model: Path  # the graph of a decoder or an encoder; of an encoder-decoder the decoder's
+    encoder: Path | None = None  # of an encoder-decoder
+    first: Path | None = None  # the decoder's first step; None where `model` has it in a branch
 
     @property
     def architecture(self) -> str:
         """The class of the model in transformers, such as LlamaForCausalLM."""
         return read_architecture(self.config)
 
-    @property
-    def graph(self) -> ir.Model:
-        """A new copy of `model`, to change freely; its weights are mapped, not copied."""
-        return self.read.clone()
-
     @cached_property
     def read(self) -> ir.Model:
-        """`model`, read once, which nobody changes."""
+        """`model`, read once; nobody changes it, and a clone is mapped too, not copied."""
         return read_graph(self.model)
 
     def read_integer(self, names: tuple[str, ...]) -> int | None:
@@ -78,11 +67,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def read_folder(path: Path) -> Folder:
-    """Find the graphs in a folder.
-
-    Raises:
-        CheckpointError: no ONNX file, or others than optimum writes; says what there is.
-    """
+    """Find the graphs in a folder."""
     from ...models.folder import read_json
 
     if (path / "manifest.json").is_file():
@@ -100,30 +85,25 @@ def read_folder(path: Path) -> Folder:
             " TASK FOLDER; or planforge export CHECKPOINT"
         )
     if ENCODER in graphs:
-        decoder = next((name for name in DECODERS if name in graphs), None)
-        if decoder == DECODERS[0]:
-            return Folder(path, config, path / decoder, path / ENCODER)
-        if decoder is not None and FIRST_DECODER in graphs:
-            return Folder(path, config, path / decoder, path / ENCODER, path / FIRST_DECODER)
+        if MERGED in graphs:
+            return Folder(path, config, path / MERGED, path / ENCODER)
+        if LATER in graphs and FIRST in graphs:
+            return Folder(path, config, path / LATER, path / ENCODER, path / FIRST)
     elif found := next((name for name in ALONE if name in graphs), None):
         return Folder(path, config, path / found)
     raise CheckpointError(
-        f"{path} has {', '.join(graphs)}; read are {ALONE[0]}, or {ENCODER} with {DECODERS[0]}, or with"
-        f" {FIRST_DECODER} and {DECODERS[1]}, as `optimum-cli export onnx` writes them"
+        f"{path} has {', '.join(graphs)}; read are {ALONE[0]}, or {ENCODER} with {MERGED}, or with {FIRST}"
+        f" and {LATER}, as `optimum-cli export onnx` writes them"
     )
 
 
 def read_graph(path: Path) -> ir.Model:
-    """Load a graph.
-
-    Raises:
-        CheckpointError: the graph cannot be read, reads files elsewhere, or is of no text model.
-    """
+    """Load a graph; refuse what is no ONNX file, reads files elsewhere, or is of no text model."""
     try:
         is_linked = path.is_symlink() or path.stat().st_nlink > 1  # onnx_ir maps nothing through a link
         model = ir.load(path) if is_linked else load_mapped(path)
     except Exception as error:  # protobuf's own errors
-        raise CheckpointError(f"{path} is not an ONNX file: {first_line(error)}") from error
+        raise CheckpointError(f"{path} is not an ONNX file: {shorten_error(error)}") from error
     map_files(model, path)
     if (opset := model.opset_imports.get("", 0)) < LEAST_OPSET:
         version_converter.convert_version(model, LEAST_OPSET, fallback=True)
@@ -132,10 +112,8 @@ def read_graph(path: Path) -> ir.Model:
                 f"{path} has opset {opset} and cannot be brought to {LEAST_OPSET}; export it again:"
                 f" optimum-cli export onnx --opset {LEAST_OPSET}"
             )
-    if any(
-        v.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-        for v in (*model.graph.inputs, *model.graph.outputs)
-    ):
+    dtypes = {value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
+    if dtypes & {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
         raise CheckpointError(
             f"{path} computes in half precision; export it in fp32, and choose --precision fp16 of the bundle"
         )
@@ -146,13 +124,8 @@ def read_graph(path: Path) -> ir.Model:
 
 
 def map_files(model: ir.Model, path: Path) -> None:
-    """Map weights only while they are read; some of optimum's lie in Constant nodes.
-
-    Raises:
-        CheckpointError: a weight lies outside of the folder, or is cut off; names the file. Or the file has
-            functions of its own, where weights may lie; optimum writes none.
-    """
-    if model.functions:
+    """Map weights only while they are read; some of optimum's lie in Constant nodes."""
+    if model.functions:  # where weights may lie; optimum writes none
         raise CheckpointError(
             f"{path} has functions of its own; inline them: onnx.inliner.inline_local_functions"
         )
@@ -171,11 +144,7 @@ def map_files(model: ir.Model, path: Path) -> None:
 
 
 def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
-    """Return a tensor whose file is opened whenever it is read; a small one is read now.
-
-    Args:
-        path: the graph's file.
-    """
+    """Return a tensor whose file is opened whenever it is read; a small one is read now."""
     location = str(weight.location)
     if (why := explain_refusal(path, location)) is not None:
         raise CheckpointError(f"{path} has weights in {location}, {why}")
@@ -183,7 +152,7 @@ def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
         array = copy(weight).numpy()
     except Exception as error:  # onnx_ir's own
         raise CheckpointError(
-            f"{path} has weights in {location}, which cannot be read: {first_line(error)}"
+            f"{path} has weights in {location}, which cannot be read: {shorten_error(error)}"
         ) from error
     if weight.nbytes < EXTERNAL_FROM_BYTES:
         return ir.tensor(array.copy(), name=weight.name)

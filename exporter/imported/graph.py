@@ -16,9 +16,9 @@ from onnx_ir.passes import common
 
 from ...models.masked import MASKED
 from ..errors import ExportError
-from ..passes.weights import add_initializer
-from ..tracing.graph_check import axis_name
+from ..tracing.graph_check import read_axis_name
 from .branches import decide_branches
+from .build import Builder
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 LOWEST = -1e30  # a mask's numbers below this hide something
@@ -28,17 +28,11 @@ BETWEEN_HEAD_AND_LOGITS = ("Add", "Cast", "Div", "Mul", "Tanh")  # a bias, a typ
 
 @dataclass(frozen=True)
 class Heads:
-    """The sizes of a decoder's attention.
-
-    Attributes:
-        layers: number of layers.
-        cached: G, heads of keys and values.
-        size: D.
-    """
+    """The sizes of a decoder's attention."""
 
     layers: int
-    cached: int
-    size: int
+    cached: int  # G
+    size: int  # D
 
 
 def simplify_graph(model: ir.Model) -> None:
@@ -63,19 +57,14 @@ def make_masks_finite(graph: ir.Graph) -> None:
             continue
         array = constant.numpy()
         if (array < LOWEST).any():
-            value.const_value = ir.tensor(
-                np.where(array < LOWEST, np.float32(MASKED), array), name=value.name
-            )
+            finite = np.where(array < LOWEST, np.float32(MASKED), array)
+            value.const_value = ir.tensor(finite, name=value.name)
 
 
 def read_heads(model: ir.Model) -> Heads:
-    """Return the sizes of attention, by the shapes of the cached inputs.
-
-    Raises:
-        ExportError: the shapes differ from layer to layer.
-    """
+    """Return the sizes of attention, by the shapes of the cached inputs."""
     past = {str(v.name): v for v in model.graph.inputs if PAST.fullmatch(str(v.name))}
-    shapes = {tuple(axis_name(d) for d in v.shape or ())[1::2] for v in past.values()}
+    shapes = {tuple(read_axis_name(d) for d in v.shape or ())[1::2] for v in past.values()}
     if len(shapes) != 1 or not all(len(s) == 2 and all(isinstance(n, int) for n in s) for s in shapes):
         raise ExportError(f"the layers' caches have different shapes {sorted(map(str, shapes))}")
     ((cached, size),) = shapes
@@ -88,30 +77,24 @@ def choose_rows(model: ir.Model) -> None:
     graph = model.graph
     logits = next(value for value in graph.outputs if value.name == "logits")
     head = require_producer(logits)
+    between = [head]
     while head.op_type not in ("MatMul", "Gemm"):
         given = [v for v in head.inputs if v is not None and v.const_value is None]
         if head.op_type not in BETWEEN_HEAD_AND_LOGITS or len(given) != 1:
             raise ExportError(f"the product that gives the logits was not found behind {head.op_type}")
         head = require_producer(given[0])
+        between.append(head)
     states = head.inputs[0]
-    assert states is not None
     rows = add_input(graph, "logit_rows", ["rows"])
-    flat = add_initializer(graph, "rows/flat", ir.tensor(np.array([-1, read_width(head)], np.int64)))
-    reshape = ir.node("Reshape", [states, flat])
-    gather = ir.node("Gather", [reshape.outputs[0], rows], {"axis": 0})
-    for node in (reshape, gather):
-        node.outputs[0].type = states.type
-        node.outputs[0].shape = ir.Shape([None, read_width(head)])
-        graph.insert_before(head, node)
-    head.replace_input_with(0, gather.outputs[0])
-    node = head
-    while True:
-        (result,) = node.outputs
-        result.shape = ir.Shape(["rows", read_vocab_size(logits)])
-        if result is logits:
-            return
-        (use,) = result.uses()
-        node = use.node
+    op = Builder(graph, head, "logit_rows")
+    flat = op("Reshape", states, [-1, read_width(head)])
+    chosen = op("Gather", flat, rows, axis=0)
+    for value in (flat, chosen):
+        value.shape = ir.Shape([None, read_width(head)])
+    head.replace_input_with(0, chosen)
+    vocabulary = read_vocab_size(model)
+    for node in between:
+        node.outputs[0].shape = ir.Shape(["rows", vocabulary])
 
 
 def read_width(product: ir.Node) -> int:
@@ -122,7 +105,8 @@ def read_width(product: ir.Node) -> int:
     return int(weight.shape.numpy()[1 if by_rows else 0])
 
 
-def read_vocab_size(logits: ir.Value) -> int:
+def read_vocab_size(model: ir.Model) -> int:
+    logits = next(value for value in model.graph.outputs if value.name == "logits")
     length = None if logits.shape is None else logits.shape[-1]
     if not isinstance(length, int):
         raise ExportError("the logits' last axis has no fixed length")
@@ -139,7 +123,6 @@ def require_producer(value: ir.Value) -> ir.Node:
 def add_input(
     graph: ir.Graph, name: str, axes: Sequence[str], dtype: ir.DataType = ir.DataType.INT64
 ) -> ir.Value:
-    """Add an integer input to a graph, and return it."""
     value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(axes))
     graph.inputs.append(value)
     return value

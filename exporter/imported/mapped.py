@@ -20,46 +20,41 @@ GRAPH = 7
 INITIALIZER = 5
 RAW_DATA = 9
 VARINT = 0
-FIXED64 = 1
 BYTES = 2
-FIXED32 = 5
+FIXED = {1: 8, 5: 4}  # and their bytes
 
 
 def load_mapped(path: Path) -> ir.Model:
-    """Load a graph whose large weights are read only when they are used.
-
-    Raises:
-        Exception: protobuf's own, or a ValueError, where the file is not ONNX.
-    """
+    """Load a graph whose large weights are read only when they are used."""
+    proto = onnx.ModelProto()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        proto = onnx.ModelProto.FromString(
-            externalize_weights(data, 0, len(data), (GRAPH, INITIALIZER), path.name)
-        )
+        for field, start, first, last in read_fields(data, 0, len(data)):
+            if field == GRAPH:
+                merge_graph(proto.graph, data, first, last, path.name)
+            else:
+                proto.MergeFromString(data[start:last])
     model: ir.Model = ir.from_proto(proto)
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
 
 
-def externalize_weights(data: mmap.mmap, begin: int, end: int, inside: tuple[int, ...], name: str) -> bytes:
-    """Return a message in which large raw data is replaced by its place in the file.
-
-    Args:
-        inside: fields that lead to tensors; none where the message is a tensor.
-        name: the file's name.
-    """
-    parts = []
+def merge_graph(graph: onnx.GraphProto, data: mmap.mmap, begin: int, end: int, name: str) -> None:
+    """Add what the file of this name has of a graph; of large raw data only its place in the file."""
     for field, start, first, last in read_fields(data, begin, end):
-        if inside and field == inside[0]:
-            message = externalize_weights(data, first, last, inside[1:], name)
-            parts += [encode_varint(field << 3 | BYTES), encode_varint(len(message)), message]
-        elif not inside and field == RAW_DATA and last - first >= EXTERNAL_FROM_BYTES:
-            place = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
-            for key, value in (("location", name), ("offset", first), ("length", last - first)):
-                place.external_data.add(key=key, value=str(value))
-            parts.append(place.SerializeToString())
+        if field == INITIALIZER:
+            merge_tensor(graph.initializer.add(), data, first, last, name)
         else:
-            parts.append(data[start:last])
-    return b"".join(parts)
+            graph.MergeFromString(data[start:last])
+
+
+def merge_tensor(tensor: onnx.TensorProto, data: mmap.mmap, begin: int, end: int, name: str) -> None:
+    for field, start, first, last in read_fields(data, begin, end):
+        if field == RAW_DATA and last - first >= EXTERNAL_FROM_BYTES:
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", name), ("offset", first), ("length", last - first)):
+                tensor.external_data.add(key=key, value=str(value))
+        else:
+            tensor.MergeFromString(data[start:last])
 
 
 def read_fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
@@ -74,8 +69,8 @@ def read_fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, in
         elif kind == BYTES:
             length, place = read_varint(data, place)
             last = place + length
-        elif kind in (FIXED64, FIXED32):
-            last = place + (8 if kind == FIXED64 else 4)
+        elif kind in FIXED:
+            last = place + FIXED[kind]
         else:
             raise ValueError(f"no protobuf message: type {kind} at byte {start}")
         if last > end:
@@ -94,11 +89,3 @@ def read_varint(data: mmap.mmap, place: int) -> tuple[int, int]:
         if byte < 128:
             return number, place
         shift += 7
-
-
-def encode_varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])

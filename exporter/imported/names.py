@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -15,11 +16,8 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     """Rename matrices, and large constants, that equal a tensor of the checkpoint, or its transpose.
 
     So every graph of a model shares a weight by its name, and quantization finds it in the PyTorch model.
-    Other large constants are named by a hash of their content. An embedding's table that is transposed
-    elsewhere is stored once.
-
-    Args:
-        tensors: the checkpoint's, by name; of two with the same numbers the first counts.
+    Of two tensors with the same numbers the first counts. Other large constants are named by a hash of their
+    content. An embedding's table that is transposed elsewhere is stored once.
     """
     values = model.graph.initializers
     shapes = {tuple(value.shape.numpy()) for value in values.values() if value.shape is not None}
@@ -28,7 +26,7 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
     known: dict[tuple[tuple[int, ...], bytes], tuple[Stored, np.ndarray]] = {}
     for how, array in stored:
         if array.shape in shapes:
-            known.setdefault(key_of(array), (how, array))
+            known.setdefault(hash_array(array), (how, array))
     for value in list(values.values()):
         constant = value.const_value
         if constant is None or constant.dtype != ir.DataType.FLOAT:
@@ -36,13 +34,13 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
         is_large = constant.nbytes >= EXTERNAL_FROM_BYTES
         if not is_large and len(constant.shape) != 2:
             continue
-        key = key_of(constant.numpy())
+        key = hash_array(constant.numpy())
         if key in known:
             how, array = known[key]
             how.write(value)
             name = how.parameter + (TRANSPOSED if how.transposed else "")
             # The checkpoint's own array, so that it is in memory once.
-            constant = make_lazy_tensor(lambda array=array: array, array.shape, array.dtype, name)  # type: ignore[misc]
+            constant = make_lazy_tensor(partial(np.asarray, array), array.shape, array.dtype, name)
             value.const_value = constant
         else:
             name = f"weight.{key[1].hex()[:16]}" if is_large else str(value.name)
@@ -60,43 +58,28 @@ def name_weights(model: ir.Model, tensors: Mapping[str, np.ndarray]) -> None:
 def tie_tables(model: ir.Model) -> None:
     """Replace a matrix that is an embedding's table transposed, such as a tied head, by a Transpose of it."""
     graph = model.graph
-    gathers = [node for node in graph if node.op_type == "Gather"]
-    tables = {id(v): v for v in (node.inputs[0] for node in gathers) if v is not None and is_large_matrix(v)}
-    for table in tables.values():
-        turned = tuple(reversed(shape_of(table)))
-        alike = [v for v in graph.initializers.values() if is_large_matrix(v) and shape_of(v) == turned]
-        for value in alike:
-            if id(value) in tables or key_of(array_of(value)) != key_of(array_of(table).T):
+    large = {
+        value: value.const_value
+        for value in graph.initializers.values()
+        if value.const_value is not None
+        and value.const_value.dtype == ir.DataType.FLOAT
+        and len(value.const_value.shape) == 2
+        and value.const_value.nbytes >= EXTERNAL_FROM_BYTES
+    }
+    looked_up = {node.inputs[0] for node in graph if node.op_type == "Gather"}
+    for table in [value for value in large if value in looked_up]:
+        turned = large[table].shape.numpy()[::-1]
+        for value in [value for value in large if value not in looked_up]:
+            matrix = large[value]
+            if matrix.shape.numpy() != turned or not np.array_equal(matrix.numpy(), large[table].numpy().T):
                 continue
-            transpose = ir.node("Transpose", [table], {"perm": [1, 0]}, name=f"{value.name}/tied")
-            (result,) = transpose.outputs
-            result.name = f"{value.name}/tied"
-            result.type = value.type
-            result.shape = value.shape
+            name = f"{value.name}/tied"
+            result = ir.Value(name=name, type=value.type, shape=value.shape)
+            transpose = ir.node("Transpose", [table], {"perm": [1, 0]}, outputs=[result], name=name)
             graph.insert_before(graph[0], transpose)
             ir.convenience.replace_all_uses_with(value, result)
             del graph.initializers[str(value.name)]
 
 
-def is_large_matrix(value: ir.Value) -> bool:
-    constant = value.const_value
-    return (
-        constant is not None
-        and constant.dtype == ir.DataType.FLOAT
-        and len(constant.shape) == 2
-        and constant.nbytes >= EXTERNAL_FROM_BYTES
-    )
-
-
-def shape_of(value: ir.Value) -> tuple[int, ...]:
-    assert value.const_value is not None
-    return tuple(value.const_value.shape.numpy())
-
-
-def array_of(value: ir.Value) -> np.ndarray:
-    assert value.const_value is not None
-    return value.const_value.numpy()
-
-
-def key_of(array: np.ndarray) -> tuple[tuple[int, ...], bytes]:
+def hash_array(array: np.ndarray) -> tuple[tuple[int, ...], bytes]:
     return array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest()

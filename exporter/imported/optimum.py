@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from ...models.folder import read_json
-from ..errors import CheckpointError, ExportError
+from ..errors import CheckpointError, ExportError, raise_checkpoint_errors
 from ..processes import run_child
 from .folder import read_architecture
 
@@ -58,15 +58,7 @@ OTHERS = {
 
 
 def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) -> None:
-    """Write a model's graphs and tokenizer to a folder. Code that a checkpoint brings is never run.
-
-    Args:
-        python: the Python, or the environment, that has optimum-onnx; by default this one.
-
-    Raises:
-        CheckpointError: the checkpoint asks for code of its own, has only pickles, or is no text model.
-        ExportError: optimum is missing, with the two lines that install it, or does not export this model.
-    """
+    """Write a model's graphs and tokenizer to a folder; code that a checkpoint brings is never run."""
     task = choose_task(checkpoint)
     if python is None and importlib.util.find_spec("optimum") is None:
         raise ExportError(
@@ -103,10 +95,8 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
 def write_for_transformers_4(checkpoint: Path, beside: Path) -> Path:
     """Return the checkpoint, or a folder of its files with a config.json for transformers before 5.
 
-    Those versions ignore rope_parameters, and take the default for each of them without a warning.
-
-    Args:
-        beside: where that folder is made, if it is needed.
+    Those versions ignore rope_parameters, and take the default for each of them without a warning. That
+    folder is made as `beside`, if it is needed.
     """
     config = read_json(checkpoint / "config.json")
     given = config.get("rope_parameters")
@@ -122,31 +112,21 @@ def write_for_transformers_4(checkpoint: Path, beside: Path) -> Path:
         known["rope_scaling"] = scaling
     beside.mkdir()
     for entry in checkpoint.iterdir():
-        if entry.name != "config.json":
-            link_or_copy(entry, beside / entry.name)
+        if entry.name == "config.json":
+            continue
+        try:
+            (beside / entry.name).symlink_to(entry)
+        except OSError:  # a system that allows no links
+            if entry.is_file():
+                shutil.copy2(entry, beside / entry.name)
     (beside / "config.json").write_text(json.dumps(config | known), encoding="utf-8")
     return beside
 
 
-def link_or_copy(entry: Path, at: Path) -> None:
-    """Make a link where the system allows it, else copy a file."""
-    try:
-        at.symlink_to(entry)
-    except OSError:
-        if entry.is_file():
-            shutil.copy2(entry, at)
-
-
 def choose_task(checkpoint: Path) -> str:
-    """Return the task that optimum is to export a checkpoint for, by its config.json.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be exported; says why.
-    """
-    try:
+    """Return the task that optimum is to export a checkpoint for, by its config.json; or refuse it."""
+    with raise_checkpoint_errors():
         config = read_json(checkpoint / "config.json")
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
     if "auto_map" in config:
         raise CheckpointError(
             f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run; take"

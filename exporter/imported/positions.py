@@ -18,24 +18,14 @@ PASTS = (0, 5)  # P in the two runs that show how positions follow from it
 
 
 def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Value]) -> bool:
-    """Look learned or fixed positions up by `positions` (B, T), wherever a table is read by P alone.
-
-    Args:
-        biases: attention's biases; what they depend on is left out.
-
-    Returns:
-        Whether there is such a table.
-
-    Raises:
-        ExportError: a table is read in another way than token by token behind the past.
-    """
+    """Look `positions` (B, T) up wherever a table is read by P alone; tell whether there is such a table."""
     graph = model.graph
-    others = {id(node) for bias in biases for node in walk_back(bias)}
+    others = {node for bias in biases for node in walk_back(bias)}  # attention's own
     found = [
         node
         for node in graph
         if node.op_type == "Gather"
-        and id(node) not in others
+        and node not in others
         and is_table(node.inputs[0])
         and depends_on_shapes(node.inputs[1])
     ]
@@ -44,7 +34,7 @@ def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Valu
         while (reader := find_only_reader(value)) is not None and reader.op_type in SPREADS:
             value = reader.outputs[0]
         op = Builder(graph, node, f"positions/{node.name}")
-        rows = op("Gather", node.inputs[0], op("Add", positions, op.constant(offset)), axis=0)  # (B, T, E)
+        rows = op("Gather", node.inputs[0], op("Add", positions, offset), axis=0)  # (B, T, E)
         ir.convenience.replace_all_uses_with(value, rows)
     return bool(found)
 

@@ -25,8 +25,7 @@ def fold_shapes(model: ir.Model) -> None:
     for _ in range(ROUNDS):
         forget_shapes(graph)
         common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
-        reshapes = [node for node in graph if node.op_type == "Reshape"]
-        for node in reshapes:
+        for node in [node for node in graph if node.op_type == "Reshape"]:
             fold_reshape(graph, node)
     common.RemoveUnusedNodesPass()(model)
 
@@ -80,7 +79,7 @@ def find_target(given: Sequence[Axis], wanted: Sequence[Axis]) -> list[int] | No
         return None
     if unknown:
         (place,) = unknown
-        kept = list_kept_axes(found)
+        kept = [place for place, size in enumerate(found) if size == 0]
         rest = [i for i, axis in enumerate(given) if not isinstance(axis, int) and i not in kept]
         sizes = math.prod(axis for axis in given if isinstance(axis, int))
         known = math.prod(size for size in found if size)
@@ -96,7 +95,3 @@ def keep_or_size(given: Sequence[Axis], place: int, axis: Axis) -> int | None:
         return axis or None
     named = axis.value is not None and place < len(given)
     return 0 if named and given[place] == axis else None
-
-
-def list_kept_axes(found: Sequence[int | None]) -> list[int]:
-    return [place for place, size in enumerate(found) if size == 0]

@@ -13,92 +13,71 @@ from onnx_ir.passes import common
 
 from ..errors import ExportError
 from ..passes.weights import MICROSOFT
-from .attention import Attention, find_self_attention
+from .attention import Attention, find_self_attentions
 from .build import Builder
 from .graph import Heads, add_input
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where each row of a batch stands.
+    """Where each row of a batch stands, as GroupQueryAttention wants it."""
 
-    Attributes:
-        last: last slot that a row's tokens fill (B,), as GroupQueryAttention wants it.
-        total: slots filled in the longest row (), as GroupQueryAttention wants it.
-        positions: positions of the tokens (B, T).
-    """
-
-    last: ir.Value
-    total: ir.Value
-    positions: ir.Value
+    last: ir.Value  # last slot that a row's tokens fill (B,)
+    total: ir.Value  # slots filled in the longest row ()
+    positions: ir.Value  # of the tokens (B, T)
 
 
 def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
-    """Replace each layer's Concat with the past, and its attention, by GroupQueryAttention.
+    """Replace each layer's Concat with the past, and its attention, by GroupQueryAttention of H `queries`.
 
     The operator is causal, so the mask is dropped. Any other mask, such as a window, is lost, which
     verification finds. Positions follow from the lengths of the past.
-
-    Args:
-        queries: H.
-
-    Raises:
-        ExportError: a layer's attention has no known form; says where it differs.
     """
     assert queries is not None
     graph = model.graph
     inputs = {str(value.name): value for value in graph.inputs}
-    found = [find_self_attention(graph, inputs, layer, heads.size) for layer in range(heads.layers)]
+    found = find_self_attentions(graph, heads)
     rows = add_past_lengths(graph, inputs["input_ids"])
     if "position_ids" in inputs:
         ir.convenience.replace_all_uses_with(inputs["position_ids"], rows.positions)
-    for layer, attention in enumerate(found):
-        past = [inputs[f"past_key_values.{layer}.{kind}"] for kind in ("key", "value")]
-        write_shared_attention(graph, attention, past, rows, heads, queries)
+    for attention in found:
+        write_shared_attention(graph, attention, rows, heads, queries)
     model.opset_imports.setdefault(MICROSOFT, 1)
     common.RemoveUnusedNodesPass()(model)
     check_caches(graph)
-    for name in ("attention_mask", "position_ids"):
-        if name in inputs and inputs[name].uses():
+    for name in [name for name in ("attention_mask", "position_ids") if name in inputs]:
+        if inputs[name].uses():
             raise ExportError(f"{name} is used outside of attention")
-        if name in inputs:
-            graph.inputs.remove(inputs[name])
+        graph.inputs.remove(inputs[name])
 
 
 def add_past_lengths(graph: ir.Graph, ids: ir.Value) -> Rows:
     """Add the input past_lengths (B,), and return the rows' places that follow from it."""
     past = add_input(graph, "past_lengths", ["batch"], ir.DataType.INT32)
     op = Builder(graph, graph[0], "rows")
-    axis = op.constant([0])
     tokens = op("Shape", ids, start=1, end=2)  # (1,)
     counted = op("Cast", tokens, to=ir.DataType.INT32)
-    last = op("Sub", op("Add", past, counted), op.constant([1], np.int32))
-    total = op("Add", op("ReduceMax", past, axis, keepdims=0), op("Squeeze", counted, axis))
-    offsets = op("Range", op.constant(0), op("Squeeze", tokens, axis), op.constant(1))
-    column = op("Cast", op("Unsqueeze", past, op.constant([1])), to=ir.DataType.INT64)
+    last = op("Sub", op("Add", past, counted), np.array([1], np.int32))
+    total = op("Add", op("ReduceMax", past, [0], keepdims=0), op("Squeeze", counted, [0]))
+    offsets = op("Range", 0, op("Squeeze", tokens, [0]), 1)
+    column = op("Cast", op("Unsqueeze", past, [1]), to=ir.DataType.INT64)
     return Rows(last, total, op("Add", column, offsets))
 
 
 def write_shared_attention(
     graph: ir.Graph,
     attention: Attention,
-    past: list[ir.Value],
     rows: Rows,
     heads: Heads,
     queries: int,
     bias: ir.Value | None = None,
 ) -> None:
-    """Replace a layer's attention by one GroupQueryAttention.
-
-    Args:
-        queries: H.
-        bias: added to the scores (B, H, T, total).
-    """
+    """Replace a layer's attention by one GroupQueryAttention, with a bias (B, H, T, total)."""
     op = Builder(graph, attention.product, str(attention.present[0].name))
 
     def join_heads(x: ir.Value, count: int) -> ir.Value:  # (B, h, T, D) -> (B, T, h * D)
         moved = op("Transpose", x, perm=[0, 2, 1, 3])
-        return op("Reshape", moved, op.constant([0, 0, count * heads.size]))
+        return op("Reshape", moved, [0, 0, count * heads.size])
 
     biased = () if bias is None else (None, None, None, bias)  # after unused inputs of rotary positions
     context = op(
@@ -106,7 +85,7 @@ def write_shared_attention(
         join_heads(attention.queries, queries),
         join_heads(attention.keys, heads.cached),
         join_heads(attention.values, heads.cached),
-        *past,
+        *attention.past,
         rows.last,
         rows.total,
         *biased,
@@ -118,7 +97,7 @@ def write_shared_attention(
     )
     node = context.producer()
     assert node is not None
-    spread = op("Reshape", context, op.constant([0, 0, queries, heads.size]))
+    spread = op("Reshape", context, [0, 0, queries, heads.size])
     moved = op("Transpose", spread, perm=[0, 2, 1, 3])
     ir.convenience.replace_all_uses_with(attention.product.outputs[0], moved)
     for old, new in zip(attention.present, node.outputs[1:], strict=True):
@@ -130,11 +109,7 @@ def write_shared_attention(
 
 
 def check_caches(graph: ir.Graph) -> None:
-    """Refuse a decoder that reads more of its cache than keys and values, such as its length.
-
-    Raises:
-        ExportError: names the operators that do.
-    """
+    """Refuse a decoder that reads more of its cache than keys and values, such as its length."""
     for value in graph.inputs:
         others = {use.node.op_type for use in value.uses()} - {"Concat", "GroupQueryAttention"}
         if str(value.name).startswith("past_key_values") and others:

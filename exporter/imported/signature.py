@@ -22,50 +22,37 @@ LAYER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Signature:
-    """The names of one kind of graph, in which N stands for a layer.
-
-    Attributes:
-        optional: inputs and outputs that the graph need not have.
-    """
+    """The names of one kind of graph, in which N stands for a layer."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()  # inputs and outputs that the graph need not have
 
     def check(self, model: ir.Model, path: Path) -> None:
-        """Refuse a graph with unknown inputs or outputs, or without the needed ones.
-
-        Raises:
-            ExportError: lists the unknown and the missing ones.
-        """
+        """Refuse a graph with unknown inputs or outputs, or without the needed ones."""
         names = [str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)]
         needed = (*self.inputs, *self.outputs)
-        unknown = [name for name in names if in_any_layer(name) not in (*needed, *self.optional)]
-        missing = [name for name in needed if name not in map(in_any_layer, names)]
+        unknown = [name for name in names if replace_layer(name) not in (*needed, *self.optional)]
+        missing = [name for name in needed if name not in map(replace_layer, names)]
         if not unknown and not missing:
             missing = find_missing_in_layers(names)
-        if unknown or missing:
-            reasons = []
-            if unknown:
-                reasons.append(f"what {', '.join(unknown)} means cannot be told")
-            if missing:
-                reasons.append(f"{', '.join(missing)} is missing")
-            why = ", and ".join(reasons)
+        reasons = [f"what {', '.join(unknown)} means cannot be told"] if unknown else []
+        reasons += [f"{', '.join(missing)} is missing"] if missing else []
+        if reasons:
             perhaps = f" (perhaps {', '.join(self.optional)})" if self.optional else ""
             raise ExportError(
-                f"{path}: {why}; the graph has {', '.join(names)}. Meant are"
-                f" {', '.join((*self.inputs, *self.outputs))}{perhaps}, as optimum writes them"
+                f"{path}: {', and '.join(reasons)}; the graph has {', '.join(names)}. Meant are"
+                f" {', '.join(needed)}{perhaps}, as optimum writes them"
             )
 
 
-def key_value_names(*names: str) -> tuple[str, ...]:
-    """Return the names of keys and values."""
+def name_caches(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}.{kind}" for name in names for kind in ("key", "value"))
 
 
 DECODER = Signature(
-    inputs=("input_ids", *key_value_names("past_key_values.N")),
-    outputs=("logits", *key_value_names("present.N")),
+    inputs=("input_ids", *name_caches("past_key_values.N")),
+    outputs=("logits", *name_caches("present.N")),
     optional=("attention_mask", "position_ids", SWITCH),
 )
 ENCODER = Signature(  # a graph has some of the outputs
@@ -77,21 +64,21 @@ ENCODER = Signature(  # a graph has some of the outputs
 SOURCE_ENCODER = Signature(inputs=("input_ids", "attention_mask"), outputs=("last_hidden_state",))
 FIRST_STEP = Signature(
     inputs=("input_ids", "encoder_attention_mask", "encoder_hidden_states"),
-    outputs=("logits", *key_value_names("present.N.decoder", "present.N.encoder")),
+    outputs=("logits", *name_caches("present.N.decoder", "present.N.encoder")),
     optional=("attention_mask", "position_ids"),
 )
 LATER_STEP = Signature(
     inputs=(
         "input_ids",
         "encoder_attention_mask",
-        *key_value_names("past_key_values.N.decoder", "past_key_values.N.encoder"),
+        *name_caches("past_key_values.N.decoder", "past_key_values.N.encoder"),
     ),
-    outputs=("logits", *key_value_names("present.N.decoder")),
-    optional=(*FIRST_STEP.optional, "encoder_hidden_states", *key_value_names("present.N.encoder"), SWITCH),
+    outputs=("logits", *name_caches("present.N.decoder")),
+    optional=(*FIRST_STEP.optional, "encoder_hidden_states", *name_caches("present.N.encoder"), SWITCH),
 )
 
 
-def in_any_layer(name: str) -> str:
+def replace_layer(name: str) -> str:
     return LAYER.sub(".N.", name)
 
 
@@ -100,7 +87,7 @@ def find_missing_in_layers(names: Iterable[str]) -> list[str]:
     layers: dict[str, set[str]] = {}
     for name in names:
         if match := LAYER.search(name):
-            layers.setdefault(in_any_layer(name), set()).add(match[1])
+            layers.setdefault(replace_layer(name), set()).add(match[1])
     count = max(map(len, layers.values()), default=0)
     wanted = {str(layer) for layer in range(count)}
     return sorted(name.replace(".N.", f".{i}.") for name, found in layers.items() for i in wanted - found)

@@ -12,88 +12,58 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from ..targets import Target
-from .model import LintModel, attribute, dims_of, is_standard
-from .operator_tables import words
-from .rule import Hit, everywhere, rule
+from .model import LintModel, dims_of, is_standard, read_attribute
+from .operator_tables import split_words
+from .rule import Hit, accept_all, make_rule
 
 Axis = Counter[str]
 Shape = list[Axis]
 
 # Operators whose output has the shape of their first input.
-KEEPING = words(
+KEEPING = split_words(
     "Cast DequantizeLinear Dropout Erf Exp Gelu Identity LayerNormalization Neg QuantizeLinear"
     " RMSNormalization Relu Sigmoid Softmax Sqrt Tanh"
 )
-BROADCASTING = words("Add And Div Equal Greater Less Max Min Mul Or Pow Sub Where")
-MEASURED = "measured with tensorrt_rtx 1.7.1.116 and onnxruntime 1.31.1"
+BROADCASTING = split_words("Add And Div Equal Greater Less Max Min Mul Or Pow Sub Where")
 
 
-class Shapes:
-    """The shapes of a graph's values, with sums for the axes that Concat makes."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, Shape | None] = {}
-
-    def of(self, value: ir.Value | None) -> Shape | None:
-        """Return a value's shape; None if not even its rank is known."""
-        if value is None:
-            return None
-        if id(value) not in self.known:
-            self.known[id(value)] = self.declared(value)
-        return self.known[id(value)]
-
-    def declared(self, value: ir.Value) -> Shape | None:
-        """Return the shape that the file, or onnx's inference, declares; None if its rank is unknown."""
-        dims = dims_of(value)
-        if dims is None:
-            return None
-        # A name of an output is what the exporter believed; one of an input is what a caller must heed.
-        believed = value.producer() is not None
-        shape: Shape = []
-        for i, dim in enumerate(dims):
-            if isinstance(dim, int):
-                shape.append(Counter({"": dim}))
-            elif believed or not dim:
-                shape.append(unknown(value, i))
-            else:
-                shape.append(name(dim))
-        return shape
-
-    def visit(self, node: ir.Node) -> None:
-        """Record the shape that a node makes of its inputs' shapes."""
-        if not is_standard(node) or not node.outputs:
-            return
-        shape = self.compute(node)
-        if shape is not None:
-            self.known[id(node.outputs[0])] = shape
-
-    def compute(self, node: ir.Node) -> Shape | None:
-        shapes = [self.of(value) for value in node.inputs]
-        known = [shape for shape in shapes if shape is not None]
-        first = shapes[0] if shapes else None
-        if not known or len(known) < len(shapes) or first is None:
-            return None
-        if node.op_type in KEEPING:
-            return first
-        if node.op_type == "Concat":
-            return join(known, attribute(node, "axis"))
-        if node.op_type == "Transpose":
-            order = attribute(node, "perm", list(reversed(range(len(first)))))
-            return [first[i] for i in order] if isinstance(order, list | tuple) else None
-        if node.op_type in BROADCASTING:
-            return broadcast(known)
-        if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
-            batch = broadcast([known[0][:-2], known[1][:-2]])
-            return [*batch, known[0][-2], known[1][-1]]
+def read_declared(value: ir.Value | None) -> Shape | None:
+    """Return the shape that the file, or onnx's inference, declares; None if its rank is unknown."""
+    dims = dims_of(value)
+    if value is None or dims is None:
         return None
+    # A name of an output is what the exporter believed; one of an input is what a caller must heed.
+    believed = value.producer() is not None
+    shape: Shape = []
+    for i, dim in enumerate(dims):
+        if isinstance(dim, int):
+            shape.append(Counter({"": dim}))
+        elif believed or not dim:
+            shape.append(Counter({f"?{id(value)}.{i}": 1}))
+        else:
+            shape.append(Counter({dim: 1}))
+    return shape
 
 
-def name(text: str) -> Axis:
-    return Counter({text: 1})
-
-
-def unknown(value: ir.Value, index: int) -> Axis:
-    return Counter({f"?{id(value)}.{index}": 1})
+def compute_shape(node: ir.Node, shapes: Sequence[Shape | None]) -> Shape | None:
+    """Return the shape that a node makes of its inputs' shapes, with sums for the axes that Concat makes."""
+    known = [shape for shape in shapes if shape is not None]
+    if not is_standard(node) or not known or len(known) < len(shapes):
+        return None
+    first = known[0]
+    if node.op_type in KEEPING:
+        return first
+    if node.op_type == "Concat":
+        return join(known, read_attribute(node, "axis"))
+    if node.op_type == "Transpose":
+        order = read_attribute(node, "perm", list(reversed(range(len(first)))))
+        return [first[i] for i in order] if isinstance(order, list | tuple) else None
+    if node.op_type in BROADCASTING:
+        return broadcast(known)
+    if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
+        batch = broadcast([known[0][:-2], known[1][:-2]])
+        return [*batch, known[0][-2], known[1][-1]]
+    return None
 
 
 def join(shapes: Sequence[Shape], axis: object) -> Shape | None:
@@ -144,7 +114,7 @@ def find_clashes(node: ir.Node, shapes: Sequence[Shape | None]) -> Iterator[tupl
     elif node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
         pairs.append((known[0][-1], known[1][-2]))
     elif node.op_type == "Concat":
-        axis = attribute(node, "axis")
+        axis = read_attribute(node, "axis")
         if isinstance(axis, int) and len({len(shape) for shape in known}) == 1:
             joint = axis % len(known[0])
             for other in known[1:]:
@@ -156,32 +126,33 @@ def find_clashes(node: ir.Node, shapes: Sequence[Shape | None]) -> Iterator[tupl
     yield from ((a, b) for a, b in pairs if never_equal(a, b))
 
 
-def text_of(axis: Axis) -> str:
-    names = [
-        text if count == 1 else f"{count} {text}" for text, count in axis.items() if text and text[0] != "?"
-    ]
-    others = ["something"] if any(text.startswith("?") for text in axis) else []
-    number = [str(axis[""])] if axis[""] else []
-    return " + ".join(names + others + number)
+def describe_axis(axis: Axis) -> str:
+    named = {text: count for text, count in axis.items() if text and not text.startswith("?")}
+    parts = [text if count == 1 else f"{count} {text}" for text, count in named.items()]
+    if any(text.startswith("?") for text in axis):
+        parts.append("something")
+    if axis[""]:
+        parts.append(str(axis[""]))
+    return " + ".join(parts)
 
 
-@rule(
-    "dimension-name",
+@make_rule(
     "axes of inputs that have one name and cannot be equal",
     fix="give each length of its own a name of its own, as past, tokens and total",
-    source=MEASURED,
-    holds=everywhere,
+    source="measured with tensorrt_rtx 1.7.1.116 and onnxruntime 1.31.1",
+    holds=accept_all,
     alike=True,
 )
-def dimension_name(model: LintModel, target: Target) -> Iterator[Hit]:
-    shapes = Shapes()
+def check_dimension_name(model: LintModel, target: Target) -> Iterator[Hit]:
+    known: dict[ir.Value | None, Shape | None] = {}
     for node in model.model.graph:
-        for a, b in find_clashes(node, [shapes.of(v) for v in node.inputs if v is not None and v.name]):
-            what = f"needs {text_of(a)} and {text_of(b)} to be equal, and they never are"
+        for value in node.inputs:
+            known.setdefault(value, read_declared(value))
+        for a, b in find_clashes(node, [known[v] for v in node.inputs if v is not None and v.name]):
+            what = f"needs {describe_axis(a)} and {describe_axis(b)} to be equal, and they never are"
             # ONNX Runtime looks at the lengths, not at their names.
             yield Hit(what, node, severity=None if target.plans else "warning")
             break
-        shapes.visit(node)
-
-
-RULES = (dimension_name,)
+        shape = compute_shape(node, [known[value] for value in node.inputs])
+        if shape is not None and node.outputs:
+            known[node.outputs[0]] = shape

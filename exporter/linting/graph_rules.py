@@ -8,18 +8,14 @@ import onnx_ir as ir
 from onnx.defs import OpSchema
 
 from ..targets import Target
-from .model import LintModel, has_input, is_standard, schema_of
-from .rule import Hit, everywhere, rule
+from .model import LintModel, has_input
+from .rule import Hit, accept_all, make_rule
+
+DAMAGED = "export again: the graph is damaged"
 
 
-@rule(
-    "tensor-undefined",
-    "a node that reads what nothing computes",
-    fix="export again: the graph is damaged",
-    holds=everywhere,
-    alike=True,
-)
-def tensor_undefined(model: LintModel, target: Target) -> Iterator[Hit]:
+@make_rule("a node that reads what nothing computes", fix=DAMAGED, holds=accept_all, alike=True)
+def check_tensor_undefined(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         for value in node.inputs:
             if value is not None and value.name and not value.is_graph_input():
@@ -28,21 +24,14 @@ def tensor_undefined(model: LintModel, target: Target) -> Iterator[Hit]:
                     yield Hit(f"reads {value.name!r}, which nothing computes", node)
 
 
-@rule(
-    "cycle",
-    "nodes that wait for each other",
-    fix="export again: the graph is damaged",
-    holds=everywhere,
-    alike=True,
-)
-def cycle(model: LintModel, target: Target) -> Iterator[Hit]:
+@make_rule("nodes that wait for each other", fix=DAMAGED, holds=accept_all, alike=True)
+def check_cycle(model: LintModel, target: Target) -> Iterator[Hit]:
     """Yield what is left when node after node that waits for none is taken away: it waits for itself."""
     waiting = {node: {v.producer() for v in node.inputs if v is not None} - {None} for node in model.nodes}
-    readers: dict[ir.Node, list[ir.Node]] = {}
+    readers: dict[ir.Node | None, list[ir.Node]] = {}
     for node, producers in waiting.items():
         for producer in producers:
-            if producer is not None:
-                readers.setdefault(producer, []).append(node)
+            readers.setdefault(producer, []).append(node)
     ready = [node for node, producers in waiting.items() if not producers]
     while ready:
         done = ready.pop()
@@ -55,32 +44,22 @@ def cycle(model: LintModel, target: Target) -> Iterator[Hit]:
         yield Hit("waits for itself: the graph has a cycle", node)
 
 
-@rule(
-    "input-left-out",
-    "a node without an input that it must have",
-    fix="export again: the graph is damaged",
-    holds=everywhere,
-    alike=True,
-)
-def input_left_out(model: LintModel, target: Target) -> Iterator[Hit]:
+@make_rule("a node without an input that it must have", fix=DAMAGED, holds=accept_all, alike=True)
+def check_input_left_out(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
-        schema = schema_of(node.op_type, model.opsets[node]) if is_standard(node) else None
+        schema = model.find_schema(node)
         for index, formal in enumerate(schema.inputs if schema is not None else ()):
             if formal.option == OpSchema.FormalParameterOption.Single and not has_input(node, index):
                 yield Hit(f"its input {formal.name} is left out, and must be there", node)
 
 
-@rule(
-    "input-unused",
+@make_rule(
     "an input that nothing reads",
     fix="remove it; a caller that feeds it expects an effect",
     severity="warning",
     alike=True,
 )
-def input_unused(model: LintModel, target: Target) -> Iterator[Hit]:
+def check_input_unused(model: LintModel, target: Target) -> Iterator[Hit]:
     for value in model.model.graph.inputs:
         if not value.uses() and not value.is_graph_output() and not value.is_initializer():
             yield Hit("nothing reads this input", tensor=str(value.name))
-
-
-RULES = (tensor_undefined, cycle, input_left_out, input_unused)

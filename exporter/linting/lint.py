@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
-from ..targets import Target, lint_targets, target_of_plan
+from ..targets import Target, find_target_of_plan, find_targets
 from .model import LintModel
-from .report import Finding, LintReport, sort_findings
-from .rule import Hit, Rule
+from .report import Finding, LintReport
+from .rule import SEVERITIES, Hit, Rule
 from .rules import RULES
 
 if TYPE_CHECKING:
@@ -34,40 +34,44 @@ def lint(path: str | Path, targets: Sequence[str] = ()) -> LintReport:
         BundleError: the folder is no bundle.
     """
     path = Path(path)
-    files = {path.name: path}
     if path.is_dir():
         bundle = Bundle.open(path)
         artifacts = bundle.manifest.artifacts
         if not artifacts:
             raise InputError(f"{path} is a bundle without a graph; export it again")
-        chosen = lint_targets(targets or targets_of_bundle(bundle.manifest))
-        files = {artifact.file: bundle.locate(artifact.file) for artifact in artifacts}
-        takers = {name: targets_of_graph(name, artifacts, chosen) for name in files}
+        kinds = {artifact.file: artifact.graph for artifact in artifacts}
+        files = {name: bundle.locate(name) for name in kinds}
+        chosen = find_targets(targets or list_bundle_targets(bundle.manifest))
+        taken = {target: {a.file for a in choose_graphs(target, artifacts)} for target in chosen}
     elif path.exists():
-        chosen = lint_targets(targets)
-        takers = {path.name: chosen}
+        kinds = {path.name: ""}
+        files = {path.name: path}
+        chosen = find_targets(targets)
+        taken = {target: {path.name} for target in chosen}
     else:
         raise InputError(
             f"{path} does not exist; give an .onnx file, or the folder that `planforge export` wrote"
         )
+    checked: list[tuple[str, str]] = []
     findings: list[Finding] = []
     for name, file in files.items():
         model = LintModel.load(file, in_bundle=path.is_dir())
         shared: SharedHits = {}
-        for target in takers[name]:
-            findings += sort_findings(check_graph(model, name, target, shared))
-    checked = tuple((name, target.name) for name in files for target in takers[name])
-    return LintReport(path, tuple(files), tuple(t.name for t in chosen), checked, tuple(findings))
+        for target in chosen:
+            if name in taken[target]:
+                checked.append((name, target.name))
+                findings += check_graph(model, name, target, shared)
+    return LintReport(path, kinds, tuple(t.name for t in chosen), tuple(checked), tuple(findings))
 
 
-def targets_of_bundle(manifest: Manifest) -> list[str]:
+def list_bundle_targets(manifest: Manifest) -> list[str]:
     """Return the targets that a bundle's graphs and plans are for."""
-    plans = [target_of_plan(plan.engine, plan.version).name for plan in manifest.plans]
-    graphs = [name for artifact in manifest.artifacts for name in graph_targets(artifact)]
+    plans = [find_target_of_plan(plan.engine, plan.version).name for plan in manifest.plans]
+    graphs = [name for artifact in manifest.artifacts for name in list_graph_targets(artifact)]
     return list(dict.fromkeys(plans + graphs))
 
 
-def graph_targets(artifact: Artifact) -> tuple[str, ...]:
+def list_graph_targets(artifact: Artifact) -> tuple[str, ...]:
     """Return the targets of a graph alone: who takes its dialect and precision, or would build a plan of it.
 
     An encoder has no cache, so its portable graph is what rtx's plan is built from too.
@@ -81,14 +85,7 @@ def graph_targets(artifact: Artifact) -> tuple[str, ...]:
     return ("portable",)
 
 
-def targets_of_graph(
-    file: str, artifacts: Sequence[Artifact], targets: Sequence[Target]
-) -> tuple[Target, ...]:
-    """Return those of `targets` that take one of a bundle's graphs."""
-    return tuple(t for t in targets if any(a.file == file for a in graphs_for(t, artifacts)))
-
-
-def graphs_for(target: Target, artifacts: Sequence[Artifact]) -> list[Artifact]:
+def choose_graphs(target: Target, artifacts: Sequence[Artifact]) -> list[Artifact]:
     """Return the graphs of a bundle that a target takes; all of a kind, such as "decoder", if it takes none.
 
     Without a graph in the target's dialect, it is the portable one.
@@ -102,10 +99,9 @@ def graphs_for(target: Target, artifacts: Sequence[Artifact]) -> list[Artifact]:
 
 
 def check_graph(model: LintModel, name: str, target: Target, shared: SharedHits) -> list[Finding]:
-    """Return what one graph breaks of one target's rules: the same fault of many nodes is one finding.
+    """Return what one graph breaks of one target's rules, errors first; a fault of many nodes is one finding.
 
-    Args:
-        shared: the hits of rules that find the same for other targets; this adds to it.
+    `shared` has the hits of rules that find the same for other targets; this adds to it.
     """
     groups: dict[tuple[Rule, str, Hit], list[Hit]] = {}
     for rule in RULES:
@@ -117,7 +113,7 @@ def check_graph(model: LintModel, name: str, target: Target, shared: SharedHits)
                 operator = "" if hit.node is None else hit.node.op_type
                 fault = Hit(hit.what, severity=hit.severity, fix=hit.fix, source=hit.source)
                 groups.setdefault((rule, operator, fault), []).append(hit)
-    return [
+    findings = [
         Finding(
             graph=name,
             target=target.name,
@@ -132,6 +128,7 @@ def check_graph(model: LintModel, name: str, target: Target, shared: SharedHits)
         )
         for (rule, operator, fault), hits in groups.items()
     ]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def name_node(node: ir.Node) -> str:

@@ -10,15 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ..targets import Target
-from .model import FORMS, LintModel, input_at, is_standard, read_constant, type_of
-from .rule import Hit, rule
+from .model import FORMS, LintModel, find_input, read_constant, type_of
+from .rule import Hit, make_rule
 
 HALF_MAX = float(np.finfo(np.float16).max)  # 65504
 ROOM = 4096.0  # what a score may add to a mask before their sum is beyond fp16
 DEPTH = 16  # nodes between a mask's number and the softmax
 # What a mask is made with. A MatMul makes scores, and ends the way back.
 MADE_WITH = frozenset({*FORMS, "Add", "Concat", "ConstantOfShape", "Gather", "Mul", "Slice", "Sub", "Where"})
-IEEE = "https://docs.nvidia.com/cuda/floating-point/index.html and computed in fp16"
 
 
 @dataclass(frozen=True)
@@ -34,40 +33,31 @@ class Step:
     sign: int = 1
 
 
-@rule(
-    "mask-outside-fp16",
+@make_rule(
     "a mask's number that is -inf in fp16, or becomes so when it is added to a score",
     fix="mask with -30000: small enough for any softmax, and far from the end of fp16",
     severity="wrong",
-    source=IEEE,
+    source="https://docs.nvidia.com/cuda/floating-point/index.html and computed in fp16",
 )
-def mask_outside_fp16(model: LintModel, target: Target) -> Iterator[Hit]:
-    for node in model.nodes:
-        if node.op_type in ("Softmax", "LogSoftmax") and is_standard(node):
-            start = input_at(node, 0)
-            added = False
-        elif node.op_type == "Attention" and is_standard(node):
-            start = input_at(node, 3)
-            added = is_half(input_at(node, 0))
-        else:
-            continue
+def check_mask_outside_fp16(model: LintModel, target: Target) -> Iterator[Hit]:
+    for node in model.find_nodes("Softmax", "LogSoftmax", "Attention"):
+        is_attention = node.op_type == "Attention"
+        start = find_input(node, 3 if is_attention else 0)
         if start is not None:
-            yield from judge(node, start, added, target)
+            yield from judge(node, start, is_attention and is_half(find_input(node, 0)), target)
 
 
 def judge(node: ir.Node, start: ir.Value, added: bool, target: Target) -> Iterator[Hit]:
     for step, number in find_constants(start, added):
         if number == -math.inf:
             if not is_guarded(node):
-                what = "a mask of -inf: a row that sees nothing becomes NaN"
-                yield Hit(what, node, severity="warning")
+                yield Hit("a mask of -inf: a row that sees nothing becomes NaN", node, severity="warning")
         elif step.half and number < -HALF_MAX:
-            what = f"a mask of {number:.6g} is -inf in fp16: a row that sees nothing becomes NaN"
-            yield Hit(what, node)
+            yield Hit(f"a mask of {number:.6g} is -inf in fp16: a row that sees nothing becomes NaN", node)
         elif step.half and step.added and number < ROOM - HALF_MAX:
             what = f"a mask of {number:.6g} is added to scores in fp16, which ends at -65504: -inf, then NaN"
             yield Hit(what, node)
-        elif not step.half and number < -HALF_MAX and target.half_by_flag:
+        elif not step.half and number < -HALF_MAX and target.older_than(11):  # which has no flag
             what = f"a mask of {number:.6g} is -inf if the builder's FP16 flag is set: NaN"
             yield Hit(what, node, severity="warning")
 
@@ -83,7 +73,7 @@ def find_constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]
         seen.add(id(step.value))
         found = read_constant(step.value)
         if found is not None and found.size and found.dtype.kind in "fV":
-            yield step, lowest(np.asarray(found, np.float64), step.sign)
+            yield step, find_lowest(np.asarray(found, np.float64), step.sign)
             continue
         node = step.value.producer()
         if node is None or node.op_type not in MADE_WITH or step.depth == DEPTH:
@@ -98,13 +88,10 @@ def find_constants(start: ir.Value, added: bool) -> Iterator[tuple[Step, float]]
                 waiting.append(Step(value, half, step.added or sums, step.depth + 1, sign))
 
 
-def lowest(array: np.ndarray, sign: int) -> float:
+def find_lowest(array: np.ndarray, sign: int) -> float:
     """Return the lowest number of a constant that counts with `sign`; of an unknown sign the worst."""
-    if sign > 0:
-        return float(array.min())
-    if sign < 0:
-        return float(-array.max())
-    return float(-np.abs(array).max())
+    signed = sign * array if sign else -np.abs(array)
+    return float(signed.min())
 
 
 def is_half(value: ir.Value | None) -> bool:
@@ -114,6 +101,3 @@ def is_half(value: ir.Value | None) -> bool:
 def is_guarded(node: ir.Node) -> bool:
     """Tell whether NaN behind a softmax is looked for, and replaced."""
     return any(user.op_type == "IsNaN" for value in node.outputs for user, _ in value.uses())
-
-
-RULES = (mask_outside_fp16,)

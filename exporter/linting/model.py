@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +23,8 @@ SMALL = 4096  # bytes: what is larger is a weight, and isn't read
 FORMS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 Numbers = npt.NDArray[np.generic]
+Formal = onnx.defs.OpSchema.FormalParameter
+Typed = tuple[Formal, ir.DataType]
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,7 @@ class LintModel:
 
     @classmethod
     def load(cls, path: Path, in_bundle: bool) -> LintModel:
-        """Read a file without its external data.
-
-        Raises:
-            InputError: no file, or no ONNX; the reason in one line.
-        """
+        """Read a file without its external data; raise InputError if there is none, or it is no ONNX."""
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is no regular file, so it is not read")
         try:
@@ -54,7 +52,7 @@ class LintModel:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
         except Exception as error:  # protobuf's own
-            raise InputError(f"{path} is not an ONNX file: {one_line(error)}") from error
+            raise InputError(f"{path} is not an ONNX file: {join_lines(error)}") from error
         if not proto.graph.node and not proto.graph.output:
             raise InputError(f"{path} is not an ONNX file, or is an empty one: it has no graph")
         inside = take_out_weights(proto)
@@ -64,21 +62,29 @@ class LintModel:
             with silence_onnx_ir():
                 model = ir.from_proto(proto)
         except Exception as error:  # onnx_ir has no one base of its errors
-            raise InputError(f"{path} has a graph that cannot be read: {one_line(error)}") from error
+            raise InputError(f"{path} has a graph that cannot be read: {join_lines(error)}") from error
         graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
         opsets = {node: opset_of(g) for g in graphs for node in ir.traversal.RecursiveGraphIterator(g)}
         if not all(isinstance(name, str) for node in opsets for name in names_of(node)):
             raise InputError(f"{path} has a graph that cannot be read: a name in it is not UTF-8")
         return cls(path, model, inside, opsets, in_bundle)
 
-    @property
-    def opset(self) -> int:
-        """The version of ONNX's own operators."""
-        return opset_of(self.model.graph)
+    def find_nodes(self, *operators: str) -> list[ir.Node]:
+        """Return the nodes of some of ONNX's own operators."""
+        return [node for node in self.nodes if node.op_type in operators and is_standard(node)]
 
-    def weights(self) -> list[ir.Value]:
+    def find_schema(self, node: ir.Node) -> onnx.defs.OpSchema | None:
+        """Return ONNX's schema of a node; None if it has none in this version."""
+        return load_schema(node.op_type, self.opsets[node]) if is_standard(node) else None
+
+    def list_input_types(self, node: ir.Node) -> list[Typed]:
+        """Return what `list_types` does of a node's inputs."""
+        schema = self.find_schema(node)
+        return [] if schema is None else list_types(node.inputs, schema.inputs)
+
+    def list_weights(self) -> list[ir.Value]:
         """Return every initializer whose type is known, those of branches too."""
-        graphs = [self.model.graph, *(g for node in self.nodes for g in node_graphs(node))]
+        graphs = [self.model.graph, *(g for node in self.nodes for g in list_subgraphs(node))]
         values = [value for graph in graphs for value in graph.initializers.values()]
         return [v for v in values if type_of(v.const_value) is not None]
 
@@ -95,7 +101,7 @@ def silence_onnx_ir() -> Iterator[None]:
         log.setLevel(before)
 
 
-def one_line(error: Exception) -> str:
+def join_lines(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
@@ -103,11 +109,10 @@ def take_out_weights(proto: onnx.ModelProto) -> dict[str, bytes]:
     """Take large weights out of a graph, so that inference copies none; return their bytes by name."""
     inside = {}
     for tensor in proto.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.HasField("raw_data"):
-            data = tensor.raw_data
-            if len(data) > SMALL:
-                inside[tensor.name] = data
-                tensor.ClearField("raw_data")
+        data = tensor.raw_data
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and len(data) > SMALL:
+            inside[tensor.name] = data
+            tensor.ClearField("raw_data")
     return inside
 
 
@@ -118,7 +123,7 @@ def names_of(node: ir.Node) -> list[object]:
     return [name for name in names if name is not None]
 
 
-def node_graphs(node: ir.Node) -> list[ir.Graph]:
+def list_subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Return a node's branches, or its body."""
     return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
 
@@ -130,40 +135,34 @@ def opset_of(graph: ir.Graph | ir.Function) -> int:
 
 
 def is_standard(node: ir.Node) -> bool:
-    return node.domain in ("", "ai.onnx")
+    return node.domain == ""  # onnx_ir calls "ai.onnx" so, too
 
 
 @cache
-def schema_of(operator: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
+def load_schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
     """Return ONNX's schema of an operator in a version; None if it isn't there."""
     try:
-        return onnx.defs.get_schema(operator, min(opset, onnx.defs.onnx_opset_version()), domain)
+        return onnx.defs.get_schema(operator, min(opset, onnx.defs.onnx_opset_version()))
     except (onnx.defs.SchemaError, TypeError):  # TypeError: a version that is no small number
         return None
 
 
-def input_at(node: ir.Node, index: int) -> ir.Value | None:
+def find_input(node: ir.Node, index: int) -> ir.Value | None:
     """Return an input, or None where it is left out."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def output_at(node: ir.Node, index: int) -> ir.Value | None:
+def find_output(node: ir.Node, index: int) -> ir.Value | None:
     """Return an output, or None where a damaged node has none."""
     return node.outputs[index] if index < len(node.outputs) else None
 
 
 def has_input(node: ir.Node, index: int) -> bool:
-    value = input_at(node, index)
+    value = find_input(node, index)
     return value is not None and bool(value.name)
 
 
-def used_outputs(node: ir.Node) -> int:
-    """Count a node's outputs, without the empty ones at the end."""
-    named = [i for i, value in enumerate(node.outputs) if value.name]
-    return named[-1] + 1 if named else 0
-
-
-def attribute(node: ir.Node, name: str, default: object = None) -> object:
+def read_attribute(node: ir.Node, name: str, default: object = None) -> object:
     """Return an attribute's value; a string as str."""
     found = node.attributes.get(name)
     return default if found is None else found.value
@@ -182,41 +181,34 @@ def type_of(value: ir.Value | ir.TensorProtocol | None) -> ir.DataType | None:
     return None if dtype == ir.DataType.UNDEFINED else dtype
 
 
-def type_name(dtype: ir.DataType) -> str:
+def list_types(values: Sequence[ir.Value | None], formals: Sequence[Formal]) -> list[Typed]:
+    """Return the types of tensors that are known, each with what ONNX says of it; the last may repeat."""
+    found = []
+    for index, value in enumerate(values if formals else ()):
+        dtype = type_of(value)
+        if value is not None and dtype is not None and isinstance(value.type, ir.TensorType):
+            found.append((formals[min(index, len(formals) - 1)], dtype))
+    return found
+
+
+def name_type(dtype: ir.DataType) -> str:
     return dtype.name.lower()
 
 
 def read_constant(value: ir.Value | None) -> Numbers | None:
-    """Return the numbers of a constant that is no weight, as they are written."""
-    if value is None:
-        return None
-    node = value.producer()
-    tensor = value.const_value
-    if node is not None and node.op_type == "Constant":
-        return read_constant_node(node)
-    if node is not None and node.op_type == "ConstantOfShape":
-        found = node.attributes.get("value")
-        tensor = found.as_tensor() if found is not None else None
-    return read_small(tensor)
-
-
-def read_small(tensor: ir.TensorProtocol | None) -> Numbers | None:
-    """Return the numbers of a tensor, unless it is large, lies in a file of its own, or is damaged."""
-    if tensor is None or isinstance(tensor, ir.ExternalTensor):
-        return None
+    """Return the numbers of a constant that is no weight; None if it is large, in another file or damaged."""
+    node = None if value is None else value.producer()
     try:
+        if node is not None and node.op_type == "ConstantOfShape":
+            found = node.attributes.get("value")
+            tensor = None if found is None else found.as_tensor()
+        else:
+            tensor = None if value is None else ir.convenience.get_const_tensor(value)
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
+            return None
         return tensor.numpy() if tensor.nbytes <= SMALL else None
-    except Exception:  # a damaged tensor: the parser will say so
+    except Exception:  # the parser will say so
         return None
-
-
-def read_constant_node(node: ir.Node) -> Numbers | None:
-    for attr in node.attributes.values():
-        if attr.name == "value":
-            return read_small(attr.as_tensor())
-        if attr.name in ("value_float", "value_floats", "value_int", "value_ints"):
-            return np.asarray(attr.value, np.float32 if "float" in attr.name else np.int64)
-    return None
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -229,10 +221,10 @@ def is_constant(value: ir.Value | None) -> bool:
             continue
         seen.add(id(value))
         node = value.producer()
-        if node is None or node_graphs(node):
+        if node is None or list_subgraphs(node):
             return False
         if node.op_type in ("Shape", "Size"):
-            dims = dims_of(input_at(node, 0))
+            dims = dims_of(find_input(node, 0))
             if dims is None or not all(isinstance(dim, int) for dim in dims):
                 return False
             continue

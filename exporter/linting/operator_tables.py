@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from ..targets import RTX_MEASURED, Target
-from ..tensorrt_versions import CHANGELOG, OPERATORS
-
-Version = tuple[int, int]
+from ..tensorrt_versions import CHANGELOG, OPERATORS, Version
 
 
-def words(text: str) -> frozenset[str]:
+def split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # What the parser of TensorRT 8.5 imports, of ONNX's own operators.
-IN_8_5 = words(
+IN_8_5 = split_words(
     """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Celu
     Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div
@@ -48,7 +46,7 @@ SINCE: dict[str, tuple[Version, str]] = {
 RTX_LACKS = frozenset({"DeformConv", "NonMaxSuppression", "NonZero"})
 
 # ONNX Runtime's operators that TensorRT-RTX parses and builds.
-RTX_CONTRIB = words(
+RTX_CONTRIB = split_words(
     "DequantizeLinear Gelu MultiHeadAttention QuantizeLinear RotaryEmbedding SkipSimplifiedLayerNormalization"
 )
 # Older graphs name these operators of ONNX Runtime in ONNX's own domain.
@@ -93,35 +91,22 @@ ATTRIBUTES: tuple[tuple[str, str, tuple[object, ...], str], ...] = (
     ("ScatterND", "reduction", ("none",), OPERATORS.format("main")),
     ("TensorScatter", "mode", ("linear",), RTX_MEASURED),
 )
-# The same of ONNX Runtime, where its own schema is behind ONNX's.
-CPU_ATTRIBUTES: tuple[tuple[str, str, tuple[object, ...]], ...] = (
-    ("Attention", "left_window_size", ()),
-    ("Attention", "right_window_size", ()),
-)
-# Attributes that the parser passes over in silence: operator, attribute, the value that means none.
-DROPPED_ATTRIBUTES: tuple[tuple[str, str, object], ...] = (
-    ("Attention", "left_window_size", -1),
-    ("Attention", "right_window_size", -1),
-)
-# Inputs of the same kind.
-DROPPED_INPUTS = {("Attention", 6): "nonpad_kv_seqlen"}
+# Attributes of Attention: TensorRT-RTX's parser passes over them in silence, ONNX Runtime does not know them.
+WINDOWS = ("left_window_size", "right_window_size")
 
 # How many outputs the parser takes of operators that can have more.
 OUTPUTS = {"Attention": 1, "BatchNormalization": 1, "LayerNormalization": 1, "MaxPool": 1}
 
-# Inputs that must be known when the plan is built.
-CONSTANT_INPUTS = {
+# Inputs that must be known when the plan is built: their names, the version that ended that, and the source.
+CONSTANT_INPUTS: dict[tuple[str, int], tuple[str, Version | None, str]] = {
     **{
-        (f"Reduce{name}", 1): "axes"
-        for name in words("L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare")
+        (f"Reduce{name}", 1): ("axes", None, "")
+        for name in split_words("L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare")
     },
-    ("CumSum", 1): "axis",
-    ("OneHot", 1): "depth",
-    ("Squeeze", 1): "axes",
-    ("Unsqueeze", 1): "axes",
-}
-# The same until a version.
-CONSTANT_INPUTS_UNTIL: dict[tuple[str, int], tuple[str, Version, str]] = {
+    ("CumSum", 1): ("axis", None, ""),
+    ("OneHot", 1): ("depth", None, ""),
+    ("Squeeze", 1): ("axes", None, ""),
+    ("Unsqueeze", 1): ("axes", None, ""),
     ("TopK", 1): ("K", (8, 6), OPERATORS.format("8.5-GA")),
     ("Slice", 3): ("axes", (10, 3), CHANGELOG),
     ("Pad", 3): ("axes", (10, 4), CHANGELOG),
@@ -129,23 +114,22 @@ CONSTANT_INPUTS_UNTIL: dict[tuple[str, int], tuple[str, Version, str]] = {
 TOPK_LIMIT = 3840
 
 # Element types that the parser takes of no operand of an operator, though ONNX does.
-OPERAND_TYPES = {
+OPERAND_TYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Gemm", "MatMul"), ("int32", "int64", "uint32", "uint64")),
     "Erf": ("int32", "int64"),
     "Mod": ("int8",),
     **dict.fromkeys(("ReduceMax", "ReduceMin"), ("bool", "uint8")),
 }
-RTX_OPERAND_TYPES = {"Relu": ("int32",)}
+RTX_OPERAND_TYPES: dict[str, tuple[str, ...]] = {"Relu": ("int32",)}
 
 # Operators whose output's shape depends on numbers: no CUDA graph, and a buffer of unknown size.
 DATA_DEPENDENT = frozenset({"NonMaxSuppression", "NonZero"})
 
 
-def first_version(operator: str, target: Target) -> tuple[Version | None, str]:
+def find_first_version(operator: str, target: Target) -> tuple[Version | None, str]:
     """Return the first version of an engine that has an operator of ONNX's own, and the source.
 
-    Returns:
-        (0, 0) if every version has it, None if none has.
+    The version is (0, 0) if every one has it, None if none has.
     """
     if target.engine == "tensorrt-rtx":
         known = operator in IN_8_5 | SINCE.keys() | ORT_IN_STANDARD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +60,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, with all names."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**values, "nodes": list(self.nodes), "tensors": list(self.tensors)}
+        return {**vars(self), "nodes": list(self.nodes), "tensors": list(self.tensors)}
 
 
 @dataclass(frozen=True)
@@ -70,14 +69,14 @@ class LintReport:
 
     Attributes:
         path: a graph, or a bundle's folder.
-        graphs: the names of the files that were read.
+        graphs: what each file that was read is for, such as "decoder", by its name.
         targets: of the command line.
         checked: the graphs and the targets that each was checked for.
         findings: graph by graph, target by target, errors first.
     """
 
     path: Path
-    graphs: tuple[str, ...]
+    graphs: Mapping[str, str]
     targets: tuple[str, ...]
     checked: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
@@ -85,31 +84,26 @@ class LintReport:
     @property
     def passed(self) -> bool:
         """Whether every target has a graph to take, of a bundle one of each kind, without an error."""
-        return all(self.fitting(graph, target) for graph, target in self.checked)
+        return all(self.list_fitting(graph, target) for graph, target in self.checked)
 
-    def fitting(self, graph: str, target: str) -> list[str]:
+    def list_fitting(self, graph: str, target: str) -> list[str]:
         """Return the graphs of the same kind that have no errors for a target; a bundle may have several."""
         bad = {finding.graph for finding in self.findings if finding.target == target and finding.is_error}
-        return [
-            other
-            for other, taker in self.checked
-            if taker == target and kind_of(other) == kind_of(graph) and other not in bad
-        ]
+        kind = self.graphs[graph]
+        candidates = [other for other, taker in self.checked if taker == target and other not in bad]
+        return [other for other in candidates if self.graphs[other] == kind]
 
     def matters(self, finding: Finding) -> bool:
         """Tell whether a target has to take the graph of a finding: not where another one fits."""
-        fitting = self.fitting(finding.graph, finding.target)
+        fitting = self.list_fitting(finding.graph, finding.target)
         return not fitting or finding.graph in fitting
 
-    def instead(self, graph: str, target: str) -> str:
+    def suggest_other(self, graph: str, target: str) -> str:
         """Return which other graph of a bundle the target takes for one with errors; else an empty text."""
-        fitting = self.fitting(graph, target)
-        if not fitting or graph in fitting:
-            return ""
-        alike = [other for other in fitting if precision_of(other) == precision_of(graph)]
-        return f"; use {Path((alike or fitting)[0]).name}"
+        fitting = self.list_fitting(graph, target)
+        return "" if not fitting or graph in fitting else f"; use {Path(fitting[0]).name}"
 
-    def counts(self, graph: str, target: str) -> dict[Severity, int]:
+    def count_severities(self, graph: str, target: str) -> dict[Severity, int]:
         """Count the findings of each severity."""
         found = [f.severity for f in self.findings if (f.graph, f.target) == (graph, target)]
         return {severity: found.count(severity) for severity in SEVERITIES}
@@ -117,7 +111,8 @@ class LintReport:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON."""
         verdicts = [
-            {"graph": graph, "target": target, **self.counts(graph, target)} for graph, target in self.checked
+            {"graph": graph, "target": target, **self.count_severities(graph, target)}
+            for graph, target in self.checked
         ]
         return {
             "path": str(self.path),
@@ -130,10 +125,10 @@ class LintReport:
         """Return tables: a row for each graph and target, and a row for each finding that matters."""
         from ...runtime.commands.tables import FittingTable
 
-        rows = [
-            (graph, target, verdict_text(self.counts(graph, target)) + self.instead(graph, target))
-            for graph, target in self.checked
-        ]
+        rows = []
+        for graph, target in self.checked:
+            verdict = describe_counts(self.count_severities(graph, target))
+            rows.append((graph, target, verdict + self.suggest_other(graph, target)))
         tables: list[RenderableType] = [FittingTable(str(self.path), ("graph", "target", "verdict"), rows)]
         # A fault that several targets share is told once.
         shared: dict[Finding, list[str]] = {}
@@ -142,7 +137,7 @@ class LintReport:
             shared.setdefault(same, []).append(finding.target)
         columns = ("severity", "rule", "targets", "where", "what is wrong", "way out")
         found = [
-            (f.severity, f.rule, " ".join(targets), place_text(f, len(self.graphs) > 1), f.what, f.fix)
+            (f.severity, f.rule, " ".join(targets), describe_place(f, len(self.graphs) > 1), f.what, f.fix)
             for f, targets in shared.items()
         ]
         if found:
@@ -150,32 +145,13 @@ class LintReport:
         return tables
 
 
-def kind_of(graph: str) -> str:
-    """Return what a bundle's graph is for, such as "decoder"."""
-    return Path(graph).name.partition(".")[0]
+def describe_place(finding: Finding, with_graph: bool) -> str:
+    parts = [finding.graph if with_graph else "", finding.operator, finding.where]
+    return ": ".join(part for part in parts if part)
 
 
-def precision_of(graph: str) -> str:
-    """Return the precision of a bundle's graph, as in "decoder.ort.fp16-1a2b3c4d.onnx"."""
-    return Path(graph).name.rpartition(".")[0].rpartition(".")[2].partition("-")[0]
-
-
-def place_text(finding: Finding, with_graph: bool) -> str:
-    operator = f"{finding.operator}: " if finding.operator else ""
-    return (f"{finding.graph}: " if with_graph else "") + operator + finding.where
-
-
-def verdict_text(counts: dict[Severity, int]) -> str:
+def describe_counts(counts: dict[Severity, int]) -> str:
     """Return the counts as text, as in '2 errors, 1 warning'."""
     words = {"error": "error", "wrong": "wrong result", "warning": "warning"}
-    told = []
-    for kind, n in counts.items():
-        if n:
-            plural = "s" if n > 1 else ""
-            told.append(f"{n} {words[kind]}{plural}")
+    told = [f"{n} {words[kind]}{'s' if n > 1 else ''}" for kind, n in counts.items() if n]
     return ", ".join(told) or "nothing found"
-
-
-def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with errors first, otherwise in the order of the rules."""
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -49,30 +49,31 @@ class Rule:
     alike: bool = False  # whether it finds the same for all targets that build plans
 
 
-def everywhere(target: Target) -> bool:
-    """Accept every target."""
+def accept_all(target: Target) -> bool:
     return True
 
 
-def for_plans(target: Target) -> bool:
-    """Accept TensorRT and TensorRT-RTX."""
+def accept_plans(target: Target) -> bool:
     return target.plans
 
 
-def for_cpu(target: Target) -> bool:
-    """Accept ONNX Runtime."""
+def accept_cpu(target: Target) -> bool:
     return not target.plans
 
 
-def rule(
-    rule_id: str,
+def make_rule(
     about: str,
     *,
     fix: str,
     severity: Severity = "error",
     source: str = RTX_MEASURED,
-    holds: Callable[[Target], bool] = for_plans,
+    holds: Callable[[Target], bool] = accept_plans,
     alike: bool = False,
 ) -> Callable[[Check], Rule]:
-    """Return a decorator that makes a rule of its check; the arguments are the attributes of `Rule`."""
-    return lambda check: Rule(rule_id, severity, about, fix, source, holds, check, alike)
+    """Return a decorator that makes the rule "some-fault" of its check, which is called check_some_fault."""
+
+    def make(check: Check) -> Rule:
+        rule_id = check.__name__.removeprefix("check_").replace("_", "-")
+        return Rule(rule_id, severity, about, fix, source, holds, check, alike)
+
+    return make

@@ -6,8 +6,8 @@ verified is what is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -17,25 +17,18 @@ from .weights import HALVED, SCALED, Stored, add_initializer, make_lazy_tensor
 
 FLOAT = ir.DataType.FLOAT
 HALF = ir.DataType.FLOAT16
+NAMES = {FLOAT: "fp32", HALF: "fp16"}
 
 
+@dataclass
 class ConvertToFp16(ir.passes.InPlacePass):
-    """Computes in fp16, but for chosen nodes; casts stand where the precision changes.
+    """Computes in fp16, but for chosen nodes; casts stand where the precision changes."""
 
-    Args:
-        fp32_outputs: graph outputs that stay fp32, such as logits. Other float inputs and outputs
-            (caches) become fp16.
-        choices: the nodes that stay in fp32, or are scaled, by name; without them, sums and the nodes
-            whose constants fp16 cannot hold.
-
-    Raises:
-        ValueError: a value without a type, or an operator without a rule.
-    """
-
-    def __init__(self, fp32_outputs: Iterable[str], choices: Mapping[str, Choice] | None = None) -> None:
-        super().__init__()
-        self.fp32_outputs = frozenset(fp32_outputs)
-        self.choices = choices
+    # Graph outputs, such as logits. Other float inputs and outputs (caches) become fp16.
+    fp32_outputs: Collection[str]
+    # The nodes that stay in fp32, or are scaled, by name; without them, sums and the nodes whose constants
+    # fp16 cannot hold.
+    choices: Mapping[str, Choice] | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
@@ -44,14 +37,13 @@ class ConvertToFp16(ir.passes.InPlacePass):
         for number, node in enumerate(graph):
             node.name = node.name or f"{node.op_type}_{number}"
         choices = dict(choose_fp32_nodes(graph, {}) if self.choices is None else self.choices)
-        for node in list(graph):
-            choice = choices.get(str(node.name))
-            if choice is not None:
-                choice.write(node)
-                if choice.shift is not None:
-                    del choices[str(node.name)]
-                    multiplied = scale_product(graph, node, choice.shift)
-                    choices[str(multiplied.name)] = choice
+        for node in [node for node in graph if node.name in choices]:
+            choice = choices[str(node.name)]
+            choice.write(node)
+            if choice.shift is not None:
+                del choices[str(node.name)]
+                multiplied = scale_product(graph, node, choice.shift)
+                choices[str(multiplied.name)] = choice
         was_float = {value for value in list_values(graph) if value.dtype == FLOAT}
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         for value in graph.inputs:
@@ -70,7 +62,9 @@ class ConvertToFp16(ir.passes.InPlacePass):
             wanted = FLOAT if value.name in self.fp32_outputs else HALF
             if value in was_float and value.dtype != wanted:
                 graph.outputs[index] = cast_output(graph, value, wanted)
-        drop_unused_initializers(graph)
+        for name, value in list(graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output():
+                del graph.initializers[name]
         return ir.passes.PassResult(model, modified=True)
 
     def convert_value(self, graph: ir.Graph, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
@@ -124,13 +118,9 @@ def list_values(graph: ir.Graph) -> list[ir.Value]:
     return [*graph.inputs, *graph.initializers.values(), *computed]
 
 
-def name_precision(dtype: ir.DataType) -> str:
-    return "fp16" if dtype == HALF else "fp32"
-
-
 def make_cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
-    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{value.name}_to_{name_precision(dtype)}")
-    cast.outputs[0].name = f"{value.name}_{name_precision(dtype)}"
+    cast = ir.node("Cast", [value], {"to": int(dtype)}, name=f"{value.name}_to_{NAMES[dtype]}")
+    cast.outputs[0].name = f"{value.name}_{NAMES[dtype]}"
     cast.outputs[0].type = ir.TensorType(dtype)
     cast.outputs[0].shape = value.shape
     return cast
@@ -164,14 +154,8 @@ def retype_attributes(node: ir.Node, precision: ir.DataType) -> None:
 def cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     """Cast a graph output at the very end; the new value takes over the output's name."""
     name = value.name
-    value.name = f"{value.name}_{name_precision(HALF if dtype == FLOAT else FLOAT)}"
+    value.name = f"{value.name}_{NAMES[HALF if dtype == FLOAT else FLOAT]}"
     cast = make_cast(value, dtype)
     cast.outputs[0].name = name
     graph.append(cast)
     return cast.outputs[0]
-
-
-def drop_unused_initializers(graph: ir.Graph) -> None:
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]

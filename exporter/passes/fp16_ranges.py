@@ -30,19 +30,13 @@ SUMS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What a node does instead of computing in fp16, and why; one of the first three is given.
+    """What a node does instead of computing in fp16, and why; one of the first three is given."""
 
-    Attributes:
-        sums: what it adds up, in words.
-        reached: the largest magnitude of its results.
-        reads: the value that it reads and fp16 cannot hold.
-        shift: of a product whose inputs fit: it stays in fp16 with weights of 2**-shift, and its result is
-            multiplied by 2**shift in fp32, which is exact; None of nodes that stay in fp32.
-    """
-
-    sums: str = ""
-    reached: float | None = None
-    reads: str = ""
+    sums: str = ""  # what it adds up, in words
+    reached: float | None = None  # the largest magnitude of its results
+    reads: str = ""  # the value that it reads and fp16 cannot hold
+    # Of a product whose inputs fit: it stays in fp16 with weights of 2**-shift, and its result is multiplied
+    # by 2**shift in fp32, which is exact. None of nodes that stay in fp32.
     shift: int | None = None
 
     @property
@@ -82,19 +76,13 @@ class Choice:
 def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str, Choice]:
     """Return the nodes of an fp32 graph that cannot just become fp16, by their names.
 
-    Args:
-        graph: with its weights.
-        ranges: the largest magnitude of results, by name; of an Attention's parts, by "name, part".
+    `ranges` has the largest magnitude of results, by name; of an Attention's parts, by "name, part".
     """
-    found: dict[str, Choice] = {}
     names = [node.name for node in graph]
     if not all(names) or len(set(names)) < len(names):
         raise ValueError("nodes without a name of their own cannot be chosen by it")
-    for node in graph:
-        choice = choose_for_node(node, ranges)
-        if choice is not None:
-            found[str(node.name)] = choice
-    return found
+    choices = {str(node.name): choose_for_node(node, ranges) for node in graph}
+    return {name: choice for name, choice in choices.items() if choice is not None}
 
 
 def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:
@@ -124,11 +112,9 @@ def can_hold(value: ir.Value, ranges: Mapping[str, float]) -> bool:
     """Tell whether fp16 holds what a node reads."""
     if value.dtype != ir.DataType.FLOAT:
         return True
-    return (
-        find_magnitude(value) <= FP16_MAX
-        if value.const_value is not None
-        else fits(ranges.get(str(value.name), 0.0))
-    )
+    if value.const_value is not None:
+        return find_magnitude(value) <= FP16_MAX
+    return fits(ranges.get(str(value.name), 0.0))
 
 
 def fits(largest: float) -> bool:

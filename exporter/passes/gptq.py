@@ -18,18 +18,13 @@ def round_to_nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDA
 
 
 def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -> npt.NDArray[np.int8]:
-    """Return integers (K, N) whose products with x (M, K) stay closest: a row's error goes into later rows.
+    """Return `weight` (K, N) as integers whose products with rows like x (M, K) stay closest.
 
-    Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
-
-    Args:
-        weight: (K, N).
-        scale: (G, N), each for K / G rows.
-        low, top: the smallest and the largest integer.
-        x: rows that the weight will see.
+    A row's error goes into later rows; each row of `scale` (G, N) is that of K / G rows. Frantar et al.,
+    "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
     """
     K = len(weight)
-    shared = len(weight) // len(scale)
+    shared = K // len(scale)
     hessian = (x.T @ x).astype(np.float64)
     hessian[np.diag_indices(K)] += DAMPING * np.trace(hessian) / K + 1e-12
     order = np.argsort(-np.diag(hessian), kind="stable")

@@ -6,6 +6,7 @@ B batch, T tokens, F features, C classes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,38 +17,19 @@ from .weights import add_initializer
 FLOAT = ir.DataType.FLOAT
 
 
+@dataclass
 class AddLinearHead(ir.passes.InPlacePass):
-    """Appends features -> one Gemm -> a new output.
+    """Appends features -> one Gemm -> a new output."""
 
-    Args:
-        states: names of graph outputs: hidden states (B, T, E), put side by side or summed and then
-            averaged over the tokens that the mask keeps; or one vector (B, F) that is read as it is.
-        combine: "concat" or "sum" of several states; "vector" for one vector.
-        mask: the name of the attention mask (B, T).
-        weight: (C, F).
-        bias: (C,).
-        output: the new output's name.
-        normalize: whether the averaged vector gets length 1.
-    """
-
-    def __init__(
-        self,
-        states: Sequence[str],
-        combine: str,
-        mask: str,
-        weight: npt.NDArray[np.float32],
-        bias: npt.NDArray[np.float32],
-        output: str,
-        normalize: bool = False,
-    ) -> None:
-        super().__init__()
-        self.states = list(states)
-        self.combine = combine
-        self.mask = mask
-        self.weight = weight
-        self.bias = bias
-        self.output = output
-        self.normalize = normalize
+    # Names of graph outputs: hidden states (B, T, E), which are averaged over the tokens that the mask keeps;
+    # or one vector (B, F) that is read as it is.
+    states: Sequence[str]
+    combine: str  # "concat" or "sum" of several states; "vector" for one vector
+    mask: str  # the name of the attention mask (B, T)
+    weight: npt.NDArray[np.float32]  # (C, F)
+    bias: npt.NDArray[np.float32]  # (C,)
+    output: str  # the new output's name
+    normalize: bool = False  # whether the averaged vector gets length 1
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         self.graph = model.graph
@@ -57,8 +39,8 @@ class AddLinearHead(ir.passes.InPlacePass):
             features = states[0]
         else:
             features = self.average_tokens(self.combine_states(states), by_name[self.mask])
-        weight = self.constant("weight", self.weight)
-        bias = self.constant("bias", self.bias)
+        weight = self.add_constant("weight", self.weight)
+        bias = self.add_constant("bias", self.bias)
         logits = self.add("Gemm", [features, weight, bias], {"transB": 1})
         logits.name = self.output
         logits.shape = ir.Shape([states[0].shape[0] if states[0].shape else None, len(self.bias)])
@@ -76,7 +58,7 @@ class AddLinearHead(ir.passes.InPlacePass):
 
     def average_tokens(self, states: ir.Value, mask: ir.Value) -> ir.Value:
         """Return the mean (B, F) over the tokens that count."""
-        one = self.constant("axis", np.array([1], np.int64))
+        one = self.add_constant("axis", np.array([1], np.int64))
         kept = self.add("Cast", [mask], {"to": int(FLOAT)})
         shares = self.add("Div", [kept, self.add("ReduceSum", [kept, one], {"keepdims": 1})])  # (B, T)
         row = self.add("MatMul", [self.add("Unsqueeze", [shares, one]), states])  # (B, 1, F)
@@ -96,6 +78,6 @@ class AddLinearHead(ir.passes.InPlacePass):
         self.graph.append(node)
         return node.outputs[0]
 
-    def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+    def add_constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         """Return an initializer, which is made once per name."""
         return add_initializer(self.graph, f"head.{name}", ir.tensor(array, name=f"head.{name}"))

@@ -18,7 +18,6 @@ from .weights import MICROSOFT, View, Weight, add_initializer, find_bias_add, fi
 
 # What the constants of a product are called, behind its first parameter's name.
 COLUMNS = ".int8.columns"
-SCALE = ".scale"
 UNSMOOTHING = ".unsmoothing"
 
 
@@ -35,13 +34,9 @@ class Linears:
         """The parameters' names."""
         return tuple(weight.name for weight in self.weights)
 
-    def weight(self) -> npt.NDArray[np.float32]:
+    def join_weights(self) -> npt.NDArray[np.float32]:
         """Return all columns (K, N), float32."""
         return np.concatenate([weight.array().T for weight in self.weights], axis=1)
-
-    def biases(self) -> list[ir.Node | None]:
-        """Return for each product the Add of a constant vector that alone reads it, or None."""
-        return [find_bias_add(matmul) for matmul in self.matmuls]
 
 
 def find_linears(graph: ir.Graph) -> list[Linears]:
@@ -58,16 +53,11 @@ def find_linears(graph: ir.Graph) -> list[Linears]:
     ]
 
 
+@dataclass
 class QuantizeEncoder(ir.passes.InPlacePass):
-    """Makes an encoder's products int8.
+    """Makes an encoder's products int8."""
 
-    Args:
-        products: the int8 products, by the parameters' names.
-    """
-
-    def __init__(self, products: Mapping[tuple[str, ...], RowProduct]) -> None:
-        super().__init__()
-        self.products = products
+    products: Mapping[tuple[str, ...], RowProduct]  # the int8 products, by the parameters' names
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         self.graph = model.graph
@@ -84,82 +74,73 @@ class QuantizeEncoder(ir.passes.InPlacePass):
         x = linears.read
         K, N = product.weight.shape
         if product.smoothing is not None:
-            x = self.add("Mul", [x, self.constant(name + UNSMOOTHING, 1 / product.smoothing)])
+            x = self.add("Mul", [x, self.add_constant(name + UNSMOOTHING, 1 / product.smoothing)])
         q, steps = self.quantize_rows(x, product.rule, K)
-        constants = [
-            self.columns(name, product),
-            self.constant("int8.one", np.array(1, np.float32)),
-            self.constant(name + COLUMNS + SCALE, product.scale),
-            self.zero(product.rule),
-        ]
-        result = self.add("MatMulIntegerToFloat", [q, *constants], domain=MICROSOFT)
+        columns = self.add_columns(name + COLUMNS, product)
+        one = self.add_constant("int8.one", np.array(1, np.float32))
+        scale = self.add_constant(f"{name}{COLUMNS}.scale", product.scale)
+        zero = self.add_zero(product.rule)
+        result = self.add("MatMulIntegerToFloat", [q, columns, one, scale, zero], domain=MICROSOFT)
         leading = self.add("Shape", [linears.read], start=0, end=2)
-        shape = self.add("Concat", [leading, self.constant(f"int8.width.{N}", np.array([N]))], axis=0)
+        shape = self.add("Concat", [leading, self.add_constant(f"int8.width.{N}", np.array([N]))], axis=0)
         y = self.add("Mul", [self.add("Reshape", [result, shape]), steps])
         self.connect(linears, y)
 
-    def columns(self, name: str, product: RowProduct) -> ir.Value:
+    def add_columns(self, name: str, product: RowProduct) -> ir.Value:
         """Return a constant of columns (K, N) for one product alone; what several multiply by is stored once.
 
         Without VNNI ONNX Runtime rewrites the columns of each product, and fails where two share a constant.
         """
-        name += COLUMNS
         stored = self.graph.initializers.get(name)
-        if stored is None:
-            return self.constant(name, product.weight)
-        assert stored.const_value is not None
-        number = sum(each.startswith(name) for each in self.graph.initializers)
+        if stored is None or stored.const_value is None:
+            return self.add_constant(name, product.weight)
         view = View(stored.const_value, 0, product.weight.shape)
-        return add_initializer(self.graph, f"{name}.{number}", view)
+        return add_initializer(self.graph, f"{name}.{len(self.graph.initializers)}", view)
 
     def quantize_rows(self, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.Value, ir.Value]:
         """Return q (B * T, K) uint8 and the steps (B, T, 1) of x (B, T, K)."""
-        last = self.constant("int8.last", np.array([-1]))
+        last = self.add_constant("int8.last", np.array([-1]))
         largest = self.add("ReduceMax", [self.add("Abs", [x]) if rule.absolute else x, last], keepdims=1)
-        floor = self.constant(f"int8.floor.{rule.floor:.6g}", np.array(rule.floor, np.float32))
-        share = self.constant(f"int8.share.{rule.top}", np.array(1 / rule.top, np.float32))
+        floor = self.add_constant(f"int8.floor.{rule.floor:.6g}", np.array(rule.floor, np.float32))
+        share = self.add_constant(f"int8.share.{rule.top}", np.array(1 / rule.top, np.float32))
         steps = self.add("Mul", [self.add("Max", [largest, floor]), share])
         flat = self.add("Reshape", [steps, last])
-        zeros = self.add("Expand", [self.zero(rule), self.add("Shape", [flat])])
-        rows = self.add("Reshape", [x, self.constant(f"int8.rows.{K}", np.array([-1, K]))])
+        zeros = self.add("Expand", [self.add_zero(rule), self.add("Shape", [flat])])
+        rows = self.add("Reshape", [x, self.add_constant(f"int8.rows.{K}", np.array([-1, K]))])
         return self.add("QuantizeLinear", [rows, flat, zeros], axis=0), steps
 
-    def zero(self, rule: RowRule) -> ir.Value:
-        return self.constant(f"int8.zero.{rule.zero}", np.array(rule.zero, np.uint8))
+    def add_zero(self, rule: RowRule) -> ir.Value:
+        return self.add_constant(f"int8.zero.{rule.zero}", np.array(rule.zero, np.uint8))
 
     def connect(self, linears: Linears, y: ir.Value) -> None:
         """Give y (B, T, N) to the readers of the old products; several biases become one."""
-        biases = linears.biases()
+        name = linears.names[0]
         old = [node.outputs[0] for node in linears.matmuls]
-        if len(old) == 1:
-            parts: Sequence[ir.Value] = [y]
-        else:
-            if all(biases):
-                vectors = [find_vector(bias) for bias in biases if bias is not None]
+        parts: Sequence[ir.Value] = [y]
+        if len(old) > 1:
+            biases = [bias for bias in map(find_bias_add, linears.matmuls) if bias is not None]
+            if len(biases) == len(old):
+                vectors = [find_vector(bias) for bias in biases]
                 joined = np.concatenate([v.const_value.numpy() for v in vectors if v and v.const_value])
-                y = self.add("Add", [y, self.constant(f"{linears.names[0]}.biases", joined)])
-                old = [bias.outputs[0] for bias in biases if bias is not None]
-            widths = np.array([weight.rows for weight in linears.weights])
-            split = self.node(
-                "Split", [y, self.constant(f"{linears.names[0]}.widths", widths)], len(old), axis=-1
-            )
-            parts = split.outputs
+                y = self.add("Add", [y, self.add_constant(f"{name}.biases", joined)])
+                old = [bias.outputs[0] for bias in biases]
+            widths = self.add_constant(f"{name}.widths", np.array([w.rows for w in linears.weights]))
+            parts = self.add_node("Split", [y, widths], len(old), axis=-1).outputs
         for before, after in zip(old, parts, strict=True):
             after.type = before.type
             after.shape = before.shape
-            name = before.name
             ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
+            after.name = before.name
             before.name = None
-            after.name = name
 
-    def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+    def add_constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         return add_initializer(self.graph, name, ir.tensor(array, name=name))
 
     def add(self, operator: str, inputs: Sequence[ir.Value], domain: str = "", **attributes: int) -> ir.Value:
         """Add a node with one result, and return the result."""
-        return self.node(operator, inputs, 1, domain, **attributes).outputs[0]
+        return self.add_node(operator, inputs, 1, domain, **attributes).outputs[0]
 
-    def node(
+    def add_node(
         self, operator: str, inputs: Sequence[ir.Value], outputs: int, domain: str = "", **attributes: int
     ) -> ir.Node:
         node = ir.node(operator, inputs, attributes or None, domain=domain, num_outputs=outputs)

@@ -31,17 +31,11 @@ TINY = 1e-6
 
 @dataclass(frozen=True)
 class RowRule:
-    """How a row's values become uint8.
+    """How a row's values become uint8."""
 
-    Attributes:
-        zero: what 0 becomes.
-        floor: a row's largest value counts as at least this much.
-        absolute: the largest magnitude decides, instead of the largest value.
-    """
-
-    zero: int
-    floor: float
-    absolute: bool
+    zero: int  # what 0 becomes
+    floor: float  # a row's largest value counts as at least this much
+    absolute: bool  # the largest magnitude decides, instead of the largest value
 
     @property
     def top(self) -> int:
@@ -71,22 +65,13 @@ class RowRule:
 
 @dataclass(frozen=True)
 class RowProduct:
-    """One weight, or several that read the same rows, in int8.
+    """One weight, or several that read the same rows, in int8."""
 
-    Attributes:
-        smoothing: s (K,), or None.
-        rule: of the rows.
-        weight: (K, N) int8.
-        scale: (N,) float32.
-        error: about what share of its results' squares it loses, on held-out rows; None where
-            that was not measured.
-    """
-
-    smoothing: Array | None
-    rule: RowRule
-    weight: npt.NDArray[np.int8]
-    scale: Array
-    error: float | None = None
+    smoothing: Array | None  # s (K,)
+    rule: RowRule  # of the rows
+    weight: npt.NDArray[np.int8]  # (K, N)
+    scale: Array  # (N,)
+    error: float | None = None  # about the share of its results' squares that it loses, on held-out rows
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice and its cost, as the manifest has them."""
@@ -94,11 +79,9 @@ class RowProduct:
 
     def round_rows(self, x: Array) -> Array:
         """Return x (M, K) as the product sees it."""
-        return (
-            self.rule.round_rows(x)
-            if self.smoothing is None
-            else self.rule.round_rows(x / self.smoothing) * self.smoothing
-        )
+        if self.smoothing is None:
+            return self.rule.round_rows(x)
+        return self.rule.round_rows(x / self.smoothing) * self.smoothing
 
     def dequantize(self) -> Array:
         """Return the weight (K, N) in float32, with the smoothing undone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,11 @@ from .weights import add_initializer
 KEY_SCALE = 12  # the input of GroupQueryAttention; the values' follows
 
 
+@dataclass
 class QuantizeCache(ir.passes.InPlacePass):
-    """Makes every cache int8, with a scale for each head and channel.
+    """Makes every cache int8, with a scale for each head and channel."""
 
-    Args:
-        scales: (H * D,) float32 by the cache's input, such as "cache.0.key".
-    """
-
-    def __init__(self, scales: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        super().__init__()
-        self.scales = scales
+    scales: Mapping[str, npt.NDArray[np.float32]]  # (H * D,) by the cache's input, such as "cache.0.key"
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
@@ -30,8 +26,7 @@ class QuantizeCache(ir.passes.InPlacePass):
             if node.op_type != "GroupQueryAttention":
                 continue
             caches = [value for value in node.inputs[3:5] if value is not None]
-            missing = KEY_SCALE - len(node.inputs)
-            node.resize_inputs(len(node.inputs) + missing + len(caches))
+            node.resize_inputs(KEY_SCALE + len(caches))
             for i, (cache, present) in enumerate(zip(caches, node.outputs[1:], strict=True)):
                 assert cache.name is not None
                 scale = ir.tensor(self.scales[cache.name], name=f"{cache.name}.scale")

@@ -6,7 +6,7 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,10 @@ CLIPS = {8: (1.0,), 4: (8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}
 
 @dataclass(frozen=True)
 class Blocks:
-    """A weight (N, K) in int8 or int4: q * scale, with q from -127 to 127 or from -8 to 7.
+    """A weight (N, K) in int8 or int4: q * scale, with q from -127 to 127 or from -8 to 7."""
 
-    Attributes:
-        q: (N, K / b, b) int8.
-        scale: (N, K / b) float32.
-    """
-
-    q: npt.NDArray[np.int8]
-    scale: Array
+    q: npt.NDArray[np.int8]  # (N, K / b, b)
+    scale: Array  # (N, K / b)
     bits: int
 
     @property
@@ -60,11 +55,8 @@ class Blocks:
 def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> Blocks:
     """Round a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
 
-    Args:
-        seen: rows (M, K) like those that the weight will multiply: GPTQ keeps their products close, too.
-
-    Raises:
-        ValueError: K is not a multiple of `size`.
+    GPTQ keeps its products with `seen` (M, K) close, too: rows like those that it will multiply. A K that is
+    not a multiple of `size` is a ValueError.
     """
     N, K = weight.shape
     if K % size:
@@ -76,23 +68,16 @@ def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> 
     if bits == 4:  # one of 16 steps more: the extreme itself becomes -8
         low = low - 1
         largest = -largest * (top / (top + 1))
-    best: tuple[Array, npt.NDArray[np.int8], Array] | None = None
-    for clip in CLIPS[bits]:
-        scale = largest * np.float32(clip / top)
-        q = round_to_nearest(blocks, scale[..., None], low, top)
-        error = np.square(q * scale[..., None] - blocks).sum(-1) if len(CLIPS[bits]) > 1 else largest
-        if best is None:
-            best = error, q, scale
-        else:
-            better = error < best[0]
-            for old, new in zip(best, (error, q, scale), strict=True):
-                old[better] = new[better]  # type: ignore[index]
-    assert best is not None
-    _, q, scale = best
-    if seen is not None:
-        columns = round_with_gptq(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, seen)
-        q = np.ascontiguousarray(columns.T).reshape(q.shape)
-    return Blocks(q, scale, bits)
+    scales = np.stack([largest * np.float32(clip / top) for clip in CLIPS[bits]])
+    scale = scales[0]
+    if len(scales) > 1:
+        rounded = (round_to_nearest(blocks, each[..., None], low, top) * each[..., None] for each in scales)
+        errors = np.stack([np.square(each - blocks).sum(-1) for each in rounded])
+        scale = np.take_along_axis(scales, errors.argmin(0)[None], 0)[0]
+    if seen is None:
+        return Blocks(round_to_nearest(blocks, scale[..., None], low, top), scale, bits)
+    columns = round_with_gptq(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, seen)
+    return Blocks(np.ascontiguousarray(columns.T).reshape(blocks.shape), scale, bits)
 
 
 def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
@@ -109,11 +94,6 @@ def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
         if table is not None and table.const_value is not None and len(table.const_value.shape) == 2:
             found.append((node, table))
     return found
-
-
-def list_table_names(graph: ir.Graph) -> list[str]:
-    """Return the names of the tables of words."""
-    return [str(table.name) for _, table in find_lookups(graph)]
 
 
 def find_quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
@@ -138,23 +118,13 @@ def find_extremes(blocks: Array) -> Array:
     return np.where(found == 0, np.finfo(np.float32).tiny, found)
 
 
+@dataclass
 class QuantizeWeights(ir.passes.InPlacePass):
-    """Quantizes the constant side of each MatMul, and the tables of words, with a scale per block.
+    """Quantizes the constant side of each MatMul, and the tables of words, with a scale per block."""
 
-    Args:
-        bits: 8 or 4.
-        size: columns of a block, one of `BLOCK_SIZES`.
-        done: weights that are quantized already, by name; others are added.
-
-    Raises:
-        ValueError: a width that is not a multiple of the block; names the weight.
-    """
-
-    def __init__(self, bits: int, size: int, done: dict[str, Blocks] | None = None) -> None:
-        super().__init__()
-        self.bits = bits
-        self.size = size
-        self.done = {} if done is None else done
+    bits: int  # 8 or 4
+    size: int  # columns of a block, one of `BLOCK_SIZES`
+    done: dict[str, Blocks] = field(default_factory=dict)  # is quantized already, by name; others are added
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
@@ -192,22 +162,18 @@ class QuantizeWeights(ir.passes.InPlacePass):
             graph.remove(add, safe=True)
         attributes = {"K": K, "bits": blocks.bits, "block_size": blocks.size, "accuracy_level": ACCURACY_INT8}
 
-        def part(first: int, rows: int) -> ir.Node:
+        def make_part(first: int, rows: int) -> ir.Node:
             inputs = [node.inputs[0]]
             for base in (packed, scale):
                 view = View(base, first, (rows, *base.shape.numpy()[1:]))
                 inputs.append(add_initializer(graph, f"{base.name}.{first}", view))
             if (bias := slice_bias(graph, weight, first, rows)) is not None:
                 inputs += [None, None, bias]
-            return ir.node(
-                "MatMulNBits",
-                inputs,
-                {**attributes, "N": rows},
-                domain=MICROSOFT,
-                metadata_props={WEIGHT: weight.name},
-            )
+            part = ir.node("MatMulNBits", inputs, {**attributes, "N": rows}, domain=MICROSOFT)
+            part.metadata_props[WEIGHT] = weight.name
+            return part
 
-        replace_by_parts(graph, node, [part(first, rows) for first, rows in split_rows(len(blocks.q))])
+        replace_by_parts(graph, node, [make_part(first, rows) for first, rows in split_rows(len(blocks.q))])
 
     def replace_gather(self, graph: ir.Graph, node: ir.Node, table: ir.Value) -> None:
         constant = table.const_value
@@ -221,7 +187,6 @@ class QuantizeWeights(ir.passes.InPlacePass):
             add_initializer(graph, f"{scale.name}.table", View(scale, 0, scale.shape.numpy())),
         ]
         attributes = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 1}
-        gather = ir.node(
-            "GatherBlockQuantized", inputs, attributes, domain=MICROSOFT, metadata_props={WEIGHT: table.name}
-        )
+        gather = ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT)
+        gather.metadata_props[WEIGHT] = table.name
         replace_by_parts(graph, node, [gather])

@@ -11,37 +11,21 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .weights import add_initializer, find_weight
 
+ROWS = "logit_rows"  # the input (N,) that chooses
 # Operators whose result in a row depends on that row of their inputs alone.
-BY_ROW = {
-    "Add",
-    "Mul",
-    "Relu",
-    "Tanh",
-    "Sigmoid",
-    "Gelu",
-    "LayerNormalization",
-    "SkipLayerNormalization",
-    "FastGelu",
-    "BiasGelu",
-}
+ELEMENTWISE = ("Add", "Mul", "Relu", "Tanh", "Sigmoid", "Gelu", "FastGelu", "BiasGelu")
+BY_ROW = (*ELEMENTWISE, "LayerNormalization", "SkipLayerNormalization")
 
 
 class GatherRowsEarly(ir.passes.InPlacePass):
     """Moves the choice of the head's rows up to the last attention: of a long prompt one row is wanted.
 
     Behind it the last layer's projections, norms and feed-forward part see N rows instead of B * T.
-
-    Args:
-        rows: the input (N,) that chooses.
     """
-
-    def __init__(self, rows: str = "logit_rows") -> None:
-        super().__init__()
-        self.rows = rows
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
-        rows = next((value for value in graph.inputs if value.name == self.rows), None)
+        rows = next((value for value in graph.inputs if value.name == ROWS), None)
         if rows is None:
             return ir.passes.PassResult(model, modified=False)
         (unsqueeze,) = (node for node, _ in rows.uses())

@@ -29,12 +29,9 @@ class SplitSharedTable(ir.passes.InPlacePass):
                 continue
             parts = []
             for first, count in split_rows(weight.rows):
-                inputs = [
-                    x,
-                    add_rows(graph, weight.constant, first, count),
-                    slice_bias(graph, weight, first, count),
-                ]
-                parts.append(ir.node("Gemm", inputs, {"transB": 1}))
+                rows = add_rows(graph, weight.constant, first, count)
+                bias = slice_bias(graph, weight, first, count)
+                parts.append(ir.node("Gemm", [x, rows, bias], {"transB": 1}))
             replace_by_parts(graph, node, parts)
             modified = True
         RemoveUnusedNodesPass()(model)
@@ -43,10 +40,9 @@ class SplitSharedTable(ir.passes.InPlacePass):
 
 def slice_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.Value | None:
     """Return the bias of `count` rows of a weight, from row `first` on."""
-    bias = weight.bias
-    if bias is None or count == weight.rows:
-        return bias
-    return add_rows(graph, bias, first, count)
+    if weight.bias is None or count == weight.rows:
+        return weight.bias
+    return add_rows(graph, weight.bias, first, count)
 
 
 def split_rows(rows: int) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ ROWS = ".rows."
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
 
 
+@dataclass
 class AttachWeights(ir.passes.InPlacePass):
     """Turns the inputs that carry a parameter's name into initializers with its values.
 
@@ -33,27 +34,22 @@ class AttachWeights(ir.passes.InPlacePass):
     turn it round, and hold it twice, while loading. A tensor that has several names in the model gets
     the first of them in every graph, and one that is transposed has a name of its own: graphs that
     share a weights file must mean the same by a name.
-
-    Args:
-        parameters: tensors by all of their names.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.parameters = parameters
-        self.names: dict[int, str] = {}
-        for name, tensor in parameters.items():
-            self.names.setdefault(id(tensor), name)
+    parameters: Mapping[str, Tensor]  # tensors by all of their names
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         graph = model.graph
+        names: dict[int, str] = {}
+        for name, tensor in self.parameters.items():
+            names.setdefault(id(tensor), name)
         weights = [value for value in graph.inputs if value.name in self.parameters]
         for value in weights:
             assert value.name is not None
             tensor = self.parameters[value.name]
             array = tensor.detach().numpy()
             graph.inputs.remove(value)
-            value.name = self.names[id(tensor)]
+            value.name = names[id(tensor)]
             transposes = [node for node, _ in value.uses()]
             if transposes and all(is_matrix_transpose(node) for node in transposes):
                 array = array.T
@@ -78,19 +74,12 @@ def is_described(model: ir.Model) -> bool:
 
 @dataclass(frozen=True)
 class Stored:
-    """How a graph's constant stores a parameter.
+    """How a graph's constant stores a parameter."""
 
-    Attributes:
-        parameter: its name.
-        transposed: the constant is its transpose.
-        shift: the constant is it times 2**-shift.
-        first: the constant is its rows from this one on; None for all of them.
-    """
-
-    parameter: str
-    transposed: bool = False
-    shift: int = 0
-    first: int | None = None
+    parameter: str  # its name
+    transposed: bool = False  # the constant is its transpose
+    shift: int = 0  # the constant is it times 2**-shift
+    first: int | None = None  # the constant is its rows from this one on; None for all of them
 
     @classmethod
     def read(cls, value: ir.Value) -> Stored:
@@ -127,21 +116,13 @@ def make_lazy_tensor(
 
 @dataclass(frozen=True)
 class Weight:
-    """The constant side of a product.
+    """The constant side of a product."""
 
-    Attributes:
-        name: the parameter's.
-        rows: N, the width of the result.
-        array: gives its numbers (N, K).
-        constant: (N, K) as it is stored; None where its transpose is.
-        bias: (N,), if it is a part of the node.
-    """
-
-    name: str
-    rows: int
-    array: Callable[[], np.ndarray]
-    constant: ir.Value | None
-    bias: ir.Value | None = None
+    name: str  # the parameter's
+    rows: int  # N, the width of the result
+    array: Callable[[], np.ndarray]  # gives its numbers (N, K)
+    constant: ir.Value | None  # (N, K) as it is stored; None where its transpose is
+    bias: ir.Value | None = None  # (N,), if it is a part of the node
 
 
 def find_weight(node: ir.Node) -> Weight | None:
@@ -187,13 +168,7 @@ def find_vector(add: ir.Node) -> ir.Value | None:
 
 
 class View(ir.LazyTensor):
-    """Part of another tensor's bytes under a shape of its own; in a file it takes no room.
-
-    Args:
-        base: the tensor.
-        first: its first row that is seen.
-        shape: of what is seen.
-    """
+    """Part of a tensor's bytes, from a row on, under a shape of its own; in a file it takes no room."""
 
     def __init__(self, base: ir.TensorProtocol, first: int, shape: Sequence[int]) -> None:
         self.base = base
@@ -228,52 +203,41 @@ def add_rows(graph: ir.Graph, constant: ir.Value, first: int, count: int) -> ir.
 def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_name: str) -> None:
     """Write graphs as `folder`/KEY and their large weights, each once, as `folder`/`data_name`.
 
-    Args:
-        models: graphs whose initializers of one name and type hold the same values.
+    Initializers of one name and type hold the same values in all graphs.
     """
+    values = [value for model in models.values() for value in model.graph.initializers.values()]
+    constants = [value for value in values if value.const_value is not None]
+    large = [value for value in constants if find_base(value).nbytes >= EXTERNAL_FROM_BYTES]
     tensors: dict[tuple[str, ir.DataType], ir.TensorProtocol] = {}
-    for value in list_large_initializers(models.values()):
+    for value in large:
         tensors.setdefault(key_of(value), find_base(value))
     external = ir.external_data.convert_tensors_to_external(
         list(tensors.values()), base_dir=folder, relative_path=data_name
     )
     written = dict(zip(tensors, external, strict=True))
-    for value in list_large_initializers(models.values()):
+    for value in large:
         stored = written[key_of(value)]
         if isinstance(value.const_value, View):
             assert isinstance(stored, ir.ExternalTensor)
-            stored = locate_view(stored, value.const_value)
+            view = value.const_value
+            stored = ir.ExternalTensor(
+                stored.location,
+                (stored.offset or 0) + view.offset,
+                view.nbytes,
+                view.dtype,
+                shape=ir.Shape(view.shape),
+                name=str(view.name),
+                base_dir=stored.base_dir,
+            )
         value.const_value = stored
     for name, model in models.items():
         ir.save(model, folder / name)
-
-
-def list_large_initializers(models: Iterable[ir.Model]) -> list[ir.Value]:
-    return [
-        value
-        for model in models
-        for value in model.graph.initializers.values()
-        if value.const_value is not None and find_base(value).nbytes >= EXTERNAL_FROM_BYTES
-    ]
 
 
 def find_base(value: ir.Value) -> ir.TensorProtocol:
     """Return the tensor that is stored for a constant."""
     assert value.const_value is not None
     return value.const_value.base if isinstance(value.const_value, View) else value.const_value
-
-
-def locate_view(stored: ir.ExternalTensor, view: View) -> ir.ExternalTensor:
-    """Return a view's place in the file that holds its base."""
-    return ir.ExternalTensor(
-        stored.location,
-        (stored.offset or 0) + view.offset,
-        view.nbytes,
-        view.dtype,
-        shape=ir.Shape(view.shape),
-        name=str(view.name),
-        base_dir=stored.base_dir,
-    )
 
 
 def key_of(value: ir.Value) -> tuple[str, ir.DataType]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.bundle.bundle import Bundle
 from ...runtime.decoding.decoder import PREFILL_CHUNK
 from ...runtime.diagnostics.golden import decoders as golden
 from ...runtime.diagnostics.golden.decoders import Golden, Sample
@@ -16,10 +17,10 @@ from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
 from . import passages
-from .passages import Passage, passage_of, windows
+from .passages import Passage, cut_passages, make_passage
 
 if TYPE_CHECKING:
-    from .decoder import Reference
+    from .model import ReferenceModel
 
 DECODE_STEPS = 32
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
@@ -28,61 +29,55 @@ CONTEXT_ROWS = 8  # positions compared at the end of a full context
 
 @dataclass(frozen=True)
 class Expectation(Golden):
-    """What every engine must reproduce, and the real text beside it.
+    """What every engine must reproduce, and the real text beside it."""
 
-    Attributes:
-        passages: real text, of which every token is predicted.
-        texts: more of it, to calibrate with; golden data does without.
-    """
-
-    passages: tuple[Passage, ...]
-    texts: tuple[tuple[int, ...], ...] = ()
+    passages: tuple[Passage, ...]  # of which every token is predicted
+    texts: tuple[tuple[int, ...], ...] = ()  # more, to calibrate with; golden data does without
 
 
-def expectation_of(
-    reference: Reference,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    context: int,
-    tuned: Collection[int] = (),
-) -> Expectation:
-    """Compute samples of unequal length, one of a single token, and a full context of `context` tokens.
+def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expectation:
+    """Compute samples of unequal length, one of a single token, and a full context."""
+    from .decoder import make_reference
 
-    Args:
-        tuned: lengths of prompts that plans are tuned for.
-    """
-    encoded = [tokens for tokens in map(tokenizer.encode, prompts) if tokens]
+    reference = make_reference(model)
+    context = bundle.manifest.max_length
+    tuned = {artifact.axis("tokens").opt for artifact in bundle.manifest.artifacts}
+    encoded = [tokens for tokens in map(open_plain_tokenizer(bundle).encode, texts) if tokens]
     steps = min(DECODE_STEPS + 1, context // 2)
     longest = min(PROMPT_TOKENS, context - steps)
     chosen = [tokens[: max(1, longest // (1 + i % 3))] for i, tokens in enumerate(encoded)]
     chosen.append(encoded[0][:1])
     samples = []
-    for prompt, continuation in zip(chosen, reference.greedy(chosen, steps), strict=True):
-        logits = reference.logits([*prompt, *continuation[:-1]], slice(len(prompt) - 1, None))
+    for prompt, continuation in zip(chosen, reference.continue_greedily(chosen, steps), strict=True):
+        logits = reference.compute_logits([*prompt, *continuation[:-1]], slice(len(prompt) - 1, None))
         if not np.isfinite(logits).all():
             raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
         best = np.sort(logits, axis=-1)[:, -2:]
         margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
-        steps_known = tuple(range(steps))
-        samples.append(Sample(tuple(prompt), tuple(continuation), margins, steps_known, logits))
+        samples.append(Sample(tuple(prompt), tuple(continuation), margins, tuple(range(steps)), logits))
     text = [token for tokens in encoded for token in tokens]
     filled = (text * (context // len(text) + 1))[:context]
     ends = range(context - min(CONTEXT_ROWS, context - 1), context)
     edges = sorted({n for edge in (*tuned, PREFILL_CHUNK) for n in (edge, edge + 1) if n < context})
-    known = reference.logits(filled, [*ends, *(edge - 1 for edge in edges)])
-    judged, texts = windows(encoded, context)
-    passages = tuple(
-        passage_of(tokens, reference.logits(tokens[:-1], slice(None)), len(judged)) for tokens in judged
-    )
+    known = reference.compute_logits(filled, [*ends, *(edge - 1 for edge in edges)])
+    judged, others = cut_passages(encoded, context)
+    passages = [
+        make_passage(tokens, reference.compute_logits(tokens[:-1], slice(None)), len(judged))
+        for tokens in judged
+    ]
     return Expectation(
         samples=tuple(samples),
-        passages=passages,
+        passages=tuple(passages),
         context=tuple(filled),
         context_logits=known[: len(ends)],
         edges=tuple(edges),
         edge_logits=known[len(ends) :],
-        texts=tuple(texts),
+        texts=tuple(others),
     )
+
+
+def open_plain_tokenizer(bundle: Bundle) -> Tokenizer:
+    return Tokenizer.from_file(bundle.path(str(bundle.manifest.tokenizer["files"][0])))
 
 
 def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
@@ -91,5 +86,4 @@ def to_arrays(expected: Expectation) -> dict[str, npt.NDArray[Any]]:
 
 
 def from_arrays(arrays: Arrays) -> Expectation:
-    """Return the expectation that `to_arrays` stored."""
     return Expectation(**vars(golden.from_arrays(arrays)), passages=passages.from_arrays(arrays))

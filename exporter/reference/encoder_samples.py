@@ -13,18 +13,12 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
 from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.diagnostics.golden import encoders as golden
-from ...runtime.diagnostics.golden.encoders import (
-    Golden,
-    Outputs,
-    Sample,
-    is_per_token,
-)
-from ...runtime.diagnostics.golden.evenly import evenly
-from ...runtime.diagnostics.golden.files import Arrays
+from ...runtime.diagnostics.golden.encoders import Golden, Outputs, Sample, is_per_token
+from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
-from .fitted_head import LinearHead
+from .fitted_head import HEAD, LinearHead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,13 +33,9 @@ POSITIONS = 12  # compared in each sequence, the first and last among them
 
 @dataclass(frozen=True)
 class Expectation(Golden):
-    """What every engine must reproduce.
+    """What every engine must reproduce."""
 
-    Attributes:
-        texts: real text beside the samples', to calibrate with; golden data does without.
-    """
-
-    texts: tuple[Piece, ...] = ()
+    texts: tuple[Piece, ...] = ()  # beside the samples', to calibrate with; golden data does without
 
 
 def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expectation:
@@ -55,11 +45,11 @@ def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expec
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
     specs = manifest.artifacts[0].outputs
     has_segments = any(spec.role == "segments" for spec in manifest.artifacts[0].inputs)
-    head = LinearHead.of(bundle)
+    head = LinearHead.load(bundle)
     samples = []
     encoded = [tokenizer.encode(text) for text in texts]
     for piece in cut_pieces(encoded, manifest.encoder, has_segments):
-        positions = evenly(len(piece), POSITIONS)
+        positions = choose_evenly(len(piece), POSITIONS)
         samples.append(Sample(piece, positions, compute_outputs(model, piece, positions, specs, head)))
     per_token = tuple(spec.name for spec in specs if is_per_token(spec))
     return Expectation(tuple(samples), per_token, tuple(cut_calibration_pieces(encoded, manifest.encoder)))
@@ -69,33 +59,30 @@ def cut_pieces(
     encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_segments: bool
 ) -> list[Piece]:
     """Return sequences of unequal length from real text; the last are a pair, a token, a full sequence."""
-    texts = [window for ids in encoded for window in windows(ids)[0]]
+    texts = [window for ids in encoded for window in split_text(ids)[0]]
     if not texts:
         raise VerificationError("the texts to verify with have no tokens that this model knows")
-
-    def cut(first: Sequence[int], second: Sequence[int] | None, length: int) -> Piece:
-        length = max(3 + defaults.separators, min(length, defaults.max_length))
-        separators = defaults.separators
-        fitted = fit(
-            first,
-            second,
-            max_length=length,
-            tokens=defaults.tokens,
-            truncation="head",
-            separators=separators,
-        )
-        return fitted.pieces[0]
-
-    pieces = [cut(text, None, TEXT_TOKENS // (1 + i % 3)) for i, text in enumerate(texts)]
+    pieces = [cut_piece(defaults, text, None, TEXT_TOKENS // (1 + i % 3)) for i, text in enumerate(texts)]
     if has_segments:
-        pieces.append(cut(texts[0], texts[-1], TEXT_TOKENS))
+        pieces.append(cut_piece(defaults, texts[0], texts[-1], TEXT_TOKENS))
     pieces.append(Piece([defaults.tokens["cls"]], [0], range(0), None))
     joined = [token for text in texts for token in text]
     full = (joined * (defaults.max_length // len(joined) + 1))[: defaults.max_length]
-    return [*pieces, cut(full, None, defaults.max_length)]
+    return [*pieces, cut_piece(defaults, full, None, defaults.max_length)]
 
 
-def windows(ids: Sequence[int]) -> tuple[list[Sequence[int]], Sequence[int]]:
+def cut_piece(
+    defaults: EncoderDefaults, first: Sequence[int], second: Sequence[int] | None, most: int
+) -> Piece:
+    """Return one sequence of a text's beginning, or of a pair's, of about `most` tokens."""
+    separators = defaults.separators
+    length = max(3 + separators, min(most, defaults.max_length))
+    tokens = defaults.tokens
+    fitted = fit(first, second, max_length=length, tokens=tokens, truncation="head", separators=separators)
+    return fitted.pieces[0]
+
+
+def split_text(ids: Sequence[int]) -> tuple[list[Sequence[int]], Sequence[int]]:
     """Return a text's beginning, cut into windows to judge, and the rest, to calibrate with."""
     end = max(TEXT_TOKENS, round(JUDGED * len(ids)))
     cuts = [ids[start : min(start + TEXT_TOKENS, end)] for start in range(0, end, TEXT_TOKENS)]
@@ -103,18 +90,12 @@ def windows(ids: Sequence[int]) -> tuple[list[Sequence[int]], Sequence[int]]:
 
 
 def cut_calibration_pieces(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults) -> list[Piece]:
-    """Return sequences to calibrate with, from what `windows` leaves; if nothing, from all of the texts."""
-    rest = [token for ids in encoded for token in windows(ids)[1]]
+    """Return sequences to calibrate with, from what `split_text` leaves; if nothing, from all texts."""
+    rest = [token for ids in encoded for token in split_text(ids)[1]]
     rest = rest or [token for ids in encoded for token in ids]
     length = min(CALIBRATION_TOKENS, defaults.max_length) - 2
     cuts = [rest[start : start + length] for start in range(0, len(rest), length)]
-    return [make_piece(ids, defaults) for ids in cuts]
-
-
-def make_piece(ids: Sequence[int], defaults: EncoderDefaults) -> Piece:
-    """Return tokens that fit into one sequence as a piece."""
-    fitted = fit(ids, None, max_length=defaults.max_length, tokens=defaults.tokens, truncation="head")
-    return fitted.pieces[0]
+    return [cut_piece(defaults, ids, None, defaults.max_length) for ids in cuts]
 
 
 def run_model(model: ReferenceModel, piece: Piece) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -131,9 +112,8 @@ def run_model(model: ReferenceModel, piece: Piece) -> tuple[list[Tensor], dict[s
         ids = torch.tensor([piece.ids])
         segments = torch.tensor([piece.segments])
         mask = torch.ones_like(ids)
-        states = model.hidden_states(
-            ids, segments if model.config.type_vocab_size else None, PaddedAttention(mask)
-        )
+        kinds = segments if model.config.type_vocab_size else None
+        states = model.hidden_states(ids, kinds, PaddedAttention(mask))
         return states, dict(model.head_outputs(states[-1], mask))
 
 
@@ -142,18 +122,17 @@ def compute_outputs(
     piece: Piece,
     positions: Sequence[int],
     specs: Sequence[TensorSpec],
-    head: LinearHead | None = None,
+    head: LinearHead | None,
 ) -> Outputs:
     """Compute every output for one sequence in PyTorch, and a fitted head's logits."""
     states, results = run_model(model, piece)
     outputs = {}
     for spec in specs:
         kind, _, detail = spec.role.partition(".")
-        if head is not None and spec.role == "sequence_classification":
+        if head is not None and spec.role == HEAD:
             vector = results.get("sentence_embedding")
-            outputs[spec.name] = head.logits(
-                [state[0].numpy() for state in states], None if vector is None else vector[0].numpy()
-            )
+            embedding = None if vector is None else vector[0].numpy()
+            outputs[spec.name] = head.compute_logits([state[0].numpy() for state in states], embedding)
             continue
         if kind == "hidden":
             tensor = states[int(detail)]
@@ -167,5 +146,4 @@ def compute_outputs(
 
 
 def from_arrays(arrays: Arrays) -> Expectation:
-    """Return the expectation that `to_arrays` stored."""
     return Expectation(**vars(golden.from_arrays(arrays)))

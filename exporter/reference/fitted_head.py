@@ -7,36 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.encode.pooling import LAYERS, combine_layers, normalize_vector, pool_tokens
 
 HEAD = "sequence_classification"  # the role of its logits among a graph's outputs
-Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class LinearHead:
-    """A classifier that was fitted to an encoder's features, as scikit-learn gave it.
+    """A classifier that was fitted to an encoder's features, as scikit-learn gave it."""
 
-    Attributes:
-        features: "embedding", or a choice of hidden states, averaged over the tokens.
-        weight: (C, F).
-        bias: (C,).
-        normalize: whether an averaged embedding gets length 1.
-    """
-
-    features: str
-    weight: Array
-    bias: Array
-    normalize: bool
+    features: str  # "embedding", or a choice of hidden states, averaged over the tokens
+    weight: Array  # (C, F)
+    bias: Array  # (C,)
+    normalize: bool  # whether an averaged embedding gets length 1
 
     @staticmethod
-    def of(bundle: Bundle) -> LinearHead | None:
+    def load(bundle: Bundle) -> LinearHead | None:
         """Return the fitted head of a bundle; None where its heads are the checkpoint's."""
         defaults = bundle.manifest.encoder
         if defaults is None or defaults.fitted is None:
@@ -44,13 +35,8 @@ class LinearHead:
         with np.load(bundle.path(defaults.fitted.file), allow_pickle=False) as file:
             return LinearHead(defaults.fitted.features, file["weight"], file["bias"], defaults.normalize)
 
-    def logits(self, states: Sequence[Array], embedding: Array | None) -> Array:
-        """Return the logits (C,) of a text.
-
-        Args:
-            states: its hidden states (T, E), from the embeddings to the last layer.
-            embedding: its sentence embedding (F,), of a model that makes one.
-        """
+    def compute_logits(self, states: Sequence[Array], embedding: Array | None) -> Array:
+        """Return a text's logits (C,) from all of its hidden states (T, E), or its embedding (F,) if any."""
         if self.features != "embedding":
             chosen = [states[layer] for layer in LAYERS[self.features](len(states) - 1)]
             vector = pool_tokens(combine_layers(chosen, self.features), "mean")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
-from ..errors import CheckpointError
+from ..errors import raise_checkpoint_errors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 
 
 def load_our_model(folder: Path) -> Model:
-    """Load a checkpoint into PlanForge's own model.
-
-    Raises:
-        CheckpointError: the weights cannot be used; says why.
-    """
+    """Load a checkpoint into PlanForge's own model."""
     from ...models import load_model
 
-    try:
+    with raise_checkpoint_errors():
         return load_model(folder)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def is_module(model: ReferenceModel) -> TypeGuard[nn.Module]:

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 
 from ...models import KeyValue
-from ...runtime.backends.ort_backend import plain_session
+from ...runtime.backends.backend import Array
+from ...runtime.backends.ort_backend import open_plain_session
 from ...runtime.diagnostics.metrics import Logits
 from ..imported.branches import SWITCH
-from ..imported.build import Array
 from ..imported.cross_attention import CROSS, STATES
 from ..imported.folder import LAYERS, Folder
-from ..imported.signature import STATE_NAMES
 from .decoder import Reference
-from .transformers_reference import OF_LOGITS
+from .transformers_reference import name_results
 from .translation import UncachedReference
 
 if TYPE_CHECKING:
@@ -25,19 +24,14 @@ if TYPE_CHECKING:
 
 
 class OnnxGraphs:
-    """A folder's graphs, opened.
-
-    Args:
-        found: the folder.
-    """
+    """A folder's graphs, opened."""
 
     witness = "the graphs that optimum wrote"
 
     def __init__(self, found: Folder) -> None:
-        first = found.first or found.model
         self.layers = found.read_integer(LAYERS) or 0
-        self.model = plain_session(first)
-        self.encoder = None if found.encoder is None else plain_session(found.encoder)
+        self.model = open_plain_session(found.first or found.model)
+        self.encoder = None if found.encoder is None else open_plain_session(found.encoder)
 
     def named_parameters(self, **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Return no parameters: the weights do not have a checkpoint's names."""
@@ -47,11 +41,7 @@ class OnnxGraphs:
     named_buffers = named_parameters
 
     def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """Return every output, computed without a past.
-
-        Args:
-            given: inputs by name; missing ones are made from the ids.
-        """
+        """Return every output, computed without a past; inputs that are not given are made from the ids."""
         ids = given["input_ids"]
         feeds = dict(given)
         for spec in self.model.get_inputs():
@@ -72,29 +62,22 @@ def run_encoder(graphs: OnnxGraphs, piece: Piece) -> tuple[list[torch.Tensor], d
     """Return the last hidden states (1, T, E) of one sequence, for any layer, and the head's results."""
     given = {"input_ids": np.array([piece.ids]), "token_type_ids": np.array([piece.segments])}
     out = {name: torch.from_numpy(array) for name, array in graphs.run(given).items()}
-    if "start_logits" in out:
-        return [], {"question_answering": torch.stack([out["start_logits"], out["end_logits"]], dim=-1)}
-    if "logits" in out:
-        return [], dict.fromkeys(OF_LOGITS, out["logits"])
-    return [next(out[name] for name in STATE_NAMES if name in out)] * (graphs.layers + 1), {}
+    return name_results(out, graphs.layers)
 
 
 class OnnxDecoder(Reference):
     """A decoder's graph; sequences are computed at once and without a past."""
 
-    def __init__(self, graphs: OnnxGraphs) -> None:
-        self.model = graphs
-
-    def logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
+    def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
         found: Logits = self.model.run({"input_ids": np.array([list(tokens)])})["logits"][0, rows]
         return found
 
-    def greedy(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+    def continue_greedily(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
         rows = []
         for prompt in prompts:
             tokens = list(prompt)
             for _ in range(steps):
-                tokens.append(int(self.logits(tokens, [-1]).argmax()))
+                tokens.append(int(self.compute_logits(tokens, [-1]).argmax()))
             rows.append(tokens[len(prompt) :])
         return rows
 
@@ -102,23 +85,23 @@ class OnnxDecoder(Reference):
 class OnnxTranslator(UncachedReference):
     """An encoder-decoder's graphs."""
 
-    def states(self, source: Sequence[int]) -> Array:
+    def encode(self, source: Sequence[int]) -> Array:
         ids = np.array([list(source)])
         given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
         found: Array = self.model.encoder.run(["last_hidden_state"], given)[0]
         return found
 
-    def step(self, states: Array, targets: Sequence[Sequence[int]]) -> Logits:
-        return self.outputs(states, targets)["logits"]
+    def compute_logits(self, states: Array, targets: Sequence[Sequence[int]]) -> Logits:
+        return self.run_decoder(states, targets)["logits"]
 
-    def outputs(self, states: Array, targets: Sequence[Sequence[int]]) -> dict[str, Array]:
+    def run_decoder(self, states: Array, targets: Sequence[Sequence[int]]) -> dict[str, Array]:
         states = np.repeat(states, len(targets), axis=0)
         mask = np.ones(states.shape[:2], np.int64)
         given = {"input_ids": np.array(targets), STATES: states, "encoder_attention_mask": mask}
         found: dict[str, Array] = self.model.run(given)
         return found
 
-    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
-        out = self.outputs(self.states(source), [[self.start]])
+    def compute_keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+        out = self.run_decoder(self.encode(source), [[self.start]])
         tensors = [torch.from_numpy(array) for name, array in out.items() if CROSS.fullmatch(name)]
         return list(zip(tensors[::2], tensors[1::2], strict=True))

@@ -23,18 +23,14 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rounding:
-    """What a precision does to the model's numbers.
+    """What a precision does to the model's numbers."""
 
-    Attributes:
-        dtype: of weights and of every operation's result.
-        weights: parameters quantized to int8 or int4 and dequantized again, by name.
-        cache_scales: scales of keys and values in int8, (H * D,) by the cache's name ("cache.0.key").
-        products: products of linears whose rows are rounded too, by their weights' names.
-    """
-
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # of weights and of every operation's result
+    # Parameters quantized to int8 or int4 and dequantized again, by name.
     weights: Mapping[str, Array] = field(default_factory=dict)
+    # Scales of keys and values in int8, (H * D,) by the cache's name ("cache.0.key").
     cache_scales: Mapping[str, Array] = field(default_factory=dict)
+    # Products of linears whose rows are rounded too, by their weights' names.
     products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
 
     @contextmanager
@@ -43,12 +39,11 @@ class Rounding:
         named = dict(model.named_parameters(remove_duplicate=False))
         originals = [(parameter, parameter.data) for parameter in model.parameters()]
         hooks: list[RemovableHandle] = []
-        for names, product in self.products.items():
-            hooks += round_rows(model, names, product)
         try:
             for name, array in self.weights.items():
                 named[name].data = torch.from_numpy(array)
             for names, product in self.products.items():
+                hooks += round_rows(model, names, product)
                 columns = torch.from_numpy(product.dequantize()).T  # (N, K) of all
                 widths = [len(named[name]) for name in names]
                 for name, own in zip(names, torch.split(columns, widths), strict=True):
@@ -67,14 +62,9 @@ class Rounding:
                 hook.remove()
 
 
-def linear_of(model: nn.Module, weight: str) -> nn.Linear | None:
-    """Return the module that multiplies by a weight, by whichever name; None if the weight is only looked up.
-
-    Also None where the model has no parameter of that name, such as a matrix that an exporter has folded.
-    """
+def find_linear(model: nn.Module, weight: str) -> nn.Linear | None:
+    """Return the module that multiplies by a weight, by any of its names; None if there is none."""
     parameter = dict(model.named_parameters(remove_duplicate=False)).get(weight)
-    if parameter is None:
-        return None
     return next((m for m in model.modules() if isinstance(m, nn.Linear) and m.weight is parameter), None)
 
 
@@ -86,16 +76,12 @@ def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) ->
         flat = product.round_rows(x.reshape(-1, x.shape[-1]).numpy())
         return (torch.from_numpy(flat).view(x.shape),)
 
-    linears = [linear_of(model, name) for name in names]
+    linears = [find_linear(model, name) for name in names]
     return [linear.register_forward_pre_hook(round_result) for linear in linears if linear is not None]
 
 
 class RoundedCache(GrowingCache):
-    """A cache that rounds keys and values to int8, from -128 to 127.
-
-    Args:
-        scales: (H * D,) of each layer's keys and values, by "cache.0.key" and so on.
-    """
+    """A cache that rounds keys and values to int8, from -128 to 127, by `Rounding.cache_scales`."""
 
     def __init__(self, scales: Mapping[str, Array], *args: Any) -> None:
         super().__init__(*args)

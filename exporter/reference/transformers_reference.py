@@ -5,12 +5,13 @@ T tokens, E hidden size, N outputs and K inputs of a linear layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointError, VerificationError, first_line
+from ..errors import CheckpointError, VerificationError, shorten_error
 from ..imported.folder import has_weights, read_folder
+from ..imported.signature import STATE_NAMES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,7 +31,7 @@ AUTO_MODELS = {
 OF_LOGITS = ("masked_lm", "sequence_classification", "token_classification")
 
 
-def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> ReferenceModel:
+def load_reference(folder: Path, task: str, heads: Sequence[str] = ()) -> ReferenceModel:
     """Return the reference of an imported bundle: transformers' model, or the folder's graphs as they are."""
     if has_weights(folder):
         return load_transformers_model(folder, task, heads)
@@ -40,17 +41,7 @@ def reference_model(folder: Path, task: str, heads: Sequence[str] = ()) -> Refer
 
 
 def load_transformers_model(folder: Path, task: str, heads: Sequence[str] = ()) -> nn.Module:
-    """Load a model with its weights in fp32.
-
-    Args:
-        folder: the checkpoint.
-        task: the bundle's task.
-        heads: an encoder's heads.
-
-    Raises:
-        VerificationError: transformers is not installed.
-        CheckpointError: transformers cannot read the folder; gives its message.
-    """
+    """Load a checkpoint with its weights in fp32, for a bundle's task or an encoder's heads."""
     try:
         import transformers
         from transformers.utils import logging as progress
@@ -67,7 +58,7 @@ def load_transformers_model(folder: Path, task: str, heads: Sequence[str] = ()) 
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # transformers raises whatever a file brings it to
-        raise CheckpointError(f"transformers cannot load {folder}: {first_line(error)}") from error
+        raise CheckpointError(f"transformers cannot load {folder}: {shorten_error(error)}") from error
     replace_conv1d(model)
     module: nn.Module = model.eval().requires_grad_(False)
     return module
@@ -103,11 +94,18 @@ def run_encoder(model: Any, piece: Piece) -> tuple[list[Tensor], dict[str, Tenso
             out = model(**given)
         except (IndexError, RuntimeError) as error:  # torch's own
             raise VerificationError(
-                f"the model in transformers does not run with {len(piece)} tokens ({first_line(error)});"
+                f"the model in transformers does not run with {len(piece)} tokens ({shorten_error(error)});"
                 " export fewer with --max-length"
             ) from error
+    return name_results(out, model.config.num_hidden_layers)
+
+
+def name_results(out: Mapping[str, Tensor], layers: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Return the last hidden states (1, T, E), for any layer, and the head's results."""
+    import torch
+
     if "start_logits" in out:
-        return [], {"question_answering": torch.stack([out.start_logits, out.end_logits], dim=-1)}
+        return [], {"question_answering": torch.stack([out["start_logits"], out["end_logits"]], dim=-1)}
     if "logits" in out:
-        return [], dict.fromkeys(OF_LOGITS, out.logits)
-    return [out.last_hidden_state] * (model.config.num_hidden_layers + 1), {}
+        return [], dict.fromkeys(OF_LOGITS, out["logits"])
+    return [next(out[name] for name in STATE_NAMES if name in out)] * (layers + 1), {}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
-from ...runtime.decoding.sampling import token_logprobs
+from ...runtime.decoding.sampling import compute_logprobs
 from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
 from .rounding import Rounding
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...runtime.diagnostics.golden.translations import Sample
 
 
-def reference_of(model: Any, start: int, gives_attention: bool = False) -> Reference:
+def make_reference(model: Any, start: int, gives_attention: bool = False) -> Reference:
     """Return the reference for our own Transformer, for transformers' model, or for optimum's graphs."""
     if isinstance(model, Transformer):
         return Reference(model, start, gives_attention)
@@ -36,41 +36,33 @@ def reference_of(model: Any, start: int, gives_attention: bool = False) -> Refer
 
 
 class Reference:
-    """The model in PyTorch, in fp32. Sources are computed one by one, without padding.
-
-    Args:
-        model: the model.
-        start: the token that every target begins with.
-        gives_attention: whether `results` returns the attention too.
-    """
+    """The model in PyTorch, in fp32. Sources are computed one by one, without padding."""
 
     def __init__(self, model: Any, start: int, gives_attention: bool = False) -> None:
         self.model = model
-        self.start = start
-        self.gives_attention = gives_attention
+        self.start = start  # the token that every target begins with
+        self.gives_attention = gives_attention  # whether `compute_results` returns the attention too
 
     @torch.no_grad()
-    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+    def compute_keys_values(self, source: Sequence[int]) -> list[KeyValue]:
         """Return the cross-attention keys and values of a source: L pairs of (1, H, S, D)."""
         ids = torch.tensor([list(source)])
         memory = self.model.encode(ids, PaddedAttention(torch.ones_like(ids)))
         found: list[KeyValue] = self.model.decoder.keys_values(memory)
         return found
 
-    def cross(self, source: Sequence[int]) -> Logits:
-        """Return `keys_values` as (2 * L, S, H * D): key and value of layer 0, of layer 1, ..."""
-        flat = [tensor[0].transpose(0, 1).flatten(1) for pair in self.keys_values(source) for tensor in pair]
+    def stack_keys_values(self, source: Sequence[int]) -> Logits:
+        """Return `compute_keys_values` as (2 * L, S, H * D): key and value of layer 0, of layer 1, ..."""
+        tensors = [tensor[0] for pair in self.compute_keys_values(source) for tensor in pair]  # (H, S, D)
+        flat = [tensor.transpose(0, 1).flatten(1) for tensor in tensors]
         array: Logits = torch.stack(flat).numpy()
         return array
 
     @torch.no_grad()
-    def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
-        """Compute the logits at each position of a target, at once and uncached.
-
-        Returns:
-            Logits (T, V), and the attention over the source (L, H, T, S); empty unless `gives_attention`.
-        """
-        seen = SourceAttention(self.keys_values(source), torch.ones(1, len(source), dtype=torch.int64))
+    def compute_results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
+        """Return a target's logits (T, V), at once and uncached, and its attention (L, H, T, S) or none."""
+        mask = torch.ones(1, len(source), dtype=torch.int64)
+        seen = SourceAttention(self.compute_keys_values(source), mask)
         logits, _ = self.model.step(torch.tensor([[self.start, *target[:-1]]]), seen)
         weights = [weights[0] for weights in seen.weights.values()] if self.gives_attention else []
         attention = torch.stack(weights) if weights else torch.zeros(0, 0, len(target), 0)
@@ -79,37 +71,31 @@ class Reference:
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
         """Search the best targets, with a copy of the source for every beam."""
         beams = BeamSearch(1, self.start, search)
-        rows = [self.keys_values(source)] * search.num_beams
-        mask = torch.ones(search.num_beams, len(source), dtype=torch.int64)
-        everything = SourceAttention(join_rows(rows), mask)
+        copies = (search.num_beams, 1, 1, 1)
+        memory = [(k.repeat(copies), v.repeat(copies)) for k, v in self.compute_keys_values(source)]
+        everything = SourceAttention(memory, torch.ones(search.num_beams, len(source), dtype=torch.int64))
         past: list[KeyValue] | None = None
         with torch.no_grad():
             while not beams.done:
                 logits, past = self.model.step(torch.tensor(beams.tokens)[:, None], everything, past)
-                copies = beams.advance(logits[:, -1].numpy())
                 parent = list(range(search.num_beams))
-                for origin, row in copies:
+                for origin, row in beams.advance(logits[:, -1].numpy()):
                     parent[row] = origin
                 past = [(k[parent], v[parent]) for k, v in past]
-        return beams.hypotheses()[0]
+        return beams.list_hypotheses()[0]
 
     def score(self, source: Sequence[int], target: Sequence[int]) -> float:
         """Return the mean log-probability of a target's tokens."""
-        logprobs = token_logprobs(self.results(source, target)[0], np.asarray(target))
+        logprobs = compute_logprobs(self.compute_results(source, target)[0], np.asarray(target))
         return float(logprobs.mean())
 
-    def gaps(self, samples: Sequence[Sample], rounding: Rounding) -> Gaps:
-        """Compare the rounded model with itself unrounded.
-
-        Returns:
-            The metrics of the logits (""), of the cross-attention keys and values ("cross.") and of
-            the attention ("attention.", if `gives_attention`), by the prefix of their limits' names.
-        """
+    def measure_gaps(self, samples: Sequence[Sample], rounding: Rounding) -> Gaps:
+        """Compare the rounded model with itself unrounded; keys are the prefixes of the limits' names."""
         from ...runtime.diagnostics.golden.translations import measure_attention, measure_cross
 
         with rounding.apply(self.model):
-            both = [self.results(s.source, s.target) for s in samples]
-            cross = [self.cross(s.source)[:, list(s.positions)] for s in samples]
+            both = [self.compute_results(s.source, s.target) for s in samples]
+            cross = [self.stack_keys_values(s.source)[:, list(s.positions)] for s in samples]
         logits = [logits[list(s.steps)] for (logits, _), s in zip(both, samples, strict=True)]
         gaps: Gaps = {
             "": measure(np.concatenate(logits), np.concatenate([s.logits for s in samples])),
@@ -125,41 +111,40 @@ class UncachedReference(Reference, ABC):
     """An encoder-decoder of another library: each step computes the whole target again."""
 
     @abstractmethod
-    def states(self, source: Sequence[int]) -> Any:
+    def encode(self, source: Sequence[int]) -> Any:
         """Return the encoder's output for a source."""
 
     @abstractmethod
-    def step(self, states: Any, targets: Sequence[Sequence[int]]) -> Logits:
+    def compute_logits(self, states: Any, targets: Sequence[Sequence[int]]) -> Logits:
         """Return the logits (K, T, V) of K targets of one source, each with the start token."""
 
-    def results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
-        logits = self.step(self.states(source), [[self.start, *target[:-1]]])
+    def compute_results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
+        logits = self.compute_logits(self.encode(source), [[self.start, *target[:-1]]])
         return logits[0], np.zeros((0, 0, len(target), 0), np.float32)
 
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
         beams = BeamSearch(1, self.start, search)
-        states = self.states(source)
+        states = self.encode(source)
         rows: list[list[int]] = [[] for _ in range(search.num_beams)]
         while not beams.done:
             rows = [[*row, int(token)] for row, token in zip(rows, beams.tokens, strict=True)]
-            copies = beams.advance(self.step(states, rows)[:, -1])
             before = list(rows)
-            for origin, row in copies:
+            for origin, row in beams.advance(self.compute_logits(states, rows)[:, -1]):
                 rows[row] = before[origin]
-        return beams.hypotheses()[0]
+        return beams.list_hypotheses()[0]
 
 
 class HubReference(UncachedReference):
     """An encoder-decoder of transformers."""
 
     @torch.no_grad()
-    def states(self, source: Sequence[int]) -> Tensor:
+    def encode(self, source: Sequence[int]) -> Tensor:
         encoded = self.model.get_encoder()(torch.tensor([list(source)]), return_dict=True)
         found: Tensor = encoded.last_hidden_state
         return found
 
     @torch.no_grad()
-    def step(self, states: Tensor, targets: Sequence[Sequence[int]]) -> Logits:
+    def compute_logits(self, states: Tensor, targets: Sequence[Sequence[int]]) -> Logits:
         fed = torch.tensor(targets)
         shared = (states.expand(len(targets), -1, -1),)
         out = self.model(encoder_outputs=shared, decoder_input_ids=fed, use_cache=False)
@@ -167,16 +152,7 @@ class HubReference(UncachedReference):
         return logits
 
     @torch.no_grad()
-    def keys_values(self, source: Sequence[int]) -> list[KeyValue]:
+    def compute_keys_values(self, source: Sequence[int]) -> list[KeyValue]:
         start = torch.tensor([[self.start]])
         out = self.model(torch.tensor([list(source)]), decoder_input_ids=start, use_cache=True)
         return [(layer.keys, layer.values) for layer in out.past_key_values.cross_attention_cache.layers]
-
-
-def join_rows(rows: Sequence[Sequence[KeyValue]]) -> list[KeyValue]:
-    """Join the keys and values of several rows into one batch."""
-
-    def stack(layer: int, kind: int) -> Tensor:
-        return torch.cat([row[layer][kind] for row in rows])
-
-    return [(stack(layer, 0), stack(layer, 1)) for layer in range(len(rows[0]))]

@@ -13,11 +13,10 @@ from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.decoding.beam import Search
 from ...runtime.decoding.constraints import Constraints
 from ...runtime.diagnostics.golden import translations
-from ...runtime.diagnostics.golden.evenly import evenly
-from ...runtime.diagnostics.golden.files import Arrays
+from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
 from ...runtime.diagnostics.golden.translations import Golden, Sample
 from ...runtime.diagnostics.golden.translators import MAX_BATCH
-from ...runtime.translate.tokenizers import open_tokenizers
+from ...runtime.translate.sources import open_tokenizers
 from ..errors import VerificationError
 
 if TYPE_CHECKING:
@@ -33,27 +32,21 @@ POSITIONS = 6  # of each source, whose keys and values are compared
 
 @dataclass(frozen=True)
 class Expectation(Golden):
-    """What every engine must reproduce.
+    """What every engine must reproduce."""
 
-    Attributes:
-        reference: the model in PyTorch, where it is available.
-        texts: other sources, to calibrate with; golden data does without.
-    """
-
-    reference: Reference | None = None
-    texts: tuple[tuple[int, ...], ...] = ()
+    reference: Reference | None = None  # the model in PyTorch, where it is available
+    texts: tuple[tuple[int, ...], ...] = ()  # other sources, to calibrate with; golden data does without
 
 
 def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expectation:
     """Compute the reference in PyTorch for texts of unequal length."""
-    from .translation import reference_of
+    from .translation import make_reference
 
     defaults = bundle.manifest.generation
     assert defaults is not None and defaults.decoder_start is not None and defaults.source_eos is not None
-    gives_attention = any(
-        s.role.startswith("cross_attention.") for a in bundle.manifest.artifacts for s in a.outputs
-    )
-    reference = reference_of(model, defaults.decoder_start, gives_attention)
+    roles = [spec.role for artifact in bundle.manifest.artifacts for spec in artifact.outputs]
+    gives_attention = any(role.startswith("cross_attention.") for role in roles)
+    reference = make_reference(model, defaults.decoder_start, gives_attention)
     end = defaults.source_eos
     tokenizer, _ = open_tokenizers(bundle)
     encoder = next(a for a in bundle.manifest.artifacts if a.graph == "encoder")
@@ -65,19 +58,18 @@ def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expec
     judged, others = split_sources(encoded, most)
     sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
     steps = min(DECODE_STEPS, longest)
-    samples = [sample_of(reference, source, defaults, steps) for source in sources]
-    search = search_of(defaults, steps, NUM_BEAMS)
+    samples = [make_greedy_sample(reference, source, defaults, steps) for source in sources]
+    search = make_search(defaults, steps, NUM_BEAMS)
     samples[-MAX_BATCH:] = [
         replace(s, beams=tuple(reference.search(s.source, search))) for s in samples[-MAX_BATCH:]
     ]
-    samples.append(sample_of(reference, (end,), defaults, steps))
+    samples.append(make_greedy_sample(reference, (end,), defaults, steps))
     text = [token for tokens in judged for token in tokens[:most]]
     full = (*(text * (longest // len(text) + 1))[: longest - 1], end)
     written = [token for s in samples for token in s.target]
     target = tuple((written * (longest // len(written) + 1))[:longest])
-    samples.append(
-        sample_with(reference, full, target, tuple(range(longest - min(CONTEXT_ROWS, longest), longest)))
-    )
+    last = tuple(range(longest - min(CONTEXT_ROWS, longest), longest))
+    samples.append(make_sample(reference, full, target, last))
     return Expectation(tuple(samples), search, reference, tuple((*t, end) for t in others))
 
 
@@ -92,38 +84,35 @@ def split_sources(
     if behind:
         return encoded, behind
     held = encoded[2::3]
-    if not held:
-        return encoded, encoded
-    return [t for i, t in enumerate(encoded) if i % 3 != 2], held
+    return [t for i, t in enumerate(encoded) if i % 3 != 2], held or encoded
 
 
-def sample_of(
+def make_greedy_sample(
     reference: Reference, source: tuple[int, ...], defaults: GenerationDefaults, steps: int
 ) -> Sample:
     """Return a source with its greedy target, of `steps` tokens even where it ends before."""
-    search = replace(search_of(defaults, steps, 1), constraints=Constraints(eos=()))
+    search = replace(make_search(defaults, steps, 1), constraints=Constraints(eos=()))
     (best,) = reference.search(source, search)
-    return sample_with(reference, source, best.token_ids, tuple(range(steps)))
+    return make_sample(reference, source, best.token_ids, tuple(range(steps)))
 
 
-def sample_with(
+def make_sample(
     reference: Reference, source: tuple[int, ...], target: tuple[int, ...], steps: tuple[int, ...]
 ) -> Sample:
-    logits, attention = reference.results(source, target)
+    logits, attention = reference.compute_results(source, target)
     logits = logits[list(steps)]
     best = np.sort(logits, axis=-1)[:, -2:]
     margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
-    positions = evenly(len(source), POSITIONS)
-    cross = reference.cross(source)[:, list(positions)]
+    positions = choose_evenly(len(source), POSITIONS)
+    cross = reference.stack_keys_values(source)[:, list(positions)]
     return Sample(source, target, margins, steps, logits, positions, cross, attention[:, :, list(steps)])
 
 
-def search_of(defaults: GenerationDefaults, steps: int, beams: int) -> Search:
+def make_search(defaults: GenerationDefaults, steps: int, beams: int) -> Search:
     """Return a search that only forbids the tokens that the model itself never generates."""
     constraints = Constraints(eos=defaults.eos, suppressed=defaults.suppressed)
     return Search(num_beams=beams, n_best=beams, max_new_tokens=steps, constraints=constraints)
 
 
 def from_arrays(arrays: Arrays) -> Expectation:
-    """Return the expectation that golden data keeps."""
     return Expectation(**vars(translations.from_arrays(arrays)))

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ...runtime.diagnostics.metrics import Comparison
 from ..passes.fp16_ranges import FP16_MAX
 from ..verification.fp32_nodes import Fp32Node
-from .tables import figure
+from .tables import format_figure
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LEAST = 1e-12  # errors beyond these are drawn on the edge
@@ -71,18 +71,20 @@ class LineChart:
     limits: tuple[Limit, ...]  # the dashed lines that errors must stay below
 
 
-def line_charts(comparisons: Sequence[Comparison]) -> list[LineChart]:
-    """Return a chart for each case that has errors of steps."""
-    cases = dict.fromkeys(c.case for c in comparisons if c.errors)
-    return [line_chart(case, [c for c in comparisons if c.case == case and c.errors]) for case in cases]
+def draw_line_charts(comparisons: Sequence[Comparison], precisions: Mapping[str, str]) -> list[LineChart]:
+    """Return a chart for each case that has errors of steps; `precisions` are those of artifacts."""
+    drawn = [c for c in comparisons if c.errors]
+    cases = dict.fromkeys(c.case for c in drawn)
+    return [draw_lines(case, [c for c in drawn if c.case == case], precisions) for case in cases]
 
 
-def line_chart(case: str, comparisons: Sequence[Comparison]) -> LineChart:
+def draw_lines(case: str, comparisons: Sequence[Comparison], precisions: Mapping[str, str]) -> LineChart:
     box = Box(44, 14, 560, 246 + max(0, len(comparisons) - 16) * LABEL_HEIGHT)
-    precisions = list(dict.fromkeys(precision_of(c) for c in comparisons))
+    names = [precisions.get(c.artifact, c.artifact) for c in comparisons]
+    tones = {name: tone for tone, name in enumerate(dict.fromkeys(names))}
     limits = {
-        (precision_of(c), c.limits["max_error"]): precisions.index(precision_of(c))
-        for c in comparisons
+        (name, c.limits["max_error"]): tones[name]
+        for name, c in zip(names, comparisons, strict=True)
         if "max_error" in c.limits
     }
     known = [error for c in comparisons for error in c.errors if math.isfinite(error) and error > 0]
@@ -101,13 +103,11 @@ def line_chart(case: str, comparisons: Sequence[Comparison]) -> LineChart:
     every = -(-(high - low) // 8)
     between = next(step for step in (1, 2, 4, 8, 16, 32, 64, 10**9) if count <= 9 * step)
     drawn: list[Line] = []
-    for c in comparisons:
-        precision = precision_of(c)
-        tone = precisions.index(precision)
-        paths, broken = paths_of(c.errors, x, y)
-        last = next((error for error in reversed(c.errors) if math.isfinite(error)), 10.0**high)
-        dash = sum(line.tone == tone for line in drawn)
-        drawn.append(Line(c.artifact, tone, dash, paths, broken, y(last), y(last)))
+    for name, c in zip(names, comparisons, strict=True):
+        paths, broken = draw_paths(c.errors, x, y)
+        end = y(next((error for error in reversed(c.errors) if math.isfinite(error)), 10.0**high))
+        dash = sum(line.tone == tones[name] for line in drawn)
+        drawn.append(Line(c.artifact, tones[name], dash, paths, broken, end, end))
     return LineChart(
         case=case,
         width=box.right + 190,
@@ -120,16 +120,11 @@ def line_chart(case: str, comparisons: Sequence[Comparison]) -> LineChart:
     )
 
 
-def precision_of(comparison: Comparison) -> str:
-    """Return the precision, which ends the artifact's id."""
-    return comparison.artifact.rpartition(".")[2]
-
-
 def clamp(error: float) -> float:
     return min(max(error, LEAST), MOST)
 
 
-def paths_of(errors: Sequence[float], x: Scale, y: Scale) -> tuple[tuple[str, ...], tuple[float, ...]]:
+def draw_paths(errors: Sequence[float], x: Scale, y: Scale) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Return SVG paths through errors, broken where one is not finite, and x of those steps."""
     paths: list[list[str]] = [[]]
     broken = []
@@ -145,7 +140,7 @@ def paths_of(errors: Sequence[float], x: Scale, y: Scale) -> tuple[tuple[str, ..
 
 
 def spread_labels(lines: Sequence[Line], box: Box) -> tuple[Line, ...]:
-    """Return the lines with labels that do not overlap, in the order of their ends, within the plot."""
+    """Return the lines with labels that do not overlap, in the order of their ends."""
     ordered = sorted(lines, key=lambda line: line.end)
     places = spread([line.end for line in ordered], box.top, box.bottom)
     return tuple(replace(line, label_y=place) for line, place in zip(ordered, places, strict=True))
@@ -156,7 +151,7 @@ def place_limits(limits: Mapping[tuple[str, float], int], y: Scale, box: Box) ->
     ordered = sorted(limits, key=lambda name_and_limit: y(name_and_limit[1]))
     places = spread([y(limit) - ABOVE for _, limit in ordered], box.top - ABOVE, box.bottom - ABOVE)
     return tuple(
-        Limit(y(limit), f"limit of {name}: {figure(limit)}", place, limits[name, limit])
+        Limit(y(limit), f"limit of {name}: {format_figure(limit)}", place, limits[name, limit])
         for (name, limit), place in zip(ordered, places, strict=True)
     )
 
@@ -190,26 +185,20 @@ class Bar:
 class Histogram:
     """The number of nodes by the magnitude of their results."""
 
-    width: float  # of the whole picture
-    height: float
     box: Box  # the plot area
     bars: tuple[Bar, ...]  # those that are not empty
     powers: tuple[tuple[float, str], ...]  # x and label of some powers of two
     largest: float  # x of fp16's largest number
 
 
-def histogram(nodes: Sequence[Fp32Node]) -> Histogram:
+def draw_histogram(nodes: Sequence[Fp32Node]) -> Histogram:
     """Return a histogram of the larger magnitude of each node's range."""
     counts: dict[int, list[float]] = {}
     for node in nodes:
         magnitude = max(abs(node.low), abs(node.high))
-        if not math.isfinite(magnitude):
-            power = HIGHEST
-        elif magnitude:
-            power = math.frexp(magnitude)[1] - 1
-        else:
-            power = LOWEST
-        counts.setdefault(min(max(power, LOWEST), HIGHEST), []).append(magnitude)
+        power = math.frexp(magnitude)[1] - 1 if math.isfinite(magnitude) else HIGHEST
+        power = LOWEST if magnitude == 0 else min(max(power, LOWEST), HIGHEST)
+        counts.setdefault(power, []).append(magnitude)
     box = Box(8, 24, 412, 132)
     low = min([-2, *counts])
     high = max([17, *counts])
@@ -222,27 +211,17 @@ def histogram(nodes: Sequence[Fp32Node]) -> Histogram:
     bars: list[Bar] = []
     free = box.left  # where no label has been written
     for power, magnitudes in sorted(counts.items()):
-        height = round((box.bottom - box.top - 16) * len(magnitudes) / most, 1)
-        label = str(len(magnitudes))
-        middle = x(power + 0.5)
-        half = len(label) * DIGIT_WIDTH / 2
-        if middle - half < free:
-            label = ""
-        else:
-            free = middle + half + 1
-        bars.append(
-            Bar(
-                x=x(power) + 1,
-                y=box.bottom - height,
-                width=round(step - 2, 1),
-                height=height,
-                count=len(magnitudes),
-                label=label,
-                beyond=not max(magnitudes) <= FP16_MAX,
-            )
-        )
+        count = len(magnitudes)
+        height = round((box.bottom - box.top - 16) * count / most, 1)
+        half = len(str(count)) * DIGIT_WIDTH / 2
+        label = "" if x(power + 0.5) - half < free else str(count)
+        if label:
+            free = x(power + 0.5) + half + 1
+        beyond = not max(magnitudes) <= FP16_MAX
+        width = round(step - 2, 1)
+        bars.append(Bar(x(power) + 1, box.bottom - height, width, height, count, label, beyond))
     every = 4 if high - low <= 32 else 8
     powers = tuple(
         (x(k), f"2{str(k).translate(SUPERSCRIPTS)}") for k in range(low, high + 2) if k % every == 0
     )
-    return Histogram(420, 172, box, tuple(bars), powers, x(math.log2(FP16_MAX)))
+    return Histogram(box, tuple(bars), powers, x(math.log2(FP16_MAX)))

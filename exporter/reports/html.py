@@ -21,23 +21,10 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.metrics import Comparison
 from ...runtime.errors import PlanForgeError
 from ..verification.report import VerificationReport
-from .charts import Histogram, histogram, line_charts
-from .output import printable
-from .tables import (
-    COLUMNS,
-    Cell,
-    Column,
-    Kept,
-    cell_of,
-    columns_of,
-    figure,
-    group_by_artifact,
-    group_nodes_in_fp32,
-    main_engine,
-    pluralize,
-    share_of,
-    state_of,
-)
+from . import tables
+from .charts import draw_histogram, draw_line_charts
+from .output import make_printable
+from .tables import Cell, Column, format_figure, pluralize
 
 TEMPLATE = Path(__file__).with_name("report.html")
 LONGEST = 600  # characters of a prompt that are shown
@@ -54,28 +41,27 @@ class Subject:
     @classmethod
     def of(cls, folder: Path, report: VerificationReport) -> Subject:
         """Return the facts of a bundle, or an .onnx file, that was verified just now."""
-        now = datetime.datetime.now(datetime.timezone.utc)
+        date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"
+        names = ["planforge", "onnxruntime", *(["torch"] if report.with_pytorch else [])]
+        used = format_versions({name: find_version(name) for name in names})
         if folder.is_file():
-            used = {name: version_of(name) for name in ("planforge", "onnxruntime")}
-            return cls(folder.name, {"verified with": versions(used), "date": f"{now:%Y-%m-%d %H:%M} UTC"})
+            return cls(folder.name, {"verified with": used, "date": date})
         try:
             manifest = Bundle.open(folder).manifest
         except PlanForgeError:  # which the report shows
-            return cls(folder.resolve().name, {"date": f"{now:%Y-%m-%d %H:%M} UTC"})
-        names = ["planforge", "onnxruntime", *(["torch"] if report.with_pytorch else [])]
-        used = {name: version_of(name) for name in names}
+            return cls(folder.resolve().name, {"date": date})
         facts = {
             "model": f"{manifest.family}, {manifest.task}",
             "from": str(manifest.source.get("argument", "")),
             "export": manifest.export_id[:8],
-            "exported with": versions(manifest.tools),
-            "verified with": f"{versions(used)}, on {platform.system()} {platform.machine()}",
-            "date": f"{now:%Y-%m-%d %H:%M} UTC",
+            "exported with": format_versions(manifest.tools),
+            "verified with": f"{used}, on {platform.system()} {platform.machine()}",
+            "date": date,
         }
         return cls(folder.resolve().name, {label: fact for label, fact in facts.items() if fact})
 
 
-def version_of(distribution: str) -> str:
+def find_version(distribution: str) -> str:
     """Return a package's installed version; onnxruntime's may be that of its GPU package."""
     for name in (distribution, f"{distribution}-gpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -83,7 +69,7 @@ def version_of(distribution: str) -> str:
     return "?"
 
 
-def versions(tools: Mapping[str, Any]) -> str:
+def format_versions(tools: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in tools.items())
 
 
@@ -114,22 +100,11 @@ class Graph:
     anchor: str  # the HTML id of its table
     name: str  # the artifact's id
     engine: str  # of most comparisons
-    passed: bool
     failed: int  # how many did not pass
     columns: tuple[tuple[Column, str], ...]  # each with the limit of most of its cells, or ""
     rows: tuple[Row, ...]  # one per comparison
     outputs: tuple[Row, ...]  # one per output, of comparisons with several outputs
     nearest: Nearest | None  # the figure that is nearest to its limit
-
-
-@dataclass(frozen=True)
-class KeptInFp32:
-    """The nodes of one artifact that stay in fp32."""
-
-    artifact: str
-    count: int
-    picture: Histogram
-    groups: tuple[Kept, ...]
 
 
 @dataclass(frozen=True)
@@ -158,38 +133,38 @@ def load_template() -> jinja2.Template:
     )
     environment.filters |= {
         "counted": pluralize,
-        "figure": format_any_figure,
+        "figure": lambda value: "not finite" if value is None else format_figure(value),
         "clipped": clip,
         "signs": show_spaces,
     }
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
-def html_report(report: VerificationReport, subject: Subject) -> str:
+def render_html(report: VerificationReport, subject: Subject) -> str:
     """Return the page as HTML."""
     graphs = [
-        graph_of(f"graph-{i}", name, comparisons)
-        for i, (name, comparisons) in enumerate(group_by_artifact(report.comparisons).items(), 1)
+        make_graph(f"graph-{i}", name, comparisons)
+        for i, (name, comparisons) in enumerate(tables.group_by_artifact(report.comparisons).items(), 1)
     ]
     return load_template().render(
         report=report,
         subject=subject,
         sentence=summarize(report, graphs),
         graphs=graphs,
-        charts=line_charts(report.comparisons),
+        charts=draw_line_charts(report.comparisons, report.precisions),
         kept=[
-            KeptInFp32(artifact, len(nodes), histogram(nodes), tuple(group_nodes_in_fp32(nodes)))
+            (artifact, len(nodes), draw_histogram(nodes), tables.group_nodes_in_fp32(nodes))
             for artifact, nodes in report.fp32_nodes.items()
             if nodes
         ],
         partings=find_partings(report.comparisons),
-        columns=columns_of(report.comparisons),
+        columns=tables.choose_columns(report.comparisons),
     )
 
 
 def escape_controls(value: Any) -> Any:
     """Replace control characters in text that the template writes; escaping comes after it."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return make_printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def summarize(report: VerificationReport, graphs: Sequence[Graph]) -> str:
@@ -202,70 +177,65 @@ def summarize(report: VerificationReport, graphs: Sequence[Graph]) -> str:
     failed = sum(graph.failed for graph in graphs)
     if not failed:
         return f"{comparisons} of {total} with {against}, all within their limits."
-    wrong = sum(not graph.passed for graph in graphs)
+    wrong = sum(graph.failed > 0 for graph in graphs)
     return f"{failed} of {comparisons} with {against} went wrong, in {wrong} of {total}."
 
 
-def graph_of(anchor: str, name: str, comparisons: Sequence[Comparison]) -> Graph:
-    columns = columns_of(comparisons)
-    engine = main_engine(comparisons)
-    rows = tuple(
-        Row(
-            c.case,
-            "" if c.backend == engine else c.backend,
-            tuple(cell_of(c, column) for column in columns),
-            c.passed,
-            c.failures,
-        )
-        for c in comparisons
-    )
-    common = [common_limit([row.cells[i] for row in rows]) for i in range(len(columns))]
+def make_graph(anchor: str, name: str, comparisons: Sequence[Comparison]) -> Graph:
+    columns = tables.choose_columns(comparisons)
+    engine = tables.find_main_engine(comparisons)
+    rows = []
+    for c in comparisons:
+        cells = tuple(tables.make_cell(c, column) for column in columns)
+        rows.append(Row(c.case, "" if c.backend == engine else c.backend, cells, c.passed, c.failures))
+    common = [find_common_limit([row.cells[i] for row in rows]) for i in range(len(columns))]
     return Graph(
         anchor=anchor,
         name=name,
         engine=engine,
-        passed=all(c.passed for c in comparisons),
         failed=sum(not c.passed for c in comparisons),
         columns=tuple(zip(columns, common, strict=True)),
-        rows=rows,
-        outputs=tuple(row for c in comparisons for row in rows_of_outputs(c, columns)),
+        rows=tuple(rows),
+        outputs=tuple(row for c in comparisons for row in list_outputs(c, columns)),
         nearest=find_nearest(comparisons),
     )
 
 
-def common_limit(cells: Sequence[Cell]) -> str:
+def find_common_limit(cells: Sequence[Cell]) -> str:
     """Return the limit of most of a column's figures, or ""."""
     limits = Counter(cell.limit for cell in cells if cell.text)
     return limits.most_common(1)[0][0] if limits else ""
 
 
-def rows_of_outputs(comparison: Comparison, columns: Sequence[Column]) -> Iterator[Row]:
+def list_outputs(comparison: Comparison, columns: Sequence[Column]) -> Iterator[Row]:
     """Yield a row per output, where there are several."""
     outputs = dict.fromkeys(name.rpartition(".")[0] for name in comparison.metrics)
     if len(outputs) > 1:
         for output in outputs:
-            cells = tuple(cell_of(comparison, column, output) for column in columns)
+            cells = tuple(tables.make_cell(comparison, column, output) for column in columns)
             yield Row(comparison.case, output, cells)
 
 
 def find_nearest(comparisons: Sequence[Comparison]) -> Nearest | None:
     limited = [
-        (share_of(c.metrics[n], c.limits[n]), n, c) for c in comparisons for n in c.limits if n in c.metrics
+        (tables.compute_share(c.metrics[n], c.limits[n]), n, c)
+        for c in comparisons
+        for n in c.limits
+        if n in c.metrics
     ]
     if not limited:
         return None
     share, name, comparison = max(limited, key=lambda item: item[0])
     output, _, metric = name.rpartition(".")
-    title = next((column.title for column in COLUMNS if metric in column.metrics), metric)
+    title = next((column.title for column in tables.COLUMNS if metric in column.metrics), metric)
     if share == math.inf:
         text = "not finite"
     elif share < 10:
         text = f"{100 * share:.0f} %"
     else:
-        text = f"{figure(share)} times"
-    return Nearest(
-        f"{title} of {output}" if output else title, comparison.case, Cell(text, "", share, state_of(share))
-    )
+        text = f"{format_figure(share)} times"
+    cell = Cell(text, "", share, tables.judge_share(share))
+    return Nearest(f"{title} of {output}" if output else title, comparison.case, cell)
 
 
 def find_partings(comparisons: Sequence[Comparison]) -> list[Parting]:
@@ -276,10 +246,6 @@ def find_partings(comparisons: Sequence[Comparison]) -> list[Parting]:
             cases = (*found[key].cases, c.case) if key in found else (c.case,)
             found[key] = Parting(c.artifact, c.backend, cases, c.divergence)
     return sorted(found.values(), key=lambda parting: parting.explained)
-
-
-def format_any_figure(value: float | None) -> str:
-    return "not finite" if value is None else figure(value)
 
 
 def clip(text: str) -> str:

@@ -7,29 +7,24 @@ from xml.etree import ElementTree
 
 from ...runtime.diagnostics.metrics import Comparison
 from ..verification.report import VerificationReport
-from .output import printable
-from .tables import group_by_artifact, verdict_of
+from .output import make_printable
+from .tables import describe_verdict, group_by_artifact
 
 
-def junit_xml(report: VerificationReport, name: str) -> str:
-    """Return a report as JUnit XML.
-
-    Args:
-        report: the comparisons and their verdict.
-        name: the bundle's name.
-    """
-    root = ElementTree.Element("testsuites", name=printable(name))
+def render_junit(report: VerificationReport, name: str) -> str:
+    """Return the report of a bundle of this name as JUnit XML."""
+    root = ElementTree.Element("testsuites", name=make_printable(name))
     for artifact, comparisons in group_by_artifact(report.comparisons).items():
-        suite = ElementTree.SubElement(root, "testsuite", name=printable(artifact))
+        suite = ElementTree.SubElement(root, "testsuite", name=make_printable(artifact))
         culprits = [str(culprit) for culprit in report.culprits if culprit.artifact == artifact]
         for comparison in comparisons:
             case = add_case(suite, artifact, f"{comparison.backend}: {comparison.case}")
             if not comparison.passed:
                 add_failure(case, "; ".join(comparison.failures), [*comparison.failures, *culprits])
-            ElementTree.SubElement(case, "system-out").text = printable(numbers_of(comparison))
+            ElementTree.SubElement(case, "system-out").text = make_printable(list_numbers(comparison))
     if not report.comparisons:  # a document without any test would count as a success
-        suite = ElementTree.SubElement(root, "testsuite", name=printable(name))
-        add_failure(add_case(suite, name, "comparisons"), verdict_of(report), [])
+        suite = ElementTree.SubElement(root, "testsuite", name=make_printable(name))
+        add_failure(add_case(suite, name, "comparisons"), describe_verdict(report), [])
     for element in (root, *root.iter("testsuite")):
         element.set("tests", str(len(list(element.iter("testcase")))))
         element.set("failures", str(len(list(element.iter("failure")))))
@@ -39,15 +34,19 @@ def junit_xml(report: VerificationReport, name: str) -> str:
 
 
 def add_case(suite: ElementTree.Element, artifact: str, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(suite, "testcase", classname=printable(artifact), name=printable(name))
+    return ElementTree.SubElement(
+        suite, "testcase", classname=make_printable(artifact), name=make_printable(name)
+    )
 
 
 def add_failure(case: ElementTree.Element, message: str, lines: Iterable[str]) -> None:
-    failure = ElementTree.SubElement(case, "failure", type="VerificationError", message=printable(message))
-    failure.text = printable("\n".join(lines))
+    failure = ElementTree.SubElement(
+        case, "failure", type="VerificationError", message=make_printable(message)
+    )
+    failure.text = make_printable("\n".join(lines))
 
 
-def numbers_of(comparison: Comparison) -> str:
+def list_numbers(comparison: Comparison) -> str:
     """Return a line per metric, with its limit."""
     return "\n".join(
         f"{name}: {value}" + (f" (at most {comparison.limits[name]})" if name in comparison.limits else "")

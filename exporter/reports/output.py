@@ -15,34 +15,26 @@ UNPRINTABLE = re.compile(
 )
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     r"""Return the text with escapes for what cannot be shown, such as \x1b."""
     return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file that could not be written later.
-
-    Raises:
-        OutputError: it is a folder or a device, or its folder is not there or not writable.
-    """
+    """Refuse a file that could not be written later."""
     try:
         if path.exists() and not path.is_file():
             raise OutputError(f"{path} cannot be written: it is not a file")
-        temporary = temporary_path(path)
+        temporary = choose_temporary_path(path)
         temporary.touch()
         temporary.unlink()
     except (OSError, ValueError, RuntimeError) as error:
-        raise OutputError(f"{path} cannot be written: {reason_of(error)}") from error
+        raise OutputError(f"{path} cannot be written: {explain_error(error)}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write UTF-8 text beside `path` and rename it to `path`.
-
-    Raises:
-        OutputError: it cannot be written; what was there before still is.
-    """
-    temporary = temporary_path(path)
+    """Write UTF-8 text beside `path` and rename it to `path`."""
+    temporary = choose_temporary_path(path)
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -51,14 +43,14 @@ def write_whole(path: Path, text: str) -> None:
         os.replace(temporary, path.resolve())
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path} cannot be written: {reason_of(error)}") from error
+        raise OutputError(f"{path} cannot be written: {explain_error(error)}") from error
 
 
-def temporary_path(path: Path) -> Path:
+def choose_temporary_path(path: Path) -> Path:
     """Return a temporary name in the same folder, or in that of the link's target if `path` is a link."""
     path = path.resolve()
     return path.with_name(f".{path.name}.partial-{os.getpid()}")
 
 
-def reason_of(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)

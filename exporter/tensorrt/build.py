@@ -13,30 +13,28 @@ import re
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed, missing_library_error
-from ...runtime.bundle.bundle import Bundle, sha256_of
+from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed, make_library_error
+from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
-from ...runtime.bundle.plan import network_name
+from ...runtime.bundle.plan import make_network_name
 from ...runtime.errors import IntegrityError
 from ...runtime.suggest import did_you_mean
-from ..errors import BuildError, BuildOptionError, OutputError, error_from_name
-from ..processes import command_of, run_child
+from ..errors import BuildError, BuildOptionError, OutputError, make_named_error
+from ..processes import make_command, run_child
 from .candidates import check_candidates
-from .profiles import Profile, check_profile, slots_of
+from .profiles import Profile
 
 logger = logging.getLogger(__name__)
 
-
-CHILD = tuple(command_of(f"{__package__}.builder"))
+CHILD = tuple(make_command(f"{__package__}.builder"))
 
 RTX_MAGIC = b"vtrt"
-NETWORK_NAME = re.compile(rb"planforge [\w.-]+ [0-9a-f]{64}")  # see `network_name`
+NETWORK_NAME = re.compile(rb"planforge [\w.-]+ [0-9a-f]{64}")  # see `make_network_name`
 NAME_WITHIN = 2**20  # bytes: plans of TensorRT-RTX 1.7.1 have it at byte 516
 
 
@@ -64,97 +62,45 @@ USUAL = Options()
 
 
 @dataclass(frozen=True)
-class PlanReport:
-    """What was built, with which library, and for which GPUs."""
+class PlanRequest:
+    """One plan to build, for all of `sms`."""
 
-    engine: str
-    version: str
-    sms: tuple[str, ...]
-    bytes: int
-    seconds: float
-    profiles: tuple[Profile, ...]
-    cuda: str
-    options: Options
-    weights: tuple[PlanWeight, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def passport(self, built_from: str, file: str) -> Plan:
-        """Return the plan's entry in a bundle's manifest.
-
-        Args:
-            built_from: the id of the artifact.
-            file: where the plan lies in the bundle.
-        """
-        profiles = tuple(profile.to_json() for profile in self.profiles)
-        return Plan(
-            built_from,
-            file,
-            self.engine,
-            self.version,
-            self.sms,
-            profiles,
-            cuda=self.cuda,
-            weights=self.weights,
-            compatible=self.options.compatible,
-            candidates=self.options.candidates,
-        )
+    onnx: Path  # the graph, its weights beside it
+    artifact: Artifact  # what the graph's inputs, outputs and aliases must be
+    profiles: Sequence[Profile]
+    out: Path  # what lies there is replaced when the plan is complete, not before
+    engine: str = "tensorrt-rtx"  # builds without a GPU; "tensorrt" builds for the one that is present
+    sms: Sequence[str] = ()  # compute capabilities, as "sm86"; "tensorrt" takes none, or the present one
+    options: Options = USUAL
+    release: tuple[int, int] | None = None  # the TensorRT that the graph was chosen for, but for its minor
+    name: str = ""  # of the network, from `make_network_name`: the runtime wants it of a bundle's plan
 
 
-def build_plan(
-    onnx: Path,
-    artifact: Artifact,
-    *,
-    engine: str = "tensorrt-rtx",
-    sms: Sequence[str] = (),
-    profiles: Sequence[Profile],
-    out: Path,
-    options: Options = USUAL,
-    release: tuple[int, int] | None = None,
-    name: str = "",
-) -> PlanReport:
-    """Build one plan for all of `sms`.
-
-    Args:
-        onnx: the graph, its weights beside it. The folder is only read.
-        artifact: what the graph's inputs, outputs and aliases must be.
-        engine: "tensorrt-rtx", which builds without a GPU, or "tensorrt", which builds for the GPU
-            that is present.
-        options: how to build it.
-        release: the version of TensorRT that the graph was chosen for; another major version is refused.
-        sms: compute capabilities, as "sm86". "tensorrt" takes none, or the present one.
-        profiles: from `profiles_for`.
-        out: where the plan goes. What lies there is replaced when the plan is complete, not before.
-        name: the network's name, from `network_name`; the runtime loads no plan of a bundle without it.
-
-    Raises:
-        BuildError: TensorRT refused the graph or a profile, or its process died.
-        BackendUnavailableError: the engine is not installed, or needs a GPU.
-        OutputError: the plan cannot be written.
-    """
-    sms = resolve_architectures(engine, sms)
+def build_plan(request: PlanRequest) -> Plan:
+    """Build a plan and return its passport, as of a file in a bundle's plans/."""
+    engine = request.engine
+    options = request.options
+    out = request.out
+    sms = resolve_architectures(engine, request.sms)
     check_build_options(engine, options)
     if options.candidates:
-        check_candidates(artifact, options.candidates)
-    if not profiles:
-        raise BuildError("a plan needs at least one profile")
-    for profile in profiles:
-        check_profile(profile, artifact)
-    slots_of(profiles)
+        check_candidates(request.artifact, options.candidates)
     partial = out.with_name(f".{out.name}.partial")
-    request = {
-        "onnx": str(onnx.resolve()),
-        "artifact": artifact.to_json(),
-        "engine": engine,
-        "sms": sms,
-        "profiles": [profile.to_json() for profile in profiles],
-        "out": str(partial.resolve()),
-        "options": asdict(options),
-        "release": release,
-        "name": name,
-    }
-    started = time.perf_counter()
+    profiles = tuple(profile.to_json() for profile in request.profiles)
     try:
-        answer = build_in_child(request)
+        answer = build_in_child(
+            {
+                "onnx": str(request.onnx.resolve()),
+                "artifact": request.artifact.to_json(),
+                "engine": engine,
+                "sms": sms,
+                "profiles": profiles,
+                "out": str(partial.resolve()),
+                "options": asdict(options),
+                "release": request.release,
+                "name": request.name,
+            }
+        )
         try:
             os.replace(partial, out)
         except OSError as error:
@@ -162,18 +108,18 @@ def build_plan(
     finally:
         partial.unlink(missing_ok=True)
     for warning in answer["warnings"]:
-        logger.warning("%s: %s", artifact.id, warning)
-    return PlanReport(
-        engine,
-        answer["version"],
-        tuple(answer["sms"]),
-        out.stat().st_size,
-        time.perf_counter() - started,
-        tuple(Profile.from_json(profile) for profile in answer["profiles"]),
-        answer["cuda"],
-        options,
-        tuple(PlanWeight.from_json(weight) for weight in answer["weights"]),
-        tuple(answer["warnings"]),
+        logger.warning("%s: %s", request.artifact.id, warning)
+    return Plan(
+        built_from=request.artifact.id,
+        file=f"plans/{out.name}",
+        engine=engine,
+        version=answer["version"],
+        sms=tuple(answer["sms"]),
+        profiles=profiles,
+        cuda=answer["cuda"],
+        weights=tuple(PlanWeight.from_json(weight) for weight in answer["weights"]),
+        compatible=options.compatible,
+        candidates=options.candidates,
     )
 
 
@@ -193,7 +139,7 @@ def resolve_architectures(engine: str, sms: Sequence[str]) -> list[str]:
     if allowed and not wanted:
         raise BuildOptionError(f"{engine} needs the GPUs to build for: some of {', '.join(allowed)}")
     if not is_installed(engine):
-        raise missing_library_error(engine)
+        raise make_library_error(engine)
     return wanted
 
 
@@ -229,7 +175,7 @@ def build_in_child(request: Mapping[str, Any]) -> dict[str, Any]:
             raise BuildError(f"{request['engine']} died while building {request['onnx']}: {end}")
         answer: dict[str, Any] = json.loads(files[1].read_text(encoding="utf-8"))
     if "error" in answer:
-        raise error_from_name(answer["error"], answer["message"])
+        raise make_named_error(answer["error"], answer["message"])
     return answer
 
 
@@ -245,17 +191,13 @@ def describe_end(child: subprocess.CompletedProcess[str]) -> str:
 
 
 def check_plan_names(bundle: Bundle) -> None:
-    """Refuse plans that were built from another graph than listed, where their bytes say so without a GPU.
-
-    Raises:
-        IntegrityError: names both.
-    """
+    """Refuse plans that were built from another graph than listed, where their bytes say so without a GPU."""
     manifest = bundle.manifest
     hashes = {name: entry.sha256 for name, entry in manifest.files.items()}
     for plan in manifest.plans:
         with bundle.locate(plan.file).open("rb") as file:
             match = NETWORK_NAME.search(file.read(NAME_WITHIN))
-        meant = network_name(manifest.artifact(plan.built_from), hashes)
+        meant = make_network_name(manifest.artifact(plan.built_from), hashes)
         if match is not None and match[0].decode() != meant:
             raise IntegrityError(
                 f"{bundle.folder}: {plan.file} is the plan of another graph: it was built from"
@@ -263,16 +205,11 @@ def check_plan_names(bundle: Bundle) -> None:
             )
 
 
-def plan_summary(path: Path) -> dict[str, Any]:
+def summarize_plan(path: Path) -> dict[str, Any]:
     """Return what can be read from a plan file without TensorRT, driver or GPU.
 
     TensorRT-RTX's header was read in plans of 1.4.0.76, 1.6.1.120 and 1.7.1.116: bytes 0..3 "vtrt",
     16..23 the plan's length, 24..27 the version. What another header means is not claimed here.
-
-    Returns:
-        "bytes", "sha256" and "magic" of every file; "engine", "version" and "complete" of a plan of
-        TensorRT-RTX, which is complete when it is as long as its header says; "network" where PlanForge
-        built it: the artifact it was built from, and what binds it to that one's bytes.
     """
     with path.open("rb") as file:
         beginning = file.read(NAME_WITHIN)
@@ -280,7 +217,7 @@ def plan_summary(path: Path) -> dict[str, Any]:
     size = path.stat().st_size
     summary: dict[str, Any] = {
         "bytes": size,
-        "sha256": sha256_of(path),
+        "sha256": compute_sha256(path),
         "magic": header[:4].decode("ascii", errors="backslashreplace"),
     }
     if header[:4] == RTX_MAGIC and len(header) == 28:

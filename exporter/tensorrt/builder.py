@@ -9,26 +9,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import onnx
+from onnx import ModelProto, TensorProto, helper
 
 from ...runtime.backends.tensorrt_library import LIBRARIES, import_library, make_logger
-from ...runtime.bundle.manifest import Artifact, PlanWeight, TensorSpec
+from ...runtime.bundle.artifact import SLOTS, Artifact, TensorSpec
+from ...runtime.bundle.plan import PlanWeight
 from ...runtime.errors import BackendUnavailableError, PlanForgeError
 from ..errors import BuildError, OutputError
 from .candidates import add_candidates
 from .log import FATAL_WARNING, check_network, explain_build_errors, explain_parse_errors, translate_message
 from .older import keep_types, rewrite_for_tensorrt_8
-from .profiles import SLOTS, Profile, add_profile, slots_of
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
+from .profiles import Profile, find_slots
 
 SMALLEST_TAKEN = 2**16  # bytes of a weight that a stripped plan leaves out
 OLDEST = (8, 5)  # versions of TensorRT
 FIRST_TYPED = (9, 0)
 
-# Inputs that the parser ignores silently, as if the graph did not have them.
-IGNORED_INPUTS = {("Attention", 6): "nonpad_kv_seqlen"}
+KEY_LENGTHS = 6  # the input of Attention that the parser ignores, as if the graph did not have it
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -43,30 +43,31 @@ def main(arguments: Sequence[str]) -> None:
 
 def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     """Parse and check the graph of a request, and build its plan."""
-    trt = import_engine(request["engine"])
-    check_release(trt, request["release"])
+    trt = import_engine(request["engine"], request["release"])
     artifact = Artifact.from_json(request["artifact"])
     profiles = [Profile.from_json(value) for value in request["profiles"]]
-    slots = slots_of(profiles)
+    slots = find_slots(profiles)
     log = make_logger(trt)
     library = LIBRARIES[request["engine"]]
     sms, cuda = (request["sms"], library.cuda) if library.sms else find_gpu(request["sms"])
-    weak = request["engine"] == "tensorrt" and version_of(trt) < FIRST_TYPED
+    weak = request["engine"] == "tensorrt" and read_version(trt) < FIRST_TYPED
 
     builder = trt.Builder(log)
-    network = builder.create_network(1 << int(network_kind(trt, weak)))
+    kinds = trt.NetworkDefinitionCreationFlag
+    kind = kinds.EXPLICIT_BATCH if weak else kinds.STRONGLY_TYPED  # TensorRT 8 has no typed networks
+    network = builder.create_network(1 << int(kind))
     model = load_graph(Path(request["onnx"]), slots)
     weights = take_out_weights(model) if request["options"]["strip"] else []
     if count := request["options"].get("candidates"):
         add_candidates(model, artifact, count)
-        artifact = artifact.with_candidates(count)
-    types = rewrite_for_tensorrt_8(model, version_of(trt)) if weak else {}
+        artifact = artifact.add_candidates(count)
+    types = rewrite_for_tensorrt_8(model, read_version(trt)) if weak else {}
     parser = trt.OnnxParser(network, log)  # owns the weights until the plan is built
     if not parser.parse(model.SerializeToString(), request["onnx"]):
         raise BuildError(explain_parse_errors(parser, log.errors))
-    check_network(
-        network, add_weight_inputs(use_int32_inputs(artifact) if weak else artifact, weights), slots
-    )
+    typed = use_int32_inputs(artifact) if weak else artifact
+    taken = [TensorSpec(w.name, "weight", w.dtype, w.shape) for w in weights]
+    check_network(network, replace(typed, inputs=(*typed.inputs, *taken)), slots)
     allow_decomposed_attention(trt, network)
     if request["name"]:
         network.name = request["name"]  # the plan keeps it
@@ -77,36 +78,31 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
         config.set_flag(trt.BuilderFlag.FP16)
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
         keep_types(trt, network, types)
-    taken = []
     for profile in profiles:
-        added = add_profile(builder, config, profile, artifact)
-        if added is None:
+        if not add_profile(builder, config, profile, artifact):
             why = explain_build_errors(log.errors)
             raise BuildError(f"TensorRT refuses profile {profile.name!r} of {profile.axes}: {why}")
-        taken.append(added.to_json())
     if library.sms:
         set_compute_capabilities(trt, config, sms)
     write_plan(trt, builder, network, config, Path(request["out"]), log)
     keep_timings(config, request["options"].get("timing_cache"))
     warnings = dict.fromkeys(translate_message(warning) for warning in log.warnings)
     sms = ["sm80+"] if request["options"].get("compatible") else sms
-    found = {"version": trt.__version__, "sms": sms, "cuda": cuda, "warnings": list(warnings)}
-    return {**found, "profiles": taken, "weights": [asdict(weight) for weight in weights]}
+    return {
+        "version": trt.__version__,
+        "sms": sms,
+        "cuda": cuda,
+        "warnings": list(warnings),
+        "weights": [asdict(weight) for weight in weights],
+    }
 
 
-def check_release(trt: Any, wanted: Sequence[int] | None) -> None:
-    """Refuse a library of another major version than the graph was chosen for."""
-    if wanted is not None and version_of(trt)[0] != wanted[0]:
-        raise BuildError(
-            f"the target is for TensorRT {wanted[0]}, installed is {trt.__version__}; --target tensorrt takes"
-            " what is installed"
-        )
-
-
-def network_kind(trt: Any, weak: bool) -> Any:
-    """Return the flag of a strongly typed network; for TensorRT 8, which has none, of explicit batches."""
-    kinds = trt.NetworkDefinitionCreationFlag
-    return kinds.EXPLICIT_BATCH if weak else kinds.STRONGLY_TYPED
+def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact) -> bool:
+    """Add a profile to a builder's config; return whether it was accepted."""
+    added = builder.create_optimization_profile()
+    for spec in artifact.inputs:
+        added.set_shape(spec.name, *profile.list_shapes(spec))
+    return bool(config.add_optimization_profile(added) >= 0)
 
 
 def use_int32_inputs(artifact: Artifact) -> Artifact:
@@ -116,7 +112,6 @@ def use_int32_inputs(artifact: Artifact) -> Artifact:
 
 
 def set_options(trt: Any, config: Any, options: Mapping[str, Any]) -> None:
-    """Apply the user's build options to a builder's config."""
     config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: precision is in the graph
     if options.get("workspace"):
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace"])
@@ -149,28 +144,31 @@ def keep_timings(config: Any, path: str | None) -> None:
             raise OutputError(f"cannot write the timing cache {path}: {error.strerror}") from error
 
 
-def version_of(trt: Any) -> tuple[int, int]:
-    """Return major and minor version: (10, 3) of "10.3.0.26"."""
+def read_version(trt: Any) -> tuple[int, int]:
+    """Return major and minor version, such as (10, 3)."""
     major, minor = trt.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
-def import_engine(engine: str) -> Any:
-    """Return the engine's Python module; refuse one that is too old."""
+def import_engine(engine: str, release: Sequence[int] | None = None) -> Any:
+    """Return the engine's Python module; refuse one that is too old, or of another major release."""
     trt = import_library(engine)
-    if engine == "tensorrt" and version_of(trt) < OLDEST:
+    if engine == "tensorrt" and read_version(trt) < OLDEST:
         raise BackendUnavailableError(
             f"tensorrt {trt.__version__} is older than {OLDEST[0]}.{OLDEST[1]}, the oldest that PlanForge"
             " builds with: pip install 'planforge[tensorrt]'"
+        )
+    if release is not None and read_version(trt)[0] != release[0]:
+        raise BuildError(
+            f"the target is for TensorRT {release[0]}, installed is {trt.__version__}; --target tensorrt"
+            " takes what is installed"
         )
     return trt
 
 
 def find_gpu(wanted: Sequence[str]) -> tuple[list[str], str]:
     """Return the first GPU's compute capability, and the first CUDA of its driver's major version."""
-    major = ctypes.c_int()
-    minor = ctypes.c_int()
-    driver = ctypes.c_int()
+    major, minor, driver = (ctypes.c_int() for _ in range(3))
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         failed = (
@@ -194,19 +192,16 @@ def find_gpu(wanted: Sequence[str]) -> tuple[list[str], str]:
 
 def load_graph(path: Path, slots: int | None) -> ModelProto:
     """Load an ONNX file without its weights, and give its slots axis a fixed length."""
-    import onnx
-
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # OSError, or protobuf's own, which is no ValueError
         raise BuildError(f"{path} cannot be read as ONNX: {error}") from error
     for node in model.graph.node:
-        for (operator, index), name in IGNORED_INPUTS.items():
-            if node.op_type == operator and len(node.input) > index and node.input[index]:
-                raise BuildError(
-                    f"ONNX node {node.name!r} ({operator}): TensorRT ignores its input {name}"
-                    f" ({node.input[index]!r}) and would compute something else; use a mask"
-                )
+        if node.op_type == "Attention" and any(node.input[KEY_LENGTHS:]):
+            raise BuildError(
+                f"ONNX node {node.name!r} (Attention): TensorRT ignores its input nonpad_kv_seqlen"
+                f" ({node.input[KEY_LENGTHS]!r}) and would compute something else; use a mask"
+            )
     if slots is not None:
         for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
             for dim in value.type.tensor_type.shape.dim:
@@ -221,8 +216,6 @@ def take_out_weights(model: ModelProto) -> list[PlanWeight]:
     TensorRT's own stripped plans are filled in by a refit, and TensorRT-RTX 1.7 builds a plan that can be
     refitted only where a GPU is. Inputs work everywhere, and a weight that two plans read is there once.
     """
-    from onnx import TensorProto, helper
-
     taken = []
     for tensor in list(model.graph.initializer):
         place = {entry.key: entry.value for entry in tensor.external_data}
@@ -234,12 +227,6 @@ def take_out_weights(model: ModelProto) -> list[PlanWeight]:
         model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, shape))
         model.graph.initializer.remove(tensor)
     return taken
-
-
-def add_weight_inputs(artifact: Artifact, weights: Sequence[PlanWeight]) -> Artifact:
-    """Return the artifact with weights among its inputs."""
-    specs = tuple(TensorSpec(w.name, "weight", w.dtype, w.shape) for w in weights)
-    return replace(artifact, inputs=(*artifact.inputs, *specs))
 
 
 def allow_decomposed_attention(trt: Any, network: Any) -> None:
@@ -266,7 +253,7 @@ def write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, lo
     try:
         with path.open("wb") as file:
             if hasattr(builder, "build_serialized_network_to_stream"):
-                writer = plan_writer(trt, file)
+                writer = make_plan_writer(trt, file)
                 built = builder.build_serialized_network_to_stream(network, config, writer)
                 if writer.error:
                     raise writer.error
@@ -283,7 +270,7 @@ def write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, lo
         raise BuildError(f"the plan would fail while running: {explain_build_errors(fatal)}")
 
 
-def plan_writer(trt: Any, file: BinaryIO) -> Any:
+def make_plan_writer(trt: Any, file: BinaryIO) -> Any:
     """Return an `IStreamWriter` into a file. It keeps the error, which TensorRT would ignore."""
 
     class Writer(trt.IStreamWriter):  # type: ignore[misc]

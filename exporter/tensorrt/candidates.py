@@ -43,7 +43,7 @@ def check_candidates(artifact: Artifact, count: int) -> None:
 
 
 def add_candidates(model: ModelProto, artifact: Artifact, count: int) -> None:
-    """Add the outputs of `artifact.with_candidates(count)` to the graph that it describes."""
+    """Add the outputs of `artifact.add_candidates(count)` to the graph that it describes."""
     from onnx import parser
 
     picking = parser.parse_graph(PICK.format(logits=artifact.output("logits").name, count=count))

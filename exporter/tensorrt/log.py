@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...runtime.backends.tensorrt_library import NOISE, NUMPY_TYPES
-from ...runtime.bundle.manifest import Artifact, TensorSpec
+from ...runtime.bundle.artifact import SLOTS, Artifact, TensorSpec
 from ..errors import BuildError
-from .profiles import SLOTS, Shape
 
 # A profile that contradicts the graph is only a warning, and a plan that fails while running.
 FATAL_WARNING = re.compile(r"not self-consistent")
@@ -41,10 +40,7 @@ TRANSLATIONS = (
         r"Requested size was (?P<size>\d+) bytes",
         "it needs {size} bytes to work in: give a larger --workspace (in MiB), or none",
     ),
-    (
-        r"Failed to open file: (?P<file>.*)$",
-        "the weights file {file} is missing",
-    ),
+    (r"Failed to open file: (?P<file>.*)$", "the weights file {file} is missing"),
     (
         r"weights offset/length out of range for file: (?P<file>\S+).*file size=(?P<size>\d+)",
         "the weights file {file} is cut short at {size} bytes",
@@ -58,12 +54,7 @@ TRANSLATIONS = (
 
 
 def explain_parse_errors(parser: Any, messages: Iterable[str]) -> str:
-    """Return what the parser refused, one node after the other.
-
-    Args:
-        parser: an `OnnxParser` after a parse that failed.
-        messages: the log's errors, which tell more about files than the parser does.
-    """
+    """Return what the parser refused, node by node; of files the log's errors tell more than it does."""
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
     lines = [explain_node_error(error) for error in errors if error.node() >= 0]
     if not lines:  # not about a node: the weights, or the file itself
@@ -107,11 +98,7 @@ def translate_message(message: str, node: str = "") -> str:
 
 
 def check_network(network: Any, artifact: Artifact, slots: int | None) -> None:
-    """Refuse a network whose inputs, outputs or updates in place differ from the artifact's.
-
-    Raises:
-        BuildError: lists every difference.
-    """
+    """Refuse a network whose inputs, outputs or updates in place differ from the artifact's."""
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
     problems = find_differences("input", inputs, artifact.inputs, slots)
@@ -140,7 +127,7 @@ def find_differences(
 ) -> list[str]:
     """Return how a network's inputs or outputs differ from the artifact's."""
     found = {t.name: (str(NUMPY_TYPES.get(t.dtype.name, t.dtype.name)), tuple(t.shape)) for t in tensors}
-    meant = {spec.name: (spec.dtype, network_shape(spec, slots)) for spec in specs}
+    meant = {spec.name: (spec.dtype, find_network_shape(spec, slots)) for spec in specs}
     problems = [f"{side} {name!r} is missing" for name in meant if name not in found]
     problems += [f"{side} {name!r} is unknown" for name in found if name not in meant]
     return problems + [
@@ -150,7 +137,7 @@ def find_differences(
     ]
 
 
-def network_shape(spec: TensorSpec, slots: int | None) -> Shape:
+def find_network_shape(spec: TensorSpec, slots: int | None) -> tuple[int, ...]:
     """Return a tensor's shape in a network: -1 for dynamic axes, slots as a number."""
     names = [slots if name == SLOTS and slots is not None else name for name in spec.axis_names()]
     return tuple(name if isinstance(name, int) else -1 for name in names)

@@ -22,15 +22,10 @@ ALIVE = 2  # the largest results that exist at one time: what a layer reads, and
 def estimate_memory(
     graph: Path, artifact: Artifact, profiles: Sequence[Profile], weights: int
 ) -> list[dict[str, int]]:
-    """Estimate the bytes on the device for each profile's largest shapes.
+    """Estimate the bytes on the device for each profile's largest shapes; `weights` are as many bytes.
 
-    Args:
-        graph: the ONNX file, whose shapes are symbolic.
-        weights: the size of the weights in bytes.
-
-    Returns:
-        "weights"; "tensors", inputs, outputs and caches, where what is written in place counts once; and
-        "between", the largest intermediate results, `ALIVE` of them.
+    "tensors" are inputs, outputs and caches, where what is written in place counts once; "between" are the
+    largest intermediate results, `ALIVE` of them.
     """
     import onnx
 
@@ -45,22 +40,22 @@ def estimate_memory(
             * np.dtype(spec.dtype).itemsize
             for spec in (*artifact.inputs, *outputs)
         )
-        sizes = sorted(bytes_of(tensor, lengths) for tensor in between)
+        sizes = sorted(count_bytes(tensor, lengths) for tensor in between)
         found.append({"weights": weights, "tensors": tensors, "between": sum(sizes[-ALIVE:])})
     return found
 
 
-def bytes_of(tensor: TypeProto.Tensor, lengths: Mapping[str, int]) -> int:
+def count_bytes(tensor: TypeProto.Tensor, lengths: Mapping[str, int]) -> int:
     """Return a tensor's largest size in bytes; 0 for an unknown shape or one of numbers alone (a weight)."""
     from onnx import helper
 
     if not any(d.dim_param for d in tensor.shape.dim):
         return 0
-    dims = [length_of(d.dim_param, d.dim_value, lengths) for d in tensor.shape.dim]
+    dims = [evaluate_length(d.dim_param, d.dim_value, lengths) for d in tensor.shape.dim]
     return math.prod(dims) * np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).itemsize
 
 
-def length_of(expression: str, number: int, lengths: Mapping[str, int]) -> int:
+def evaluate_length(expression: str, number: int, lengths: Mapping[str, int]) -> int:
     """Return the length of an axis such as "batch*tokens"; 0 where it has unknown names."""
     if not expression:
         return number

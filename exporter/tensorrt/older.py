@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from onnx import ModelProto, NodeProto, TensorProto, defs, helper
 
 from ..errors import BuildError
-
-if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
 
 OPSET = 17
 # Operators whose newer versions took more types, or an attribute that our graphs leave alone.
@@ -29,43 +28,29 @@ class Rewriter:
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node with fp32 results and return its output's name."""
-        from onnx import TensorProto, helper
-
         name = output or f"{self.node.output[0]}/{len(self.made)}"
         self.made.append(helper.make_node(operator, inputs, [name], f"{name}/{operator}", **attributes))
         self.types.setdefault(name, attributes.get("to", TensorProto.FLOAT))
         return name
 
-    def number(self, value: float) -> str:
-        from onnx import TensorProto, helper
-
+    def add_number(self, value: float) -> str:
         return self.add("Constant", value=helper.make_tensor("", TensorProto.FLOAT, [], [value]))
 
     def cast_to_fp32(self, name: str) -> str:
         """Cast a value to fp32 and return the result's name."""
-        from onnx import TensorProto
-
         return self.add("Cast", name, to=TensorProto.FLOAT)
 
-    def result(self, name: str) -> None:
+    def set_result(self, name: str) -> None:
         """Set the value that the node's readers get, in the type that they had."""
         output = self.node.output[0]
         self.add("Cast", name, output=output, to=self.types[output])
 
 
 def rewrite_for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[str, int]:
-    """Rewrite a graph in place, for 8.5 (no LayerNormalization) or 8.6.
+    """Rewrite a graph in place, for 8.5 (no LayerNormalization) or 8.6; return every value's ONNX type.
 
     The nodes that replace an operator compute in fp32.
-
-    Returns:
-        the ONNX element type of every value.
-
-    Raises:
-        BuildError: an operator of a newer opset that has no rewriting; names the node.
     """
-    from onnx import defs
-
     graph = model.graph
     types = {t.name: t.data_type for t in graph.initializer}
     types |= {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -93,18 +78,18 @@ def rewrite_for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[
     return types
 
 
-def gelu(r: Rewriter) -> None:
+def rewrite_gelu(r: Rewriter) -> None:
     """Write out https://onnx.ai/onnx/operators/onnx__Gelu.html."""
     x = r.cast_to_fp32(r.node.input[0])
     if any(a.name == "approximate" and a.s == b"tanh" for a in r.node.attribute):
-        cube = r.add("Mul", r.add("Mul", x, x), r.add("Mul", x, r.number(0.044715)))
-        inner = r.add("Tanh", r.add("Mul", r.add("Add", x, cube), r.number(math.sqrt(2 / math.pi))))
+        cube = r.add("Mul", r.add("Mul", x, x), r.add("Mul", x, r.add_number(0.044715)))
+        inner = r.add("Tanh", r.add("Mul", r.add("Add", x, cube), r.add_number(math.sqrt(2 / math.pi))))
     else:
-        inner = r.add("Erf", r.add("Mul", x, r.number(math.sqrt(0.5))))
-    r.result(r.add("Mul", r.add("Mul", x, r.number(0.5)), r.add("Add", inner, r.number(1.0))))
+        inner = r.add("Erf", r.add("Mul", x, r.add_number(math.sqrt(0.5))))
+    r.set_result(r.add("Mul", r.add("Mul", x, r.add_number(0.5)), r.add("Add", inner, r.add_number(1.0))))
 
 
-def layer_norm(r: Rewriter) -> None:
+def rewrite_layer_norm(r: Rewriter) -> None:
     """Write out https://onnx.ai/onnx/operators/onnx__LayerNormalization.html, along the last axis."""
     attributes = {a.name: a for a in r.node.attribute}
     if "axis" in attributes and attributes["axis"].i != -1:
@@ -113,12 +98,12 @@ def layer_norm(r: Rewriter) -> None:
     centred = r.add("Sub", x, r.add("ReduceMean", x, axes=[-1], keepdims=1))
     variance = r.add("ReduceMean", r.add("Mul", centred, centred), axes=[-1], keepdims=1)
     epsilon = attributes["epsilon"].f if "epsilon" in attributes else 1e-5
-    spread = r.add("Sqrt", r.add("Add", variance, r.number(epsilon)))
+    spread = r.add("Sqrt", r.add("Add", variance, r.add_number(epsilon)))
     result = r.add("Mul", r.add("Div", centred, spread), scale)
-    r.result(r.add("Add", result, bias[0]) if bias else result)
+    r.set_result(r.add("Add", result, bias[0]) if bias else result)
 
 
-def split(r: Rewriter) -> None:
+def rewrite_split(r: Rewriter) -> None:
     """Drop the number of parts, which older opsets take from the number of outputs."""
     for attribute in list(r.node.attribute):
         if attribute.name == "num_outputs":
@@ -132,9 +117,9 @@ def check_reduction(r: Rewriter) -> None:
 
 
 REWRITES: dict[str, Callable[[Rewriter], None]] = {
-    "Gelu": gelu,
-    "LayerNormalization": layer_norm,
-    "Split": split,
+    "Gelu": rewrite_gelu,
+    "LayerNormalization": rewrite_layer_norm,
+    "Split": rewrite_split,
     "ReduceMax": check_reduction,
     "ReduceMean": check_reduction,
     "ReduceMin": check_reduction,
@@ -146,10 +131,8 @@ def keep_types(trt: Any, network: Any, types: dict[str, int]) -> None:
 
     A parser adds the layers of one node after the other; the last of them has the node's output by its name.
     """
-    from onnx import TensorProto
-
     wanted: dict[int, Any] = {TensorProto.FLOAT: trt.DataType.FLOAT, TensorProto.FLOAT16: trt.DataType.HALF}
-    for layers, name in layers_of_nodes(network, types):
+    for layers, name in group_layers(network, types):
         dtype = wanted.get(types[name])
         if dtype is None:
             continue
@@ -162,7 +145,7 @@ def keep_types(trt: Any, network: Any, types: dict[str, int]) -> None:
                 layer.set_output_type(index, dtype)
 
 
-def layers_of_nodes(network: Any, types: dict[str, int]) -> Iterator[tuple[list[Any], str]]:
+def group_layers(network: Any, types: dict[str, int]) -> Iterator[tuple[list[Any], str]]:
     """Yield the layers that stand for each node, with the name of the node's output."""
     waiting: list[Any] = []
     for index in range(network.num_layers):

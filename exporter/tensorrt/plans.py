@@ -12,23 +12,22 @@ from typing import TypeAlias
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
-from ...runtime.bundle.plan import network_name
+from ...runtime.bundle.plan import make_network_name
 from ...runtime.errors import BackendUnavailableError, InputError
 from ...runtime.suggest import did_you_mean
-from ..bundle.writer import install_change, list_file_entries, staging_folder
+from ..bundle.writer import install_change, list_file_entries, open_staging_folder
 from ..errors import BuildError
 from ..targets import INSTALLED, NAMES, find_target
-from .build import USUAL, Options, build_plan
+from .build import USUAL, Options, PlanRequest, build_plan
 from .memory import estimate_memory
-from .profiles import Profile, profiles_for
+from .profiles import Profile, derive_profiles
 
 log = logging.getLogger("planforge")
 
 Progress: TypeAlias = Callable[[str], None]
 
-
-def silent(line: str) -> None:
-    """Report nothing."""
+TARGETS_OF_ENGINES = {"tensorrt-rtx": "rtx", "tensorrt": INSTALLED}
+USUAL_TARGETS = ("cpu", "rtx")  # both dialects; "rtx" gets a plan too where TensorRT-RTX is installed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +53,12 @@ def build(
     sms: Sequence[str] | None = None,
     limits: Mapping[str, int] | None = None,
     options: Options = USUAL,
-    progress: Progress = silent,
+    progress: Progress = lambda _: None,
 ) -> BuildResult:
     """Build a TensorRT plan from a bundle's graph and add it; the bundle stays whole throughout.
 
     Plans for other engines, GPUs or lengths stay, and `load` takes the one that fits best (see
-    `runtime.backends.passport.best_plan`). A plan of the same graph, engine, GPUs and lengths is replaced.
+    `runtime.backends.passport.choose_plan`). A plan of the same graph, engine, GPUs and lengths is replaced.
 
     Args:
         bundle: the folder that `export` wrote.
@@ -78,7 +77,7 @@ def build(
     opened = Bundle.open(bundle)
     name = choose_target(opened, target, engine, options)
     replaced: list[Plan] = []
-    with staging_folder(opened.folder) as staging:
+    with open_staging_folder(opened.folder) as staging:
         new = build_plans_for(opened, name, sms, limits, staging, progress, options)
         entries = list_file_entries(staging)
 
@@ -95,14 +94,14 @@ def build(
 
 
 def choose_target(bundle: Bundle, target: str | None, engine: str | None, options: Options) -> str:
-    """Return the name of the target to build for.
-
-    Raises:
-        InputError: a target and an engine, a target without plans, or options that the task has no use for.
-    """
+    """Return the name of the target to build for; refuse what it or the bundle's task has no use for."""
     if target is not None and engine is not None:
         raise InputError(f"give a target ({target}) or an engine ({engine}), not both")
-    name = target or target_of_engine(engine)
+    if engine is not None and engine not in TARGETS_OF_ENGINES:
+        raise InputError(
+            f"engine {engine!r} is not one of {', '.join(LIBRARIES)}{did_you_mean(engine, LIBRARIES)}"
+        )
+    name = target or TARGETS_OF_ENGINES[engine or "tensorrt-rtx"]
     if not find_target(name).plans:
         plans = [name for name in NAMES if find_target(name).plans]
         raise InputError(f"target {name!r} runs ONNX and needs no plan; plans are for {', '.join(plans)}")
@@ -116,37 +115,14 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
 def replace_plans(
     manifest: Manifest, new: Sequence[Plan], entries: Mapping[str, FileEntry]
 ) -> tuple[Manifest, tuple[Plan, ...]]:
-    """Return a manifest with more plans, and the plans that these replace.
-
-    Args:
-        manifest: the bundle's manifest.
-        new: plans to add.
-        entries: hashes and sizes of the new plans' files.
-    """
-    configurations = {plan.configuration() for plan in new}
-    kept = tuple(plan for plan in manifest.plans if plan.configuration() not in configurations)
+    """Return a manifest with new plans and their files' entries, and the plans that these replace."""
+    configurations = {plan.list_settings() for plan in new}
+    kept = tuple(plan for plan in manifest.plans if plan.list_settings() not in configurations)
     replaced = tuple(plan for plan in manifest.plans if plan not in kept)
     gone = {plan.file for plan in replaced}
     files = {name: entry for name, entry in manifest.files.items() if name not in gone}
     plans = (*kept, *new)
     return dataclasses.replace(manifest, plans=plans, files={**files, **entries}), replaced
-
-
-def target_of_engine(engine: str | None) -> str:
-    """Return the target that an engine's name alone stands for."""
-    names = {"tensorrt-rtx": "rtx", "tensorrt": INSTALLED}
-    if engine is None:
-        return "rtx"
-    if engine not in names:
-        raise InputError(
-            f"engine {engine!r} is not one of {', '.join(LIBRARIES)}{did_you_mean(engine, LIBRARIES)}"
-        )
-    return names[engine]
-
-
-def default_targets() -> list[str]:
-    """Return the targets of both dialects; "rtx" gets a plan too where TensorRT-RTX is installed."""
-    return ["cpu", "rtx"]
 
 
 def build_plans(
@@ -160,9 +136,7 @@ def build_plans(
 ) -> list[Plan]:
     """Build the plans of an export's targets. A default target's missing engine is logged, not an error.
 
-    Args:
-        refused: called with a target's name where TensorRT refuses one of its graphs; by default that is
-            an error.
+    Where TensorRT refuses a graph, `refused` is called with the target's name; by default that is an error.
     """
     bundle = Bundle(staging, manifest)
     plans: list[Plan] = []
@@ -170,7 +144,7 @@ def build_plans(
         engine = find_target(name).engine
         if engine not in LIBRARIES:
             continue
-        if not is_installed(engine) and list(targets) == default_targets():
+        if not is_installed(engine) and tuple(targets) == USUAL_TARGETS:
             log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
             continue
         try:
@@ -205,10 +179,10 @@ def build_plans_for(
         raise InputError(f"--max {sorted(unknown)[0]}=...: only batch and length can be limited")
     architectures = tuple(sms or LIBRARIES[target.engine].sms)
     plans = []
-    for artifact in fp16_graphs(bundle.manifest, target.dialect):
+    for artifact in find_fp16_graphs(bundle.manifest, target.dialect):
         where = ", ".join(architectures) or "this GPU"
         progress(f"building a {target.engine} plan of {artifact.id} for {where}")
-        profiles = profiles_for(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
+        profiles = derive_profiles(artifact, max_batch=limits.get("batch"), max_length=limits.get("length"))
         try:
             plans.append(
                 build_plan_of_graph(bundle, artifact, target_name, architectures, profiles, folder, options)
@@ -234,37 +208,35 @@ def build_plan_of_graph(
 ) -> Plan:
     """Build one graph's plan below `folder`."""
     target = find_target(target_name)
+    files = bundle.manifest.files
     # A name of its own, also for the same architectures again: nothing that is listed is ever overwritten.
     name = f"plans/{artifact.graph}.{target_name}.fp16-{uuid.uuid4().hex[:8]}.plan"
     (folder / "plans").mkdir(exist_ok=True)
-    files = bundle.manifest.files
     for data in artifact.data:
         bundle.path(data)
-    report = build_plan(
-        bundle.path(artifact.file),
-        artifact,
-        engine=target.engine,
-        sms=architectures,
-        profiles=profiles,
-        out=folder / name,
-        options=options,
-        release=target.version if target.engine == "tensorrt" and target_name != INSTALLED else None,
-        name=network_name(artifact, {name: entry.sha256 for name, entry in files.items()}),
+    plan = build_plan(
+        PlanRequest(
+            bundle.path(artifact.file),
+            artifact,
+            profiles,
+            folder / name,
+            engine=target.engine,
+            sms=architectures,
+            options=options,
+            release=target.version if target.engine == "tensorrt" and target_name != INSTALLED else None,
+            name=make_network_name(artifact, {name: entry.sha256 for name, entry in files.items()}),
+        )
     )
     tokenizers = bundle.manifest.tokenizer["files"]
     sources = {name: files[name].sha256 for name in (artifact.file, *artifact.data, *tokenizers)}
     weights = sum(files[data].bytes for data in artifact.data)
     memory = estimate_memory(bundle.path(artifact.file), artifact, profiles, weights)
-    passport = report.passport(artifact.id, name)
-    described = tuple({**p, "memory": m} for p, m in zip(passport.profiles, memory, strict=True))
-    return dataclasses.replace(passport, sources=sources, profiles=described)
+    described = tuple({**p, "memory": m} for p, m in zip(plan.profiles, memory, strict=True))
+    return dataclasses.replace(plan, sources=sources, profiles=described)
 
 
-def fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
-    """Return the graphs that plans are built from; an encoder caches nothing, so it has one dialect.
-
-    Graphs of another exporter have the portable dialect alone.
-    """
+def find_fp16_graphs(manifest: Manifest, dialect: str) -> list[Artifact]:
+    """Return the graphs that plans are built from; encoders, and other exporters' graphs, are portable."""
     found = []
     if manifest.source.get("exporter"):
         dialect = "portable"

@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
+from ...runtime.bundle.artifact import SLOTS, Artifact, Axis, TensorSpec
 from ..errors import BuildError
 
 Range = tuple[int, int, int]  # min, opt, max
 Shape = tuple[int, ...]
 
 ONE: Range = (1, 1, 1)
-SLOTS = "slots"  # TensorRT wants the capacity of a cache as a number: frozen in all profiles
 
 
 @dataclass(frozen=True)
@@ -32,38 +31,26 @@ class Profile:
     name: str  # what it is for
     axes: Mapping[str, Range]  # (min, opt, max) of every named axis among the inputs
 
-    def shapes(self, spec: TensorSpec) -> tuple[Shape, Shape, Shape]:
+    def list_shapes(self, spec: TensorSpec) -> list[Shape]:
         """Return the smallest, the best and the largest shape of one input."""
-        lowest, best, highest = (
+        return [
             tuple(axis if isinstance(axis, int) else self.axes[axis][i] for axis in spec.axis_names())
             for i in range(3)
-        )
-        return lowest, best, highest
+        ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as in a plan's manifest entry: {"name": "decode", "axes": {"batch": [1, 1, 8], ...}}."""
         return {"name": self.name, "axes": {name: list(axis) for name, axis in self.axes.items()}}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Profile:
-        """Read what `to_json` wrote."""
         axes = {name: (int(a), int(b), int(c)) for name, (a, b, c) in value["axes"].items()}
         return Profile(str(value["name"]), axes)
 
 
-def profiles_for(
+def derive_profiles(
     artifact: Artifact, *, max_batch: int | None = None, max_length: int | None = None
 ) -> tuple[Profile, ...]:
-    """Return the profiles that cover every call of an artifact.
-
-    Args:
-        artifact: its axes give the lengths, its constraints say which axis is a sum of others.
-        max_batch: a smaller largest batch than the graph's.
-        max_length: a smaller largest sequence than the graph's, past included.
-
-    Raises:
-        BuildError: a maximum is outside the graph's own range.
-    """
+    """Return the profiles that cover every call of an artifact, up to maxima smaller than the graph's."""
     axes = limit_axes(artifact, max_batch, max_length)
     if not any(spec.role.startswith("past") for spec in artifact.inputs):  # an encoder: one way to call it
         return (complete_profile("encode", axes, artifact),)
@@ -92,69 +79,30 @@ def profiles_for(
     )
 
 
-def check_profile(profile: Profile, artifact: Artifact) -> None:
-    """Refuse a profile that TensorRT would refuse, or only warn of, with a clearer message.
-
-    Raises:
-        BuildError: names the input, the axis and its values.
-    """
-    where = first_uses(artifact)
-    if missing := sorted(set(where) - set(profile.axes)):
-        name = missing[0]
-        raise BuildError(
-            f"profile {profile.name!r} has no lengths for axis {name!r} of input {where[name][0]!r}"
-        )
-    if unknown := sorted(set(profile.axes) - set(where)):
-        raise BuildError(
-            f"profile {profile.name!r} has an axis {unknown[0]!r}; the graph has {sorted(where)}"
-        )
-    sums = sums_of(artifact)
-    for name, (spec_name, axis) in where.items():
-        low, opt, high = profile.axes[name]
-        what = f"profile {profile.name!r}, input {spec_name!r}, axis {name!r}: {(low, opt, high)}"
-        if not low <= opt <= high:
-            raise BuildError(f"{what} is not in the order min, opt, max")
-        if name in sums:
-            meant = sum_of(profile.axes, sums[name])
-            if meant != (low, opt, high):
-                raise BuildError(f"{what} must be {' + '.join(sums[name])}, which is {meant}")
-        elif not axis.min <= low <= high <= axis.max:
-            raise BuildError(f"{what} is not within the graph's {axis.min}..{axis.max}")
-
-
-def slots_of(profiles: Sequence[Profile]) -> int | None:
-    """Return the one length of the slots axis in all profiles; None where a graph has none.
-
-    Raises:
-        BuildError: more than one length.
-    """
-    lengths = {length for p in profiles if SLOTS in p.axes for length in p.axes[SLOTS]}
-    if len(lengths) > 1:
-        raise BuildError(
-            f"axis {SLOTS!r} must have one length in all profiles of a plan, not {sorted(lengths)}"
-        )
-    return next(iter(lengths), None)
+def find_slots(profiles: Sequence[Profile]) -> int | None:
+    """Return the length of the slots axis, the same in all profiles; None where a graph has none."""
+    return next((profile.axes[SLOTS][0] for profile in profiles if SLOTS in profile.axes), None)
 
 
 def limit_axes(artifact: Artifact, max_batch: int | None, max_length: int | None) -> dict[str, Range]:
-    """Return every axis of the inputs as (min, opt, max), within the given maxima; sums are left out."""
+    """Return every axis of the inputs within the given maxima; sums are left out, slots are frozen."""
     maxima: dict[str, int] = {}
     if max_batch is not None:
-        maxima |= batch_maxima(artifact, max_batch)
+        maxima |= compute_batch_maxima(artifact, max_batch)
     if max_length is not None:
         length = check_maximum("length", max_length, 2, artifact.axis("tokens").max)
         maxima |= {"tokens": length, "source_tokens": length, SLOTS: length, "past": length - 1}
     ranges: dict[str, Range] = {}
-    for name, (_, axis) in first_uses(artifact).items():
+    for name, (_, axis) in find_first_uses(artifact).items():
         high = min(axis.max, maxima.get(name, axis.max))
         ranges[name] = (high, high, high) if name == SLOTS else (axis.min, min(axis.opt, high), high)
-    return {name: r for name, r in ranges.items() if name not in sums_of(artifact)}
+    return {name: r for name, r in ranges.items() if name not in find_sums(artifact)}
 
 
-def batch_maxima(artifact: Artifact, max_batch: int) -> dict[str, int]:
+def compute_batch_maxima(artifact: Artifact, max_batch: int) -> dict[str, int]:
     """Return the maximum of "batch", and of "sources" for a decoder with a source, whose rows are beams."""
     rows = artifact.axis("batch").max
-    if "sources" not in first_uses(artifact):
+    if "sources" not in find_first_uses(artifact):
         return {"batch": check_maximum("batch", max_batch, 1, rows)}
     sources = artifact.axis("sources").max
     check_maximum("batch", max_batch, 1, sources)
@@ -171,24 +119,24 @@ def check_maximum(name: str, value: int, low: int, high: int) -> int:
 
 def complete_profile(name: str, axes: Mapping[str, Range], artifact: Artifact) -> Profile:
     """Return a profile of `axes` and of the axes that are their sums."""
-    sums = {total: sum_of(axes, parts) for total, parts in sums_of(artifact).items()}
+    sums = {total: add_ranges(axes, parts) for total, parts in find_sums(artifact).items()}
     return Profile(name, {**axes, **sums})
 
 
-def sums_of(artifact: Artifact) -> dict[str, list[str]]:
+def find_sums(artifact: Artifact) -> dict[str, list[str]]:
     """Return the axes that are sums of others, from constraints such as "total = past + tokens"."""
-    names = first_uses(artifact)
+    names = find_first_uses(artifact)
     sides = [text.split(" = ", 1) for text in artifact.constraints if " = " in text]
     return {total: parts.split(" + ") for total, parts in sides if total in names}
 
 
-def sum_of(axes: Mapping[str, Range], names: Sequence[str]) -> Range:
+def add_ranges(axes: Mapping[str, Range], names: Sequence[str]) -> Range:
     """Return (min, opt, max) of a sum: each is the sum of its parts."""
     low, opt, high = (sum(axes[name][i] for name in names) for i in range(3))
     return low, opt, high
 
 
-def first_uses(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
+def find_first_uses(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
     """Return every named axis among the inputs, with the first input that has it."""
     uses: dict[str, tuple[str, Axis]] = {}
     for spec in artifact.inputs:
@@ -196,19 +144,3 @@ def first_uses(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
             if isinstance(axis, Axis):
                 uses.setdefault(axis.name, (spec.name, axis))
     return uses
-
-
-def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact) -> Profile | None:
-    """Add a profile to a builder's config; return it as the builder has it, or None if it is refused."""
-    added = builder.create_optimization_profile()
-    for spec in artifact.inputs:
-        added.set_shape(spec.name, *profile.shapes(spec))
-    if config.add_optimization_profile(added) < 0:
-        return None
-    axes: dict[str, Range] = {}
-    for spec in artifact.inputs:
-        low, best, high = added.get_shape(spec.name)
-        for index, name in enumerate(spec.axis_names()):
-            if isinstance(name, str):
-                axes[name] = int(low[index]), int(best[index]), int(high[index])
-    return Profile(profile.name, axes)

@@ -152,7 +152,7 @@ class SourceEncoder(nn.Module):
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.model = refuse_custom_parts(model)
+        self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         memory = self.model.encode(input_ids, PaddedAttention(attention_mask))
@@ -160,24 +160,16 @@ class SourceEncoder(nn.Module):
 
 
 class TargetDecoder(nn.Module):
-    """One step of the Transformer's decoder, as a graph needs it.
-
-    Args:
-        weights: whether the attention over the source is an output too.
-    """
+    """One step of the Transformer's decoder, as a graph needs it."""
 
     def __init__(self, model: Transformer, weights: bool) -> None:
         super().__init__()
-        self.model = refuse_custom_parts(model)
-        self.weights = weights
-        self.cross_count = 2 * model.config.decoder_layers
+        self.model = model
+        self.weights = weights  # whether the attention over the source is an output too
+        self.layers = model.config.decoder_layers
 
     def outputs(
-        self,
-        input_ids: Tensor,
-        cache: GrowingCache | SlotCache,
-        source: SourceAttention,
-        logit_rows: Tensor,
+        self, input_ids: Tensor, cache: GrowingCache | SlotCache, source: SourceAttention, logit_rows: Tensor
     ) -> tuple[Tensor, ...]:
         x = self.model.hidden_states(input_ids, cache, source)  # (R, T, E)
         logits = self.model.output(x.flatten(0, 1)[logit_rows])  # (N, V)
@@ -205,10 +197,9 @@ class PortableTargetDecoder(TargetDecoder):
         encoder_attention_mask: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
-        cross = rest[: self.cross_count]
-        past = rest[self.cross_count :]
-        source = SourceAttention(pair_up(cross), encoder_attention_mask)
-        cache = GrowingCache(pair_up(past), attention_mask, position_ids)
+        pairs = pair_up(rest)
+        source = SourceAttention(pairs[: self.layers], encoder_attention_mask)
+        cache = GrowingCache(pairs[self.layers :], attention_mask, position_ids)
         return self.outputs(input_ids, cache, source, logit_rows)
 
 
@@ -224,12 +215,12 @@ class InplaceTargetDecoder(TargetDecoder):
         encoder_attention_mask: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
-        cross = rest[: self.cross_count]
-        slots = rest[self.cross_count :]
+        pairs = pair_up(rest)
         # TensorRT's parser takes no Attention that gives its weights too.
         attention = SourceAttention if self.weights else self.source_type
-        source = attention(pair_up(cross), encoder_attention_mask)
-        return self.outputs(input_ids, self.cache_type(pair_up(slots), past_lengths), source, logit_rows)
+        source = attention(pairs[: self.layers], encoder_attention_mask)
+        cache = self.cache_type(pairs[self.layers :], past_lengths)
+        return self.outputs(input_ids, cache, source, logit_rows)
 
 
 class OrtTargetDecoder(InplaceTargetDecoder):
@@ -237,32 +228,14 @@ class OrtTargetDecoder(InplaceTargetDecoder):
     source_type = SourceAttention
 
 
-def refuse_custom_parts(model: Transformer) -> Transformer:
-    """Return the model; refuse one with modules of the caller's own.
-
-    Raises:
-        ValueError: names those modules.
-    """
-    if own := model.custom_parts():
-        raise ValueError(
-            f"a Transformer with its own {' and '.join(own)} cannot be exported: no graph is known for it"
-        )
-    return model
-
-
 class PortableEncoder(nn.Module):
-    """An encoder whose results are flat tensors, as a graph needs it.
-
-    Args:
-        layers: layers whose hidden states are outputs beside the last one; 0 is the embeddings.
-        pooler_output: whether the pooler's result is an output too.
-    """
+    """An encoder whose results are flat tensors, as a graph needs it."""
 
     def __init__(self, model: Bert, layers: tuple[int, ...], pooler_output: bool) -> None:
         super().__init__()
         self.model = model
-        self.layers = layers
-        self.pooler_output = pooler_output
+        self.layers = layers  # whose hidden states are outputs beside the last one; 0 is the embeddings
+        self.pooler_output = pooler_output  # whether the pooler's result is an output too
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """Return the recipe's outputs; `rest` is token_type_ids and logit_rows, if the model has them."""

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def name_axes(model: ir.Model, constraints: Sequence[str]) -> None:
-    """Rename the outputs' axes that tracing named by a sum ("past + tokens") as the recipe does ("total").
-
-    Args:
-        constraints: the recipe's; those of the form "total = past + tokens" say which sum has which name.
-    """
+    """Rename the outputs' axes that tracing named by a sum as a constraint, "total = past + tokens", does."""
     import onnx_ir as ir
 
     sums = {}
@@ -27,18 +23,14 @@ def name_axes(model: ir.Model, constraints: Sequence[str]) -> None:
             sums[frozenset(terms.split(" + "))] = name
     for value in model.graph.outputs:
         if value.shape is not None:
-            names = [axis_name(dim) for dim in value.shape]
+            names = [read_axis_name(dim) for dim in value.shape]
             value.shape = ir.Shape(
                 sums.get(frozenset(n.split(" + ")), n) if isinstance(n, str) else n for n in names
             )
 
 
 def check_graph(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Compare a graph's inputs and outputs with the recipe's, and look for inputs that no node uses.
-
-    Raises:
-        ExportError: lists every difference at once.
-    """
+    """Refuse a graph whose inputs and outputs are not the recipe's, or with inputs that no node uses."""
     graph = model.graph
     problems = compare_specs("input", graph.inputs, inputs) + compare_specs("output", graph.outputs, outputs)
     problems += [
@@ -60,11 +52,11 @@ def compare_specs(side: str, values: Sequence[ir.Value], specs: Sequence[TensorS
         dtype = None if value.dtype is None else value.dtype.numpy().name
         if dtype != spec.dtype:
             problems.append(f"{side} {spec.name} is {dtype}, meant is {spec.dtype}")
-        axes = None if value.shape is None else tuple(axis_name(dim) for dim in value.shape)
+        axes = None if value.shape is None else tuple(read_axis_name(dim) for dim in value.shape)
         if axes != spec.axis_names():
             problems.append(f"{side} {spec.name} has axes {axes}, meant are {spec.axis_names()}")
     return problems
 
 
-def axis_name(dim: int | ir.SymbolicDim) -> str | int | None:
+def read_axis_name(dim: int | ir.SymbolicDim) -> str | int | None:
     return dim if isinstance(dim, int) else dim.value

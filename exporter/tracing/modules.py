@@ -21,18 +21,13 @@ def record_modules(model: ir.Model) -> None:
     """Write each node's module, and the graph's `RESULTS`, from the scopes that tracing left."""
     results: dict[str, str] = {}
     for node in model.graph:
-        paths = list_scopes(node)
+        scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))  # the outermost first
+        paths = [scope.removeprefix(WRAPPER) for scope in scopes[:-1] if scope.startswith(WRAPPER)]
         if paths:
             node.metadata_props[MODULE] = paths[-1]
         for path in paths:  # the last of a module's nodes gives its result
             results[path] = str(node.outputs[0].name)
     model.graph.metadata_props[RESULTS] = json.dumps({value: path for path, value in results.items()})
-
-
-def list_scopes(node: ir.Node) -> list[str]:
-    """Return the modules around a traced node, outermost first."""
-    scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
-    return [scope.removeprefix(WRAPPER) for scope in scopes[:-1] if scope.startswith(WRAPPER)]
 
 
 def keep_only_modules(model: ir.Model) -> None:
@@ -70,10 +65,6 @@ def find_results_by_scope(graph: ir.Graph, paths: Collection[str]) -> dict[str, 
     """Return the values that are a module's result, and its path, where nodes' names tell their modules.
 
     A module's result is the one value that nodes of other modules read; where they read several, none is.
-
-    Args:
-        graph: the graph.
-        paths: paths of the model's modules.
     """
     known = set(paths)
     by_modules: dict[str, set[str]] = {}

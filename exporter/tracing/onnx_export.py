@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...runtime.errors import PlanForgeError
-from ..errors import ExportError, error_from_name
-from ..processes import ChildGroup, command_of, start_child
+from ..errors import ExportError, make_named_error
+from ..processes import ChildGroup, make_command, start_child
 from .modules import keep_only_modules, record_modules
 from .recipes import FAMILIES, Choices, Recipe
 
@@ -36,22 +36,11 @@ T = TypeVar("T")
 def trace_recipes(
     checkpoint: Path, choices: Choices, paths: Mapping[str, Path], beside: Callable[[], T]
 ) -> tuple[dict[str, ir.Model], T]:
-    """Trace graphs in a child process each, while something else is done here; any error ends all children.
+    """Return graphs by their recipe's id, traced in a child process each, and what `beside` does meanwhile.
 
-    Args:
-        checkpoint: the checkpoint's folder.
-        choices: the export's choices.
-        paths: where each recipe's graph is written, by the recipe's id; no file is left there.
-        beside: what is done meanwhile.
-
-    Returns:
-        The graphs by their recipe's id, and what `beside` returns.
-
-    Raises:
-        PlanForgeError: what a child raised; ExportError where one died.
+    Each is written to its path, and read again; no file is left there. Any error ends all children.
     """
     children = ChildGroup()
-
     with ThreadPoolExecutor(len(paths)) as pool:
         try:
             waiting = {
@@ -76,25 +65,20 @@ def trace_in_child(checkpoint: Path, recipe: str, choices: Choices, out: Path) -
 
 def start_trace(checkpoint: Path, recipe: str, choices: Choices, out: Path) -> subprocess.Popen[str]:
     """Start tracing in a child process; `finish_trace` waits for it."""
-    command = [*command_of(__name__), str(checkpoint.resolve()), recipe]
+    command = [*make_command(__name__), str(checkpoint.resolve()), recipe]
     command += [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs), str(out)]
     return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def finish_trace(process: subprocess.Popen[str], out: Path) -> ir.Model:
-    """Return the traced graph, with its weights still among the inputs.
-
-    Raises:
-        PlanForgeError: what the child raised.
-        ExportError: the child died; with its last words.
-    """
+    """Return the traced graph, with its weights still among the inputs; raise what the child raised."""
     import onnx_ir as ir
 
     _, errors = process.communicate()
-    if (said := error_file(out)).is_file():
+    if (said := locate_error_file(out)).is_file():
         error = json.loads(said.read_text(encoding="utf-8"))
         said.unlink()
-        raise error_from_name(error["error"], error["message"])
+        raise make_named_error(error["error"], error["message"])
     if process.returncode != 0:
         last = errors.strip().splitlines()[-1] if errors.strip() else "no message"
         raise ExportError(f"tracing failed (exit {process.returncode}): {last}")
@@ -122,11 +106,13 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
             output_names=[spec.name for spec in recipe.outputs],
         )
     assert program is not None
-    graph_model = program.model
-    turn_weights_into_inputs(graph_model)
-    record_modules(graph_model)
-    simplify(graph_model)
-    return graph_model
+    import onnxscript.optimizer  # after torch.onnx, which keeps its warnings away
+
+    turn_weights_into_inputs(program.model)
+    record_modules(program.model)
+    onnxscript.optimizer.optimize_ir(program.model)  # folds the shape arithmetic that tracing leaves behind
+    keep_only_modules(program.model)
+    return program.model
 
 
 def make_example_inputs(recipe: Recipe) -> tuple[Any, ...]:
@@ -161,22 +147,13 @@ def turn_weights_into_inputs(model: ir.Model) -> None:
     for name, value in list(graph.initializers.items()):
         if name.startswith("model."):
             del graph.initializers[name]
-            if not value.uses():
-                continue  # a part that this graph does not use, such as a pooler
-            value.const_value = None
-            value.name = name.removeprefix("model.")
-            graph.inputs.append(value)
+            if value.uses():  # not those of a part that is not in this graph, such as a pooler
+                value.const_value = None
+                value.name = name.removeprefix("model.")
+                graph.inputs.append(value)
 
 
-def simplify(model: ir.Model) -> None:
-    """Fold the shape arithmetic that tracing leaves behind, and drop metadata that only debugging needs."""
-    import onnxscript.optimizer
-
-    onnxscript.optimizer.optimize_ir(model)
-    keep_only_modules(model)
-
-
-def error_file(out: Path) -> Path:
+def locate_error_file(out: Path) -> Path:
     """Return the file in which a child reports an error, instead of writing its graph."""
     return out.with_name(f"{out.name}.error")
 
@@ -188,7 +165,7 @@ def main(arguments: list[str]) -> None:
         write_trace(*arguments)
     except PlanForgeError as error:
         answer = {"error": type(error).__name__, "message": str(error)}
-        error_file(Path(arguments[-1])).write_text(json.dumps(answer), encoding="utf-8")
+        locate_error_file(Path(arguments[-1])).write_text(json.dumps(answer), encoding="utf-8")
 
 
 def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, outputs: str, out: str) -> None:
@@ -199,7 +176,7 @@ def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, ou
 
     description = describe(Path(folder))
     choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
-    recipe = FAMILIES[description.family.name].recipes(description.config, choices)[recipe_id]
+    recipe = FAMILIES[description.family.name].make_recipes(description.config, choices)[recipe_id]
     model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory
     model.tie_weights()
     ir.save(trace(model, recipe), out)

@@ -16,11 +16,11 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.diagnostics.metrics import plain, spread_of
+from ...runtime.diagnostics.metrics import make_plain, measure_spread
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Key, Trial
 from ..limits import CAPS
-from ..tracing.modules import find_layer, find_module, read_results
+from ..tracing.modules import find_layer, find_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,11 +55,8 @@ class Culprit:
     witness: str  # the reference that it was compared with
 
     def to_json(self) -> dict[str, Any]:
-        ranges = {
-            name: None if ends is None else [plain(end) for end in ends]
-            for name, ends in (("range", self.range), ("meant", self.meant))
-        }
-        return {**vars(self), **ranges}
+        meant = None if self.meant is None else [make_plain(end) for end in self.meant]
+        return {**vars(self), "range": [make_plain(end) for end in self.range], "meant": meant}
 
     def __str__(self) -> str:
         where = f" of {self.module}" if self.module else ""
@@ -99,12 +96,31 @@ class LeftItsBandError(Exception):
     """Ends an execution where its fault is found."""
 
     def __init__(self, culprit: Culprit) -> None:
-        super().__init__(str(culprit))
         self.culprit = culprit
 
 
 def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: Witnesses) -> Culprit | None:
     """Execute a graph until a node leaves its band; return None if none does."""
+
+    def describe(
+        node: ir.Node, name: str, got: Array, band: Band | None = None, error: float = math.inf
+    ) -> Culprit:
+        module = find_module(node)
+        return Culprit(
+            artifact=artifact.id,
+            step=trial.steps[program.runs - 1].name,
+            node=node.name or name,
+            op_type=node.op_type,
+            value=name,
+            module=module,
+            layer=find_layer(module),
+            dtype=got.dtype.name,
+            range=find_range(got),
+            meant=None if band is None else find_range(band.want),
+            error=error if math.isfinite(error) else None,
+            allowed=0.0 if band is None else band.allowed,
+            witness="" if band is None else band.witness,
+        )
 
     def hold(node: ir.Node, name: str, array: Array) -> None:
         step = program.runs - 1
@@ -113,11 +129,9 @@ def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: W
             band = bands.get((step, name))
             if band is None or got.shape != band.want.shape:
                 continue
-            error = distance(got, band.want)
+            error = measure_distance(got, band.want)
             if not error <= band.allowed:
-                raise LeftItsBandError(
-                    culprit_of(node, name, got, trial.steps[step].name, artifact, band, error)
-                )
+                raise LeftItsBandError(describe(node, name, got, band, error))
 
     program = ExecutedProgram(graph, artifact, hold)
     try:
@@ -125,30 +139,8 @@ def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: W
     except LeftItsBandError as found:
         return found.culprit
     except NotFiniteError as error:
-        step = trial.steps[program.runs - 1].name
-        return culprit_of(error.node, error.result, error.array, step, artifact, None, math.inf)
+        return describe(error.node, error.result, error.array)
     return None
-
-
-def culprit_of(
-    node: ir.Node, name: str, got: Array, step: str, artifact: Artifact, band: Band | None, error: float
-) -> Culprit:
-    module = find_module(node)
-    return Culprit(
-        artifact=artifact.id,
-        step=step,
-        node=node.name or name,
-        op_type=node.op_type,
-        value=name,
-        module=module,
-        layer=find_layer(module),
-        dtype=got.dtype.name,
-        range=ends_of(got),
-        meant=None if band is None else ends_of(band.want),
-        error=error if math.isfinite(error) else None,
-        allowed=0.0 if band is None else band.allowed,
-        witness="" if band is None else band.witness,
-    )
 
 
 def remove_padding(trial: Trial, step: int, array: Array) -> Array:
@@ -157,11 +149,11 @@ def remove_padding(trial: Trial, step: int, array: Array) -> Array:
     return array if tokens is None else tokens
 
 
-def ends_of(array: Array) -> tuple[float, float]:
+def find_range(array: Array) -> tuple[float, float]:
     return float(array.min()), float(array.max())
 
 
-def distance(got: Array, want: Array) -> float:
+def measure_distance(got: Array, want: Array) -> float:
     """Return the largest difference in units of the spread of `want`; of integers any at all is infinite."""
     if not want.size:
         return 0.0
@@ -175,32 +167,16 @@ def distance(got: Array, want: Array) -> float:
         exact = exact[finite]
         if not exact.size:
             return 0.0
-    return float(np.abs(got - exact).max()) / max(spread_of(exact), 1e-6)
+    return float(np.abs(got - exact).max()) / max(measure_spread(exact), 1e-6)
 
 
-def node_bands(
-    trial: Trial, artifact: Artifact, full: ir.Model, full_artifact: Artifact, own: ir.Model | None
+def make_node_bands(
+    trial: Trial, artifact: Artifact, full: ir.Model, full_artifact: Artifact, own: ir.Model
 ) -> dict[Key, Band]:
-    """Return the bands of a graph's nodes from a healthy graph.
-
-    Args:
-        trial: what to run.
-        artifact: the graph that is examined.
-        full: a healthy graph in fp32.
-        full_artifact: what its inputs and outputs are.
-        own: a healthy graph in the precision of `artifact`; None where there is none, or it is fp32.
-    """
-    values = trial.collect_values(full, full_artifact)
-    floor = CAPS["fp32"]["max_error"]
-    if own is None:
-        # Hidden states alone: in scores, and in keys laid out for a product, padding cannot be told apart.
-        allowed = CAPS[artifact.precision]["max_error"]
-        return {
-            key: Band(remove_padding(trial, key[0], array), allowed, full_artifact.id)
-            for key, array in values.items()
-            if array.ndim == 3 and trial.select_tokens(key[0], array) is not None
-        }
+    """Return the bands of a graph's nodes, from healthy graphs in fp32 and in its own precision."""
     witness = f"{artifact.id}, converted again"
+    floor = CAPS["fp32"]["max_error"]
+    values = trial.collect_values(full, full_artifact)
     exact = {key: remove_padding(trial, key[0], array) for key, array in values.items()}
     if artifact.precision == "fp32":
         return {key: Band(array, floor, witness) for key, array in exact.items()}
@@ -209,31 +185,18 @@ def node_bands(
         array = remove_padding(trial, key[0], array)
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
             steps = array.astype(np.float32)  # int8 steps, which have another unit than the exact ones
-            spread = max(spread_of(steps.astype(np.float64)), 1.0) if steps.size else 1.0
+            spread = max(measure_spread(steps.astype(np.float64)), 1.0) if steps.size else 1.0
             bands[key] = Band(steps, CACHE_STEPS / spread, witness)
         elif key in exact and exact[key].shape == array.shape:
-            gap = distance(array.astype(exact[key].dtype), exact[key])
+            gap = measure_distance(array.astype(exact[key].dtype), exact[key])
             bands[key] = Band(array, max(floor, NODE_FACTOR * gap), witness)
     return bands
 
 
-def module_bands(
-    trial: Trial,
-    graph: ir.Model,
-    model: nn.Module,
-    rounding: Rounding | None,
-    results: Mapping[str, str] | None = None,
+def make_module_bands(
+    trial: Trial, model: nn.Module, rounding: Rounding | None, results: Mapping[str, str]
 ) -> dict[Key, Band]:
-    """Return the bands of the values that are a module's result, from PyTorch.
-
-    Args:
-        trial: what to run.
-        graph: the graph that is examined.
-        model: the model in PyTorch.
-        rounding: what the graph's precision does to its numbers; None for fp32.
-        results: the path of the module that a value is the result of; by default as tracing noted it.
-    """
-    results = read_results(graph) if results is None else results
+    """Return the bands of the values that are a module's result, from PyTorch; `results` has its path."""
     exact = trial.collect_module_results(model)
     rounded = exact
     if rounding is not None:
@@ -245,6 +208,6 @@ def module_bands(
             want = trial.gather_results(step, exact, path)
             near = trial.gather_results(step, rounded, path)
             if want is not None and near is not None:
-                allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * distance(near, want))
+                allowed = max(CAPS["fp32"]["max_error"], MODULE_FACTOR * measure_distance(near, want))
                 bands[step, name] = Band(want, allowed, PYTORCH)
     return bands

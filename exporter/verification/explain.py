@@ -1,4 +1,7 @@
-"""Find the nodes at fault in the graphs that failed."""
+"""Find the nodes at fault in the graphs that failed, and what to hold them against.
+
+Graphs of imports cannot be traced again, nor any without PyTorch: they have the bundle's own as references.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,20 @@ from ..calibration.calibration import Calibration
 from ..calibration.convert import convert_graph
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
+from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
-from ..execution.trial import Trial
-from ..graphs import in_fp32, recipe_of
+from ..errors import VerificationError
+from ..execution.trial import Key, Trial
+from ..graphs import describe_in_fp32, find_recipe_id
+from ..limits import CAPS
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import HEAD
 from ..reference.model import is_module
-from .bisect import Culprit, Witnesses, find_culprit, module_bands, node_bands
+from ..tracing.modules import find_results_by_scope, find_scope, read_results
+from .bisect import Band, Culprit, Witnesses, find_culprit, make_module_bands, make_node_bands, remove_padding
 from .report import VerificationReport
 from .structure import READING
-from .witnesses import find_witnesses
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,8 +48,15 @@ LOSS = (
     " leave it out of --precision, or judge it by texts of yours, --prompts FILE; else look at what feeds it"
     " (the cache, the padding), or at longer texts"
 )
+ADD_FP32 = (
+    "it would be held against the same graph in fp32, if that passed; where it is missing, add fp32 to"
+    " --precision"
+)
+NO_REFERENCE = (
+    "nothing is at hand that is known to be right: --source CHECKPOINT, with weights that PyTorch reads, or"
+    " the same graph in another dialect, such as --target cpu,portable"
+)
 
-Progress: TypeAlias = Callable[[str], None]
 # Gives healthy graphs with their weights, in fp32, by their recipes' ids.
 Tracer: TypeAlias = Callable[[Sequence[str]], Mapping[str, ir.Model]]
 
@@ -56,105 +69,153 @@ def explain(
     calibration: Calibration | None = None,
     trace: Tracer | None = None,
 ) -> VerificationReport:
-    """Return the report with the first node at fault in each graph that failed.
-
-    Args:
-        examiner: of the bundle whose graphs were compared.
-        report: the comparisons.
-        progress: called with a line when a stage begins.
-        model: the model in PyTorch, ours or another exporter's; without it graphs are compared with the
-            bundle's own in fp32.
-        calibration: how its int8 and int4 numbers were chosen.
-        trace: traces the model's graphs again.
-    """
+    """Return the report with the first node at fault in each graph that failed."""
     bundle = examiner.bundle
-    failed = artifacts_to_explain(bundle.manifest, report)
+    failed = report.failed_artifacts(bundle.manifest)
+    encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
+    # What a decoder reads of an encoder that failed is wrong already.
+    failed = [a for a in failed if a.graph != "decoder" or a.precision not in encoders]
     if not failed:
         return report
-    full_manifest = Bundle.open(bundle.folder).manifest  # also of graphs that were not asked for
+    manifest = Bundle.open(bundle.folder).manifest  # also of graphs that were not asked for
+    sound = [a for a in manifest.artifacts if a.precision == "fp32" and a not in failed]
     healthy: Mapping[str, ir.Model] = {}
     if model is not None and trace is not None:
-        recipes = list(dict.fromkeys(recipe_of(artifact) for artifact in failed))
+        recipes = list(dict.fromkeys(find_recipe_id(artifact) for artifact in failed))
         progress(f"tracing {', '.join(recipes)} again, to find the nodes at fault")
         try:
             healthy = trace(recipes)
         except PlanForgeError as error:  # the verdict stands without
             why = f"no node can be named: {error}"
             return dataclasses.replace(report, unexplained={artifact.id: why for artifact in failed})
-
-    def culprit_of(artifact: Artifact) -> Culprit | None:
-        graph = load_graph(bundle.path(artifact.file))
-        artifact = as_traced(artifact, full_manifest)
-        trial = examiner.trial(artifact)
-        if model is not None and calibration is not None and healthy:
-            assert is_module(model)
-            witnesses = witnesses_of(artifact, trial, healthy[recipe_of(artifact)], model, calibration)
-        else:
-            sound = [a for a in full_manifest.artifacts if a.precision == "fp32" and a not in failed]
-            witnesses = find_witnesses(examiner, artifact, graph, sound, model, calibration)
-        return find_culprit(graph, artifact, trial, witnesses)
-
     culprits: list[Culprit] = []
     unexplained: dict[str, str] = {}
     read = {c.artifact for c in report.comparisons if c.backend == READING and not c.passed}
     for artifact in failed:
         progress(f"verifying {artifact.id}: looking for the node at fault")
         try:
-            culprit = culprit_of(artifact)
+            graph = load_graph(bundle.path(artifact.file))
+            traced = remove_fitted_head(artifact, manifest)
+            trial = examiner.make_trial(traced)
+            if healthy:
+                assert model is not None and is_module(model) and calibration is not None
+                witnesses = convert_witnesses(
+                    traced, trial, healthy[find_recipe_id(artifact)], model, calibration
+                )
+            else:
+                witnesses = find_witnesses(examiner, traced, graph, sound, model, calibration)
+            culprit = find_culprit(graph, traced, trial, witnesses)
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
         if culprit is not None:
             culprits.append(culprit)
         elif artifact.id not in read:  # what was read there names its node
-            unexplained[artifact.id] = inside_text(artifact, full_manifest, bool(healthy))
+            unexplained[artifact.id] = explain_no_culprit(artifact, manifest, bool(healthy))
     return dataclasses.replace(report, culprits=tuple(culprits), unexplained=unexplained)
 
 
-def inside_text(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
+def explain_no_culprit(artifact: Artifact, manifest: Manifest, traced: bool) -> str:
     """Return the explanation of a failed graph none of whose nodes left its band."""
     if not PRECISIONS[artifact.precision].is_quantized:
         return INSIDE
     ids = {other.id for other in manifest.artifacts}
-    by_nodes = traced or f"{recipe_of(artifact)}.fp32" in ids
+    by_nodes = traced or f"{find_recipe_id(artifact)}.fp32" in ids
     return LOSS if by_nodes else f"{LOSS}; or add fp32 to --precision, which every node is held against"
 
 
-def as_traced(artifact: Artifact, manifest: Manifest) -> Artifact:
+def remove_fitted_head(artifact: Artifact, manifest: Manifest) -> Artifact:
     """Return a graph without the classifier that was fitted to it afterwards."""
     if manifest.encoder is None or manifest.encoder.fitted is None:
         return artifact
     return dataclasses.replace(artifact, outputs=tuple(s for s in artifact.outputs if s.role != HEAD))
 
 
-def witnesses_of(
+def convert_witnesses(
     artifact: Artifact, trial: Trial, healthy: ir.Model, model: nn.Module, calibration: Calibration
 ) -> Witnesses:
     """Return the references: PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
-    full_artifact = in_fp32(artifact)
+    full_artifact = describe_in_fp32(artifact)
     full = convert_graph(healthy, full_artifact, calibration)
     own = convert_graph(healthy, artifact, calibration)
     return Witnesses(
-        node_bands(trial, artifact, full, full_artifact, own),
-        module_bands(trial, own, model, calibration.rounding(artifact.precision)),
+        make_node_bands(trial, artifact, full, full_artifact, own),
+        make_module_bands(trial, model, calibration.make_rounding(artifact.precision), read_results(own)),
     )
 
 
-def artifacts_to_explain(manifest: Manifest, report: VerificationReport) -> list[Artifact]:
-    """Return the graphs that failed, without decoders whose encoder did: what they read is wrong already."""
-    failed = report.failed_artifacts(manifest)
-    encoders = {artifact.precision for artifact in failed if artifact.graph == "encoder"}
-    return [a for a in failed if a.graph != "decoder" or a.precision not in encoders]
+def find_witnesses(
+    examiner: AnyExaminer,
+    artifact: Artifact,
+    graph: ir.Model,
+    sound: Sequence[Artifact],
+    model: ReferenceModel | None,
+    calibration: Calibration | None,
+) -> Witnesses:
+    """Return all references for a graph that failed; `sound` are the bundle's in fp32 that did not."""
+    nodes: dict[Key, Band] = {}
+    modules: dict[Key, Band] = {}
+    trial = examiner.make_trial(artifact)
+    twin = next((other for other in sound if find_recipe_id(other) == find_recipe_id(artifact)), None)
+    if twin is not None and artifact.precision != "fp32":
+        nodes = make_hidden_bands(examiner, trial, artifact.precision, twin)
+    if model is not None and is_module(model):
+        results = find_module_results(graph, [path for path, _ in model.named_modules()])
+        rounding = None if calibration is None else calibration.make_rounding(artifact.precision)
+        if results and (rounding is not None or artifact.precision == "fp32"):
+            modules = make_module_bands(trial, model, rounding, results)
+    if not modules and artifact.precision == "fp32":
+        others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]
+        modules = make_sibling_bands(examiner, graph, others[0]) if others else {}
+    if not nodes and not modules:
+        raise VerificationError(NO_REFERENCE if artifact.precision == "fp32" else ADD_FP32)
+    return Witnesses(nodes, modules)
 
 
-def tracer_of(manifest: Manifest, source: Source, model: ReferenceModel | None) -> Tracer:
+def make_hidden_bands(examiner: AnyExaminer, trial: Trial, precision: str, twin: Artifact) -> dict[Key, Band]:
+    """Return the bands of hidden states, from the same graph in fp32.
+
+    In scores, and in keys laid out for a product, padding cannot be told apart.
+    """
+    values = trial.collect_values(load_graph(examiner.bundle.path(twin.file)), twin)
+    return {
+        key: Band(remove_padding(trial, key[0], array), CAPS[precision]["max_error"], twin.id)
+        for key, array in values.items()
+        if array.ndim == 3 and trial.select_tokens(key[0], array) is not None
+    }
+
+
+def find_module_results(graph: ir.Model, paths: Sequence[str] = ()) -> Mapping[str, str]:
+    """Return the values that are a module's result, as tracing noted them, or else as nodes' names say."""
+    paths = paths or list(dict.fromkeys(find_scope(node) for node in graph.graph))
+    return read_results(graph) or find_results_by_scope(graph.graph, paths)
+
+
+def make_sibling_bands(examiner: AnyExaminer, graph: ir.Model, other: Artifact) -> dict[Key, Band]:
+    """Return bands of modules' results, from the same model in another dialect in fp32 that has passed."""
+    sibling = load_graph(examiner.bundle.path(other.file))
+    trial = examiner.make_trial(other)
+    own = find_module_results(graph)
+    theirs = {path: name for name, path in find_module_results(sibling).items()}
+    values = trial.collect_values(sibling, other)
+    bands: dict[Key, Band] = {}
+    for step in range(len(trial.steps)):
+        for name, path in own.items():
+            array = values.get((step, theirs.get(path, "")))
+            tokens = None if array is None else trial.select_tokens(step, array)
+            if tokens is not None:
+                bands[step, name] = Band(tokens, CAPS["fp32"]["max_error"], other.id)
+    return bands
+
+
+def make_tracer(manifest: Manifest, source: Source, model: ReferenceModel) -> Tracer:
     """Return a function that traces a bundle's graphs once more from its checkpoint."""
 
     def trace(recipes: Sequence[str]) -> dict[str, ir.Model]:
         from ..providers import TracedGraphs  # needs what exporting needs, and verifying does not
 
         checkpoint = Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest))
-        return TracedGraphs(checkpoint, model).graphs(recipes, lambda _: None)
+        return TracedGraphs(checkpoint, model).make_graphs(recipes, lambda _: None)
 
     return trace
 

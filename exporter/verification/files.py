@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,12 +18,13 @@ from ...runtime.backends.threads import choose_threads
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.diagnostics.metrics import Comparison, Outcome, VectorMetrics, judge, measure_vectors
 from ...runtime.errors import BackendError, InputError, ManifestError
-from ..errors import VerificationError, first_line
+from ..comparison.examiner import Progress
+from ..errors import VerificationError, shorten_error
 from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteError, WideExecutor, list_inputs
 from ..execution.trial import Step, Trial
-from ..limits import CAPS, limits_for
+from ..limits import CAPS, compute_limits
 from ..passes.weight_files import load_graph
-from .bisect import Band, Culprit, Witnesses, distance, find_culprit
+from .bisect import Band, Culprit, Witnesses, find_culprit
 from .report import VerificationReport
 from .structure import compare_files
 
@@ -49,12 +50,7 @@ class OnnxFile:
 
     @classmethod
     def load(cls, path: Path) -> OnnxFile:
-        """Read a graph; its weights stay mapped.
-
-        Raises:
-            VerificationError: no file, no ONNX, weights outside of its folder, or inputs that numpy has no
-                type for; in one line.
-        """
+        """Read a graph; its weights stay mapped."""
         if not path.is_file():
             raise VerificationError(f"{path} is not there")
         try:
@@ -65,14 +61,14 @@ class OnnxFile:
         except VerificationError:
             raise
         except Exception as error:  # protobuf's own
-            raise VerificationError(f"{path} is not an ONNX file: {first_line(error)}") from error
+            raise VerificationError(f"{path} is not an ONNX file: {shorten_error(error)}") from error
         graph = model.graph
         found = {value.dtype for value in graph.initializers.values()}
         found |= {v.dtype for n in graph for v in n.outputs if v.dtype == ir.DataType.FLOAT16}
         precision = next((name for name, kinds in TYPES.items() if kinds & found), "fp32")
         try:
             inputs, outputs = (
-                tuple(TensorSpec(str(v.name), "data", dtype_of(v, path), ()) for v in side)
+                tuple(TensorSpec(str(v.name), "data", read_dtype(v, path), ()) for v in side)
                 for side in (list_inputs(graph), graph.outputs)
             )
         except ManifestError as error:
@@ -82,81 +78,78 @@ class OnnxFile:
         return cls(path, model, artifact)
 
 
-def dtype_of(value: ir.Value, path: Path) -> str:
+def read_dtype(value: ir.Value, path: Path) -> str:
     if value.dtype is None:
         raise VerificationError(f"{path}: {value.name!r} has no type")
     return str(value.dtype.numpy().name)
 
 
 def verify_file(
-    path: Path, against: Path | None, inputs: Path | None, progress: Callable[[str], None]
+    path: Path, against: str | Path | None, inputs: str | Path | None, progress: Progress
 ) -> VerificationReport:
     """Compare ONNX Runtime, as it would run a file, with the same graph node by node, and with another file.
 
     Node by node every result is rounded to its type, and all must be finite. Where a node
     cannot run alone, such as an If, two files are compared on ONNX Runtime.
-
-    Args:
-        path: the file.
-        against: another one with the same inputs and outputs, such as the one in fp32.
-        inputs: a .npz with an array for each input; made up unless given.
-        progress: called with a line when a stage begins.
-
-    Raises:
-        VerificationError: a file cannot be read or run, or the inputs do not fit.
     """
     file = OnnxFile.load(path)
-    other = None if against is None else OnnxFile.load(against)
-    feeds = read_inputs(inputs, file) if inputs is not None else make_inputs(file)
+    other = None if against is None else OnnxFile.load(Path(against))
+    feeds = make_inputs(file) if inputs is None else read_inputs(Path(inputs), file)
     check_feeds(file, feeds)
     if other is not None:
         check_same_inputs(file, other)
         check_feeds(other, feeds)
+    witness = f"itself {NODE_BY_NODE}"
     progress(f"verifying {path.name}: ort-cpu")
     engine = run_on_engine(file, feeds)
     if isinstance(engine, BackendError):
         unloadable = Comparison.from_error(path.name, "ort-cpu", RUNNING, engine)
-        return VerificationReport(False, (unloadable,), witness=f"itself {NODE_BY_NODE}")
+        return VerificationReport(False, (unloadable,), witness=witness)
     progress(f"verifying {path.name}: {NODE_BY_NODE}")
     nodes = run_node_by_node(file, feeds)
-    alone = not isinstance(nodes, BackendError)
-    if not alone and other is None:
+    itself: tuple[Comparison, ...] = ()
+    if not isinstance(nodes, BackendError):
+        # Both sides read the same quantized weights, so int8 and int4 explain no difference.
+        own = "fp16" if file.artifact.precision == "fp16" else "fp32"
+        gap = measure_rounding(file, feeds, own)
+        itself = (compare_outputs(file, engine, nodes, own, f"against {NODE_BY_NODE}", gap),)
+    elif other is None:
         raise VerificationError(
             f"{path} cannot be run {NODE_BY_NODE}: {nodes}; hold it against another file: --against FILE"
         )
-    # Both sides read the same quantized weights, so int8 and int4 explain no difference.
-    own = "fp16" if file.artifact.precision == "fp16" else "fp32"
-    lost = rounding_gap(file, feeds) if own == "fp16" and isinstance(nodes, dict) else None
-    itself = [compare_outputs(file, engine, nodes, own, f"against {NODE_BY_NODE}", lost)] if alone else []
     if other is None:
-        return VerificationReport(False, tuple(itself), witness=f"itself {NODE_BY_NODE}")
+        return VerificationReport(False, itself, witness=witness)
+    witness = f"{witness} and {other.path.name}" if itself else other.path.name
     progress(f"verifying {other.path.name}")
-    precision = next((n for n in TYPES if n in (file.artifact.precision, other.artifact.precision)), "fp32")
-    want = run_node_by_node(other, feeds)
-    case = f"{NODE_BY_NODE}, against {other.path.name}"
-    if not alone or isinstance(want, BackendError):
-        nodes = engine
-        want = run_on_engine(other, feeds)
-        case = f"against {other.path.name}"
-        if isinstance(want, BackendError):
-            raise VerificationError(f"{other.path} cannot be compared with: {want}")
-    lost = rounding_gap(other, feeds) if precision == "fp16" and isinstance(want, dict) else None
-    both = compare_outputs(file, nodes, want, precision, case, lost)
-    culprits: tuple[Culprit, ...] = ()
-    if not both.passed and nodes is not engine and not isinstance(want, Exception):
-        culprits = find_node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
-    references = [f"itself {NODE_BY_NODE}"] if alone else []
-    witness = " and ".join([*references, other.path.name])
+    both, culprits = compare_with_file(file, other, feeds, engine, nodes)
     read = compare_files(path.name, file.model, other.model, other.path.name)
     return VerificationReport(False, (*itself, both, read), culprits, witness=witness)
 
 
-def check_same_inputs(file: OnnxFile, other: OnnxFile) -> None:
-    """Refuse to compare files whose inputs have different names.
+def compare_with_file(
+    file: OnnxFile, other: OnnxFile, feeds: Mapping[str, Array], engine: Results, nodes: Results
+) -> tuple[Comparison, tuple[Culprit, ...]]:
+    """Compare a file's results, on ONNX Runtime and node by node, with another's; find the node at fault."""
+    precisions = (file.artifact.precision, other.artifact.precision)
+    precision = next((name for name in TYPES if name in precisions), "fp32")
+    case = f"against {other.path.name}"
+    want = run_node_by_node(other, feeds)
+    on_engine = isinstance(nodes, BackendError) or isinstance(want, BackendError)
+    if on_engine:
+        want = run_on_engine(other, feeds)
+        if isinstance(want, BackendError):
+            raise VerificationError(f"{other.path} cannot be compared with: {want}")
+    gap = measure_rounding(other, feeds, precision)
+    if on_engine:
+        return compare_outputs(file, engine, want, precision, case, gap), ()
+    both = compare_outputs(file, nodes, want, precision, f"{NODE_BY_NODE}, {case}", gap)
+    if both.passed or isinstance(want, Exception):
+        return both, ()
+    return both, find_node_at_fault(file, other, feeds, CAPS[precision]["max_error"])
 
-    Raises:
-        InputError: lists both.
-    """
+
+def check_same_inputs(file: OnnxFile, other: OnnxFile) -> None:
+    """Refuse to compare files whose inputs have different names."""
     one = [spec.name for spec in file.artifact.inputs]
     two = [spec.name for spec in other.artifact.inputs]
     if set(one) != set(two):
@@ -167,19 +160,15 @@ def check_same_inputs(file: OnnxFile, other: OnnxFile) -> None:
 
 
 def check_feeds(file: OnnxFile, feeds: Mapping[str, Array]) -> None:
-    """Refuse arrays of another shape than a file takes.
-
-    Raises:
-        InputError: names the input.
-    """
-    for name, shape in ((str(value.name), value.shape) for value in list_inputs(file.model.graph)):
-        got = feeds[name].shape
-        fits = shape is None or (
-            len(shape) == len(got)
-            and all(not isinstance(n, int) or n == g for n, g in zip(shape, got, strict=True))
-        )
-        if not fits:
-            raise InputError(f"{file.path}: input {name!r} is {shape}, given is an array of {got}")
+    """Refuse arrays of another shape than a file takes."""
+    for value in list_inputs(file.model.graph):
+        shape = value.shape
+        got = feeds[str(value.name)].shape
+        if shape is None:
+            continue
+        fits = [not isinstance(n, int) or n == g for n, g in zip(shape, got, strict=False)]
+        if len(shape) != len(got) or not all(fits):
+            raise InputError(f"{file.path}: input {value.name!r} is {shape}, given is an array of {got}")
 
 
 def cast_inputs(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -187,11 +176,7 @@ def cast_inputs(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def run_on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array] | BackendError:
-    """Return the results of ONNX Runtime, or why it cannot load the file.
-
-    Raises:
-        VerificationError: it does not run with these inputs.
-    """
+    """Return the results of ONNX Runtime, or why it cannot load the file."""
     try:
         program = OrtProgram(file.path, choose_threads(None).count)
     except BackendError as error:
@@ -201,11 +186,11 @@ def run_on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array
     except BackendError as error:
         raise VerificationError(
             f"{file.path} does not run with these inputs: {error}; give an array for each of its inputs with"
-            f" --inputs FILE.npz: {inputs_text(file)}"
+            f" --inputs FILE.npz: {describe_inputs(file)}"
         ) from error
 
 
-def inputs_text(file: OnnxFile) -> str:
+def describe_inputs(file: OnnxFile) -> str:
     """Return the inputs as in "x float32 [batch,4]"; of many only the first."""
     found = [
         f"{spec.name} {spec.dtype} {value.shape}"
@@ -221,11 +206,13 @@ def run_node_by_node(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
     except (NotFiniteError, BackendError) as error:
         return error
     except TypeError as error:  # a type that numpy does not have
-        return BackendError(first_line(error))
+        return BackendError(shorten_error(error))
 
 
-def rounding_gap(file: OnnxFile, feeds: Mapping[str, Array]) -> Gap:
-    """Return a file's results in fp32, and with everything rounded to fp16; None if it cannot be run so."""
+def measure_rounding(file: OnnxFile, feeds: Mapping[str, Array], precision: str) -> Gap:
+    """Return a file's results in fp32 and rounded to fp16; None if it cannot be run so, or is not fp16."""
+    if precision != "fp16":
+        return None
     try:
         exact = WideExecutor(file.model, False).run(cast_inputs(file, feeds))
         rounded = WideExecutor(file.model, True).run(cast_inputs(file, feeds))
@@ -235,43 +222,33 @@ def rounding_gap(file: OnnxFile, feeds: Mapping[str, Array]) -> Gap:
 
 
 def compare_outputs(
-    file: OnnxFile, got: Results, want: Results, precision: str, case: str, gap: Gap = None
+    file: OnnxFile, got: Results, want: Results, precision: str, case: str, gap: Gap
 ) -> Comparison:
-    """Compare all outputs, each as one vector per row.
-
-    Args:
-        gap: the same results without and with rounding, whose difference limits that of `got` and `want`.
-    """
+    """Compare all outputs, each as one vector per row; the difference within `gap` is the limit."""
     broken = [str(side) for side in (got, want) if isinstance(side, Exception)]
     if isinstance(got, Exception) or isinstance(want, Exception):
         outcome = Outcome({"finite": False}, {}, tuple(broken[:1]))
     else:
-        outcome = outcome_of(got, want, precision, gap)
+        outcome = judge_outputs(got, want, precision, gap)
     return Comparison(artifact=file.path.name, backend="ort-cpu", case=case, **vars(outcome))
 
 
-def outcome_of(
-    got: Mapping[str, Array],
-    want: Mapping[str, Array],
-    precision: str,
-    gap: Gap,
-) -> Outcome:
+def judge_outputs(got: Mapping[str, Array], want: Mapping[str, Array], precision: str, gap: Gap) -> Outcome:
     names = ("max_error", "cosine_gap")
     metrics: dict[str, float | bool | int | None] = {}
     limits: dict[str, float] = {}
-    failures: list[str] = []
-    failures += [f"{name}: is an output of one file only" for name in sorted(got.keys() ^ want.keys())]
+    failures = [f"{name}: is an output of one file only" for name in sorted(got.keys() ^ want.keys())]
     for name in (name for name in want if name in got):
         array = want[name]
         if got[name].shape != array.shape:
             failures.append(f"{name}: is {got[name].shape} instead of {array.shape}")
         elif array.dtype.kind != "f":
-            if distance(got[name], array) != 0:
+            if not np.array_equal(got[name], array):
                 failures.append(f"{name}: integers differ")
         elif array.size:
             found = measure_rows(got[name], array)
             lost = None if gap is None else measure_rows(gap[1][name], gap[0][name])
-            usual = limits_for(precision, lost if lost is not None and lost.finite else None, names)
+            usual = compute_limits(precision, lost if lost is not None and lost.finite else None, names)
             failures += [f"{name}: {failure}" for failure in judge(found, usual)]
             values = dict(found.to_json())
             del values["mean_cosine_gap"]  # nobody knows whether a row is a text
@@ -295,7 +272,7 @@ def find_node_at_fault(
     """Return the first node of a file that is further than allowed from its namesake in the other."""
 
     def drive(program: Program) -> None:
-        program.run({name: array for name, array in feeds.items()}, {})
+        program.run(dict(feeds), {})
 
     trial = Trial(drive, (Step("run", np.zeros((0, 0), np.int64)),), ())
     values = trial.collect_values(other.model, other.artifact)
@@ -311,7 +288,7 @@ def read_inputs(path: Path, file: OnnxFile) -> dict[str, Array]:
             arrays = {name: archive[name] for name in archive.files}
     except OSError as error:
         raise InputError(
-            f"the inputs {path} cannot be read: {error.strerror or first_line(error)}"
+            f"the inputs {path} cannot be read: {error.strerror or shorten_error(error)}"
         ) from error
     except (ValueError, AttributeError, zipfile.BadZipFile) as error:
         raise InputError(f"the inputs {path} cannot be read as .npz: np.savez writes such files") from error
@@ -335,7 +312,7 @@ def make_inputs(file: OnnxFile) -> dict[str, Array]:
     for value in list_inputs(file.model.graph):
         shape = [length(dim) for dim in value.shape or ()]
         name = str(value.name)
-        dtype = np.dtype(dtype_of(value, file.path))
+        dtype = np.dtype(read_dtype(value, file.path))
         if dtype.kind == "f":
             feeds[name] = random.standard_normal(shape).astype(dtype)
         elif dtype.kind == "b" or "mask" in name:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.diagnostics.metrics import plain
+from ...runtime.diagnostics.metrics import make_plain
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
 from ..passes.fp16_ranges import Choice
@@ -30,10 +30,10 @@ class Fp32Node:
     reached: float | None = None  # the largest magnitude while calibrating, if that is the reason
 
     def to_json(self) -> dict[str, Any]:
-        return {name: plain(value) for name, value in vars(self).items()}
+        return {name: make_plain(value) for name, value in vars(self).items()}
 
 
-def fp32_nodes(
+def list_fp32_nodes(
     graph: ir.Model, artifact: Artifact, trial: Trial
 ) -> tuple[tuple[Fp32Node, ...], NotFiniteError | None]:
     """Return the fp32 nodes of one graph, in its order, up to the node whose result is not finite, if any."""
@@ -43,27 +43,19 @@ def fp32_nodes(
         choice = Choice.read(node)
         if choice is None or array.dtype.kind != "f" or not array.size:
             return
-        old = found.get(str(node.name))
         key = str(node.name)
         low = float(array.min())
         high = float(array.max())
-        if old is not None:
-            low = min(low, old.low)
-            high = max(high, old.high)
+        if key in found:
+            low = min(low, found[key].low)
+            high = max(high, found[key].high)
+        module = find_module(node)
         found[key] = Fp32Node(
-            node=key,
-            op_type=node.op_type,
-            module=find_module(node),
-            reason=choice.reason,
-            low=low,
-            high=high,
-            group=choice.group,
-            reached=choice.reached,
+            key, node.op_type, module, choice.reason, low, high, choice.group, choice.reached
         )
 
-    broken = None
     try:
         trial.drive(ExecutedProgram(graph, artifact, see))
     except NotFiniteError as error:
-        broken = error
-    return tuple(found.values()), broken
+        return tuple(found.values()), error
+    return tuple(found.values()), None

@@ -27,6 +27,7 @@ class VerificationReport:
         culprits: of graphs that failed, the first node that is at fault, where one was found.
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
         witness: what a graph was compared with, where it is neither of the usual two.
+        precisions: of the graphs, by artifact; an .onnx file has none here.
         unexplained: of graphs that failed and have no culprit, by artifact: why.
         plans: "not run" where the bundle has plans; empty where it has none.
     """
@@ -38,6 +39,7 @@ class VerificationReport:
     witness: str = ""
     unexplained: Mapping[str, str] = field(default_factory=dict)
     plans: str = ""
+    precisions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_error(cls, path: Path, error: Exception) -> VerificationReport:
@@ -79,14 +81,19 @@ class VerificationReport:
             fields["plans"] = self.plans
         return fields
 
+    def list_failures(self) -> list[str]:
+        """Return a line for each comparison that failed."""
+        return [
+            f"{c.artifact} on {c.backend}, {c.case}: {'; '.join(c.failures)}"
+            for c in self.comparisons
+            if not c.passed
+        ]
+
     def gates(self) -> dict[str, dict[str, Any]]:
         """Return for each artifact the limits, and the worst value that any case measured."""
         gates: dict[str, dict[str, Any]] = {}
         for comparison in self.comparisons:
-            gate = gates.setdefault(
-                comparison.artifact,
-                {"passed": True, "limits": dict(comparison.limits), "measured": {}},
-            )
+            gate = gates.setdefault(comparison.artifact, {"passed": True, "limits": {}, "measured": {}})
             gate["passed"] = gate["passed"] and comparison.passed
             gate["limits"] |= comparison.limits  # a beam search has others than a step
             for name in comparison.limits:
@@ -96,26 +103,19 @@ class VerificationReport:
 
     def raise_if_failed(self, advice: str = "") -> None:
         """Raise a VerificationError that lists every failure, and ends with what a user can do about them."""
-        if not self.passed:
-            lines = [
-                f"  {c.artifact} on {c.backend}, {c.case}: {'; '.join(c.failures)}"
-                for c in self.comparisons
-                if not c.passed
-            ]
-            lines += [f"  {line}" for line in self.where()]
-            compared = {c.artifact for c in self.comparisons}
-            failed = frozenset(c.artifact for c in self.comparisons if not c.passed)
-            bad = {name.rpartition(".")[2] for name in failed}
-            all_of_them = {name.rpartition(".")[2] for name in compared}
-            if good := sorted(all_of_them - bad):
-                lines.append(
-                    f"  {', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision,"
-                    " with --target cpu"
-                )
-            if advice:
-                lines.append(f"  {advice}")
-            message = "\n".join(["the export does not compute the model:", *lines])
-            raise VerificationError(message, failed)
+        if self.passed:
+            return
+        lines = ["the export does not compute the model:", *self.list_failures(), *self.where()]
+        failed = frozenset(c.artifact for c in self.comparisons if not c.passed)
+        bad = {self.precisions[artifact] for artifact in failed}
+        if good := sorted(set(self.precisions.values()) - bad):
+            lines.append(
+                f"{', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision,"
+                " with --target cpu"
+            )
+        if advice:
+            lines.append(advice)
+        raise VerificationError("\n  ".join(lines), failed)
 
 
 def keep_checks(
@@ -126,12 +126,11 @@ def keep_checks(
     limits: Mapping[str, Mapping[str, float]],
 ) -> Manifest:
     """Write golden data and parity.json below `folder`; return the manifest with each graph's gate."""
-    checks = folder / "checks"
     name = manifest.export_id[:8]
-    checks.mkdir(exist_ok=True)
+    (folder / "checks").mkdir(exist_ok=True)
     write_golden(folder / f"{PREFIX}{name}.npz", golden, limits)
     parity = json.dumps(report.to_json(), indent=1, allow_nan=False)
-    (checks / f"parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
+    (folder / f"checks/parity-{name}.json").write_text(parity + "\n", encoding="utf-8")
     gates = report.gates()
     artifacts = tuple(dataclasses.replace(a, gate=gates[a.id]) for a in manifest.artifacts)
     return dataclasses.replace(manifest, artifacts=artifacts)

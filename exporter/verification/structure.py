@@ -6,7 +6,7 @@ An epsilon that is a tenth of the right one, or weights that are 1 % off, may hi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,25 +39,16 @@ def compare_structure(
     tensors: Mapping[str, Array] | None = None,
     cache_scales: Mapping[str, Array] | None = None,
 ) -> Comparison:
-    """Compare a graph's attributes and weights without running it.
-
-    Args:
-        bundle: the bundle that has the graph.
-        artifact: the graph.
-        tensors: the checkpoint's, by name; without them only attributes are read.
-        cache_scales: scales of keys and values in int8, as real text gives them; by the cache's name.
-    """
+    """Compare a graph's attributes; its weights with the checkpoint's, int8 caches with scales, if given."""
     graph = load_graph(bundle.path(artifact.file)).graph
     weights = [] if tensors is None else list(check_weights(graph, tensors))
     ours = not bundle.manifest.source.get("exporter")  # others scale where they like
-    failures: list[str] = []
-    for faults in (
-        list(find_wrong_epsilons(graph, bundle.manifest.config)),
-        list(find_wrong_scales(graph)) if ours else [],
-        [fault for fault in weights if fault is not None],
-        list(find_wrong_cache_scales(graph, cache_scales or {})),
-    ):
-        failures += shorten(faults)
+    failures = [
+        *shorten(find_wrong_epsilons(graph, bundle.manifest.config)),
+        *shorten(find_wrong_scales(graph) if ours else ()),
+        *shorten(filter(None, weights)),
+        *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
+    ]
     return Comparison(
         artifact=artifact.id,
         backend=READING,
@@ -75,41 +66,44 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
         f"{describe_node(node)} has {key} {one:g}, in {against} it is {two:g}"
         for node in model.graph
         if (twin := theirs.get((str(node.name), node.op_type))) is not None
-        for key, one, two in float_attributes(node, twin)
+        for key, one, two in find_different_attributes(node, twin)
     ]
-    tensors = {
-        Stored.read(value).parameter: value.const_value
-        for value in other.graph.initializers.values()
-        if value.const_value is not None and value.const_value.dtype in FLOATS
-    }
+    tensors = {Stored.read(value).parameter: constant for value, constant, _ in list_weights(other.graph)}
+    weights = [weight for weight in list_weights(model.graph) if weight[1].size > 1]
     compared = 0
-    for value in model.graph.initializers.values():
-        constant = value.const_value
-        uses = list(value.uses())
+    for value, constant, node in weights:  # a single number, such as a mask's, may be another
         meant = tensors.get(Stored.read(value).parameter)
-        if constant is None or meant is None or constant.dtype not in FLOATS or not uses:
-            continue
-        if constant.shape == meant.shape and constant.size > 1:  # a mask's number may be another
+        if meant is not None and constant.shape == meant.shape:
             compared += 1
             if fault := describe_difference(constant.numpy(), meant.numpy(), f"that of {against}"):
-                failures.append(f"weight {value.name!r} of {describe_node(uses[0].node)} {fault}")
+                failures.append(f"weight {value.name!r} of {describe_node(node)} {fault}")
     return Comparison(
         artifact=name,
         backend=READING,
-        case=f"{CASE}, against {against}",
+        case=f"attributes and {compared} of {len(weights)} weights, against {against}",
         metrics={"weights": compared},
         limits={},
         failures=tuple(shorten(failures)),
     )
 
 
-def shorten(faults: Sequence[str]) -> list[str]:
+def shorten(faults: Iterable[str]) -> list[str]:
     """Return the first faults of a kind, and how many more there are."""
-    more = [f"and {len(faults) - MOST} more like it"] if len(faults) > MOST else []
-    return [*faults[:MOST], *more]
+    found = list(faults)
+    return found if len(found) <= MOST else [*found[:MOST], f"and {len(found) - MOST} more like it"]
 
 
-def float_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float, float]]:
+def list_weights(graph: ir.Graph) -> list[tuple[ir.Value, ir.TensorProtocol, ir.Node]]:
+    """Return the constants that are floats, with their numbers and the first node that reads each."""
+    found = [(value, value.const_value, list(value.uses())) for value in graph.initializers.values()]
+    return [
+        (value, constant, uses[0].node)
+        for value, constant, uses in found
+        if constant is not None and constant.dtype in FLOATS and uses
+    ]
+
+
+def find_different_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[str, float, float]]:
     """Yield the float attributes that both nodes have, and that differ."""
     for key, attribute in node.attributes.items():
         twin = other.attributes.get(key)
@@ -133,8 +127,8 @@ def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[
 def find_wrong_scales(graph: ir.Graph) -> Iterator[str]:
     """Yield attention whose scores are not scaled by 1 / sqrt(head size)."""
     for node in graph:
-        size = head_size(node)
-        scale = attention_scale(node)
+        size = find_head_size(node)
+        scale = find_attention_scale(node)
         if size is None or scale is None:
             continue
         meant = size**-0.5
@@ -161,7 +155,7 @@ def find_wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iter
                 yield f"{describe_node(node)} has {scale.name!r}, {apart:.3g} times off what real text needs"
 
 
-def head_size(node: ir.Node) -> int | None:
+def find_head_size(node: ir.Node) -> int | None:
     """Return the head size of a node that scales attention; None for others, or if the graph does not say."""
     index = {"Attention": 0, "GroupQueryAttention": 3}.get(node.op_type)
     value = None if index is None else node.inputs[index]
@@ -171,7 +165,7 @@ def head_size(node: ir.Node) -> int | None:
     return last if isinstance(last, int) else None
 
 
-def attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
+def find_attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
     """Return attention's scale: the attribute, or the one number that heads are multiplied by."""
     if node.op_type != "Mul":
         return node.attributes["scale"].as_float() if "scale" in node.attributes else None
@@ -182,21 +176,17 @@ def attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
     return number
 
 
-def check_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str | None]:
-    """Yield what is wrong with each weight that is kept as floats, or None."""
-    for value in graph.initializers.values():
-        constant = value.const_value
-        uses = list(value.uses())
-        if constant is None or constant.dtype not in FLOATS or not uses:
-            continue
+def check_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str]:
+    """Yield what is wrong with each weight that is kept as floats, or ""."""
+    for value, constant, node in list_weights(graph):
         stored = Stored.read(value)
-        weight = f"weight {value.name!r} of {describe_node(uses[0].node)}"
+        weight = f"weight {value.name!r} of {describe_node(node)}"
         if stored.parameter in tensors:
             got = read_tensor(constant)
             meant = stored.of(tensors[stored.parameter], constant.shape.numpy())
             fault = describe_difference(got, meant)
-            yield f"{weight} {fault}" if fault else None
-        elif len(constant.shape) == 2 and any(use.node.op_type in PRODUCTS for use in uses):
+            yield f"{weight} {fault}" if fault else ""
+        elif len(constant.shape) == 2 and any(use.node.op_type in PRODUCTS for use in value.uses()):
             yield f"{weight} is no tensor of the checkpoint"
 
 

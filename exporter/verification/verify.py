@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.manifest import Artifact
-from ...runtime.diagnostics.golden.files import golden_file, read_golden
+from ...runtime.diagnostics.golden.files import find_golden, read_golden
 from ...runtime.diagnostics.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
 from ...runtime.errors import BackendError, InputError
-from ..calibration.calibration import Calibration, cache_scales, read_calibration
+from ..calibration.calibration import Calibration, compute_cache_scales, read_calibration
 from ..calibration.prompts import read_prompts
 from ..checkpoints.source import Source, resolve_source, restore_argument
 from ..comparison.decoders import ENOUGH, DecoderExaminer
-from ..comparison.tasks import AnyExaminer, examine_model, examiner_from_golden
+from ..comparison.examiner import Progress
+from ..comparison.tasks import AnyExaminer, examine_golden, examine_model
 from ..errors import SourceError, VerificationError
-from ..execution.node_executor import NotFiniteError, name_rounding_engine
-from ..execution.trial import Trial
-from ..graphs import tensors_of
+from ..execution.node_executor import name_rounding_engine
+from ..graphs import list_tensors
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
 from ..passes.weights import is_described
@@ -33,9 +32,9 @@ from ..reference.fitted_head import LinearHead
 from ..reference.model import load_our_model
 from ..reference.passages import TextMetrics
 from ..tensorrt.build import check_plan_names
-from .explain import explain, tracer_of
+from .explain import explain, make_tracer
 from .files import RUNNING, verify_file
-from .fp32_nodes import fp32_nodes
+from .fp32_nodes import list_fp32_nodes
 from .report import VerificationReport
 from .structure import CASE, compare_structure
 
@@ -49,7 +48,6 @@ OLDER = (
     " it again, or leave out --source and --prompts to compare it with its golden data"
 )
 
-Progress = Callable[[str], None]
 # Metrics that a user can limit: of the others more is better, or they count.
 ERRORS = {
     field.name
@@ -91,9 +89,10 @@ def verify(
         BundleError: a file is missing or has changed.
         VerificationError: nothing to compare with, or prompts that cannot be used.
     """
-    if bad := [name for name, limit in (limits or {}).items() if not limit >= 0]:  # NaN is not
+    limits = limits or {}
+    if bad := [name for name, limit in limits.items() if not limit >= 0]:  # NaN is not
         raise InputError(f"limit of {bad[0]!r} must be 0 or more")
-    if unknown := set(limits or {}) - ERRORS:
+    if unknown := set(limits) - ERRORS:
         raise InputError(f"limit of {min(unknown)!r}: what can be limited is {', '.join(sorted(ERRORS))}")
     if backend not in ("auto", "ort-cpu"):
         raise InputError(
@@ -103,89 +102,83 @@ def verify(
     if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
         if source is not None or prompts is not None or only:
             raise InputError("source, prompts and only are for a bundle, not for an .onnx file")
-        other = None if against is None else Path(against)
-        arrays_file = None if inputs is None else Path(inputs)
-        return tighten_limits(verify_file(Path(bundle), other, arrays_file, progress), limits or {})
+        return tighten_limits(verify_file(Path(bundle), against, inputs, progress), limits)
     if against is not None or inputs is not None:
         raise InputError("against and inputs are for an .onnx file; a bundle has its own")
     opened = Bundle.open(bundle)
     progress("checking files")
     opened.verify_files()
     wanted = restrict_to(opened, only)
-    checkpoint = resolve_source(source) if source is not None else recorded_source(opened)
-    if checkpoint is not None:
-        texts = None if prompts is None else Path(prompts)
-        report = with_pytorch(wanted, checkpoint, texts, limits or {}, progress)
-    elif prompts is not None and not is_described_bundle(opened):
-        raise VerificationError(OLDER.format(opened.folder))
-    elif prompts is not None:
-        raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
-    else:
-        report = with_golden_data(wanted, limits or {}, progress)
+    report = tighten_limits(verify_bundle(wanted, source, prompts, progress), limits)
     if report.passed:  # a graph that was changed is named by its node, rather than by its plan
         check_plan_names(opened)
     return report
 
 
-def with_golden_data(opened: Bundle, limits: Mapping[str, float], progress: Progress) -> VerificationReport:
-    """Verify a bundle without its checkpoint."""
-    file = golden_file(opened)
+def verify_bundle(
+    opened: Bundle, source: str | Path | None, prompts: str | Path | None, progress: Progress
+) -> VerificationReport:
+    """Verify a bundle with its checkpoint, or with golden data where that is absent."""
+    if (source is not None or prompts is not None) and not is_described_bundle(opened):
+        raise VerificationError(OLDER.format(opened.folder))
+    checkpoint = find_recorded_source(opened) if source is None else resolve_source(source)
+    if checkpoint is not None:
+        return verify_with_pytorch(opened, checkpoint, prompts, progress)
+    if prompts is not None:
+        raise VerificationError("--prompts needs the checkpoint; pass --source MODEL")
+    return verify_with_golden_data(opened, progress)
+
+
+def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationReport:
+    file = find_golden(opened)
     if file is None:
         raise VerificationError(
             f"{opened.folder} has no golden data and its checkpoint is not at hand; pass --source MODEL"
         )
     arrays, usual = read_golden(file)
     try:
-        examiner = examiner_from_golden(opened, arrays)
+        examiner = examine_golden(opened, arrays)
     except KeyError as error:
         raise VerificationError(
             f"the golden data of {opened.folder} is that of another PlanForge, without {error}: pass --source"
             " MODEL, or export again"
         ) from error
-    report = compare_all(examiner, usual, progress)
-    return tighten_limits(explain(examiner, report, progress), limits)
+    return explain(examiner, compare_all(examiner, usual, progress), progress)
 
 
-def with_pytorch(
-    opened: Bundle, checkpoint: Source, prompts: Path | None, limits: Mapping[str, float], progress: Progress
+def verify_with_pytorch(
+    opened: Bundle, checkpoint: Source, prompts: str | Path | None, progress: Progress
 ) -> VerificationReport:
-    """Verify a bundle with its checkpoint."""
-    if not is_described_bundle(opened):
-        raise VerificationError(OLDER.format(opened.folder))
-    if checkpoint.sha256() != opened.manifest.source.get("sha256"):
+    if checkpoint.compute_sha256() != opened.manifest.source.get("sha256"):
         raise VerificationError(
             f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
         )
-    model = load_reference(opened, checkpoint)
+    model = load_model_to_compare(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
     progress("computing the reference in PyTorch")
     examiner = examine_model(opened, model, texts)
     give_back_memory()
     calibration = read_calibration(opened, model)
-    report = verify_model(examiner, model, calibration, progress).report
+    report, _ = verify_model(examiner, model, calibration, progress)
     tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
-        tracer = tracer_of(opened.manifest, checkpoint, model)
-    return tighten_limits(explain(examiner, report, progress, model, calibration, tracer), limits)
+        tracer = make_tracer(opened.manifest, checkpoint, model)
+    return explain(examiner, report, progress, model, calibration, tracer)
 
 
-def load_reference(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
+def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
     """Load the model in PyTorch: ours, or transformers' for what another exporter made."""
     if bundle.manifest.source.get("exporter"):
-        from ..reference.transformers_reference import reference_model
+        from ..reference.transformers_reference import load_reference
 
         encoder = bundle.manifest.encoder
         heads = () if encoder is None else encoder.heads
-        return reference_model(checkpoint.folder, bundle.manifest.task, heads)
+        return load_reference(checkpoint.folder, bundle.manifest.task, heads)
     return load_our_model(checkpoint.folder)
 
 
 def restrict_to(bundle: Bundle, only: Sequence[str]) -> Bundle:
-    """Return a bundle as if it had these graphs alone, with those that they run with.
-
-    Raises:
-        InputError: it has no such graph; lists what it has.
-    """
+    """Return a bundle as if it had these graphs alone, with those that they run with."""
     artifacts = {artifact.id: artifact for artifact in bundle.manifest.artifacts}
     if unknown := [name for name in only if name not in artifacts]:
         raise InputError(f"{bundle.folder} has no graph {unknown[0]!r}; it has {', '.join(artifacts)}")
@@ -202,11 +195,7 @@ def restrict_to(bundle: Bundle, only: Sequence[str]) -> Bundle:
 
 
 def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> VerificationReport:
-    """Return a report that holds metrics to a user's limits too.
-
-    Raises:
-        InputError: a metric that nothing was measured by.
-    """
+    """Return a report that holds metrics to a user's limits too; refuse those that nothing has."""
     measured = {name.rpartition(".")[2] for comparison in report.comparisons for name in comparison.metrics}
     if unknown := set(limits) - measured:
         raise InputError(
@@ -219,18 +208,6 @@ def tighten_limits(report: VerificationReport, limits: Mapping[str, float]) -> V
             log.warning("--limit %s=%g changes nothing: the usual one is %.3g", name, limit, max(usual))
     return dataclasses.replace(
         report, comparisons=tuple(apply_limits(comparison, limits) for comparison in report.comparisons)
-    )
-
-
-def finite_comparison(artifact: Artifact, trial: Trial, broken: NotFiniteError | None) -> Comparison:
-    """Return whether every rounded result of a trial is finite, with padding and a past, as a comparison."""
-    return Comparison(
-        artifact=artifact.id,
-        backend=name_rounding_engine(artifact.precision),
-        case=f"every result of {' and '.join(step.name for step in trial.steps)}, padded, is finite",
-        metrics={"finite": broken is None},
-        limits={},
-        failures=() if broken is None else (str(broken),),
     )
 
 
@@ -255,10 +232,8 @@ def is_described_bundle(bundle: Bundle) -> bool:
     return is_described(load_graph(bundle.path(bundle.manifest.artifacts[0].file)))
 
 
-def recorded_source(bundle: Bundle) -> Source | None:
+def find_recorded_source(bundle: Bundle) -> Source | None:
     """Return the checkpoint that the manifest names, if it is there and unchanged and torch can read it."""
-    import importlib.util
-
     if not is_described_bundle(bundle):
         log.warning("%s; comparing with golden data instead", OLDER.format(bundle.folder))
         return None
@@ -268,7 +243,7 @@ def recorded_source(bundle: Bundle) -> Source | None:
         return None
     try:
         source = resolve_source(argument)
-        if source.sha256() == recorded.get("sha256"):
+        if source.compute_sha256() == recorded.get("sha256"):
             return source
         why = "has changed"
     except (SourceError, OSError):
@@ -277,76 +252,46 @@ def recorded_source(bundle: Bundle) -> Source | None:
     return None
 
 
-@dataclass(frozen=True)
-class Verified:
-    """A bundle's graphs, compared with the model.
-
-    Attributes:
-        report: the comparisons.
-        limits: what each metric was held to, by precision.
-    """
-
-    report: VerificationReport
-    limits: dict[str, dict[str, float]]
-
-
 def verify_model(
     examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration, progress: Progress
-) -> Verified:
-    """Compare every graph with the model.
-
-    Args:
-        examiner: has what the model computes for real texts.
-        model: the model.
-        calibration: how the bundle's int8 and int4 numbers were chosen.
-        progress: called with a line when a stage begins.
-
-    Raises:
-        VerificationError: rounded to a precision, the model itself is not finite.
-    """
+) -> tuple[VerificationReport, dict[str, dict[str, float]]]:
+    """Compare every graph with the model; return what each metric was held to, by precision, as well."""
     from ..reference.onnx_reference import OnnxGraphs
 
-    witness = (
-        model.witness if isinstance(model, OnnxGraphs) else ""
-    )  # what rounding does to its graphs is not known
+    # What rounding does to another exporter's graphs is not known.
+    witness = model.witness if isinstance(model, OnnxGraphs) else ""
 
-    def compute_limits(precision: str) -> dict[str, float]:
+    def choose_limits(precision: str) -> dict[str, float]:
         progress(f"computing what {precision} may lose")
-        rounding = None if witness else calibration.rounding(precision)
+        rounding = None if witness else calibration.make_rounding(precision)
         gaps = {} if rounding is None else examiner.measure_gaps(model, rounding)
-        return examiner.limits(precision, gaps)
+        return examiner.choose_limits(precision, gaps)
 
     precisions = sorted({artifact.precision for artifact in examiner.bundle.manifest.artifacts})
     try:
-        limits = {precision: compute_limits(precision) for precision in precisions}
+        limits = {precision: choose_limits(precision) for precision in precisions}
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
     report = compare_all(examiner, limits, progress, None if witness else model)
-    return Verified(dataclasses.replace(report, witness=witness), limits)
+    return dataclasses.replace(report, witness=witness), limits
 
 
-def tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> dict[str, Array]:
+def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> dict[str, Array]:
     """Return what to compare weights with: the checkpoint's tensors, and scikit-learn's for a fitted head."""
-    tensors = {name: tensor.detach().numpy() for name, tensor in tensors_of(model).items()}
-    head = LinearHead.of(bundle)
+    tensors = {name: tensor.detach().numpy() for name, tensor in list_tensors(model).items()}
+    head = LinearHead.load(bundle)
     return tensors if head is None else {**tensors, "head.weight": head.weight, "head.bias": head.bias}
 
 
-def cache_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
-    """Return what the scales of keys and values in int8 are compared with.
-
-    Returns:
-        (H * D,) by the cache's name; empty where no graph has them, or where there is too little real text
-        to measure the range of keys and values.
-    """
+def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
+    """Return what the int8 caches' scales are compared with; nothing where there is too little real text."""
     artifacts = examiner.bundle.manifest.artifacts
     if not any(PRECISIONS[artifact.precision].cache_bits for artifact in artifacts):
         return {}
     assert isinstance(examiner, DecoderExaminer)
-    if sum(map(len, examiner.expected.texts)) < ENOUGH:
-        return {}
-    return cache_scales(examiner, model)
+    enough = sum(map(len, examiner.expected.texts)) >= ENOUGH
+    return compute_cache_scales(examiner, model) if enough else {}
 
 
 def compare_all(
@@ -357,8 +302,8 @@ def compare_all(
 ) -> VerificationReport:
     """Compare every graph in every case; with PyTorch's model the weights too."""
     bundle = examiner.bundle
-    tensors = None if model is None else tensors_to_compare(bundle, model)
-    scales = None if model is None else cache_scales_to_compare(examiner, model)
+    tensors = None if model is None else list_tensors_to_compare(bundle, model)
+    scales = None if model is None else compute_scales_to_compare(examiner, model)
     comparisons: list[Comparison] = []
     nodes_in_fp32 = {}
     for artifact in bundle.manifest.artifacts:
@@ -371,9 +316,24 @@ def compare_all(
             continue
         if artifact.precision == "fp16":
             graph = load_graph(bundle.path(artifact.file))
-            trial = examiner.trial(artifact)
-            nodes_in_fp32[artifact.id], broken = fp32_nodes(graph, artifact, trial)
-            comparisons.append(finite_comparison(artifact, trial, broken))
+            trial = examiner.make_trial(artifact)
+            nodes_in_fp32[artifact.id], broken = list_fp32_nodes(graph, artifact, trial)
+            steps = " and ".join(step.name for step in trial.steps)
+            comparisons.append(
+                Comparison(
+                    artifact=artifact.id,
+                    backend=name_rounding_engine(artifact.precision),
+                    case=f"every result of {steps}, padded, is finite",
+                    metrics={"finite": broken is None},
+                    limits={},
+                    failures=() if broken is None else (str(broken),),
+                )
+            )
         give_back_memory()
-    plans = "not run" if bundle.manifest.plans else ""
-    return VerificationReport(model is not None, tuple(comparisons), fp32_nodes=nodes_in_fp32, plans=plans)
+    return VerificationReport(
+        model is not None,
+        tuple(comparisons),
+        fp32_nodes=nodes_in_fp32,
+        plans="not run" if bundle.manifest.plans else "",
+        precisions={artifact.id: artifact.precision for artifact in bundle.manifest.artifacts},
+    )

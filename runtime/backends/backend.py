@@ -1,11 +1,9 @@
-"""The interface between decoding and engines.
-
-Protocols that a backend implements without an import from here, and a fake engine for tests.
-"""
+"""The interface between decoding and engines, which implement it without an import from here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +14,19 @@ from ..bundle.manifest import Artifact
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRequest:
+    """The options of one `load`; `LoadOptions` says what they mean."""
+
+    backend: str = "auto"
+    precision: str | None = None
+    threads: int | None = None
+    max_length: int | None = None
+    memory_limit: int | None = None
+    verify: bool = False
+    device: int = 0
 
 
 class Buffer(Protocol):
@@ -58,16 +69,10 @@ class Program(Protocol):
         buffers: Mapping[str, Buffer],
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        """Run one step.
+        """Run one step; return those of `outputs`, or of all, that no buffer was given for, in new arrays.
 
-        Args:
-            inputs: host arrays by input name.
-            buffers: what stays in the engine's memory, by input or output name. An output bound to an
-                input's buffer is written in place.
-            outputs: the others that are wanted; all when None.
-
-        Returns:
-            The outputs that no buffer was given for, in arrays of their own.
+        Inputs are host arrays. Buffers stay in the engine's memory, by input or output name; an output bound
+        to an input's buffer is written in place.
         """
         ...
 
@@ -80,11 +85,7 @@ class Backend(Protocol):
     name: str
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
-        """Return what this engine would open of a graph, in `precision` or the bundle's default one.
-
-        Raises:
-            InputError: the bundle has no such precision.
-        """
+        """Return what this engine would open of a graph, in `precision` or the bundle's default one."""
         ...
 
     def open(self, bundle: Bundle, artifact: Artifact) -> Program: ...
@@ -112,46 +113,3 @@ class ArrayBuffer:
 
     def numpy(self) -> Array:
         return np.array(self.array)
-
-
-class FakeProgram:
-    """A `Program` that computes with a Python function: for tests, ours and users'.
-
-    Args:
-        function: maps all inputs, buffers included, to all outputs by name.
-        dtype: of allocated buffers.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[Mapping[str, Array]], Mapping[str, Array]],
-        dtype: npt.DTypeLike = np.float32,
-    ) -> None:
-        self.function = function
-        self.dtype = dtype
-        self.closed = False
-
-    def allocate(self, name: str, shape: Shape) -> Buffer:
-        return ArrayBuffer(np.zeros(shape, self.dtype))
-
-    def free_memory(self) -> int | None:
-        return None
-
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        buffers: Mapping[str, Buffer],
-        outputs: Sequence[str] | None = None,
-    ) -> dict[str, Array]:
-        bound = {name: buffer.array for name, buffer in buffers.items() if isinstance(buffer, ArrayBuffer)}
-        results = self.function({**bound, **inputs})
-        for name, value in results.items():
-            if name in bound:
-                # Engines refuse an output that its buffer doesn't fit; numpy would broadcast it.
-                assert bound[name].shape == value.shape, (name, bound[name].shape, value.shape)
-                bound[name][...] = value
-        wanted = results if outputs is None else outputs
-        return {name: results[name] for name in wanted if name not in bound}
-
-    def close(self) -> None:
-        self.closed = True

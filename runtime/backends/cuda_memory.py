@@ -29,17 +29,12 @@ NON_BLOCKING = 1  # cudaStreamNonBlocking: other work on this GPU disturbs no ca
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as its driver describes it.
-
-    Attributes:
-        sm: its compute capability, such as "sm86".
-        memory: bytes.
-    """
+    """One GPU as its driver describes it."""
 
     index: int
     name: str
-    sm: str
-    memory: int
+    sm: str  # its compute capability, such as "sm86"
+    memory: int  # bytes
 
 
 def import_cuda() -> Any:
@@ -55,11 +50,7 @@ def import_cuda() -> Any:
 
 
 class CudaError(BackendError):
-    """A call of CUDA that failed.
-
-    Attributes:
-        code: CUDA's number of the error.
-    """
+    """A call of CUDA that failed, and CUDA's number of the error."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -67,11 +58,7 @@ class CudaError(BackendError):
 
 
 def call_cuda(cuda: Any, function: str, *arguments: Any) -> Any:
-    """Call a CUDA function and return its result.
-
-    Raises:
-        CudaError: with CUDA's own message.
-    """
+    """Call a CUDA function and return its result; an error has CUDA's own message."""
     status, *values = getattr(cuda, function)(*arguments)
     if int(status):
         text = cuda.cudaGetErrorString(status)[1].decode()
@@ -80,16 +67,12 @@ def call_cuda(cuda: Any, function: str, *arguments: Any) -> Any:
 
 
 def list_gpus() -> list[Gpu]:
-    """Return the GPUs that can be used here.
-
-    Raises:
-        BackendUnavailableError: the bindings or the driver are missing, or the driver is too old; says which.
-    """
+    """Return the GPUs that can be used here, or raise an error that says what is missing or too old."""
     cuda = import_cuda()
-    driver = cuda_of_driver()
+    driver = find_driver_cuda()
     if driver == (0, 0):
         raise BackendUnavailableError(NO_DRIVER)
-    needed = cuda_version(call_cuda(cuda, "cudaRuntimeGetVersion"))
+    needed = parse_cuda_version(call_cuda(cuda, "cudaRuntimeGetVersion"))
     try:
         count = call_cuda(cuda, "cudaGetDeviceCount")
     except CudaError as error:
@@ -108,10 +91,10 @@ def list_gpus() -> list[Gpu]:
     return gpus
 
 
-def cuda_of_driver() -> tuple[int, int]:
+def find_driver_cuda() -> tuple[int, int]:
     """Return the newest version of CUDA that the driver has, such as (13, 0); (0, 0) without a driver."""
     try:
-        return cuda_version(call_cuda(import_cuda(), "cudaDriverGetVersion"))
+        return parse_cuda_version(call_cuda(import_cuda(), "cudaDriverGetVersion"))
     except RuntimeError:  # of cuda-bindings below 12.9
         return 0, 0
 
@@ -119,9 +102,13 @@ def cuda_of_driver() -> tuple[int, int]:
 def driver_is_missing() -> bool:
     """Tell whether the driver is surely missing; without the bindings, by looking for its library."""
     try:
-        return cuda_of_driver() == (0, 0)
+        return find_driver_cuda() == (0, 0)
     except BackendUnavailableError:
-        return not library_is_there("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        try:
+            ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        except OSError:
+            return True
+        return False
 
 
 def gpu_is_present() -> bool:
@@ -135,26 +122,13 @@ def gpu_is_present() -> bool:
     return int(status) != NO_DEVICE and count != [0]
 
 
-def library_is_there(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
-
-
-def cuda_version(number: int) -> tuple[int, int]:
+def parse_cuda_version(number: int) -> tuple[int, int]:
     """Return (12, 6) for CUDA's 12060."""
     return number // 1000, number % 1000 // 10
 
 
-def gpu_at(index: int) -> Gpu:
-    """Return one GPU.
-
-    Raises:
-        BackendUnavailableError: as `list_gpus`; or there is no GPU.
-        InputError: there are GPUs, but none of that number.
-    """
+def find_gpu(index: int) -> Gpu:
+    """Return the GPU of that number."""
     gpus = list_gpus()
     if not gpus:
         raise BackendUnavailableError("the NVIDIA driver finds no GPU")
@@ -168,7 +142,7 @@ class Device:
     """A GPU with one stream of work. The programs of a bundle share it and take turns."""
 
     def __init__(self, index: int = 0) -> None:
-        self.gpu = gpu_at(index)
+        self.gpu = find_gpu(index)
         self.cuda = import_cuda()
         self.lock = threading.RLock()
         self.programs = 0  # that are open on it
@@ -182,16 +156,11 @@ class Device:
         weakref.finalize(self, LEFT_BEHIND.append, left).atexit = False
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a CUDA function and return its result; errors are raised."""
         return call_cuda(self.cuda, function, *arguments)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Let one thread at a time use this GPU, as its current device.
-
-        Raises:
-            ClosedError: the last program and the stream are closed; also for threads that waited meanwhile.
-        """
+        """Let one thread at a time use this GPU, as its current device, unless it is closed by then."""
         with self.lock:
             if not self.streams:
                 raise ClosedError
@@ -213,11 +182,7 @@ class Device:
         self.call("cudaMemcpyAsync", target, source, size, kind, self.stream)
 
     def allocate(self, size: int, what: str) -> Memory:
-        """Return uninitialized device memory.
-
-        Raises:
-            MemoryLimitError: says what it is for and how much is free.
-        """
+        """Return uninitialized device memory; `what` it is for is said where there is too little."""
         size = max(size, 1)
         with self.turn():
             self.sort_released()
@@ -249,9 +214,8 @@ class Device:
             return int(free) + sum(size * len(blocks) for size, blocks in self.pool.items())
 
     def release(self, address: int, size: int) -> None:
-        """Keep memory for the next buffer of its size, as a batch often follows one like it.
+        """Keep memory, in the order of its allocation, so that graphs meet the addresses that they know.
 
-        In the order in which it was allocated, so that the same addresses serve again, which graphs know.
         Called when garbage is collected, in any thread, perhaps while a graph is captured: it calls nothing.
         """
         self.released.append((size, address))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -47,14 +46,14 @@ class DeviceBuffer:
         _, heads, slots, head_size = self.shape
         device = self.memory.device
         slot_bytes = head_size * self.dtype.itemsize
+        pitch = slots * slot_bytes
+        width = length * slot_bytes
         if not length:
             return
         with device.turn():
             kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
             to_address = self.row(target).address
             from_address = self.row(source).address
-            pitch = slots * slot_bytes
-            width = length * slot_bytes
             device.call(
                 "cudaMemcpy2DAsync", to_address, pitch, from_address, pitch, width, heads, kind, device.stream
             )
@@ -68,23 +67,17 @@ class DeviceBuffer:
         return array
 
 
-class DeviceProgram(ABC):
+class DeviceProgram:
     """Base of the programs on a GPU, which take turns on their device."""
 
     device: Device
-
-    @abstractmethod
-    def is_open(self) -> bool: ...
+    closed = False
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Take the device's turn, for a program that is still open.
-
-        Raises:
-            ClosedError: it is not, or was closed while this thread waited.
-        """
+        """Take the device's turn, unless the program was closed, perhaps while this thread waited."""
         with self.device.turn():
-            if not self.is_open():
+            if self.closed:
                 raise ClosedError
             yield
 
@@ -93,7 +86,7 @@ class DeviceProgram(ABC):
             return self.device.free_memory()
 
 
-def new_buffer(device: Device, name: str, shape: Shape, dtype: np.dtype[Any]) -> DeviceBuffer:
+def make_buffer(device: Device, name: str, shape: Shape, dtype: np.dtype[Any]) -> DeviceBuffer:
     """Return a zeroed buffer for a tensor."""
     memory = device.allocate(int(np.prod(shape)) * dtype.itemsize, name)
     buffer = DeviceBuffer(memory, shape, dtype)
@@ -122,14 +115,12 @@ class Staging:
         self.memory: Memory | None = None
 
     def on_device(self, shape: Shape) -> DeviceBuffer:
-        """Return device memory of a shape."""
         size = int(np.prod(shape)) * self.dtype.itemsize
         if self.memory is None or self.memory.size < size:
             self.memory = self.device.allocate(size, self.name)
         return DeviceBuffer(self.memory, shape, self.dtype)
 
     def on_host(self, shape: Shape) -> Array:
-        """Return pinned memory of a shape."""
         size = int(np.prod(shape)) * self.dtype.itemsize
         if self.pinned is None or self.pinned.size < size:
             self.pinned = Pinned(self.device, size)
@@ -151,15 +142,10 @@ class Staging:
         self.device.copy_to_host(self.on_host(shape).ctypes.data, source.address, source.nbytes)
 
 
-def device_buffers(
+def check_buffers(
     buffers: Mapping[str, Buffer], written: Collection[str], writer: object
 ) -> dict[str, DeviceBuffer]:
-    """Return the same buffers, checked to be on a device.
-
-    Args:
-        written: names of the buffers that a program writes.
-        writer: that program; no other program writes its buffers.
-    """
+    """Return the same buffers, checked to be on a device, and to be written by no other program."""
     on_device = {}
     for name, buffer in buffers.items():
         if not isinstance(buffer, DeviceBuffer):

@@ -18,12 +18,7 @@ def choose_artifact(
 ) -> Artifact:
     """Return the graph of `precision`, else of the manifest's default, else of the first given at export.
 
-    Args:
-        dialects: those that can be run, the fastest first.
-
-    Raises:
-        InputError: the bundle has no such precision.
-        ManifestError: the default's gate has not passed.
+    The dialects are those that can be run, the fastest first.
     """
     artifacts = [a for a in bundle.manifest.artifacts if a.graph == graph and a.dialect in dialects]
     if not artifacts:

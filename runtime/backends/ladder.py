@@ -9,9 +9,8 @@ from typing import TypeVar
 from ..bundle.bundle import Bundle
 from ..errors import BackendError, BackendUnavailableError, InputError
 from ..suggest import did_you_mean
-from .backend import Backend
+from .backend import Backend, LoadRequest
 from .cuda_memory import NO_DRIVER, driver_is_missing, gpu_is_present
-from .load_request import LoadRequest
 
 Model = TypeVar("Model")
 log = logging.getLogger("planforge")
@@ -29,12 +28,6 @@ def open_on(
     What the caller asked for and cannot have (`InputError`, `MemoryLimitError`) is raised, as the next engine
     would answer another question. The line is a warning where a GPU is here and is not used, or where an
     engine failed.
-
-    Raises:
-        InputError: no such backend, no such GPU, or more tokens than a plan takes.
-        BackendUnavailableError: says what is missing, and what to install or to run.
-        MemoryLimitError: memory_limit, or the GPU's memory, has no room for the weights.
-        PlanForgeError: whatever else the named engine, or the last one tried, says.
     """
     name = request.backend
     if name not in BACKENDS:
@@ -44,8 +37,9 @@ def open_on(
     rungs = RUNGS if name == "auto" else (name,)
     for rung in rungs:
         try:
-            backend = new_backend(rung, bundle, request)
+            backend = make_backend(rung, bundle, request)
             model = open_model(backend)
+            break
         except BackendUnavailableError as error:
             if rung == name:
                 raise BackendUnavailableError(
@@ -57,8 +51,6 @@ def open_on(
                 raise
             failed = True
             reasons.setdefault(str(error), []).append(rung)
-        else:
-            break
     else:
         skipped = "; ".join(describe_skipped(reasons))
         raise BackendUnavailableError(f"{bundle.folder.name} can run on nothing here: {skipped}")
@@ -84,7 +76,7 @@ def describe_skipped(reasons: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def new_backend(name: str, bundle: Bundle, request: LoadRequest) -> Backend:
+def make_backend(name: str, bundle: Bundle, request: LoadRequest) -> Backend:
     """Return one engine for a bundle. What an engine needs is imported when it is tried."""
     if name == "ort-cpu":
         from .ort_backend import OrtCpuBackend
@@ -95,9 +87,7 @@ def new_backend(name: str, bundle: Bundle, request: LoadRequest) -> Backend:
     if name == "ort-cuda":
         from .ort_cuda_backend import OrtCudaBackend
 
-        return OrtCudaBackend(bundle, request.precision, request.device, request.verify)
+        return OrtCudaBackend(bundle, request)
     from .tensorrt_backend import TensorRtBackend
 
-    return TensorRtBackend(
-        name, bundle, request.precision, request.device, request.verify, request.max_length
-    )
+    return TensorRtBackend(name, bundle, request)

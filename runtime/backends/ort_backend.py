@@ -75,7 +75,7 @@ class OrtProgram:
             options.add_session_config_entry(name, value)
         self.dtypes: dict[str, np.dtype[Any]] = {}
         with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"):
-            self.session = new_session(path, options, providers, disabled)
+            self.session = make_session(path, options, providers, disabled)
         for tensor in (*self.session.get_inputs(), *self.session.get_outputs()):
             if tensor.type not in NUMPY_TYPES:
                 raise BackendError(
@@ -85,12 +85,12 @@ class OrtProgram:
         self.output_names = [tensor.name for tensor in self.session.get_outputs()]
 
     def allocate(self, name: str, shape: Shape) -> OrtBuffer:
-        return OrtBuffer(np.zeros(shape, self.dtype_of(name)))  # untouched pages take no memory
+        return OrtBuffer(np.zeros(shape, self.find_dtype(name)))  # untouched pages take no memory
 
     def free_memory(self) -> int | None:
         return None
 
-    def dtype_of(self, name: str) -> np.dtype[Any]:
+    def find_dtype(self, name: str) -> np.dtype[Any]:
         if name not in self.dtypes:
             raise BackendError(f"the graph has no tensor {name!r}; it has {', '.join(self.dtypes)}")
         return self.dtypes[name]
@@ -109,7 +109,7 @@ class OrtProgram:
         rest = [name for name in wanted if name not in buffers]
         with wrap_ort_errors("ONNX Runtime failed while running"):
             for name, array in inputs.items():
-                binding.bind_cpu_input(name, np.ascontiguousarray(array, self.dtype_of(name)))
+                binding.bind_cpu_input(name, np.ascontiguousarray(array, self.find_dtype(name)))
             for name, buffer in buffers.items():
                 self.bind_buffer(binding, name, buffer)
             for name in rest:
@@ -160,7 +160,7 @@ class OrtCpuBackend:
             return OrtProgram(path, self.threads.count, disabled=[*SLOW_FUSIONS, *coarse])
 
 
-def new_session(
+def make_session(
     model: Path | bytes, options: Any, providers: Sequence[Any] = CPU, disabled: Sequence[str] = ()
 ) -> Any:
     """Return an ONNX Runtime session with its own threads, or on the global pool where the program made one.
@@ -186,7 +186,7 @@ def new_session(
     return ort.InferenceSession(model, options, **arguments)
 
 
-def plain_session(model: Path | bytes, optimized: bool = True) -> Any:
+def open_plain_session(model: Path | bytes, optimized: bool = True) -> Any:
     """Return a session for checks, not for speed: silent, and its threads sleep as soon as they are idle.
 
     Threads that spin, ONNX Runtime's default, take 25 ms of a core for each session that is closed.
@@ -197,7 +197,7 @@ def plain_session(model: Path | bytes, optimized: bool = True) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return new_session(model, options)
+    return make_session(model, options)
 
 
 @contextmanager

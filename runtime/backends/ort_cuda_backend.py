@@ -11,9 +11,9 @@ from typing import Any
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError
-from .backend import Array, Buffer, Shape
+from .backend import Array, Buffer, LoadRequest, Shape
 from .cuda_memory import Device
-from .device_buffer import DeviceBuffer, DeviceProgram, device_buffers, new_buffer
+from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact
 from .ort_backend import CPU, OrtProgram, import_onnxruntime
 
@@ -22,38 +22,23 @@ PRECISIONS = ("fp16", "fp32")  # the better first; int8 and int4 were never trie
 
 
 class OrtCudaBackend:
-    """Opens a bundle's fp16 and fp32 graphs on an NVIDIA GPU.
-
-    Args:
-        bundle: the bundle whose graphs are considered.
-        precision: fp16 or fp32; when None, fp16 where it passed verification.
-        device: the GPU's number.
-        verify: compare the hash of files above 256 MiB too.
-
-    Raises:
-        BackendUnavailableError: no graph for it, no CUDA in ONNX Runtime, no GPU; says what to install.
-        InputError: no such GPU.
-    """
+    """Opens a bundle's fp16 and fp32 graphs on an NVIDIA GPU; fp16 where none is asked for and it passed."""
 
     name = "ort-cuda"
 
-    def __init__(
-        self, bundle: Bundle, precision: str | None = None, device: int = 0, verify: bool = False
-    ) -> None:
-        self.precision = choose_precision(bundle, precision)
+    def __init__(self, bundle: Bundle, request: LoadRequest) -> None:
+        self.precision = choose_precision(bundle, request.precision)
         ort = import_onnxruntime()
         if PROVIDER not in ort.get_available_providers():
             raise BackendUnavailableError(
                 f"the ONNX Runtime here has no {PROVIDER}: pip uninstall onnxruntime, then"
                 " pip install 'planforge[gpu]'"
             )
-        self.device = Device(device)
+        self.device = Device(request.device)
         if hasattr(ort, "preload_dlls"):  # of pip's packages, which the provider does not find by itself
-            with contextlib.redirect_stdout(
-                io.StringIO()
-            ):  # it prints what it misses; the provider says it too
+            with contextlib.redirect_stdout(io.StringIO()):  # what it misses the provider says too
                 ort.preload_dlls()
-        self.verify = verify
+        self.verify = request.verify
 
     def __str__(self) -> str:
         return f"{self.device.gpu.name}, {self.precision}"
@@ -68,11 +53,7 @@ class OrtCudaBackend:
 
 
 def choose_precision(bundle: Bundle, wanted: str | None) -> str:
-    """Return the precision to run.
-
-    Raises:
-        BackendUnavailableError: the bundle has no graph in it that runs there.
-    """
+    """Return the precision to run, or raise an error if the bundle has no graphs in it that run there."""
     manifest = bundle.manifest
     graphs = {artifact.graph for artifact in manifest.artifacts}
     wanted = wanted or manifest.default_precision
@@ -102,12 +83,9 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         self.device = device
         device.programs += 1
 
-    def is_open(self) -> bool:
-        return self.session is not None
-
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:  # type: ignore[override]
         with self.turn():
-            return new_buffer(self.device, name, shape, self.dtype_of(name))
+            return make_buffer(self.device, name, shape, self.find_dtype(name))
 
     def run(
         self,
@@ -115,7 +93,7 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         buffers: Mapping[str, Buffer],
         outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        on_device = device_buffers(buffers, self.output_names, self)
+        on_device = check_buffers(buffers, self.output_names, self)
         with self.turn():
             return super().run(inputs, on_device, outputs)
 
@@ -130,6 +108,7 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
     def close(self) -> None:
         """Free the session; waits for a step that is running. Closing twice is fine."""
         with self.device.lock:
-            if self.session is not None:
+            if not self.closed:
+                self.closed = True
                 super().close()
                 self.device.leave()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Plan
+from ..errors import BackendUnavailableError
 from .tensorrt_library import LIBRARIES
 
 JETSON = ("sm72", "sm87", "sm101", "sm110")
@@ -14,25 +15,18 @@ JETSON = ("sm72", "sm87", "sm101", "sm110")
 
 @dataclass(frozen=True)
 class Host:
-    """The machine that a plan is to run on.
+    """The machine that a plan is to run on."""
 
-    Attributes:
-        version: version of the installed library.
-        sm: the GPU's compute capability, such as "sm86".
-        cuda: the newest version of CUDA that the driver has, such as (13, 0).
-    """
-
-    version: str
-    sm: str
-    cuda: tuple[int, int]
+    version: str  # of the installed library
+    sm: str  # the GPU's compute capability, such as "sm86"
+    cuda: tuple[int, int]  # the newest version that the driver has, such as (13, 0)
 
 
-def find_plans(bundle: Bundle, library: str, precision: str | None) -> tuple[dict[str, list[Plan]], str]:
-    """Return a library's usable plans, by the graph they were built from, or why there are none.
+def find_plans(bundle: Bundle, library: str, precision: str | None) -> dict[str, list[Plan]]:
+    """Return a library's usable plans, by the graph they were built from, or raise why there are none.
 
-    Args:
-        precision: the one that was asked for. Without one it is the bundle's default if that was chosen by
-            measurement, else any whose graph passed verification.
+    Without a precision it is the bundle's default if that was chosen by measurement, else any whose graph
+    passed verification.
     """
     manifest = bundle.manifest
     wanted = precision or manifest.default_precision
@@ -48,10 +42,12 @@ def find_plans(bundle: Bundle, library: str, precision: str | None) -> tuple[dic
         elif precision is None and not artifact.passed:
             reasons.append(f"{artifact.id} was not verified; name precision={artifact.precision!r} to run it")
         elif changed := find_changed_source(plan, bundle):
-            reasons.append(f"{changed}; {rebuild_command(bundle, library)}")
+            reasons.append(f"{changed}; {make_rebuild_command(bundle, library)}")
         else:
             usable[artifact.graph].append(plan)
-    return (usable, "") if all(usable.values()) else ({}, reasons[-1])
+    if not all(usable.values()):
+        raise BackendUnavailableError(reasons[-1])
+    return usable
 
 
 def describe_way_to_plan(bundle: Bundle, library: str) -> str:
@@ -65,7 +61,7 @@ def describe_way_to_plan(bundle: Bundle, library: str) -> str:
         if a.precision == "fp16" and a.dialect in of_encoders.get(a.graph, of_decoders)
     }
     if ready == {a.graph for a in artifacts}:
-        return f"make one: {rebuild_command(bundle, library)}"
+        return f"make one: {make_rebuild_command(bundle, library)}"
     targets = "cpu,rtx" if library == "tensorrt-rtx" else "cpu,rtx,portable"
     return f"it has no graphs for one either; export it again with --precision fp32,fp16 --target {targets}"
 
@@ -84,20 +80,20 @@ def find_changed_source(plan: Plan, bundle: Bundle) -> str:
 
 def explain_misfit(plan: Plan, host: Host, bundle: Bundle) -> str:
     """Return why a plan does not run on a host, and what to do; empty where it runs."""
-    again = f"; {rebuild_command(bundle, plan.engine, host.sm, plan)}"
+    again = f"; {make_rebuild_command(bundle, plan.engine, host.sm, plan)}"
     if LIBRARIES[plan.engine].sms and host.sm not in LIBRARIES[plan.engine].sms:
         again = ", which it does not know: use backend='ort-cuda', or a plan of TensorRT"
     if plan.sms and not any(covers(sm, host.sm) for sm in plan.sms):
         return f"its plan is for {', '.join(plan.sms)}, this GPU is {host.sm}{again}"
     if plan.version != host.version and not (plan.compatible and reads(host.version, plan.version)):
         return f"its plan was built by {plan.engine} {plan.version}, installed is {host.version}{again}"
-    if plan.cuda is not None and host.cuda < version_of(plan.cuda):
+    if plan.cuda is not None and host.cuda < parse_version(plan.cuda):
         version = ".".join(map(str, host.cuda))
         return f"its plan needs a driver with CUDA {plan.cuda}, this one has {version}; update the driver"
     return ""
 
 
-def best_plan(plans: Sequence[Plan], max_length: int | None, gpu_memory: int) -> Plan:
+def choose_plan(plans: Sequence[Plan], max_length: int | None, gpu_memory: int) -> Plan:
     """Return the plan to run, of several of one graph that all run on this machine.
 
     What comes first decides; what follows decides between plans that are alike in it:
@@ -108,20 +104,15 @@ def best_plan(plans: Sequence[Plan], max_length: int | None, gpu_memory: int) ->
     3. The fewest tokens: a cache has as many slots as its plan, whatever a call needs.
     4. The largest batch, since any number of texts may come.
     5. One of this GPU's own, before one for later GPUs too, which is slower as a rule.
-    6. The one that was built last.
-
-    Args:
-        plans: in the order of the manifest, at least one.
-        max_length: context in tokens that the caller asked for.
-        gpu_memory: bytes that the GPU has in all.
+    6. The one that was built last: the plans are in the order of the manifest.
     """
-    wanted = max_length or max(plan.longest("tokens") for plan in plans)
+    wanted = max_length or max(plan.find_longest("tokens") for plan in plans)
 
     def rank(place: int) -> tuple[int, bool, int, int, bool, int]:
         plan = plans[place]
-        length = plan.longest("tokens")
-        fits = plan.memory() <= gpu_memory
-        return min(length, wanted), fits, -length, plan.longest("batch"), not plan.compatible, place
+        length = plan.find_longest("tokens")
+        fits = plan.estimate_memory() <= gpu_memory
+        return min(length, wanted), fits, -length, plan.find_longest("batch"), not plan.compatible, place
 
     return plans[max(range(len(plans)), key=rank)]
 
@@ -139,23 +130,21 @@ def reads(installed: str, built: str) -> bool:
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/engine-compatibility.html
     """
     before = {11: 10, 10: 8}
-    here = version_of(installed)
-    then = version_of(built)
+    here = parse_version(installed)
+    then = parse_version(built)
     return then <= here and then[0] in (here[0], before.get(here[0]))
 
 
-def version_of(text: str) -> tuple[int, int]:
+def parse_version(text: str) -> tuple[int, int]:
     """Return (13, 0) for "13.0"."""
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
 
 
-def rebuild_command(bundle: Bundle, library: str, sm: str | None = None, plan: Plan | None = None) -> str:
-    """Return the command that builds a plan for this machine.
-
-    Args:
-        plan: the plan whose options are kept.
-    """
+def make_rebuild_command(
+    bundle: Bundle, library: str, sm: str | None = None, plan: Plan | None = None
+) -> str:
+    """Return the command that builds a plan for this machine, with the options of `plan`."""
     command = f"planforge build {bundle.folder} --target {'rtx' if library == 'tensorrt-rtx' else library}"
     if library == "tensorrt-rtx" and (sm or plan):
         command += f" --sm {sm or ','.join(plan.sms if plan else ())}"

@@ -1,8 +1,4 @@
-"""Checks that a loaded plan is the one that its entry in manifest.json describes.
-
-The sha256 of a plan's file says that the file is the listed one. It does not say that the listed one was
-built from this bundle's graph: that is read from the plan itself, before its first step.
-"""
+"""Checks, by the loaded plan itself, that it was built from what its entry in manifest.json says."""
 
 from __future__ import annotations
 
@@ -11,28 +7,23 @@ from typing import Any
 
 from ..bundle.artifact import Artifact, Axis, TensorSpec
 from ..bundle.bundle import Bundle
-from ..bundle.plan import Plan, network_name
+from ..bundle.plan import Plan, make_network_name
 from ..errors import BackendError, IntegrityError
-from .passport import rebuild_command
+from .passport import make_rebuild_command
 from .tensorrt_library import NUMPY_TYPES
 
-NAME_START = "planforge "  # what every name that `network_name` gives begins with
+NAME_START = "planforge "  # what every name that `make_network_name` gives begins with
 
 
 def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Artifact) -> None:
-    """Refuse an engine, just loaded, that was not built from what its manifest entry says.
+    """Refuse an engine, just loaded, that was built from another graph, or for other shapes.
 
-    Args:
-        artifact: what the plan takes, as `Plan.narrow_artifact` gives it.
-
-    Raises:
-        IntegrityError: it was built from another graph, or for other shapes; names both.
-        BackendError: it does not say what it was built from, as plans of earlier versions.
+    The artifact is what the plan takes, as `Plan.narrow_artifact` gives it.
     """
     hashes = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
-    expected = network_name(bundle.manifest.artifact(plan.built_from), hashes)
+    expected = make_network_name(bundle.manifest.artifact(plan.built_from), hashes)
     actual = str(engine.name)
-    again = f"build it again: {rebuild_command(bundle, plan.engine, plan=plan)}"
+    again = f"build it again: {make_rebuild_command(bundle, plan.engine, plan=plan)}"
     if not actual.startswith(NAME_START):
         raise BackendError(
             f"{plan.file} does not say which graph it was built from ({actual!r}), as plans of an earlier"
@@ -43,25 +34,25 @@ def check_engine(trt: Any, engine: Any, bundle: Bundle, plan: Plan, artifact: Ar
             f"{bundle.folder}: {plan.file} is the plan of another graph: it was built from {actual!r}, this"
             f" bundle's is {expected!r}; {again}"
         )
-    if problems := tensor_problems(trt, engine, plan, artifact):
+    if problems := find_problems(trt, engine, plan, artifact):
         raise IntegrityError(
             f"{bundle.folder}: {plan.file} is not as manifest.json describes it: {problems[0]}; {again}"
         )
 
 
-def tensor_problems(trt: Any, engine: Any, plan: Plan, artifact: Artifact) -> list[str]:
+def find_problems(trt: Any, engine: Any, plan: Plan, artifact: Artifact) -> list[str]:
     """Return how an engine's tensors and profiles differ from its manifest entry, a line each."""
     weights = [TensorSpec(w.name, "weight", w.dtype, w.shape) for w in plan.weights]
     inputs = {spec.name: spec for spec in (*artifact.inputs, *weights)}
     outputs = {spec.name: spec for spec in artifact.outputs}
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     taken = {name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT}
-    problems = name_problems("input", taken, inputs)
-    problems += name_problems("output", set(names) - taken, outputs)
+    problems = compare_names("input", taken, inputs)
+    problems += compare_names("output", set(names) - taken, outputs)
     if problems:
         return problems
     for name, spec in {**inputs, **outputs}.items():
-        problems += [f"{name!r} {problem}" for problem in type_and_shape_problems(engine, spec)]
+        problems += [f"{name!r} {problem}" for problem in compare_type_and_shape(engine, spec)]
     if engine.num_optimization_profiles != len(plan.profiles):
         problems.append(
             f"it has {engine.num_optimization_profiles} profiles, listed are {len(plan.profiles)}"
@@ -69,28 +60,25 @@ def tensor_problems(trt: Any, engine: Any, plan: Plan, artifact: Artifact) -> li
         return problems
     for index, profile in enumerate(plan.profiles):
         for spec in artifact.inputs:
-            problems += profile_problems(engine, index, profile["axes"], spec)
+            problems += compare_profile(engine, index, profile["axes"], spec)
     return problems
 
 
-def name_problems(side: str, found: Iterable[str], meant: Iterable[str]) -> list[str]:
+def compare_names(side: str, actual: set[str], meant: Iterable[str]) -> list[str]:
     """Return which tensors an engine has that it should not have, and which it lacks."""
-    missing = sorted(set(meant) - set(found))
-    unknown = sorted(set(found) - set(meant))
+    missing = sorted(set(meant) - actual)
+    unknown = sorted(actual - set(meant))
     problems = [f"it has no {side} {name!r}" for name in missing]
     return problems + [f"it has an {side} {name!r}, which is not listed" for name in unknown]
 
 
-def type_and_shape_problems(engine: Any, spec: TensorSpec) -> list[str]:
-    """Return how one tensor's type and shape differ.
-
-    TensorRT 8 takes int64 as int32. An axis is compared only where both sides give a number.
-    """
+def compare_type_and_shape(engine: Any, spec: TensorSpec) -> list[str]:
+    """Return how one tensor's type and shape differ; of an axis, where both sides give a number."""
     problems = []
     name = engine.get_tensor_dtype(spec.name).name
-    found = str(NUMPY_TYPES.get(name, name))
-    if found != spec.dtype and (found, spec.dtype) != ("int32", "int64"):
-        problems.append(f"is {found}, listed is {spec.dtype}")
+    dtype = str(NUMPY_TYPES.get(name, name))
+    if dtype != spec.dtype and (dtype, spec.dtype) != ("int32", "int64"):  # which TensorRT 8 makes of it
+        problems.append(f"is {dtype}, listed is {spec.dtype}")
     shape = tuple(int(length) for length in engine.get_tensor_shape(spec.name))
     fixed = tuple(axis if isinstance(axis, int) else -1 for axis in spec.axes)
     if len(shape) != len(fixed) or any(
@@ -100,14 +88,14 @@ def type_and_shape_problems(engine: Any, spec: TensorSpec) -> list[str]:
     return problems
 
 
-def profile_problems(engine: Any, index: int, axes: Any, spec: TensorSpec) -> list[str]:
+def compare_profile(engine: Any, index: int, axes: Any, spec: TensorSpec) -> list[str]:
     """Return how the lengths of one input in one profile differ from the manifest's."""
     shapes = engine.get_tensor_profile_shape(spec.name, index)
-    found = [tuple(int(length) for length in shape) for shape in shapes]
+    actual = [tuple(int(length) for length in shape) for shape in shapes]
     meant = [
         tuple(axes[axis.name][which] if isinstance(axis, Axis) else axis for axis in spec.axes)
         for which in range(3)
     ]
-    if found == meant:
+    if actual == meant:
         return []
-    return [f"{spec.name!r} has lengths {found} in profile {index}, listed are {meant}"]
+    return [f"{spec.name!r} has lengths {actual} in profile {index}, listed are {meant}"]

@@ -23,19 +23,12 @@ EXACT_PRODUCTS = {"session.x64quantprecision": "1"}
 
 
 def check_version(artifact: Artifact, installed: str) -> None:
-    """Refuse a graph that the installed ONNX Runtime is too old to open or to run.
-
-    Raises:
-        BackendUnavailableError: names the version that is needed, and the command that installs it.
-    """
-    chosen = artifact.quantization
-    needed: tuple[int, ...] = (0,)
-    if "cache_bits" in chosen:
-        needed = QUANTIZED_CACHE
-    elif chosen:
-        needed = QUANTIZED_WEIGHTS
-    found = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
-    if found and found < needed:
+    """Refuse a graph that the installed ONNX Runtime is too old to open or to run."""
+    if not artifact.quantization:
+        return
+    needed = QUANTIZED_CACHE if "cache_bits" in artifact.quantization else QUANTIZED_WEIGHTS
+    present = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
+    if present and present < needed:
         version = ".".join(map(str, needed))
         raise BackendUnavailableError(
             f"{artifact.id} needs ONNX Runtime {version} or newer, installed is {installed}: pip install"
@@ -45,7 +38,7 @@ def check_version(artifact: Artifact, installed: str) -> None:
 
 def warn_if_slow(artifact: Artifact, machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> None:
     """Warn where quantized weights run without vector instructions: right, but perhaps slower than fp32."""
-    flags = x86_flags(machine, cpuinfo)
+    flags = read_x86_flags(machine, cpuinfo)
     if artifact.quantization.get("bits") and flags and "avx2" not in flags:
         log.warning(
             "this processor has no AVX2, so ONNX Runtime multiplies %s in its plain loops; compare it with"
@@ -55,16 +48,13 @@ def warn_if_slow(artifact: Artifact, machine: str = platform.machine(), cpuinfo:
 
 
 def products_saturate(machine: str = platform.machine(), cpuinfo: Path = CPUINFO) -> bool:
-    """Tell whether sums of uint8 * int8 products may be wrong unless `EXACT_PRODUCTS` is set.
-
-    So it is on x86 without VNNI, which adds pairs of them in 16 bits; it may be where the system doesn't say.
-    """
-    flags = x86_flags(machine, cpuinfo)
-    return flags is not None and not VNNI & flags
+    """Tell whether sums of uint8 * int8 products may be wrong unless `EXACT_PRODUCTS` is set."""
+    flags = read_x86_flags(machine, cpuinfo)
+    return flags is not None and not VNNI & flags  # x86 without VNNI adds pairs of them in 16 bits
 
 
 @functools.cache  # called for every graph that is opened
-def x86_flags(machine: str, cpuinfo: Path) -> frozenset[str] | None:
+def read_x86_flags(machine: str, cpuinfo: Path) -> frozenset[str] | None:
     """Return an x86 processor's features as Linux names them; empty if unknown, None for other processors."""
     if machine not in ("x86_64", "AMD64"):
         return None

@@ -18,11 +18,6 @@ class RuntimeCache:
 
     A cache that is missing, cut short, changed, or of another plan or GPU, is passed over; where none can be
     written, as in a folder that is only readable, kernels are compiled at each start.
-
-    Args:
-        plan: the plan's path.
-        version: TensorRT-RTX's version.
-        sm: the GPU's compute capability.
     """
 
     def __init__(self, plan: Path, version: str, sm: str) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, Axis, Plan, PlanWeight
 from ..errors import BackendError, BackendUnavailableError, BundleError, ManifestError
-from .cuda_memory import Device, cuda_of_driver, gpu_at
+from .backend import LoadRequest
+from .cuda_memory import Device, find_driver_cuda, find_gpu
 from .device_buffer import DeviceBuffer, upload_array
-from .passport import Host, best_plan, explain_misfit, find_plans, rebuild_command
+from .passport import Host, choose_plan, explain_misfit, find_plans, make_rebuild_command
 from .plan_check import check_engine
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import import_library, make_logger
@@ -22,51 +23,28 @@ from .tensorrt_program import TensorRtProgram
 
 
 class TensorRtBackend:
-    """Runs those graphs of a bundle that have a plan for this machine.
+    """Runs those graphs of a bundle that have a plan for this machine, by the library of that name."""
 
-    Args:
-        name: the library's name.
-        bundle: the bundle whose plans are considered; none of them is loaded.
-        precision: the one to run; when None, any that passed verification.
-        device: the GPU's number.
-        verify: compare the hash of weights above 256 MiB too.
-        max_length: context that the caller asked for; of several plans one that holds it is taken.
-
-    Raises:
-        BackendUnavailableError: no plan fits, or something is missing; says what, and what to do.
-        InputError: no such GPU.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        bundle: Bundle,
-        precision: str | None = None,
-        device: int = 0,
-        verify: bool = False,
-        max_length: int | None = None,
-    ) -> None:
+    def __init__(self, name: str, bundle: Bundle, request: LoadRequest) -> None:
         self.name = name
-        self.verify = verify
+        self.verify = request.verify
         self.weights: dict[tuple[str, int], DeviceBuffer] = {}
-        plans, reason = find_plans(bundle, name, precision)
-        if not plans:
-            raise BackendUnavailableError(reason)
+        plans = find_plans(bundle, name, request.precision)
         self.trt = import_library(name)
-        gpu = gpu_at(device)
-        host = Host(self.trt.__version__, gpu.sm, cuda_of_driver())
+        gpu = find_gpu(request.device)
+        host = Host(self.trt.__version__, gpu.sm, find_driver_cuda())
         self.plans: dict[str, Plan] = {}
         for graph, candidates in plans.items():
             misfits = {plan.file: explain_misfit(plan, host, bundle) for plan in candidates}
             fitting = [plan for plan in candidates if not misfits[plan.file]]
             if not fitting:
                 raise BackendUnavailableError(misfits[candidates[-1].file])
-            self.plans[graph] = best_plan(fitting, max_length, gpu.memory)
-        self.device = Device(device)
+            self.plans[graph] = choose_plan(fitting, request.max_length, gpu.memory)
+        self.device = Device(request.device)
 
     def __str__(self) -> str:
         plans = [
-            f"{plan.built_from} for {plan.longest('batch')} x {plan.longest('tokens')} tokens"
+            f"{plan.built_from} for {plan.find_longest('batch')} x {plan.find_longest('tokens')} tokens"
             for plan in self.plans.values()
         ]
         return f"{self.device.gpu.name}: the plan of {' and '.join(plans)}"
@@ -84,12 +62,13 @@ class TensorRtBackend:
         with self.device.turn():
             engine = load_engine(self.trt, path, plan)
             check_engine(self.trt, engine, bundle, plan, artifact)
-            cache = RuntimeCache(path, plan.version, self.device.gpu.sm) if self.is_rtx else None
-            weights = {w.name: self.weight(bundle, w) for w in plan.weights}
+            is_rtx = self.name == "tensorrt-rtx"
+            cache = RuntimeCache(path, plan.version, self.device.gpu.sm) if is_rtx else None
+            weights = {w.name: self.load_weight(bundle, w) for w in plan.weights}
             way_out = partial(explain, bundle, plan)
             return TensorRtProgram(self.trt, engine, self.device, path.name, cache, way_out, weights)
 
-    def weight(self, bundle: Bundle, weight: PlanWeight) -> DeviceBuffer:
+    def load_weight(self, bundle: Bundle, weight: PlanWeight) -> DeviceBuffer:
         """Return a weight that a plan leaves out; one that several plans read is on the device once."""
         place = weight.file, weight.offset
         if place not in self.weights:
@@ -100,10 +79,6 @@ class TensorRtBackend:
             values = np.memmap(path, dtype, "r", weight.offset, weight.shape)
             self.weights[place] = upload_array(self.device, weight.name, values)
         return self.weights[place].view(weight.shape)
-
-    @property
-    def is_rtx(self) -> bool:
-        return self.name == "tensorrt-rtx"
 
 
 def explain(bundle: Bundle, plan: Plan, name: str, axis: int, length: int) -> str:
@@ -116,15 +91,11 @@ def explain(bundle: Bundle, plan: Plan, name: str, axis: int, length: int) -> st
     option = "batch" if graphs.name == "batch" else "length"
     if length > graphs.max:
         return f"the graph takes {graphs.max} at most; export it again with a larger --max-{option}"
-    return f"{rebuild_command(bundle, plan.engine, plan=plan)} --max {option}={length}"
+    return f"{make_rebuild_command(bundle, plan.engine, plan=plan)} --max {option}={length}"
 
 
 def load_engine(trt: Any, path: Path, plan: Plan) -> Any:
-    """Load a plan as an engine.
-
-    Raises:
-        BackendError: the library refuses it; with the library's own message.
-    """
+    """Load a plan as an engine; where the library refuses it, the error has the library's own message."""
     logger = make_logger(trt)
     runtime = trt.Runtime(logger)
     if plan.compatible:  # such a plan carries the part of the library that reads it

@@ -15,19 +15,12 @@ from ..errors import BackendUnavailableError
 
 @dataclass(frozen=True)
 class Library:
-    """One of the two libraries.
-
-    Attributes:
-        module: its Python module.
-        package: NVIDIA's package that has it.
-        sms: the GPUs that it builds for without one; empty where it builds for the one that is present.
-        cuda: the version of CUDA that a driver must have at least; None where the build machine's decides.
-    """
+    """One of the two libraries."""
 
     module: str
-    package: str
-    sms: tuple[str, ...] = ()
-    cuda: str | None = None
+    package: str  # NVIDIA's
+    sms: tuple[str, ...] = ()  # that it builds for without a GPU; empty where it builds for the present one
+    cuda: str | None = None  # that a driver must have at least; None where the build machine's decides
 
 
 # A library's name is also the name of the extra that installs it.
@@ -58,18 +51,14 @@ def is_installed(name: str) -> bool:
 
 
 def import_library(name: str) -> Any:
-    """Return a library's Python module.
-
-    Raises:
-        BackendUnavailableError: not installed; names NVIDIA's package and the extra.
-    """
+    """Return a library's Python module, or raise an error that says how to install it."""
     try:
         return importlib.import_module(LIBRARIES[name].module)
     except ImportError as error:  # the module, or a library below it
-        raise missing_library_error(name) from error
+        raise make_library_error(name) from error
 
 
-def missing_library_error(name: str) -> BackendUnavailableError:
+def make_library_error(name: str) -> BackendUnavailableError:
     """Return the error that names NVIDIA's package and the extra that installs it."""
     return BackendUnavailableError(
         f"engine {name!r} needs NVIDIA's package {LIBRARIES[name].package}: pip install 'planforge[{name}]'"
@@ -77,11 +66,7 @@ def missing_library_error(name: str) -> BackendUnavailableError:
 
 
 def make_logger(trt: Any) -> Any:
-    """Return an `ILogger` of the module `trt` that collects messages.
-
-    Returns:
-        the logger; its `errors` and `warnings` are lists of what TensorRT said.
-    """
+    """Return an `ILogger` of the module `trt` that collects messages in its `errors` and `warnings`."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -14,14 +14,14 @@ import numpy as np
 from ..errors import BackendError, ClosedError, InputError
 from .backend import Array, Buffer, Shape
 from .cuda_memory import Device, Graph, Memory
-from .device_buffer import DeviceBuffer, DeviceProgram, Staging, device_buffers, new_buffer
+from .device_buffer import DeviceBuffer, DeviceProgram, Staging, check_buffers, make_buffer
 from .runtime_cache import RuntimeCache
 from .tensorrt_library import NUMPY_TYPES
 
 log = logging.getLogger("planforge")
 
 MAX_SHAPES = 1024  # combinations of shapes that are remembered
-Range: TypeAlias = tuple[Shape, Shape, Shape]  # smallest, best, largest
+Range: TypeAlias = tuple[Shape, ...]  # smallest, best, largest
 Shapes: TypeAlias = tuple[tuple[str, Shape], ...]
 
 
@@ -56,15 +56,8 @@ class TensorRtProgram(DeviceProgram):
     """One plan, loaded.
 
     Host arrays go through pinned memory, and a step's launches are captured in a CUDA graph as soon as the
-    step is repeated; TensorRT-RTX captures by itself.
-
-    Args:
-        trt: the library.
-        engine: an `ICudaEngine`.
-        name: the plan's name for messages.
-        cache: kernels that TensorRT-RTX compiled on this GPU before.
-        way_out: returns what to do about a length that no profile takes, given input, axis and length.
-        weights: inputs that are the same at every step and have no profiles.
+    step is repeated; TensorRT-RTX captures by itself. Weights are inputs that are the same at every step and
+    have no profiles.
     """
 
     def __init__(
@@ -72,9 +65,9 @@ class TensorRtProgram(DeviceProgram):
         trt: Any,
         engine: Any,
         device: Device,
-        name: str,
+        name: str,  # for messages
         cache: RuntimeCache | None,
-        way_out: Callable[[str, int, int], str],
+        way_out: Callable[[str, int, int], str],  # what to do about an input's axis of a length
         weights: Mapping[str, DeviceBuffer],
     ) -> None:
         self.trt = trt
@@ -83,7 +76,6 @@ class TensorRtProgram(DeviceProgram):
         self.name = name
         self.way_out = way_out
         self.cache = cache
-        self.closed = False
         device.programs += 1
         self.weights = dict(weights)
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
@@ -92,9 +84,9 @@ class TensorRtProgram(DeviceProgram):
         is_input = {t: engine.get_tensor_mode(t) == trt.TensorIOMode.INPUT for t in self.tensors}
         self.inputs = [t for t in self.tensors if is_input[t]]
         self.outputs = [t for t in self.tensors if not is_input[t]]
-        self.aliases = aliases_of(engine, self.outputs)
+        self.aliases = find_aliases(engine, self.outputs)
         self.profiles: list[dict[str, Range]] = [
-            {t: range_of(engine.get_tensor_profile_shape(t, profile)) for t in self.inputs}
+            {t: tuple(map(tuple, engine.get_tensor_profile_shape(t, profile))) for t in self.inputs}
             for profile in range(engine.num_optimization_profiles)
         ]
         self.lanes: dict[int, Lane] = {}
@@ -102,16 +94,13 @@ class TensorRtProgram(DeviceProgram):
         self.activations: Memory | None = None
         self.resolved: dict[Shapes, tuple[int, dict[str, Shape]]] = {}
         self.captures = cache is None
-        self.runtime_config = None if cache is None else rtx_config(trt, engine, cache)
-
-    def is_open(self) -> bool:
-        return not self.closed
+        self.runtime_config = None if cache is None else make_rtx_config(trt, engine, cache)
 
     def allocate(self, name: str, shape: Shape) -> DeviceBuffer:
         with self.turn():
-            return new_buffer(self.device, name, shape, self.dtype_of(name))
+            return make_buffer(self.device, name, shape, self.find_dtype(name))
 
-    def dtype_of(self, name: str) -> np.dtype[Any]:
+    def find_dtype(self, name: str) -> np.dtype[Any]:
         if name not in self.dtypes:
             raise BackendError(f"{self.name} has no tensor {name!r}; it has {', '.join(self.dtypes)}")
         return self.dtypes[name]
@@ -124,7 +113,7 @@ class TensorRtProgram(DeviceProgram):
     ) -> dict[str, Array]:
         if self.closed:
             raise ClosedError  # before a wrong argument is said; `turn` says it for sure
-        bound = device_buffers(buffers, self.outputs, self)
+        bound = check_buffers(buffers, self.outputs, self)
         given: dict[str, Shape] = {name: array.shape for name, array in inputs.items()}
         given |= {name: buffer.shape for name, buffer in bound.items()}
         if missing := [name for name in self.inputs if name not in given]:
@@ -136,7 +125,7 @@ class TensorRtProgram(DeviceProgram):
             for name, array in inputs.items():
                 self.staging[name].on_host(array.shape)[...] = array
             results = {name: self.staging[name].on_host(sizes[name]) for name in wanted}
-            addresses = self.addresses(bound, sizes)
+            addresses = self.find_addresses(bound, sizes)
 
             def work() -> None:
                 for name in inputs:
@@ -195,8 +184,8 @@ class TensorRtProgram(DeviceProgram):
     def resolve_shapes(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:
         """Return the profile for inputs of these shapes, and every tensor's shape."""
         if shapes not in self.resolved:
-            profile = self.profile_for(shapes)
-            lane = self.lane(profile)
+            profile = self.choose_profile(shapes)
+            lane = self.open_lane(profile)
             self.set_shapes(lane, shapes)
             sizes = {name: tuple(lane.context.get_tensor_shape(name)) for name in self.outputs}
             if len(self.resolved) >= MAX_SHAPES:
@@ -204,7 +193,7 @@ class TensorRtProgram(DeviceProgram):
             self.resolved[shapes] = profile, {**dict(shapes), **sizes}
         return self.resolved[shapes]
 
-    def addresses(self, bound: Mapping[str, DeviceBuffer], sizes: Mapping[str, Shape]) -> dict[str, int]:
+    def find_addresses(self, bound: Mapping[str, DeviceBuffer], sizes: Mapping[str, Shape]) -> dict[str, int]:
         """Return every tensor's address."""
         for output, source in self.aliases.items():
             if output in bound and (source not in bound or bound[output].address != bound[source].address):
@@ -217,25 +206,21 @@ class TensorRtProgram(DeviceProgram):
             for name in self.tensors
         }
 
-    def profile_for(self, shapes: Shapes) -> int:
-        """Return the profile that takes these shapes; of several, the one tuned nearest to them.
-
-        Raises:
-            InputError: none does; names the input, its axis, the lengths that are taken and the way out.
-        """
+    def choose_profile(self, shapes: Shapes) -> int:
+        """Return the profile that takes these shapes; of several, the one tuned nearest to them."""
         fitting = [
             index
             for index, profile in enumerate(self.profiles)
-            if all(within(shape, profile[name]) for name, shape in shapes)
+            if all(fits(shape, profile[name]) for name, shape in shapes)
         ]
         if not fitting:
             raise InputError(f"{self.name} {self.describe_misfit(shapes)}")
-        return min(fitting, key=lambda i: sum(distance(s, self.profiles[i][n]) for n, s in shapes))
+        return min(fitting, key=lambda i: sum(measure_distance(s, self.profiles[i][n]) for n, s in shapes))
 
     def describe_misfit(self, shapes: Shapes) -> str:
         """Return which shape is outside the profile that takes most of the shapes."""
         misses = [
-            [(n, s, profile[n]) for n, s in shapes if not within(s, profile[n])] for profile in self.profiles
+            [(n, s, profile[n]) for n, s in shapes if not fits(s, profile[n])] for profile in self.profiles
         ]
         name, shape, (low, _, high) = min(misses, key=len)[0]
         if len(shape) != len(low):
@@ -246,13 +231,13 @@ class TensorRtProgram(DeviceProgram):
             f" {self.way_out(name, axis, shape[axis])}"
         )
 
-    def lane(self, profile: int) -> Lane:
+    def open_lane(self, profile: int) -> Lane:
         """Return a profile's context; all contexts share one piece of memory for activations."""
         if profile not in self.lanes:
             if self.activations is None:
-                size = max(activation_bytes(self.engine, index) for index in range(len(self.profiles)))
+                size = max(count_activation_bytes(self.engine, index) for index in range(len(self.profiles)))
                 self.activations = self.device.allocate(size, f"the activations of {self.name}")
-            context = self.new_context(profile)
+            context = self.make_context(profile)
             if context is None:
                 raise BackendError(f"{self.name}: no context could be made")
             if not context.set_optimization_profile_async(profile, int(self.device.stream)):
@@ -268,7 +253,7 @@ class TensorRtProgram(DeviceProgram):
             self.lanes[profile] = Lane(context)
         return self.lanes[profile]
 
-    def new_context(self, profile: int) -> Any:
+    def make_context(self, profile: int) -> Any:
         if self.runtime_config is not None:
             # A new shape waits for kernels of its own only where shapes repeat.
             strategies = self.trt.DynamicShapesKernelSpecializationStrategy
@@ -301,7 +286,7 @@ class TensorRtProgram(DeviceProgram):
             self.device.leave()
 
 
-def rtx_config(trt: Any, engine: Any, cache: RuntimeCache) -> Any:
+def make_rtx_config(trt: Any, engine: Any, cache: RuntimeCache) -> Any:
     """Return TensorRT-RTX's configuration: its own CUDA graphs, and a cache of compiled kernels."""
     config = engine.create_runtime_config()
     config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
@@ -313,7 +298,7 @@ def rtx_config(trt: Any, engine: Any, cache: RuntimeCache) -> Any:
     return config
 
 
-def aliases_of(engine: Any, outputs: Sequence[str]) -> dict[str, str]:
+def find_aliases(engine: Any, outputs: Sequence[str]) -> dict[str, str]:
     """Return the outputs that are written at an input's address, with that input."""
     if not hasattr(engine, "get_aliased_input_tensor"):  # below 10.15, which has no such operator
         return {}
@@ -321,12 +306,7 @@ def aliases_of(engine: Any, outputs: Sequence[str]) -> dict[str, str]:
     return {name: source for name, source in aliases.items() if source}
 
 
-def range_of(shapes: Sequence[Sequence[int]]) -> Range:
-    low, best, high = (tuple(shape) for shape in shapes)
-    return low, best, high
-
-
-def within(shape: Shape, lengths: Range) -> bool:
+def fits(shape: Shape, lengths: Range) -> bool:
     low, _, high = lengths
     return len(shape) == len(low) and all(a <= n <= b for a, n, b in zip(low, shape, high, strict=True))
 
@@ -336,13 +316,13 @@ def only_the_batch_varies(profile: Mapping[str, Range]) -> bool:
     return all(low[1:] == high[1:] for low, _, high in profile.values())
 
 
-def distance(shape: Shape, lengths: Range) -> float:
+def measure_distance(shape: Shape, lengths: Range) -> float:
     """Return how far a shape is from what a profile is tuned for, in powers of two."""
     best = lengths[1]
     return math.fsum(abs(math.log2((n + 1) / (b + 1))) for n, b in zip(shape, best, strict=True))
 
 
-def activation_bytes(engine: Any, profile: int) -> int:
+def count_activation_bytes(engine: Any, profile: int) -> int:
     """Return the device memory that a context needs beside weights, inputs and outputs."""
     if hasattr(engine, "get_device_memory_size_for_profile_v2"):
         return int(engine.get_device_memory_size_for_profile_v2(profile))

@@ -14,12 +14,7 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Threads:
-    """A number of threads.
-
-    Attributes:
-        count: at least 1.
-        reason: why so many.
-    """
+    """A number of threads, and why so many."""
 
     count: int
     reason: str
@@ -38,12 +33,6 @@ def choose_threads(
 
     Two threads of one core share its arithmetic units, so a second one slows matrix products down. A cgroup's
     limit of 1.5 cores gives 2 threads: one alone would leave a third of it unused.
-
-    Args:
-        wanted: what the caller asked for.
-        environment: of the process.
-        cpus: the logical processors that this process may run on.
-        root: where proc and sys lie.
     """
     environment = os.environ if environment is None else environment
     if wanted is not None:
@@ -56,47 +45,44 @@ def choose_threads(
         capped = "" if int(omp) <= present else f", of which this machine has {present}"
         return Threads(min(int(omp), present), f"OMP_NUM_THREADS={omp}{capped}")
     ignored = f", OMP_NUM_THREADS={omp!r} is no number of threads" if omp else ""
-    cores = physical_cores(cpus, root)
-    limit = cgroup_limit(root)
+    cores = count_physical_cores(cpus, root)
+    limit = read_cgroup_limit(root)
     count = cores if limit is None else max(1, min(cores, math.ceil(limit)))
     limited = "" if limit is None else f", cgroup limit {limit:g}"
     plural = "" if cores == 1 else "s"
     return Threads(count, f"{cores} physical core{plural} of {len(cpus)} logical{limited}{ignored}")
 
 
-def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
-    """Return the number of physical cores of these logical processors, at least 1.
-
-    Where Linux does not say, an x86 processor is taken to have two logical ones per core.
-    """
-    cores = {core_of(cpu, root) for cpu in cpus}
+def count_physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
+    """Return the number of physical cores of these logical processors, at least 1."""
+    cores = {find_core(cpu, root) for cpu in cpus}
     if None not in cores:
         return max(1, len(cores))
-    pairs = platform.machine().lower() in ("x86_64", "amd64")
+    pairs = platform.machine().lower() in ("x86_64", "amd64")  # as a rule, where Linux does not say
     return max(1, (len(cpus) + 1) // 2 if pairs else len(cpus))
 
 
-def core_of(cpu: int, root: Path) -> str | None:
+def find_core(cpu: int, root: Path) -> str | None:
     """Return a name of the core that a logical processor is part of."""
     folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-    if siblings := text_of(folder / "thread_siblings_list"):
+    if siblings := read_text(folder / "thread_siblings_list"):
         return siblings  # such as "0,4" or "0-1": the same for both
-    package, core = (text_of(folder / name) for name in ("physical_package_id", "core_id"))
+    package, core = (read_text(folder / name) for name in ("physical_package_id", "core_id"))
     return f"{package}/{core}" if core else None
 
 
-def cgroup_limit(root: Path = ROOT) -> float | None:
+def read_cgroup_limit(root: Path = ROOT) -> float | None:
     """Return the process's lowest CPU limit of all its cgroups, in cores; None without a limit."""
     limits = [
         limit
-        for line in (text_of(root / "proc/self/cgroup") or "").splitlines()
-        for folder in cgroup_folders(line, root)
-        if (limit := quota(folder)) is not None
+        for line in (read_text(root / "proc/self/cgroup") or "").splitlines()
+        for folder in list_cgroup_folders(line, root)
+        if (limit := read_quota(folder)) is not None
     ]
     return min(limits, default=None)
 
 
-def cgroup_folders(line: str, root: Path) -> Iterator[Path]:
+def list_cgroup_folders(line: str, root: Path) -> Iterator[Path]:
     """Yield the folders that one line of /proc/self/cgroup stands for, from the group up to the mount.
 
     A line is number:controllers:path. A container may see its own group as the mount itself, under a path
@@ -115,18 +101,18 @@ def cgroup_folders(line: str, root: Path) -> Iterator[Path]:
             yield root.joinpath(mount, *names[:depth])
 
 
-def quota(folder: Path) -> float | None:
+def read_quota(folder: Path) -> float | None:
     """Return the CPU limit of one cgroup, in cores; None without one."""
-    allowed, _, period = (text_of(folder / "cpu.max") or "").partition(" ")
+    allowed, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
     if not allowed:
-        allowed = text_of(folder / "cpu.cfs_quota_us") or ""
-        period = text_of(folder / "cpu.cfs_period_us") or ""
+        allowed = read_text(folder / "cpu.cfs_quota_us") or ""
+        period = read_text(folder / "cpu.cfs_period_us") or ""
     if not (allowed.isdecimal() and period.isdecimal() and int(allowed) and int(period)):
         return None  # "max", -1, or no such file
     return int(allowed) / int(period)
 
 
-def text_of(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
     """Return a small file's text; None where it cannot be read or is empty."""
     try:
         return path.read_text(encoding="utf-8").strip() or None

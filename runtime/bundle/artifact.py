@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ManifestError
-from .json_reader import FILE_NAME, Reader, file_name
+from .json_reader import FILE_NAME, Reader, check_file_name
 
 SLOTS = "slots"  # the axis of a cache's capacity, fixed in a plan
 CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")  # roles and names, where a plan picks them
@@ -57,7 +57,7 @@ class TensorSpec:
             r.get("name", str),
             r.get("role", str),
             r.get("dtype", str),
-            tuple(_read_axis(axis) for axis in r.values("axes")),
+            tuple(_read_axis(axis) for axis in r.get("axes", list)),
         )
 
 
@@ -102,34 +102,27 @@ class Artifact:
                     return axis
         raise ManifestError(f"artifact {self.id} has no axis {name!r}")
 
-    def with_candidates(self, count: int) -> Artifact:
+    def add_candidates(self, count: int) -> Artifact:
         """Return it with outputs for the `count` likeliest tokens and the log-sum-exp of all logits."""
         *rows, _ = self.output("logits").axes
-        columns = (("float32", count), ("int32", count), ("float32", 1))
+        types = ("float32", "int32", "float32")
         more = tuple(
             TensorSpec(name, name, dtype, (*rows, length))
-            for name, (dtype, length) in zip(CANDIDATES, columns, strict=True)
+            for name, dtype, length in zip(CANDIDATES, types, (count, count, 1), strict=True)
         )
         return replace(self, outputs=(*self.outputs, *more))
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {
             "id": self.id,
-            "graph": self.graph,
-            "dialect": self.dialect,
-            "precision": self.precision,
-            "opset": self.opset,
-            "file": self.file,
+            **vars(self),
             "data": list(self.data),
-            "padding_side": self.padding_side,
             "inputs": [t.to_json() for t in self.inputs],
             "outputs": [t.to_json() for t in self.outputs],
-            "aliases": dict(self.aliases),
             "constraints": list(self.constraints),
         }
-        if self.quantization:
-            value["quantization"] = dict(self.quantization)
-        value["gate"] = dict(self.gate)
+        if not self.quantization:
+            del value["quantization"]
         return value
 
     @staticmethod
@@ -140,15 +133,15 @@ class Artifact:
             dialect=r.get("dialect", str),
             precision=r.get("precision", str),
             opset=r.get("opset", int),
-            file=file_name(r.get("file", str)),
-            data=tuple(file_name(name) for name in r.list_of("data", str)),
+            file=check_file_name(r.get("file", str)),
+            data=tuple(check_file_name(name) for name in r.list_of("data", str)),
             padding_side=r.get("padding_side", str),
-            inputs=tuple(TensorSpec.from_json(t) for t in r.values("inputs")),
-            outputs=tuple(TensorSpec.from_json(t) for t in r.values("outputs")),
+            inputs=tuple(TensorSpec.from_json(t) for t in r.get("inputs", list)),
+            outputs=tuple(TensorSpec.from_json(t) for t in r.get("outputs", list)),
             aliases=r.texts("aliases"),
             constraints=r.list_of("constraints", str, ()),
-            quantization=r.object("quantization") if "quantization" in r.value else {},
-            gate=r.object("gate"),
+            quantization=r.get("quantization", dict, {}),
+            gate=r.get("gate", dict),
         )
 
 

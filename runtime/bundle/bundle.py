@@ -17,7 +17,7 @@ WAY_OUT = "copy it once more, or export again"
 ALWAYS_HASHED_BYTES = 256 * 2**20  # above this, ONNX files and data are hashed only when asked
 
 
-def sha256_of(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     """Return the file's sha256 as hex, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -26,7 +26,7 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def checkpoint_text(folder: Path) -> str:
+def describe_checkpoint(folder: Path) -> str:
     """Return what to do with a checkpoint that was given for a bundle; "" where the folder is none."""
     if (folder / FILE_NAME).exists() or not (folder / "config.json").is_file():
         return ""
@@ -39,12 +39,7 @@ def checkpoint_text(folder: Path) -> str:
 
 
 class Bundle:
-    """A folder with a manifest.
-
-    Attributes:
-        folder: where it lies.
-        manifest: what it holds.
-    """
+    """A folder with a manifest."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
@@ -53,14 +48,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | Path) -> Bundle:
-        """Read the manifest; files are checked when they are used.
-
-        Raises:
-            BundleNotFoundError: no such folder, or no manifest in it.
-            BundleError: the manifest cannot be read.
-            ManifestError: the manifest is malformed or of another format.
-            IntegrityError: the manifest names a path outside the folder.
-        """
+        """Read the manifest; files are checked when they are used."""
         folder = Path(folder)
         path = folder / FILE_NAME
         if not folder.is_dir():
@@ -73,7 +61,7 @@ class Bundle:
         except OSError as error:
             kind = BundleNotFoundError if isinstance(error, FileNotFoundError) else BundleError
             raise kind(
-                checkpoint_text(folder)
+                describe_checkpoint(folder)
                 or f"{folder} is not a bundle: {FILE_NAME} cannot be read ({error.strerror}); give the"
                 " folder that `planforge export` wrote"
             ) from error
@@ -88,22 +76,16 @@ class Bundle:
     def path(self, name: str, *, verify: bool = True) -> Path:
         """Return the path of a listed file, after checking that it is the listed one.
 
-        A file that was hashed before, and that nobody has written to since, is not hashed again.
-
-        Args:
-            name: as the manifest lists it.
-            verify: compare the hash even of ONNX files and data above 256 MiB.
-
-        Raises:
-            IntegrityError: not listed, missing, changed, or a link that leaves the folder.
+        A file that was hashed before, and that nobody has written to since, is not hashed again. The hash of
+        ONNX files and data above 256 MiB is compared only if `verify` is set.
         """
         path = self.locate(name)
         if not (verify or self.manifest.files[name].bytes <= ALWAYS_HASHED_BYTES or name[:5] != "onnx/"):
             return path
-        found = path.stat()
-        state = (found.st_ino, found.st_size, found.st_mtime_ns)
+        stat = path.stat()
+        state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if self._hashed.get(name) != state:
-            if sha256_of(path) != self.manifest.files[name].sha256:
+            if compute_sha256(path) != self.manifest.files[name].sha256:
                 raise IntegrityError(
                     f"{self.folder}: {name} has changed since it was exported, or belongs to another export"
                     f" (its sha256 differs); {WAY_OUT}"
@@ -115,9 +97,7 @@ class Bundle:
     def check_meanwhile(self, names: Sequence[str], *, verify: bool = True) -> Iterator[None]:
         """Check files as `path` does, in parallel with what the caller does with their content.
 
-        Raises:
-            IntegrityError: at the end, whatever the caller's own work came to; at once where no content
-                need be read to see it.
+        A wrong hash is raised at the end, whatever the caller's own work came to.
         """
         for name in names:
             self.locate(name)
@@ -130,11 +110,7 @@ class Bundle:
                     check.result()
 
     def locate(self, name: str) -> Path:
-        """Return the path of a listed file that exists, lies in the folder, and has the listed size.
-
-        Raises:
-            IntegrityError: it is not.
-        """
+        """Return the path of a listed file that exists, lies in the folder, and has the listed size."""
         entry = self.manifest.files.get(name)
         if entry is None:
             raise IntegrityError(f"{self.folder}: {name} is not listed in {FILE_NAME}")

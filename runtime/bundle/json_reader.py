@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -30,15 +30,9 @@ class Reader:
             return value  # type: ignore[no-any-return]
         return self.check_type(name, value, kind)
 
-    def values(self, name: str) -> Sequence[Any]:
-        return self.get(name, list)
-
     def list_of(self, name: str, kind: type[T], default: Any = _MISSING) -> tuple[T, ...]:
-        values: Sequence[Any] = self.get(name, list, default)
+        values = self.get(name, list, default)
         return tuple(self.check_type(f"{name}[{i}]", v, kind) for i, v in enumerate(values))
-
-    def object(self, name: str) -> Mapping[str, Any]:
-        return self.get(name, dict)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         value = self.value.get(name, default)
@@ -46,18 +40,16 @@ class Reader:
             raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be true or false")
         return value
 
-    def number(self, name: str, default: float) -> float:
+    def number(self, name: str, default: T) -> T | float:
         value = self.value.get(name, default)
+        if value is default:
+            return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ManifestError(f"{FILE_NAME}: {self.what}.{name} must be a number")
         return float(value)
 
-    def optional_number(self, name: str) -> float | None:
-        """Return a number, or None where there is none."""
-        return None if self.value.get(name) is None else self.number(name, 0.0)
-
     def texts(self, name: str) -> Mapping[str, str]:
-        values: Mapping[str, Any] = self.get(name, dict, {})
+        values = self.get(name, dict, {})
         return {key: self.check_type(f"{name}[{key!r}]", v, str) for key, v in values.items()}
 
     def check_type(self, name: str, value: Any, kind: type[T]) -> T:
@@ -67,17 +59,10 @@ class Reader:
         return value
 
 
-def file_name(name: Any) -> str:
+def check_file_name(name: str) -> str:
     """Return a name that is a relative POSIX path inside the bundle's folder; refuse any other."""
-    path = PurePosixPath(str(name))
-    if (
-        not isinstance(name, str)
-        or path.is_absolute()
-        or ".." in path.parts
-        or not path.parts
-        or "\\" in name
-        or ":" in name
-        or "\0" in name
-    ):
+    path = PurePosixPath(name)
+    leaves = path.is_absolute() or ".." in path.parts or not path.parts
+    if leaves or any(sign in name for sign in "\\:\0"):
         raise IntegrityError(f"{FILE_NAME} names {name!r}, which is not a path inside the bundle")
     return str(path)

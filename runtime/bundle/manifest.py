@@ -1,7 +1,4 @@
-"""manifest.json: what a bundle holds, as frozen dataclasses that read and write plain JSON.
-
-Every field is checked while reading: a manifest is data from elsewhere.
-"""
+"""manifest.json: what a bundle holds, as frozen dataclasses that read and write plain JSON."""
 
 from __future__ import annotations
 
@@ -13,20 +10,10 @@ from typing import Any
 from ..errors import ManifestError
 from .artifact import DTYPES, SLOTS, Artifact, Axis, TensorSpec
 from .defaults import EncoderDefaults, GenerationDefaults
-from .json_reader import FILE_NAME, Reader, file_name
+from .json_reader import FILE_NAME, Reader, check_file_name
 from .plan import Plan, PlanWeight
 
-__all__ = [
-    "DTYPES",
-    "SLOTS",
-    "Artifact",
-    "Axis",
-    "FileEntry",
-    "Manifest",
-    "Plan",
-    "PlanWeight",
-    "TensorSpec",
-]
+__all__ = ["DTYPES", "SLOTS", "Artifact", "Axis", "FileEntry", "Manifest", "Plan", "PlanWeight", "TensorSpec"]
 
 FORMAT = 1
 MAX_BYTES = 16 * 2**20
@@ -78,22 +65,18 @@ class Manifest:
             "task": self.task,
             "export_id": self.export_id,
             "config": dict(self.config),
+            "generation": self.generation and self.generation.to_json(),
+            "encoder": self.encoder and self.encoder.to_json(),
+            "tokenizer": dict(self.tokenizer),
+            "files": {name: vars(entry) for name, entry in sorted(self.files.items())},
+            "artifacts": [a.to_json() for a in self.artifacts],
+            "plans": [p.to_json() for p in self.plans],
+            "default_precision": self.default_precision,
+            "source": dict(self.source),
+            "tools": dict(self.tools),
         }
-        if self.generation:
-            value["generation"] = self.generation.to_json()
-        if self.encoder:
-            value["encoder"] = self.encoder.to_json()
-        value["tokenizer"] = dict(self.tokenizer)
-        value["files"] = {
-            name: {"sha256": entry.sha256, "bytes": entry.bytes} for name, entry in sorted(self.files.items())
-        }
-        value["artifacts"] = [a.to_json() for a in self.artifacts]
-        value["plans"] = [p.to_json() for p in self.plans]
-        if self.default_precision:
-            value["default_precision"] = self.default_precision
-        value["source"] = dict(self.source)
-        value["tools"] = dict(self.tools)
-        return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        known = {name: part for name, part in value.items() if part is not None}
+        return json.dumps(known, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Manifest:
@@ -106,27 +89,24 @@ class Manifest:
                 f"{FILE_NAME} has format {r.get('format', int)}; this version of PlanForge reads"
                 f" format {FORMAT}. Use the version that wrote it, or export again."
             )
-        files = {
-            file_name(name): FileEntry(
-                Reader(entry, f"file {name!r}").get("sha256", str),
-                Reader(entry, f"file {name!r}").get("bytes", int),
-            )
-            for name, entry in r.object("files").items()
-        }
+        files = {}
+        for name, value in r.get("files", dict).items():
+            entry = Reader(value, f"file {name!r}")
+            files[check_file_name(name)] = FileEntry(entry.get("sha256", str), entry.get("bytes", int))
         is_encoder = "encoder" in r.value
         manifest = Manifest(
             family=r.get("family", str),
             task=r.get("task", str),
             export_id=r.get("export_id", str),
-            config=r.object("config"),
-            generation=None if is_encoder else GenerationDefaults.from_json(r.object("generation")),
-            encoder=EncoderDefaults.from_json(r.object("encoder")) if is_encoder else None,
-            tokenizer=r.object("tokenizer"),
+            config=r.get("config", dict),
+            generation=None if is_encoder else GenerationDefaults.from_json(r.get("generation", dict)),
+            encoder=EncoderDefaults.from_json(r.get("encoder", dict)) if is_encoder else None,
+            tokenizer=r.get("tokenizer", dict),
             files=files,
-            artifacts=tuple(Artifact.from_json(a) for a in r.values("artifacts")),
-            plans=tuple(Plan.from_json(p) for p in r.values("plans")),
+            artifacts=tuple(Artifact.from_json(a) for a in r.get("artifacts", list)),
+            plans=tuple(Plan.from_json(p) for p in r.get("plans", list)),
             default_precision=r.get("default_precision", str, None),
-            source=r.object("source"),
+            source=r.get("source", dict),
             tools=r.texts("tools"),
         )
         manifest.check_files_are_listed()

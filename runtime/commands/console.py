@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ..errors import PlanForgeError
-from ..signals import Terminated, forget_changes, what_was_changed
+from ..signals import Terminated, describe_changes, forget_changes
 from .extras import find_extra
 from .stages import Stages
 
@@ -67,11 +67,10 @@ def show_stages() -> Iterator[Stages]:
 
 
 @contextmanager
-def exit_codes(context: typer.Context) -> Iterator[None]:
+def end_with_exit_code(context: typer.Context) -> Iterator[None]:
     """Turn what a command raises into one line on stderr and an exit code; --debug shows the traceback.
 
-    Args:
-        context: of all commands; it names the one that runs, whose extra a missing module belongs to.
+    The context names the command that runs, whose extra a missing module belongs to.
     """
     forget_changes()
     try:
@@ -84,10 +83,10 @@ def exit_codes(context: typer.Context) -> Iterator[None]:
             raise
         fail(f"this command needs {error.name}: pip install 'planforge[{extra}]'", FAILED, error)
     except Terminated as error:
-        say(f"terminated{describe_stage()}; {what_was_changed()}")
+        say(f"terminated{describe_stage()}; {describe_changes()}")
         raise typer.Exit(128 + error.number) from None
     except KeyboardInterrupt:
-        say(f"\ninterrupted{describe_stage()}; {what_was_changed()}")
+        say(f"\ninterrupted{describe_stage()}; {describe_changes()}")
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -111,16 +110,11 @@ def say(line: str) -> None:
 
 def describe_stage() -> str:
     """Return the stage that was interrupted, in words."""
-    return Shown.stages.current() if Shown.stages is not None else ""
+    return Shown.stages.describe() if Shown.stages is not None else ""
 
 
 def emit(text: str, end: str = "\n") -> None:
-    """Print to stdout; control characters of a model's text reach a pipe, never a terminal.
-
-    Raises:
-        typer.Exit: whoever read the output has gone.
-        OSError: stdout cannot be written, as on a full disk.
-    """
+    """Print to stdout; control characters of a model's text reach a pipe, never a terminal."""
     if sys.stdout.isatty():
         if Shown.stages is not None:
             Shown.stages.clear()
@@ -131,25 +125,18 @@ def emit(text: str, end: str = "\n") -> None:
 
 def escape_controls(text: str) -> str:
     r"""Return the text with its control characters written out, as \x1b, but for line breaks and tabs."""
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def emit_json(value: Any) -> None:
-    """Print a value as one line of JSON among others."""
-    emit(json_line(value))
-
-
-def json_line(value: Any, indent: int | None = None) -> str:
+def format_json(value: Any, indent: int | None = None) -> str:
     r"""Return a value as JSON without a control character: those of C1 as \u009b, as JSON has the others."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-    return HIGH_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return HIGH_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def print_json(value: Any, indent: int | None = None) -> None:
     """Print a value as JSON, whose strings hold no control characters, after ending the stages."""
-    end_stages()
-    with guard_stdout():
-        sys.stdout.write(json_line(value, indent) + "\n")
+    print_lines([format_json(value, indent)])
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -162,17 +149,16 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def print_tables(tables: Sequence[RenderableType]) -> None:
     """Print tables to stdout with an empty line between two, as wide as the terminal or `FILE_WIDTH`."""
-    end_stages()
     parts = [part for table in tables for part in ("", table)][1:]
-    with guard_stdout():
-        if sys.stdout.isatty():
+    if sys.stdout.isatty():
+        end_stages()
+        with guard_stdout():
             PlainConsole().print(*parts, sep="\n")
-            return
-        console = PlainConsole(width=FILE_WIDTH)
-        with console.capture() as capture:
-            console.print(*parts, sep="\n")
-        for line in capture.get().splitlines():
-            sys.stdout.write(line.rstrip() + "\n")
+        return
+    console = PlainConsole(width=FILE_WIDTH)
+    with console.capture() as capture:
+        console.print(*parts, sep="\n")
+    print_lines(line.rstrip() for line in capture.get().splitlines())
 
 
 def show(result: Any, as_json: bool) -> None:
@@ -212,6 +198,6 @@ def give_up_stdout() -> None:
         os.close(nowhere)
 
 
-def split_names(text: str) -> list[str]:
-    """Return the names in a comma-separated list."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+def split_names(text: str | None) -> list[str] | None:
+    """Return the names in a comma-separated list; None where the option was not given."""
+    return [name.strip() for name in text.split(",") if name.strip()] if text else None

@@ -10,11 +10,11 @@ def doctor(as_json: JsonOption = False) -> None:
     """Say which backends run on this machine, and what to install for the next. Needs no bundle, no torch."""
     with show_stages():
         from ..diagnostics.doctor import diagnose
-        from .doctor_tables import diagnosis_tables
+        from .doctor_tables import tabulate_diagnosis
 
-        found = diagnose()
+        diagnosis = diagnose()
         if as_json:
-            print_json(found.to_json())
+            print_json(diagnosis.to_json())
         else:
-            print_tables(diagnosis_tables(found))
-            print_lines(("", *found.advice, found.summary))  # commands to copy, so never folded
+            print_tables(tabulate_diagnosis(diagnosis))
+            print_lines(("", *diagnosis.advice, diagnosis.summary))  # commands to copy, so never folded

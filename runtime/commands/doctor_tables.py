@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..diagnostics.doctor import NO_GPU, Diagnosis, Facts
 from ..diagnostics.packages import NOT_NEEDED
-from .tables import FittingTable, size_text
+from .tables import FittingTable, format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 NOT_KNOWN = "not known"
 
 
-def diagnosis_tables(found: Diagnosis) -> list[RenderableType]:
+def tabulate_diagnosis(diagnosis: Diagnosis) -> list[RenderableType]:
     """Return tables of the machine, its GPUs, its packages, and the backends with what each lacks."""
-    facts = found.facts
-    backends = [(r.backend, "yes" if r.available else "no", r.reason, r.remedy) for r in found.rungs]
+    facts = diagnosis.facts
+    backends = [(r.backend, "yes" if r.available else "no", r.reason, r.remedy) for r in diagnosis.rungs]
     return [
-        FittingTable("Machine", ("", ""), machine_rows(facts)),
-        FittingTable("GPU", ("", ""), gpu_rows(facts)),
-        FittingTable("Packages", ("", "", ""), package_rows(facts)),
+        FittingTable("Machine", ("", ""), describe_machine(facts)),
+        FittingTable("GPU", ("", ""), describe_gpus(facts)),
+        FittingTable("Packages", ("", "", ""), describe_packages(facts)),
         FittingTable("Backends, the best first", ("", "runs", "why", "what to do"), backends),
     ]
 
 
-def machine_rows(facts: Facts) -> list[tuple[str, str]]:
+def describe_machine(facts: Facts) -> list[tuple[str, str]]:
     """Return rows for the processor, the memory, and the board of a Jetson."""
     cpu = facts.processor
     memory = facts.memory
@@ -34,7 +34,7 @@ def machine_rows(facts: Facts) -> list[tuple[str, str]]:
     limit = "" if cpu.cgroup_limit is None else f", cgroup limit {cpu.cgroup_limit:g}"
     features = ", ".join(f"{name} {'yes' if has else 'no'}" for name, has in cpu.features.items())
     total, free = (
-        NOT_KNOWN if size is None else size_text(size) for size in (memory.total, memory.available)
+        NOT_KNOWN if size is None else format_size(size) for size in (memory.total, memory.available)
     )
     rows = [
         ("planforge", f"{facts.planforge}, Python {facts.python}"),
@@ -53,23 +53,21 @@ def machine_rows(facts: Facts) -> list[tuple[str, str]]:
     return rows
 
 
-def gpu_rows(facts: Facts) -> list[tuple[str, str]]:
+def describe_gpus(facts: Facts) -> list[tuple[str, str]]:
     """Return a row for each GPU, and rows for their driver and CUDA."""
-    found = facts.graphics
+    graphics = facts.graphics
     shared = "memory shared with the processor" if facts.jetson else f"memory {NOT_KNOWN}"
-    rows = [
-        (
-            str(gpu.index),
-            f"{gpu.name}, {gpu.sm or f'sm {NOT_KNOWN}'}, {size_text(gpu.memory) if gpu.memory else shared}",
-        )
-        for gpu in found.gpus
-    ]
+    rows = []
+    for gpu in graphics.gpus:
+        memory = format_size(gpu.memory) if gpu.memory else shared
+        rows.append((str(gpu.index), f"{gpu.name}, {gpu.sm or f'sm {NOT_KNOWN}'}, {memory}"))
     if not rows:
-        rows = [("none", found.problem or NO_GPU)]
-    return rows + [(name, text) for name, text in (("driver", found.driver), ("CUDA", found.cuda)) if text]
+        rows = [("none", graphics.problem or NO_GPU)]
+    versions = (("driver", graphics.driver), ("CUDA", graphics.cuda))
+    return rows + [(name, text) for name, text in versions if text]
 
 
-def package_rows(facts: Facts) -> list[tuple[str, str, str]]:
+def describe_packages(facts: Facts) -> list[tuple[str, str, str]]:
     """Return a row for each installed package, and for each missing module."""
     return [
         (name, version, "not needed to run bundles" if package.module in NOT_NEEDED else "")

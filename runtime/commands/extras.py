@@ -34,15 +34,8 @@ OF_COMMAND = {
 def find_extra(command: str, module: str) -> str | None:
     """Return the extra to install for a module that a command lacks: the command's own, if it has it.
 
-    Args:
-        command: its name on the command line.
-        module: as in `import module`; of a dotted name the first part counts.
-
-    Returns:
-        The extra's name; None for a module that no extra installs, which is a bug of ours.
+    None means that no extra installs the module, which is a bug of ours.
     """
     module = module.partition(".")[0]
-    own = OF_COMMAND.get(command)
-    if own is not None and module in EXTRAS[own]:
-        return own
-    return next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    own = [OF_COMMAND[command]] if command in OF_COMMAND else []
+    return next((extra for extra in [*own, *EXTRAS] if module in EXTRAS[extra]), None)

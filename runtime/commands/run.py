@@ -4,62 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InputError
+from ..load import load
 from ..suggest import did_you_mean
+from . import run_options
 from .console import emit, say, show_stages
 from .run_chat import converse
-from .run_input import Item, TextSource, blame_data, with_blanks
-from .run_options import (
-    TASKS,
-    AttentionHeadOption,
-    AttentionLayerOption,
-    AttentionOption,
-    BackendOption,
-    BatchSizeOption,
-    BundleArgument,
-    ChatOption,
-    DeviceOption,
-    EarlyStoppingOption,
-    GenerationOption,
-    IgnoreEosOption,
-    InputFileOption,
-    JsonLinesOption,
-    LayersOption,
-    LengthPenaltyOption,
-    MaxNewTokensOption,
-    MinNewTokensOption,
-    MinPOption,
-    NBestOption,
-    NoRepeatOption,
-    NumBeamsOption,
-    PairOption,
-    ParseSpecialOption,
-    PoolingOption,
-    PrecisionOption,
-    PromptNameOption,
-    PromptOption,
-    QueryOption,
-    QuestionOption,
-    RepetitionPenaltyOption,
-    SeedOption,
-    SpeculativeOption,
-    StopOption,
-    StrideOption,
-    SystemOption,
-    TaskOption,
-    TemperatureOption,
-    TextsArgument,
-    ThreadsOption,
-    TopKOption,
-    TopLogprobsOption,
-    TopPOption,
-    TruncateDimOption,
-    TruncationOption,
-)
+from .run_input import Item, TextSource, blame_data, keep_blanks
+from .run_options import TASKS
 from .run_output import Printer
 from .run_translation import Picture
 from .stages import Stages
@@ -87,86 +42,72 @@ WORDS: dict[str, dict[str, Any]] = {
 
 
 def run(
-    bundle: BundleArgument,
-    texts: TextsArgument = None,
-    task: TaskOption = None,
-    input_file: InputFileOption = None,
-    as_json: JsonLinesOption = False,
-    parse_special: ParseSpecialOption = False,
-    max_new_tokens: MaxNewTokensOption = None,
-    temperature: TemperatureOption = None,
-    top_k: TopKOption = None,
-    top_p: TopPOption = None,
-    min_p: MinPOption = None,
-    repetition_penalty: RepetitionPenaltyOption = None,
-    no_repeat_ngram_size: NoRepeatOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    ignore_eos: IgnoreEosOption = None,
-    generation: GenerationOption = None,
-    speculative: SpeculativeOption = None,
-    top_logprobs: TopLogprobsOption = None,
-    chat: ChatOption = None,
-    system: SystemOption = None,
-    num_beams: NumBeamsOption = None,
-    n_best: NBestOption = None,
-    length_penalty: LengthPenaltyOption = None,
-    early_stopping: EarlyStoppingOption = None,
-    min_new_tokens: MinNewTokensOption = None,
-    attention: AttentionOption = None,
-    attention_layer: AttentionLayerOption = None,
-    attention_head: AttentionHeadOption = None,
-    pair: PairOption = None,
-    question: QuestionOption = None,
-    query: QueryOption = None,
-    pooling: PoolingOption = None,
-    truncate_dim: TruncateDimOption = None,
-    prompt_name: PromptNameOption = None,
-    prompt: PromptOption = None,
-    layers: LayersOption = None,
-    truncation: TruncationOption = None,
-    stride: StrideOption = None,
-    batch_size: BatchSizeOption = None,
-    backend: BackendOption = "auto",
-    device: DeviceOption = 0,
-    precision: PrecisionOption = None,
-    threads: ThreadsOption = None,
+    bundle: run_options.BundleArgument,
+    texts: run_options.TextsArgument = None,
+    task: run_options.TaskOption = None,
+    input_file: run_options.InputFileOption = None,
+    as_json: run_options.JsonLinesOption = False,
+    parse_special: run_options.ParseSpecialOption = False,
+    max_new_tokens: run_options.MaxNewTokensOption = None,
+    temperature: run_options.TemperatureOption = None,
+    top_k: run_options.TopKOption = None,
+    top_p: run_options.TopPOption = None,
+    min_p: run_options.MinPOption = None,
+    repetition_penalty: run_options.RepetitionPenaltyOption = None,
+    no_repeat_ngram_size: run_options.NoRepeatOption = None,
+    seed: run_options.SeedOption = None,
+    stop: run_options.StopOption = None,
+    ignore_eos: run_options.IgnoreEosOption = None,
+    generation: run_options.GenerationOption = None,
+    speculative: run_options.SpeculativeOption = None,
+    top_logprobs: run_options.TopLogprobsOption = None,
+    chat: run_options.ChatOption = None,
+    system: run_options.SystemOption = None,
+    num_beams: run_options.NumBeamsOption = None,
+    n_best: run_options.NBestOption = None,
+    length_penalty: run_options.LengthPenaltyOption = None,
+    early_stopping: run_options.EarlyStoppingOption = None,
+    min_new_tokens: run_options.MinNewTokensOption = None,
+    attention: run_options.AttentionOption = None,
+    attention_layer: run_options.AttentionLayerOption = None,
+    attention_head: run_options.AttentionHeadOption = None,
+    pair: run_options.PairOption = None,
+    question: run_options.QuestionOption = None,
+    query: run_options.QueryOption = None,
+    pooling: run_options.PoolingOption = None,
+    truncate_dim: run_options.TruncateDimOption = None,
+    prompt_name: run_options.PromptNameOption = None,
+    prompt: run_options.PromptOption = None,
+    layers: run_options.LayersOption = None,
+    truncation: run_options.TruncationOption = None,
+    stride: run_options.StrideOption = None,
+    batch_size: run_options.BatchSizeOption = None,
+    backend: run_options.BackendOption = "auto",
+    device: run_options.DeviceOption = 0,
+    precision: run_options.PrecisionOption = None,
+    threads: run_options.ThreadsOption = None,
 ) -> None:
     """Generate, translate, embed, classify, tag, answer: what the bundle's model does. Loads no torch."""
     given = {name: value for name, value in locals().items() if value is not None}
-    options = {name: given[name] for names in TASKS.values() for name in names if name in given}
     beside: dict[str, str] = {name: given[name] for name in ("pair", "question", "query") if name in given}
     source = TextSource(tuple(texts or ()), input_file, beside)
     picture = Picture(attention, attention_layer, attention_head)
     with show_stages() as stages:
-        from .. import load
-
         source.check()
-        check_task_name(task)
-        translate_words(options)
+        options = read_options(given)
         with load(bundle, backend=backend, precision=precision, threads=threads, device=device) as model:
-            task = task or default_task(model, beside)
-            check_task(task, model, options)
-            check_second_texts(task, model, source)
-            picture.check(task)
-            if task != "fill_mask":  # it always does
-                options["parse_special"] = parse_special
+            task = task or find_default_task(model, beside)
             run_job(Job(model, task, source, options, picture, as_json, stages))
 
 
 @dataclass(frozen=True)
 class Job:
-    """One call of `planforge run`, whose model is loaded and whose options were checked against its task.
-
-    Attributes:
-        options: of the task, by the names of the runtime's parameters.
-        picture: where to draw a translation's attention.
-    """
+    """One call of `planforge run`, whose model is loaded."""
 
     model: Model
     task: str
     source: TextSource
-    options: dict[str, Any]
+    options: dict[str, Any]  # of the task, by the names of the runtime's parameters
     picture: Picture
     as_json: bool
     stages: Stages
@@ -189,7 +130,12 @@ class Job:
 
 def run_job(job: Job) -> None:
     """Run a task over its texts and print every result."""
+    check_task(job)
+    check_second_texts(job)
+    job.picture.check(job.task)
     options = job.options
+    if job.task == "fill_mask":  # it always reads special tokens as such
+        del options["parse_special"]
     is_chat = options.pop("chat", False)
     system = options.pop("system", None)
     best = options.pop("top_k", None) if job.task == "rank" else None
@@ -213,38 +159,31 @@ def print_results(job: Job) -> None:
     """Print the result of every text: as it comes, as soon as it was typed, or in batches."""
     source = job.source
     options = job.options
-    items = source.items()
+    items = source.read_items()
     if job.picture.path is not None:
         items = job.picture.draw_only(job.model, items, options)  # type: ignore[arg-type]
     several = job.task in ONLY_TASKS and options.get("n_best", 1) > 1
     is_search = several or options.get("num_beams", 1) > 1
     printer = Printer(job.task, job.as_json, several)
     is_single = source.is_typed or len(source.texts) == 1
-    if job.task == "generate" and is_single and not (job.as_json or is_search):
-        for item in items:
-            with report_typed_errors(source):
-                stream(job, item)
-    elif source.is_typed:
-        for item in items:
-            with report_typed_errors(source):
-                for result in with_blanks(iter([item]), job.iterate):
-                    printer.show(result)
-    else:
+    streams = job.task == "generate" and is_single and not (job.as_json or is_search)
+    if not (streams or source.is_typed):
         if not sys.stdout.isatty():
             options["progress"] = job.stages.count
-        for result in with_blanks(items, job.iterate):
+        for result in keep_blanks(items, job.iterate):
             printer.show(result)
-
-
-@contextmanager
-def report_typed_errors(source: TextSource) -> Iterator[None]:
-    """Print the error of a text that was typed into a terminal, instead of ending the command."""
-    try:
-        yield
-    except InputError as error:
-        if not source.is_typed:
-            raise
-        say(f"error: {error}")
+        return
+    for item in items:
+        try:
+            if streams:
+                stream(job, item)
+            else:
+                for result in keep_blanks(iter([item]), job.iterate):
+                    printer.show(result)
+        except InputError as error:
+            if not source.is_typed:
+                raise
+            say(f"error: {error}")  # of a text that was typed, instead of ending the command
 
 
 def stream(job: Job, item: Item | None) -> None:
@@ -262,23 +201,17 @@ def stream(job: Job, item: Item | None) -> None:
 
 def print_ranking(job: Job, best: int | None) -> None:
     """Print the texts that fit a query best, the best first; so many of them, or all."""
-    items = [item for item in job.source.items() if item is not None]
+    items = [item for item in job.source.read_items() if item is not None]
     printer = Printer("rank", job.as_json)
     for result in sorted(job.iterate(items), key=lambda result: -result.score)[:best]:
         printer.show((None, result))
 
 
-def check_task_name(task: str | None) -> None:
-    """Refuse a task that there is not."""
-    if task is not None and task not in TASKS:
-        raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
-
-
-def default_task(model: Model, beside: dict[str, str]) -> str:
+def find_default_task(model: Model, beside: dict[str, str]) -> str:
     """Return the task that a bundle has by default."""
     from .. import TextEncoder
 
-    if only := only_task(model):
+    if only := find_only_task(model):
         return only
     assert isinstance(model, TextEncoder)
     if "question" in beside:
@@ -290,7 +223,7 @@ def default_task(model: Model, beside: dict[str, str]) -> str:
     return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
 
 
-def only_task(model: Model) -> str | None:
+def find_only_task(model: Model) -> str | None:
     """Return the one task that a model has; None of an encoder, which has several."""
     from .. import TextGenerator, Translator
 
@@ -299,14 +232,16 @@ def only_task(model: Model) -> str | None:
     return "generate" if isinstance(model, TextGenerator) else None
 
 
-def check_task(task: str, model: Model, options: Mapping[str, Any]) -> None:
+def check_task(job: Job) -> None:
     """Refuse a task that the model does not have, and options that the task does not have."""
-    only = only_task(model)
+    task = job.task
+    options = job.options
+    only = find_only_task(job.model)
     if only != (task if task in ONLY_TASKS else None):
         what = "is an encoder" if only is None else ONLY_TASKS[only]
         raise InputError(f"this bundle {what}, which does not go with the task {task!r}")
     for name in options:
-        if name not in TASKS[task]:
+        if name not in TASKS[task] and name != "parse_special":
             raise InputError(f"--{name.replace('_', '-')} is no option of the task {task}")
     if "system" in options and "chat" not in options:
         raise InputError("--system goes with --chat")
@@ -314,23 +249,28 @@ def check_task(task: str, model: Model, options: Mapping[str, Any]) -> None:
         raise InputError("--num-beams does not go with --chat, whose answers are shown as they are made")
 
 
-def check_second_texts(task: str, model: Model, source: TextSource) -> None:
+def check_second_texts(job: Job) -> None:
     """Refuse a second text that the task has no use for, and a task that lacks its own."""
     from .. import TextEncoder
 
-    if isinstance(model, TextEncoder):
-        model.check_task(task)
+    if isinstance(job.model, TextEncoder):
+        job.model.check_task(job.task)
     allowed = {"classify": "pair", "next_sentence": "pair", "answer": "question", "rank": "query"}
-    option = allowed.get(task)
-    for name in source.beside:
+    option = allowed.get(job.task)
+    for name in job.source.beside:
         if name != option:
-            raise InputError(f"--{name} is no option of the task {task}")
-    if option and task != "classify" and not source.beside and not source.file:
-        raise InputError(f"{task} needs --{option} TEXT beside each text, or pairs by --input FILE")
+            raise InputError(f"--{name} is no option of the task {job.task}")
+    if option and job.task != "classify" and not job.source.beside and not job.source.file:
+        raise InputError(f"{job.task} needs --{option} TEXT beside each text, or pairs by --input FILE")
 
 
-def translate_words(options: dict[str, Any]) -> None:
-    """Replace words such as true and none by the values that they stand for."""
+def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options of tasks, with the values that words such as true and none stand for."""
+    task = given.get("task")
+    if task is not None and task not in TASKS:
+        raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
+    options = {name: given[name] for names in TASKS.values() for name in names if name in given}
+    options["parse_special"] = given["parse_special"]
     for name, values in WORDS.items():
         if name in options:
             word = options[name]
@@ -341,3 +281,4 @@ def translate_words(options: dict[str, Any]) -> None:
             options[name] = values[word]
     if options.get("truncation") == "none":
         options["truncation"] = None
+    return options

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .console import emit, emit_json, say
+from .console import emit, format_json, say
 from .run_input import Item, TextSource
 
 if TYPE_CHECKING:
@@ -28,29 +28,28 @@ def converse(
     Lines of stdin are turns of one conversation, in which /reset begins anew and /exit ends; other messages
     begin their own. On a terminal both speakers are named, and a message that cannot be answered does not
     end the conversation.
-
-    Args:
-        system: system message that a conversation begins with.
     """
-    begin = [] if system is None else [message("system", system)]
+    begin = [] if system is None else [make_message("system", system)]
     messages = list(begin)
     is_one = source.is_read and source.file is None
     is_talk = source.is_typed and sys.stdout.isatty() and not as_json
     if is_one:
         options["reuse_prompt"] = True
-    for text in read_typed_messages() if is_talk else source.items():
-        if text is None:
-            print_blank_line(as_json)
+    for text in read_typed_messages() if is_talk else source.read_items():
+        if text is None:  # a line for each line, so that those of both sides belong together
+            emit("null" if as_json else "")
         elif is_one and text == EXIT:
             break
         elif is_one and text == RESET:
             messages = list(begin)
             say("a new conversation")
         else:
-            before = messages if is_one else begin
-            asked = [*before, message("user", check_message(text))]
+            if not isinstance(text, str):
+                raise InputError("--chat takes messages, not pairs of texts")
+            asked = [*(messages if is_one else begin), make_message("user", text)]
             try:
-                messages = [*asked, message("assistant", answer(model, asked, options, as_json, is_talk))]
+                reply = answer(model, asked, options, as_json, is_talk)
+                messages = [*asked, make_message("assistant", reply)]
             except InputError as error:
                 if not is_talk:
                     raise
@@ -67,7 +66,7 @@ def answer(
     """Show the answer to the last message, and return its text."""
     if as_json:
         result = model.chat(messages, **options)
-        emit_json({"prompt": messages[-1]["content"], **result.to_json()})
+        emit(format_json({"prompt": messages[-1]["content"], **result.to_json()}))
         return result.text
     chunks = model.stream_chat(messages, **options)  # checks everything before anything shows
     if is_talk:
@@ -95,19 +94,5 @@ def read_typed_messages() -> Iterator[Item]:
             yield text.strip()
 
 
-def print_blank_line(as_json: bool) -> None:
-    """Print what stands for a blank line, so that the lines of both sides belong together."""
-    if as_json:
-        emit_json(None)
-    else:
-        emit("")
-
-
-def check_message(text: Item) -> str:
-    if not isinstance(text, str):
-        raise InputError("--chat takes messages, not pairs of texts")
-    return text
-
-
-def message(role: str, content: str) -> dict[str, str]:
+def make_message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}

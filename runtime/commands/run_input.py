@@ -22,17 +22,13 @@ JSON_KEYS = (("text",), ("text", "pair"), ("question", "context"), ("query", "te
 
 @dataclass(frozen=True)
 class TextSource:
-    """The texts of a command.
+    """The texts of a command."""
 
-    Attributes:
-        texts: its arguments.
-        file: file of JSON lines; "-" is stdin.
-        beside: second text that an option puts beside each text, by the option's name; at most one.
-    """
-
-    texts: tuple[str, ...]
-    file: Path | None
-    beside: Mapping[str, str]
+    texts: tuple[str, ...]  # its arguments
+    file: Path | None  # of JSON lines; "-" is stdin
+    beside: Mapping[
+        str, str
+    ]  # second text that an option puts beside each, by the option's name; at most one
 
     def check(self) -> None:
         """Refuse texts from two places."""
@@ -56,13 +52,8 @@ class TextSource:
         """Whether somebody types them into a terminal, and waits for each answer."""
         return not self.texts and self.file is None and sys.stdin.isatty()
 
-    def items(self) -> Iterator[Item | None]:
-        """Yield texts or pairs as they are read; None for a blank line.
-
-        Raises:
-            InputError: there are none, or the file cannot be opened.
-            DataError: a line is not UTF-8 or not JSON; names it.
-        """
+    def read_items(self) -> Iterator[Item | None]:
+        """Yield texts or pairs as they are read; None for a blank line. Refuse to have none."""
         count = 0
         for item in self._read():
             yield item if item is None else pair_with(item, self.beside)
@@ -99,15 +90,7 @@ def open_input(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_lines(stream: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
-    """Yield each line, without its end, with its number from 1.
-
-    Args:
-        stream: UTF-8; read line by line, as lines come.
-        name: name of the stream, for errors.
-
-    Raises:
-        DataError: a line is not UTF-8; names the line and the byte.
-    """
+    """Yield each line, as it comes, without its end, and its number from 1; refuse what is not UTF-8."""
     for number, line in enumerate(stream, 1):
         try:
             yield number, line.decode("utf-8").rstrip("\r\n")
@@ -143,19 +126,17 @@ def parse_item(line: str, where: str) -> Item:
     )
 
 
-def with_blanks(
+def keep_blanks(
     items: Iterator[Item | None], iterate: Callable[[Iterator[Item]], Iterator[Result]]
 ) -> Iterator[tuple[Item, Result] | None]:
     """Yield each text with its result, and None for a blank line, so that both sides' lines stay together.
 
-    Args:
-        items: texts or pairs; None is a blank line.
-        iterate: computes a result for each text, in order, reading ahead as it likes.
+    `iterate` computes a result for each text, in order, reading ahead as it likes.
     """
     read: deque[Item | None] = deque()  # and not answered yet
     ahead: list[Item] = []  # read before `iterate` asked for it
 
-    def texts() -> Iterator[Item]:
+    def read_texts() -> Iterator[Item]:
         while True:
             try:
                 item = ahead.pop() if ahead else next(items)
@@ -165,20 +146,20 @@ def with_blanks(
             if item is not None:
                 yield item
 
-    def blanks_before_text() -> Iterator[None]:
+    def read_blanks() -> Iterator[None]:
         for item in items:
             if item is not None:
                 ahead.append(item)
                 return
             yield None
 
-    yield from blanks_before_text()
-    for result in iterate(texts()):
+    yield from read_blanks()
+    for result in iterate(read_texts()):
         while (item := read.popleft()) is None:
             yield None
         yield item, result
         if not read:  # all is answered, and whoever wrote a blank line may wait for its answer
-            yield from blanks_before_text()
+            yield from read_blanks()
     yield from (None for _ in read)
 
 

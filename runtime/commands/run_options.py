@@ -17,9 +17,13 @@ INPUT_PANEL = "Input and output"
 ENGINE_PANEL = "Engine"
 
 
-def panel_option(panel: str, *names: str, **settings: Any) -> Any:
-    """Return an option that `--help` shows in a panel; without names it is called as its parameter."""
-    return typer.Option(*names, rich_help_panel=panel, **settings)
+def make_option(panel: str, help: str, shown: str | bool = False, name: str | None = None) -> Any:
+    """Return an option that `--help` shows in a panel, with what stands there for its default.
+
+    True shows the default itself. Without a name the option is called as its parameter.
+    """
+    names = () if name is None else (name,)
+    return typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel)
 
 
 BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
@@ -64,231 +68,164 @@ TextsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin."),
 ]
-TaskOption = Annotated[
-    str | None,
-    panel_option(INPUT_PANEL, help=f"{', '.join(TASKS)}.", show_default="by the bundle's heads"),
-]
+TaskOption = Annotated[str | None, make_option(INPUT_PANEL, f"{', '.join(TASKS)}.", "by the bundle's heads")]
 InputFileOption = Annotated[
     Path | None,
-    panel_option(
+    make_option(
         INPUT_PANEL,
-        "--input",
-        help='JSON lines, "-" for stdin: {"text"}, {"text", "pair"}, {"question", "context"} or'
+        'JSON lines, "-" for stdin: {"text"}, {"text", "pair"}, {"question", "context"} or'
         ' {"query", "text"}.',
-        show_default=False,
+        name="--input",
     ),
 ]
 ParseSpecialOption = Annotated[
-    bool, panel_option(INPUT_PANEL, "--parse-special", help="Read <|endoftext|>, [SEP] and the like.")
+    bool, make_option(INPUT_PANEL, "Read <|endoftext|>, [SEP] and the like.", True, "--parse-special")
 ]
 JsonLinesOption = Annotated[
-    bool, panel_option(INPUT_PANEL, "--json", help="Print JSON for machines: a line for each text.")
+    bool, make_option(INPUT_PANEL, "Print JSON for machines: a line for each text.", True, "--json")
 ]
 
 # Text generation
 MaxNewTokensOption = Annotated[
     int | None,
-    panel_option(
+    make_option(
         GENERATION_PANEL,
-        help="At most so many new tokens.",
-        show_default="64; of a translation the checkpoint's, or all its positions",
+        "At most so many new tokens.",
+        "64; of a translation the checkpoint's, or all its positions",
     ),
 ]
 TemperatureOption = Annotated[
-    float | None,
-    panel_option(GENERATION_PANEL, help="Sample at this temperature; 0 is greedy.", show_default="greedy"),
+    float | None, make_option(GENERATION_PANEL, "Sample at this temperature; 0 is greedy.", "greedy")
 ]
 TopKOption = Annotated[
-    int | None,
-    panel_option(
-        GENERATION_PANEL,
-        help="Sample from the k likeliest; fill_mask, rank: show k.",
-        show_default=False,
-    ),
+    int | None, make_option(GENERATION_PANEL, "Sample from the k likeliest; fill_mask, rank: show k.")
 ]
-TopPOption = Annotated[
-    float | None, panel_option(GENERATION_PANEL, help="Sample from the nucleus.", show_default="all")
-]
+TopPOption = Annotated[float | None, make_option(GENERATION_PANEL, "Sample from the nucleus.", "all")]
 MinPOption = Annotated[
     float | None,
-    panel_option(
-        GENERATION_PANEL,
-        help="Sample from what has this share of the likeliest token's probability.",
-        show_default="all",
+    make_option(
+        GENERATION_PANEL, "Sample from what has this share of the likeliest token's probability.", "all"
     ),
 ]
 RepetitionPenaltyOption = Annotated[
-    float | None,
-    panel_option(GENERATION_PANEL, help="1.0 does nothing; of translations too.", show_default="1.0"),
+    float | None, make_option(GENERATION_PANEL, "1.0 does nothing; of translations too.", "1.0")
 ]
 NoRepeatOption = Annotated[
-    int | None,
-    panel_option(
-        GENERATION_PANEL,
-        "--no-repeat-ngram-size",
-        help="No run of so many tokens twice; of translations too.",
-        show_default="off",
-    ),
+    int | None, make_option(GENERATION_PANEL, "No run of so many tokens twice; of translations too.", "off")
 ]
-SeedOption = Annotated[
-    int | None,
-    panel_option(GENERATION_PANEL, help="Make sampling repeatable.", show_default=False),
-]
-StopOption = Annotated[
-    list[str] | None, panel_option(GENERATION_PANEL, help="End at this text.", show_default=False)
-]
+SeedOption = Annotated[int | None, make_option(GENERATION_PANEL, "Make sampling repeatable.")]
+StopOption = Annotated[list[str] | None, make_option(GENERATION_PANEL, "End at this text.")]
 IgnoreEosOption = Annotated[
-    bool | None,
-    panel_option(GENERATION_PANEL, "--ignore-eos", help="Go on behind the end token.", show_default=False),
+    bool | None, make_option(GENERATION_PANEL, "Go on behind the end token.", name="--ignore-eos")
 ]
 GenerationOption = Annotated[
     str | None,
-    panel_option(
+    make_option(
         GENERATION_PANEL,
-        help="'checkpoint' samples as the checkpoint's generation_config says, 'none' does not.",
-        show_default="none; of --chat checkpoint",
+        "'checkpoint' samples as the checkpoint's generation_config says, 'none' does not.",
+        "none; of --chat checkpoint",
     ),
 ]
 SpeculativeOption = Annotated[
     str | None,
-    panel_option(
+    make_option(
         GENERATION_PANEL,
-        help="'prompt-lookup' guesses from what came before: faster where it repeats, the same but for ties.",
-        show_default="off",
+        "'prompt-lookup' guesses from what came before: faster where it repeats, the same but for ties.",
+        "off",
     ),
 ]
 TopLogprobsOption = Annotated[
-    int | None,
-    panel_option(
-        GENERATION_PANEL, help="With --json, so many likeliest tokens of each step.", show_default="none"
-    ),
+    int | None, make_option(GENERATION_PANEL, "With --json, so many likeliest tokens of each step.", "none")
 ]
 
 # Conversations
 ChatOption = Annotated[
     bool | None,
-    panel_option(
+    make_option(
         CHAT_PANEL,
-        "--chat",
-        help="Texts are a user's messages, worded by the checkpoint's chat template; lines on stdin are one"
+        "Texts are a user's messages, worded by the checkpoint's chat template; lines on stdin are one"
         " conversation, in which /reset begins anew and /exit ends.",
-        show_default=False,
+        name="--chat",
     ),
 ]
-SystemOption = Annotated[
-    str | None, panel_option(CHAT_PANEL, help="What a --chat begins with.", show_default=False)
-]
+SystemOption = Annotated[str | None, make_option(CHAT_PANEL, "What a --chat begins with.")]
 
 # Beam search
 NumBeamsOption = Annotated[
-    int | None,
-    panel_option(SEARCH_PANEL, help="Beams of the search; 1 is greedy.", show_default="1; the checkpoint's"),
+    int | None, make_option(SEARCH_PANEL, "Beams of the search; 1 is greedy.", "1; the checkpoint's")
 ]
 NBestOption = Annotated[
-    int | None,
-    panel_option(SEARCH_PANEL, help="How many candidates; of the task answer, answers.", show_default="1"),
+    int | None, make_option(SEARCH_PANEL, "How many candidates; of the task answer, answers.", "1")
 ]
 LengthPenaltyOption = Annotated[
-    float | None,
-    panel_option(SEARCH_PANEL, help="Above 0 favours long texts.", show_default="1; the checkpoint's"),
+    float | None, make_option(SEARCH_PANEL, "Above 0 favours long texts.", "1; the checkpoint's")
 ]
 EarlyStoppingOption = Annotated[
-    str | None,
-    panel_option(SEARCH_PANEL, help="true, false or never.", show_default="false; the checkpoint's"),
+    str | None, make_option(SEARCH_PANEL, "true, false or never.", "false; the checkpoint's")
 ]
 
 # Translation
 MinNewTokensOption = Annotated[
-    int | None,
-    panel_option(TRANSLATION_PANEL, help="No end before.", show_default="the checkpoint's"),
+    int | None, make_option(TRANSLATION_PANEL, "No end before.", "the checkpoint's")
 ]
 AttentionOption = Annotated[
     Path | None,
-    panel_option(
+    make_option(
         TRANSLATION_PANEL,
-        help="Draw what each token of a translation looked at; needs an export with --outputs"
-        " cross_attentions.",
-        show_default=False,
+        "Draw what each token of a translation looked at; needs an export with --outputs cross_attentions.",
     ),
 ]
-AttentionLayerOption = Annotated[
-    int | None, panel_option(TRANSLATION_PANEL, help="Of --attention.", show_default="average")
-]
-AttentionHeadOption = Annotated[
-    int | None, panel_option(TRANSLATION_PANEL, help="Of --attention.", show_default="average")
-]
+AttentionLayerOption = Annotated[int | None, make_option(TRANSLATION_PANEL, "Of --attention.", "average")]
+AttentionHeadOption = Annotated[int | None, make_option(TRANSLATION_PANEL, "Of --attention.", "average")]
 
 # Encoders
-PairOption = Annotated[
-    str | None, panel_option(ENCODER_PANEL, help="A second text beside each.", show_default=False)
-]
-QuestionOption = Annotated[
-    str | None, panel_option(ENCODER_PANEL, help="What each text is to answer.", show_default=False)
-]
-QueryOption = Annotated[
-    str | None,
-    panel_option(ENCODER_PANEL, help="Rank the texts by how well they fit it.", show_default=False),
-]
-PoolingOption = Annotated[
-    str | None, panel_option(ENCODER_PANEL, help="cls, mean or max.", show_default="the checkpoint's")
-]
+PairOption = Annotated[str | None, make_option(ENCODER_PANEL, "A second text beside each.")]
+QuestionOption = Annotated[str | None, make_option(ENCODER_PANEL, "What each text is to answer.")]
+QueryOption = Annotated[str | None, make_option(ENCODER_PANEL, "Rank the texts by how well they fit it.")]
+PoolingOption = Annotated[str | None, make_option(ENCODER_PANEL, "cls, mean or max.", "the checkpoint's")]
 TruncateDimOption = Annotated[
-    int | None,
-    panel_option(ENCODER_PANEL, help="Keep only so many of a vector's first numbers.", show_default="all"),
+    int | None, make_option(ENCODER_PANEL, "Keep only so many of a vector's first numbers.", "all")
 ]
 PromptNameOption = Annotated[
-    str | None,
-    panel_option(ENCODER_PANEL, help="A prompt of the checkpoint, by its name.", show_default=False),
+    str | None, make_option(ENCODER_PANEL, "A prompt of the checkpoint, by its name.")
 ]
-PromptOption = Annotated[
-    str | None,
-    panel_option(ENCODER_PANEL, help="A text to put before each, '' for none.", show_default=False),
-]
+PromptOption = Annotated[str | None, make_option(ENCODER_PANEL, "A text to put before each, '' for none.")]
 LayersOption = Annotated[
     str | None,
-    panel_option(
-        ENCODER_PANEL,
-        help="embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.",
-        show_default="last",
+    make_option(
+        ENCODER_PANEL, "embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.", "last"
     ),
 ]
 
 # Long texts, many texts
 TruncationOption = Annotated[
     str | None,
-    panel_option(
+    make_option(
         LONG_PANEL,
-        help="Of too long a text keep its head, its tail, head+tail, or all of it in windows; none refuses"
-        " it. Text generation: tail or none; translation: head, tail or none.",
-        show_default="by the task",
+        "Of too long a text keep its head, its tail, head+tail, or all of it in windows; none refuses it."
+        " Text generation: tail or none; translation: head, tail or none.",
+        "by the task",
     ),
 ]
-StrideOption = Annotated[
-    int | None,
-    panel_option(LONG_PANEL, help="Tokens that two windows share.", show_default="a quarter"),
-]
+StrideOption = Annotated[int | None, make_option(LONG_PANEL, "Tokens that two windows share.", "a quarter")]
 BatchSizeOption = Annotated[
     int | None,
-    panel_option(
-        LONG_PANEL,
-        help="Texts that run together; 1 answers each line as soon as it comes.",
-        show_default="the bundle's most",
+    make_option(
+        LONG_PANEL, "Texts that run together; 1 answers each line as soon as it comes.", "the bundle's most"
     ),
 ]
 
 # Engine
 BackendOption = Annotated[
-    str, panel_option(ENGINE_PANEL, help="auto, tensorrt-rtx, tensorrt, ort-cuda or ort-cpu.")
+    str, make_option(ENGINE_PANEL, "auto, tensorrt-rtx, tensorrt, ort-cuda or ort-cpu.", True)
 ]
-DeviceOption = Annotated[int, panel_option(ENGINE_PANEL, help="The GPU's number.")]
+DeviceOption = Annotated[int, make_option(ENGINE_PANEL, "The GPU's number.", True)]
 PrecisionOption = Annotated[
     str | None,
-    panel_option(
+    make_option(
         ENGINE_PANEL,
-        help="One that the bundle has: fp32, fp16, int8, int4, or these with -kv8.",
-        show_default="as recorded by bench --set-default, else the bundle's first",
+        "One that the bundle has: fp32, fp16, int8, int4, or these with -kv8.",
+        "as recorded by bench --set-default, else the bundle's first",
     ),
 ]
-ThreadsOption = Annotated[
-    int | None, panel_option(ENGINE_PANEL, help="Cores to use.", show_default="the physical cores")
-]
+ThreadsOption = Annotated[int | None, make_option(ENGINE_PANEL, "Cores to use.", "the physical cores")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .console import emit, emit_json
+from .console import emit, format_json
 
 # Tasks of which a text may have several lines, or none; a blank line stands between two texts.
 SEVERAL_LINES = ("features", "fill_mask", "tag", "answer")
@@ -27,13 +27,7 @@ LINES: dict[str, Callable[[Any], list[str]]] = {
 
 
 class Printer:
-    """Prints the results of one task, in order.
-
-    Args:
-        task: its name.
-        as_json: a line of JSON for each text; null for a blank one.
-        several: whether a text has several candidates, each in a line with its score.
-    """
+    """Prints the results of one task, in order; of `several` candidates each in a line with its score."""
 
     def __init__(self, task: str, as_json: bool, several: bool = False) -> None:
         self._task = task
@@ -42,25 +36,21 @@ class Printer:
         self._count = 0
 
     def show(self, pair: tuple[Any, Any] | None) -> None:
-        """Print one text's result, or what stands for a blank line.
-
-        Args:
-            pair: the text with its result; None of a blank line.
-        """
+        """Print a text's result, or what stands for a blank line, which is None."""
         if self._as_json:
-            emit_json(None if pair is None else self._value(*pair))
+            emit(format_json(None if pair is None else self._make_value(*pair)))
             return
         if self._count and (self._several or self._task in SEVERAL_LINES):
             emit("")
         self._count += 1
-        for line in [""] if pair is None else self._lines(*pair):
+        for line in [""] if pair is None else self._format_lines(*pair):
             emit(line)
 
-    def _value(self, text: Any, result: Any) -> dict[str, Any]:
+    def _make_value(self, text: Any, result: Any) -> dict[str, Any]:
         value: dict[str, Any] = result.to_json()
         return {"prompt": text, **value} if self._task == "generate" else value
 
-    def _lines(self, text: Any, result: Any) -> Iterable[str]:
+    def _format_lines(self, text: Any, result: Any) -> Iterable[str]:
         if self._task not in ("generate", "translate"):
             return LINES[self._task](result)
         before = text if self._task == "generate" else ""

@@ -32,11 +32,7 @@ class Picture:
     def draw_only(
         self, model: Translator, items: Iterator[Item | None], options: dict[str, Any]
     ) -> Iterator[Item | None]:
-        """Draw the attention of the only text, and return an iterator over it.
-
-        Raises:
-            InputError: there are several, or none but blank lines, or it is a pair.
-        """
+        """Draw the attention of the only text, and return an iterator over it; refuse several."""
         from ..diagnostics.plots import draw_attention
 
         assert self.path is not None

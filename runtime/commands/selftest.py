@@ -42,14 +42,14 @@ def selftest(
     if as_json:
         print_json(result.to_json())
     else:
-        print_tables(selftest_tables(bundle.resolve().name, result))
-        lines = [*remarks(result), *untested_lines(bundle, manifest, result)]
+        print_tables(tabulate_selftest(bundle.resolve().name, result))
+        lines = [*list_remarks(result), *describe_untested(bundle, manifest, result)]
         print_lines(["", *lines] if lines else [])
     if not result.passed:
         raise typer.Exit(1)
 
 
-def selftest_tables(name: str, result: SelftestResult) -> list[RenderableType]:
+def tabulate_selftest(name: str, result: SelftestResult) -> list[RenderableType]:
     """Return the verdict, and a table for each graph: a row for each comparison, with its closest metric."""
     from .tables import FittingTable
 
@@ -58,7 +58,7 @@ def selftest_tables(name: str, result: SelftestResult) -> list[RenderableType]:
     title = f"{verdict}: {name} on {result.backend} against PyTorch's answers, {result.seconds:.1f} s"
     tables: list[RenderableType] = [Text(title, style="bold")]
     for artifact in result.artifacts:
-        rows = [row_of(comparison) for comparison in result.comparisons if comparison.artifact == artifact]
+        rows = [make_row(comparison) for comparison in result.comparisons if comparison.artifact == artifact]
         has_tokens = any(row[4] for row in rows)
         shown = [index for index, column in enumerate(columns) if column != "tokens" or has_tokens]
         cells = [[row[index] for index in shown] for row in rows]
@@ -66,11 +66,11 @@ def selftest_tables(name: str, result: SelftestResult) -> list[RenderableType]:
     return tables
 
 
-def row_of(comparison: Comparison) -> list[str]:
+def make_row(comparison: Comparison) -> list[str]:
     """Return a comparison's row, with the metric that has come closest to its limit."""
     metrics = comparison.metrics
     limits = comparison.limits
-    name = max(limits, key=lambda metric: share_of(metrics[metric], limits[metric]))
+    name = max(limits, key=lambda metric: divide_by_limit(metrics[metric], limits[metric]))
     value = metrics[name]
     tokens = metrics.get("common_prefix")
     return [
@@ -83,7 +83,7 @@ def row_of(comparison: Comparison) -> list[str]:
     ]
 
 
-def untested_lines(bundle: Path, manifest: Manifest, result: SelftestResult) -> Iterator[str]:
+def describe_untested(bundle: Path, manifest: Manifest, result: SelftestResult) -> Iterator[str]:
     """Yield what was tested, and the precisions that were left out with the command that tests one."""
     import shlex
 
@@ -97,7 +97,7 @@ def untested_lines(bundle: Path, manifest: Manifest, result: SelftestResult) -> 
         )
 
 
-def share_of(value: float | None, limit: float) -> float:
+def divide_by_limit(value: float | None, limit: float) -> float:
     """Return a metric in units of its limit; infinity where it is not finite."""
     if value is None:
         return math.inf
@@ -106,7 +106,7 @@ def share_of(value: float | None, limit: float) -> float:
     return math.inf if value else 0.0
 
 
-def remarks(result: SelftestResult) -> Iterator[str]:
+def list_remarks(result: SelftestResult) -> Iterator[str]:
     """Yield what failed, what was another token by rounding alone, and what was not compared."""
     if not result.comparisons:
         yield "nothing was compared, which is no pass"

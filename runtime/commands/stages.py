@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -19,9 +18,6 @@ class Stages:
     A stage's line may go on behind ": " with what changes within it, such as a case of many; a terminal
     shows all of it, a file only the stage, once, when it ends. Stages of other threads, such as a plan that
     is built beside the verification, are printed when they begin.
-
-    Args:
-        console: console of stderr.
     """
 
     def __init__(self, console: Console) -> None:
@@ -36,10 +32,8 @@ class Stages:
     def __enter__(self) -> Stages:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._stop_bar()
+    def __exit__(self, *error: object) -> None:
+        self.clear()
 
     def __call__(self, line: str) -> None:
         """Show that a stage begins, or goes on with something else behind its ": "."""
@@ -66,24 +60,27 @@ class Stages:
 
     def end(self) -> None:
         """End the last stage, and remove the bar from the terminal."""
-        self._stop_bar()
+        self.clear()
         self._say_stage()
         self._stage = ""
 
     def clear(self) -> None:
         """Remove the bar from the terminal until the next line."""
-        self._stop_bar()
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
 
-    def current(self) -> str:
+    def describe(self) -> str:
         """Return the unfinished stage, as in " while loading, after 3 s"; "" if there is none."""
-        return f" while {self._stage}, after {self._seconds():.0f} s" if self._stage else ""
+        return f" while {self._stage}, after {self._measure():.0f} s" if self._stage else ""
 
-    def _seconds(self) -> float:
+    def _measure(self) -> float:
         return time.monotonic() - self._began
 
     def _say_stage(self) -> None:
         if self._stage and not self._console.is_terminal:
-            self._print(f"{self._stage} ({self._seconds():.1f} s)")
+            self._print(f"{self._stage} ({self._measure():.1f} s)")
 
     def _print(self, line: str) -> None:
         with suppress(OSError):  # a stderr that nobody reads stops no work
@@ -102,9 +99,3 @@ class Stages:
                 self._bar.add_task("", total=None)
                 self._bar.start()
             self._bar.update(self._bar.task_ids[0], description=line)
-
-    def _stop_bar(self) -> None:
-        with self._lock:
-            if self._bar is not None:
-                self._bar.stop()
-                self._bar = None

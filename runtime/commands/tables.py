@@ -22,21 +22,11 @@ class FittingTable(Table):
 
     Columns get the width of their longest word at least. Where those alone are too wide, as in a terminal of
     80 columns, they move together by a space; where that is not enough, each row becomes lines of heading and
-    text, with an empty line between two rows.
-
-    Args:
-        title: above it, as wide as what it is printed to; may be "".
-        columns: their headings; all "" for a table without.
-        rows: a text for each column.
-        numbers: headings of the columns whose texts end at the right.
+    text, with an empty line between two rows. The texts of the columns that are `numbers` end at the right.
     """
 
     def __init__(
-        self,
-        title: str,
-        columns: Sequence[str],
-        rows: Iterable[Sequence[str]],
-        numbers: Collection[str] = (),
+        self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()
     ) -> None:
         super().__init__(show_header=any(columns), box=None, pad_edge=False)
         self._title = title
@@ -52,26 +42,26 @@ class FittingTable(Table):
         if self._title:
             yield Text(self._title, style="bold")
         gaps = len(self._headings) - 1
-        wide = [self._width(index, whole=True) for index in range(len(self._headings))]
-        narrow = [self._width(index, whole=False) for index in range(len(self._headings))]
+        wide = [self._measure(index, whole=True) for index in range(len(self._headings))]
+        narrow = [self._measure(index, whole=False) for index in range(len(self._headings))]
         if sum(narrow) + 2 * gaps > options.max_width:
             self.padding = (0, 1, 0, 0)
         room = options.max_width - (self.padding[1] + self.padding[3]) * gaps
         if sum(wide) > room and sum(narrow) > room and len(self._headings) > 2:
-            yield from self._records(console, options)
+            yield from self._draw_records(console, options)
             return
         if sum(wide) > room:
-            for column, width in zip(self.columns, shared_widths(narrow, wide, room), strict=True):
+            for column, width in zip(self.columns, share_widths(narrow, wide, room), strict=True):
                 column.width = width
         yield from super().__rich_console__(console, options)
 
-    def _width(self, index: int, whole: bool) -> int:
+    def _measure(self, index: int, whole: bool) -> int:
         """Return the width of a column's longest line, or of its longest word."""
         texts = [self._headings[index], *(row[index] for row in self._texts)]
         parts = (part for text in texts for part in (text.split("\n") if whole else text.split()))
         return max(map(cell_len, parts), default=0)
 
-    def _records(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def _draw_records(self, console: Console, options: ConsoleOptions) -> RenderResult:
         margin = max(map(cell_len, self._headings)) + 2
         for number, row in enumerate(self._texts):
             if number:
@@ -85,13 +75,11 @@ class FittingTable(Table):
                         yield Padding(line, (0, 0, 0, margin), expand=False)
 
 
-def shared_widths(narrow: Sequence[int], wide: Sequence[int], room: int) -> list[int]:
+def share_widths(narrow: Sequence[int], wide: Sequence[int], room: int) -> list[int]:
     """Return the widths of columns that do not all have the room they want.
 
-    Args:
-        narrow: what each needs at least.
-        wide: what each would like.
-        room: for all of them; where even `narrow` is too much, the widest get less.
+    `narrow` is what each needs at least, `wide` what each would like; where even `narrow` is too much, the
+    widest get less.
     """
     widths = list(narrow)
     while sum(widths) > room and max(widths) > 1:
@@ -105,7 +93,7 @@ def shared_widths(narrow: Sequence[int], wide: Sequence[int], room: int) -> list
     return widths
 
 
-def size_text(count: float) -> str:
+def format_size(count: float) -> str:
     """Return a number of bytes as text, such as "1.5 MB"."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:

@@ -21,13 +21,13 @@ from .extensions import (
     BLOCKS_OF,
     FLOAT32_LEAST,
     Extension,
-    Float32,
     Float64,
     add_terms,
-    best_candidates,
-    log_of_sum,
+    compute_log_sum,
+    find_candidates,
     penalize,
 )
+from .processors import Float32
 from .sampling import Logits, check_integer, check_logits, is_number
 
 Ending: TypeAlias = Literal["eos", "length", "context", "cancelled"]
@@ -36,25 +36,16 @@ MAX_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How one call searches; `GenerationOptions` says what the fields mean.
-
-    Attributes:
-        num_beams: 1 searches greedily.
-        max_new_tokens: The most tokens that follow the start token, or the prompt.
-        constraints: Tokens that are forbidden or forced, and those that end a sequence.
-        repetition_penalty: As in transformers it multiplies the log-probabilities of tokens that a row
-            already has, or of a greedy search their negative logits, and divides the others.
-
-    Raises:
-        InputError: A value is of the wrong type or outside its range.
-    """
+    """How one call searches; `GenerationOptions` says what the fields mean."""
 
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     n_best: int = 1
-    max_new_tokens: int = 512
+    max_new_tokens: int = 512  # behind the start token, or the prompt
     constraints: Constraints
+    # As in transformers it multiplies the log-probabilities of tokens that a row already has, or of a greedy
+    # search their negative logits, and divides the others.
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
@@ -72,12 +63,12 @@ class Search:
                 "is the usual choice"
             )
         penalty = self.length_penalty
-        if not _is_finite(penalty) or abs(penalty) * math.log(self.max_new_tokens) > math.log(MAX_PENALTY):
+        if not is_finite(penalty) or abs(penalty) * math.log(self.max_new_tokens) > math.log(MAX_PENALTY):
             raise InputError(
                 f"length_penalty is {penalty!r}; it must be a number for which max_new_tokens "
                 f"({self.max_new_tokens}) to its power stays within 1e-30 and 1e30; 0.0 disables it"
             )
-        if not _is_finite(self.repetition_penalty) or self.repetition_penalty <= 0:
+        if not is_finite(self.repetition_penalty) or self.repetition_penalty <= 0:
             raise InputError(
                 f"repetition_penalty is {self.repetition_penalty!r}; it must be a finite number over 0; 1.0 "
                 "disables it"
@@ -91,12 +82,7 @@ class Search:
 
 
 def make_search(defaults: GenerationDefaults, **given: Any) -> Search:
-    """Return a bundle's default search, changed by what is given.
-
-    Args:
-        defaults: the bundle's generation defaults.
-        **given: fields of `Search` and `Constraints`; None is the same as nothing.
-    """
+    """Return a bundle's default search, changed by fields of `Search` and `Constraints` that are not None."""
     chosen = {name: value for name, value in given.items() if value is not None}
     most = chosen.pop("max_new_tokens", defaults.max_new_tokens or defaults.max_length)
     least = defaults.min_new_tokens
@@ -112,59 +98,40 @@ def make_search(defaults: GenerationDefaults, **given: Any) -> Search:
         renormalize=defaults.renormalize,
     )
     n_best = chosen.get("n_best")
-    usual = {
+    usual: dict[str, Any] = {
         "num_beams": max(defaults.num_beams, n_best) if type(n_best) is int else defaults.num_beams,
         "length_penalty": defaults.length_penalty,
         "early_stopping": defaults.early_stopping,
         "repetition_penalty": defaults.repetition_penalty,
     }
-    options: dict[str, Any] = {**usual, **chosen}
-    return Search(constraints=constraints, max_new_tokens=most, **options)
+    return Search(constraints=constraints, max_new_tokens=most, **(usual | chosen))
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One result for a source.
+    """One result for a source."""
 
-    Attributes:
-        token_ids: Without the start token or the prompt; with the end token, if it ended by one.
-        score: The sum of the tokens' log-probabilities divided by their number to the power of
-            length_penalty: transformers' ``sequences_scores``. A forced token adds 0. Greedy
-            search has the same score, where transformers has none.
-        finish_reason: "eos" after an end token, "length" at max_new_tokens, "context" at a lower
-            limit of its source's own, "cancelled" by `BeamSearch.cancel`.
-        logprobs: Of each token under the model itself, before any constraint and penalty.
-    """
-
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # without the start token or the prompt; with the end token
+    # The sum of the tokens' log-probabilities, 0 for a forced one, divided by their number to the power of
+    # length_penalty: transformers' sequences_scores, which it does not have of greedy search.
     score: float
-    finish_reason: Ending
+    finish_reason: Ending  # "context" at a limit of its source's own, below max_new_tokens
+    # Of each token under the model itself, before any constraint and penalty.
     logprobs: tuple[float, ...] = field(default=(), compare=False)
 
 
 class BeamSearch:
     """One batch being searched; feed `tokens`, copy cache rows as `advance` says, until `done`.
 
-    Args:
-        sources: How many; each has num_beams rows of the engine, and all of these begin alike.
-        start: The decoder's start token.
-        search: The options.
-
-    Attributes:
-        histories: What each of the R rows has been fed so far, `tokens` included.
-        logprobs: Of each row, those of the tokens that it chose.
-        active: Of each row, whether its source is still searched. The logits of the others are
-            ignored, whatever they are fed.
+    Each source has num_beams rows of the engine, which all begin alike, with the decoder's start token.
     """
 
     def __init__(self, sources: int, start: int, search: Search) -> None:
-        check_integer("sources", sources, 1, "a search needs a source")
-        check_integer("start", start, 0, "give the decoder's start token")
         self.search = search
         R = sources * search.num_beams
-        self.histories = [[start] for _ in range(R)]
-        self.logprobs: list[list[float]] = [[] for _ in range(R)]
-        self.active = [True] * R
+        self.histories = [[start] for _ in range(R)]  # what each row has been fed so far, `tokens` included
+        self.logprobs: list[list[float]] = [[] for _ in range(R)]  # of the tokens that each row chose
+        self.active = [True] * R  # rows whose source is still searched; the others' logits are ignored
         self._prompt_lengths = [1] * sources
         self._limits = [search.max_new_tokens] * sources  # of new tokens
         self._finished: list[list[Hypothesis]] = [[] for _ in range(sources)]
@@ -175,21 +142,13 @@ class BeamSearch:
         self._room: Float32 | None = None
 
     @classmethod
-    def after_prompts(
+    def continue_prompts(
         cls, prompts: Sequence[Sequence[int]], search: Search, limits: Sequence[int]
     ) -> BeamSearch:
-        """Return a search for what follows prompts.
+        """Return a search for what follows prompts, by at most `limits` new tokens each.
 
-        Their tokens count for no_repeat_ngram_size and repetition_penalty, but for no length, as with
+        The prompts' tokens count for no_repeat_ngram_size and repetition_penalty, but for no length, as with
         transformers' decoders.
-
-        Args:
-            prompts: the token ids of each source; at least one.
-            search: the options.
-            limits: the most new tokens of each source, where that is less than `search` allows.
-
-        Raises:
-            InputError: there is no prompt, or one of them is empty.
         """
         beams = cls(len(prompts), 0, search)
         if not all(prompts):
@@ -210,19 +169,10 @@ class BeamSearch:
         return [history[-1] for history in self.histories]
 
     def advance(self, logits: Logits) -> list[tuple[int, int]]:
-        """Take one step, from the logits that follow `tokens`.
+        """Take one step, from the logits (R, V) of any float type that follow `tokens`.
 
-        Args:
-            logits: (R, V), any float type; never modified.
-
-        Returns:
-            The cache rows to copy before the next step, as (from, to). Rows of one source, never
-            to a row that is copied from: their order does not matter.
-
-        Raises:
-            BackendError: An active row has NaN, infinity, or nothing but -inf.
-            InputError: The logits have another shape, the search was done, a constraint names a
-                token beyond V, or the constraints leave no token at all.
+        Return the cache rows to copy before the next step, as (from, to): rows of one source, never to a row
+        that is copied from, so that their order does not matter.
         """
         R = len(self.histories)
         if self.done or logits.ndim != 2 or len(logits) != R:
@@ -231,7 +181,7 @@ class BeamSearch:
                 f"{'done' if self.done else 'not done'}; give ({R}, V) until it is done"
             )
         copies: list[tuple[int, int]] = []
-        with np.errstate(over="ignore", divide="ignore"):  # infinities are looked at in _candidates
+        with np.errstate(over="ignore", divide="ignore"):  # infinities are looked at in _find_extensions
             for source, first in enumerate(range(0, R, self.search.num_beams)):
                 if self.active[first]:
                     copies += self._advance_source(source, first, logits)
@@ -251,12 +201,8 @@ class BeamSearch:
         self._finished[source] = [Hypothesis(token_ids, score, "cancelled", logprobs)]
         self.active[source] = False
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """Return the n_best hypotheses of each source, best first.
-
-        Fewer where the constraints leave fewer, and those finished so far of a source that is
-        still active.
-        """
+    def list_hypotheses(self) -> list[list[Hypothesis]]:
+        """Return each source's finished hypotheses, n_best at most, best first."""
         return [finished[: self.search.n_best] for finished in self._finished]
 
     def _advance_source(self, source: int, first: int, logits: Logits) -> list[tuple[int, int]]:
@@ -265,8 +211,8 @@ class BeamSearch:
         prompt_length = self._prompt_lengths[source]
         length = len(self.histories[first]) - prompt_length + 1  # new tokens after this step
         running: list[Extension] = []
-        for place, extension in enumerate(self._candidates(source, first, logits)):
-            reason = self._finish_reason(extension.token, length, self._limits[source])
+        for place, extension in enumerate(self._find_extensions(source, first, logits)):
+            reason = self._find_ending(extension.token, length, self._limits[source])
             if reason is None:
                 running.append(extension)
             elif place < n:  # those after are there only so that num_beams can go on
@@ -281,12 +227,12 @@ class BeamSearch:
                 f"the constraints leave no token at position {length} of source {source}; loosen "
                 "no_repeat_ngram_size or suppressed, or raise num_beams"
             )
-        if not running or self._ends(finished, running[0], length, self._limits[source]):
+        if not running or self._has_ended(finished, running[0], length, self._limits[source]):
             self.active[first : first + n] = [False] * n
             return []
         return self._move(first, running[:n])
 
-    def _finish_reason(self, token: int, length: int, limit: int) -> Ending | None:
+    def _find_ending(self, token: int, length: int, limit: int) -> Ending | None:
         if token in self.search.constraints.eos:
             return "eos"
         if length < limit:
@@ -296,16 +242,16 @@ class BeamSearch:
     def _penalize_length(self, score: np.float32, length: int) -> float:
         return float(score / np.float32(length**self.search.length_penalty))
 
-    def _ends(self, finished: list[Hypothesis], best: Extension, length: int, limit: int) -> bool:
-        """Tell whether a source has ended: its running hypotheses are not expected to be better."""
+    def _has_ended(self, finished: list[Hypothesis], best: Extension, length: int, limit: int) -> bool:
+        """Return whether a source's running hypotheses are not expected to be better than the finished."""
         search = self.search
         if len(finished) < search.num_beams:
             return False
+        if search.early_stopping is True:
+            return True
         if search.early_stopping == "never" and search.length_penalty > 0:
             length = limit
-        return (
-            search.early_stopping is True or self._penalize_length(best.score, length) <= finished[-1].score
-        )
+        return self._penalize_length(best.score, length) <= finished[-1].score
 
     def _move(self, first: int, running: list[Extension]) -> list[tuple[int, int]]:
         """Give each candidate a row: a parent's first child stays, the others go where nothing lives."""
@@ -324,7 +270,8 @@ class BeamSearch:
                     self.histories[row] = self.histories[extension.row].copy()
                     copies.append((extension.row, row))
                 self.logprobs[row] = self.logprobs[extension.row].copy()
-            self._sums[row], self._ranks[row] = extension.score, rank
+            self._sums[row] = extension.score
+            self._ranks[row] = rank
             placed.append((row, extension))
         # Only after all copies, for these come from what the rows were fed so far.
         for row, extension in placed + [(row, running[0]) for row in dead]:
@@ -332,12 +279,12 @@ class BeamSearch:
             self.logprobs[row].append(extension.logprob)
         return copies
 
-    def _candidates(self, source: int, first: int, logits: Logits) -> list[Extension]:
+    def _find_extensions(self, source: int, first: int, logits: Logits) -> list[Extension]:
         """Return a source's best continuations, best first, enough of them that num_beams go on."""
         n = self.search.num_beams
         V = logits.shape[1]
         rows = slice(first, first + n)
-        room = self._buffer(V)
+        room = self._make_room(V)
         scores = room[:n, :V]
         scores[:] = logits[rows]
         highest = scores.max(axis=-1)
@@ -354,7 +301,7 @@ class BeamSearch:
         if constraints.renormalize:
             constrain(scores, self.histories[rows], constraints, limit, prompt_length)
             highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)  # of a row with nothing left, no NaN
-        normalizers = np.array([log_of_sum(room[row], highest[row], room[n]) for row in range(n)])
+        normalizers = np.array([compute_log_sum(room[row], highest[row], room[n]) for row in range(n)])
         normalizers = np.maximum(normalizers, FLOAT32_LEAST)
         if log_sums is None:
             log_sums = highest.astype(np.float64) + normalizers
@@ -372,13 +319,13 @@ class BeamSearch:
             best = [Extension(score, 0, token)] if score > -np.inf else []
         else:
             count = max(2, 1 + len(constraints.eos)) * n
-            best = best_candidates(room[:n], terms, self._ranks[rows], count)
+            best = find_candidates(room[:n], terms, self._ranks[rows], count)
         return [
             Extension(score, first + row, token, float(logits[first + row, token] - log_sums[row]))
             for score, row, token, _ in best
         ]
 
-    def _buffer(self, V: int) -> Float32:
+    def _make_room(self, V: int) -> Float32:
         """Return room for a source's scores and one row more; its width in whole blocks, -inf beyond V."""
         width = -(-V // BLOCKS_OF) * BLOCKS_OF
         if self._room is None or self._room.shape[1] != width:
@@ -387,5 +334,5 @@ class BeamSearch:
         return self._room
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)

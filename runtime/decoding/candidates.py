@@ -14,28 +14,25 @@ import numpy.typing as npt
 from ..backends.backend import Array
 from ..bundle.artifact import CANDIDATES, Artifact
 from .cache import LOGITS
-from .sampling import Logits, Sampling, choose, token_logprobs
+from .sampling import Logits, Sampling, choose, compute_logprobs
 
 CANDIDATE = np.dtype([("id", np.int64), ("logit", np.float32), ("log_sum", np.float32)])
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The next token of each row, and what was asked for beside it.
+    """The next token of each row, and what was asked for beside it; None where it was not.
 
-    Attributes:
-        tokens: (N,) int64.
-        logprobs: (N,) float64, before any processing; None unless asked for.
-        likeliest: ids (N, M) int64 of the likeliest tokens, the likeliest first, and their log-probabilities
-            (N, M) float64; None unless asked for.
+    Log-probabilities are the model's own, before any processing.
     """
 
-    tokens: npt.NDArray[np.int64]
-    logprobs: npt.NDArray[np.float64] | None
+    tokens: npt.NDArray[np.int64]  # (N,)
+    logprobs: npt.NDArray[np.float64] | None  # (N,)
+    # Ids of the M likeliest tokens, the likeliest first, and their log-probabilities: (N, M) both.
     likeliest: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None = None
 
 
-def results_for(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0) -> Sequence[str]:
+def choose_results(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0) -> Sequence[str]:
     """Return the results that choosing a token needs: the candidates if they are enough, else all logits."""
     picked = next((spec.axes[-1] for spec in artifact.outputs if spec.role == CANDIDATES[0]), 0)
     wanted = 1 if sampling.greedy else sampling.top_k
@@ -44,7 +41,7 @@ def results_for(artifact: Artifact, sampling: Sampling, top_logprobs: int = 0) -
     return CANDIDATES
 
 
-def scores_of(results: Mapping[str, Array]) -> Array:
+def read_scores(results: Mapping[str, Array]) -> Array:
     """Return a step's scores of the next tokens: logits (N, V), or candidates (N, K) ordered by id."""
     if LOGITS[0] in results:
         return results[LOGITS[0]]
@@ -69,17 +66,12 @@ def choose_tokens(
 ) -> Chosen:
     """Choose the next token of each row.
 
-    Candidates give the token that all logits would give, but where more than K of a row's are equal at
-    top_k's border.
-
-    Args:
-        scores: from `scores_of`, of the results that `results_for` names.
-        histories: as for `choose`, which says what is raised.
-        logprobs: whether to compute the tokens' log-probabilities.
-        top_logprobs: how many of the likeliest tokens to give too; needs all logits.
+    The scores are from `read_scores`, of the results that `choose_results` names; `top_logprobs` needs all
+    logits. Candidates give the token that all logits would give, but where more than K of a row's are equal
+    at top_k's border.
     """
     if scores.dtype == CANDIDATE:
-        assert not top_logprobs, "results_for asks for logits"
+        assert not top_logprobs, "choose_results asks for logits"
         picked = choose(scores["logit"], histories, sampling, generators)
         chosen = scores[np.arange(len(scores)), picked]
         return Chosen(
@@ -89,26 +81,18 @@ def choose_tokens(
     tokens = choose(scores, histories, sampling, generators)
     return Chosen(
         tokens=tokens,
-        logprobs=token_logprobs(scores, tokens) if logprobs else None,
-        likeliest=likeliest_tokens(scores, top_logprobs) if top_logprobs else None,
+        logprobs=compute_logprobs(scores, tokens) if logprobs else None,
+        likeliest=find_likeliest(scores, top_logprobs) if top_logprobs else None,
     )
 
 
-def likeliest_tokens(logits: Logits, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return each row's likeliest tokens under the model itself, the likeliest first.
+def find_likeliest(logits: Logits, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the ids of each row's likeliest tokens, the likeliest first, and their log-probabilities.
 
-    Args:
-        logits: (N, V), any float type, before any processing.
-        count: at least 1; more than V gives all.
-
-    Returns:
-        ids (N, count) int64 and their log-probabilities (N, count) float64; of equal ones the lower id first.
-
-    Raises:
-        BackendError: a row has NaN, infinity, or nothing but -inf.
+    Of equal ones the lower id comes first; a count above V gives all.
     """
     count = min(count, logits.shape[-1])
     ids = np.sort(np.argpartition(logits, -count, axis=-1)[:, -count:], axis=-1)
     order = np.argsort(-np.take_along_axis(logits, ids, axis=-1), axis=-1, kind="stable")
     ids = np.take_along_axis(ids, order, axis=-1)
-    return ids, token_logprobs(logits, ids)
+    return ids, compute_logprobs(logits, ids)

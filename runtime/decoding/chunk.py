@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "cancelled"]
@@ -90,17 +91,6 @@ def report_chunk(
     return replace(chunk, text=chunk.text + rest.text, finish_reason=rest.finish_reason)
 
 
-class Cancellation:
-    """A caller's wish to end an answer, which the loop that makes it looks at before each step.
-
-    Attributes:
-        requested: whether the caller has had enough. Set once, from any thread.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-
-
 class TextStream(Iterator[Chunk]):
     """The chunks of one answer, each as soon as it is there.
 
@@ -108,8 +98,8 @@ class TextStream(Iterator[Chunk]):
     order: what was held back comes as a last chunk.
 
     Args:
-        make_chunks: makes the chunks. Before each step it looks at the `Cancellation` that it is given, and
-            ends with a chunk whose finish_reason is "cancelled" if that is requested.
+        make_chunks: makes the chunks. Before each step it looks at the event that it is given, and ends with
+            a chunk whose finish_reason is "cancelled" if that is set.
 
     Example:
         >>> stream = model.stream("And it came to pass", max_new_tokens=60)
@@ -121,16 +111,16 @@ class TextStream(Iterator[Chunk]):
         'cancelled'
     """
 
-    def __init__(self, make_chunks: Callable[[Cancellation], Generator[Chunk, None, None]]) -> None:
-        self._cancellation = Cancellation()
-        self._chunks = make_chunks(self._cancellation)
+    def __init__(self, make_chunks: Callable[[Event], Generator[Chunk, None, None]]) -> None:
+        self._cancelled = Event()
+        self._chunks = make_chunks(self._cancelled)
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
 
     def cancel(self) -> None:
         """End the answer before its next step; the last chunk says "cancelled". Safe from any thread."""
-        self._cancellation.requested = True
+        self._cancelled.set()
 
     def close(self) -> None:
         """End the stream without a last chunk and free what it holds. Closing twice is fine."""

@@ -18,47 +18,23 @@ from .sampling import check_integer
 
 @dataclass(frozen=True, kw_only=True)
 class Constraints:
-    """Which tokens are forbidden or forced, and where.
+    """Which tokens are forbidden or forced, and where."""
 
-    Attributes:
-        eos: The tokens that end a sequence; none means that only its length does.
-        suppressed: Never produced, unless forced. As with transformers' ``bad_words_ids``, an end
-            token among them is not suppressed: ``min_new_tokens`` holds that one back.
-        forced_bos: The first token after the start token, or None.
-        forced_eos: The last token of a sequence that reaches max_new_tokens, or None.
-        no_repeat_ngram_size: No run of this many tokens comes twice; at least 1, or None. The
-            start token counts as one of them, and so do a prompt's.
-        min_new_tokens: No end token before this many others.
-        renormalize: Whether what the constraints leave is made a distribution again, before it counts
-            (transformers' ``renormalize_logits``).
-
-    Raises:
-        InputError: A value is of the wrong type or outside its range.
-    """
-
-    eos: tuple[int, ...]
+    eos: tuple[int, ...]  # the tokens that end a sequence; of none only its length does
+    # Never produced, unless forced. As with transformers' bad_words_ids, an end token among them is not
+    # suppressed: min_new_tokens holds that one back.
     suppressed: tuple[int, ...] = ()
-    forced_bos: int | None = None
-    forced_eos: int | None = None
-    no_repeat_ngram_size: int | None = None
-    min_new_tokens: int = 0
+    forced_bos: int | None = None  # the first token after the start token
+    forced_eos: int | None = None  # the last token of a sequence that reaches max_new_tokens
+    no_repeat_ngram_size: int | None = None  # no such run comes twice; the start token and a prompt's count
+    min_new_tokens: int = 0  # no end token before this many others
+    # What the constraints leave is made a distribution again, as by transformers' renormalize_logits.
     renormalize: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("eos", "suppressed"):
-            ids = getattr(self, name)
-            if not isinstance(ids, tuple):
-                raise InputError(f"{name} is {ids!r}; it must be a tuple of token ids; () for none")
-            for token in ids:
-                check_integer(f"a token of {name}", token, 0, "leave it out")
-        for name in ("forced_bos", "forced_eos"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 0, "None forces nothing")
         if self.no_repeat_ngram_size is not None:
             check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 1, "None disables it")
         check_integer("min_new_tokens", self.min_new_tokens, 0, "0 disables it")
-        if not isinstance(self.renormalize, bool):
-            raise InputError(f"renormalize is {self.renormalize!r}; it must be True or False")
 
     def find_forced_token(self, length: int, max_new_tokens: int) -> int | None:
         """Return the one token that may follow `length` tokens (the start token counts), if there is one."""
@@ -69,10 +45,10 @@ class Constraints:
     def check_vocabulary(self, V: int) -> None:
         """Refuse tokens that a model of V tokens does not have."""
         forced = [token for token in (self.forced_bos, self.forced_eos) if token is not None]
-        highest = max((*self.eos, *self.suppressed, *forced), default=0)
-        if highest >= V:
+        unknown = [token for token in (*self.eos, *self.suppressed, *forced) if not 0 <= token < V]
+        if unknown:
             raise InputError(
-                f"the constraints name token {highest}, but the model's tokens are 0 to {V - 1}; take "
+                f"the constraints name token {max(unknown)}, but the model's tokens are 0 to {V - 1}; take "
                 "the ids from the model's own tokenizer"
             )
 
@@ -84,26 +60,13 @@ def constrain(
     max_new_tokens: int,
     prompt_length: int = 1,
 ) -> None:
-    """Set forbidden tokens to -inf, and a forced token to 0 with all others at -inf.
+    """Set forbidden tokens of scores (R, V) to -inf, and a forced token to 0 with all others at -inf.
 
-    Args:
-        scores: (R, V); changed in place, and only where a constraint applies.
-        histories: R rows of T token ids each, from the start token on. Ids without a score are
-            ignored.
-        constraints: The rules.
-        max_new_tokens: The most tokens that may follow the start token, or the prompt.
-        prompt_length: How many tokens of each history were there before the first new one.
+    The R histories have T token ids each, of which `prompt_length` were there before the first new one; ids
+    without a score are ignored.
     """
-    R, V = scores.shape
-    lengths = {len(history) for history in histories}
-    if len(histories) != R or len(lengths) != 1 or 0 in lengths:
-        raise InputError(
-            f"histories has {len(histories)} rows of lengths {sorted(lengths)}; it must have {R} rows "
-            "of one length from 1: give each row its start token and all that came after"
-        )
-    constraints.check_vocabulary(V)
-    T = lengths.pop()
-    new_tokens = T - prompt_length
+    constraints.check_vocabulary(scores.shape[1])
+    new_tokens = len(histories[0]) - prompt_length
     if (forced := constraints.find_forced_token(1 + new_tokens, max_new_tokens)) is not None:
         scores.fill(-np.inf)
         scores[:, forced] = 0

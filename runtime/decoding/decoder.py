@@ -15,8 +15,8 @@ from ..backends.backend import Array, Program
 from ..bundle.manifest import Artifact
 from ..errors import ClosedError
 from ..memory_budget import MemoryBudget, Reservation
-from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, cache_bytes, new_cache
-from .candidates import scores_of
+from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, count_cache_bytes, make_cache
+from .candidates import read_scores
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
@@ -38,23 +38,18 @@ class Decoder:
     ) -> DecoderRun:
         """Return a run with an empty cache for `batch` rows of up to `capacity` tokens.
 
-        Args:
-            context: of a translation, the source; computed when all of the run's memory is held.
-            copies: the rows become so many times as many when the run is told to `spread`.
-
-        Raises:
-            ClosedError: the model was closed.
-            MemoryLimitError: memory_limit, or the engine's own memory, has no room for all of it.
+        A translation's source, its context, is computed when all of the run's memory is held. The rows
+        become `copies` times as many when the run is told to `spread`.
         """
         # Without the lock: others' steps must go on while this one waits.
         rows = batch * copies
-        count = cache_bytes(self.artifact, rows, capacity) + context.byte_count
-        reservation = self.budget.hold(count, cache_name(rows, capacity), NEED_LESS)
+        count = count_cache_bytes(self.artifact, rows, capacity) + context.byte_count
+        reservation = self.budget.hold(count, name_cache(rows, capacity), NEED_LESS)
         try:
             seen = context.compute()
             with self.lock:
                 self.check_open()
-                cache = new_cache(self.program, self.artifact, batch, capacity, seen, copies)
+                cache = make_cache(self.program, self.artifact, batch, capacity, seen, copies)
         except BaseException:
             reservation.release()
             raise
@@ -63,16 +58,16 @@ class Decoder:
 
     def check_memory(self, batch: int, capacity: int, context_bytes: int = 0) -> None:
         """Refuse a run that `memory_limit` has no room for even when it is alone."""
-        count = cache_bytes(self.artifact, batch, capacity) + context_bytes
-        self.budget.check(count, cache_name(batch, capacity), NEED_LESS)
+        count = count_cache_bytes(self.artifact, batch, capacity) + context_bytes
+        self.budget.check(count, name_cache(batch, capacity), NEED_LESS)
 
     def fits(self, batch: int, capacity: int) -> bool:
         """Return whether `memory_limit` has room for a run that is alone."""
-        available = self.budget.available()
-        return available is None or cache_bytes(self.artifact, batch, capacity) <= available
+        available = self.budget.count_available()
+        return available is None or count_cache_bytes(self.artifact, batch, capacity) <= available
 
     def check_open(self) -> None:
-        """Refuse to reach an engine that is gone; the caller holds the lock."""
+        """Refuse to reach an engine that is gone; to be called with the lock held."""
         if self.closed:
             raise ClosedError
 
@@ -84,19 +79,15 @@ class Decoder:
         self.budget.close()
 
 
-def cache_name(batch: int, capacity: int) -> str:
-    """Return a cache's name for errors."""
+def name_cache(batch: int, capacity: int) -> str:
     return f"a cache of {batch} x {capacity} tokens"
 
 
 class DecoderRun:
-    """One batch being decoded.
+    """One batch being decoded, whose memory is reserved as long as its cache lives.
 
-    A step's scores of the next tokens are logits (V,) for each row, or with `outputs` from `results_for`
+    A step's scores of the next tokens are logits (V,) for each row, or with `outputs` from `choose_results`
     perhaps candidates (K,).
-
-    Args:
-        reservation: the cache's memory, which is held as long as the cache lives.
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, reservation: Reservation) -> None:
@@ -105,10 +96,7 @@ class DecoderRun:
         self.reservation = reservation
 
     def prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        chunk: int = PREFILL_CHUNK,
-        outputs: Sequence[str] = LOGITS,
+        self, prompts: Sequence[Sequence[int]], chunk: int = PREFILL_CHUNK, outputs: Sequence[str] = LOGITS
     ) -> Array:
         """Run each row's prompt; return the logits (B, V) that follow each prompt's last token."""
         ids, valid = pad(prompts, self.decoder.artifact.padding_side)
@@ -126,10 +114,7 @@ class DecoderRun:
         return np.stack([row for row in logits if row is not None])
 
     def decode(
-        self,
-        tokens: Sequence[int],
-        active: Sequence[bool] | None = None,
-        outputs: Sequence[str] = LOGITS,
+        self, tokens: Sequence[int], active: Sequence[bool] | None = None, outputs: Sequence[str] = LOGITS
     ) -> Array:
         """Run one more token per row; return the logits (B, V) that follow it.
 
@@ -155,7 +140,7 @@ class DecoderRun:
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
     ) -> Array:
         """Run the graph once; return the scores (N, ...) of `logit_rows`, flat indices into its B * T."""
-        return scores_of(self.run_graph(ids, valid, logit_rows, outputs))
+        return read_scores(self.run_graph(ids, valid, logit_rows, outputs))
 
     def run_graph(
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]

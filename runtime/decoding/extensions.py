@@ -8,39 +8,30 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
+from .processors import Float32, penalize_repeats
+
 Float64 = npt.NDArray[np.float64]
 FLOAT32_LEAST = np.finfo(np.float32).min
 BLOCKS_OF = 256  # tokens: the best candidates are looked for in the few blocks that have them
 
 
 class Extension(NamedTuple):
-    """A token that may follow what a row has, and the sum of log-probabilities it would have.
-
-    Attributes:
-        logprob: The token's own under the model, where it is known.
-    """
+    """A token that may follow what a row has, and the sum of log-probabilities it would have."""
 
     score: np.float32
     row: int
     token: int
-    logprob: float = 0.0
+    logprob: float = 0.0  # the token's own under the model, where it is known
 
 
-def best_candidates(
+def find_candidates(
     scores: Float32, terms: Float32, ranks: npt.NDArray[np.int64], count: int
 ) -> list[Extension]:
     """Return the `count` best tokens of all rows together, best first, without -inf.
 
-    Equal ones come by the row's rank, then by token. The rank is what transformers counts
-    rows by; which of equal ones it takes is up to torch.topk.
-
-    Args:
-        scores: (rows, whole blocks), before the terms are applied.
-        terms: (rows, 3): the highest logit and the logarithm that normalize a row's scores, and
-            the row's sum so far.
-        ranks: (rows,), each another.
-        count: At least 1.
+    Equal ones come by the row's rank, by which transformers counts rows, then by token; which of them
+    transformers takes is up to torch.topk. Scores are (rows, whole blocks), before the terms (rows, 3) are
+    applied: the highest logit and the logarithm that normalize a row's scores, and the row's sum so far.
     """
     # A block is a column: tokens `width` apart. numpy finds maxima across rows faster than along them.
     blocks = scores.reshape(len(scores), BLOCKS_OF, -1)
@@ -54,11 +45,11 @@ def best_candidates(
     rows, columns = np.nonzero((peaks >= border) & (peaks > -np.inf))
     totals = add_terms(blocks[rows, :, columns], terms[rows, None])  # (blocks that count, BLOCKS_OF)
     which, lines = np.nonzero((totals >= border) & (totals > -np.inf))
-    found = totals[which, lines]
+    sums = totals[which, lines]
     rows = rows[which]
     tokens = lines * width + columns[which]
-    order = np.lexsort((tokens, ranks[rows], -found))[:count]
-    return [Extension(found[i], int(rows[i]), int(tokens[i])) for i in order]
+    order = np.lexsort((tokens, ranks[rows], -sums))[:count]
+    return [Extension(sums[i], int(rows[i]), int(tokens[i])) for i in order]
 
 
 def add_terms(scores: Float32, terms: Float32) -> Float32:
@@ -69,7 +60,7 @@ def add_terms(scores: Float32, terms: Float32) -> Float32:
     return total
 
 
-def log_of_sum(row: Float32, highest: np.float32, room: Float32) -> np.float32:
+def compute_log_sum(row: Float32, highest: np.float32, room: Float32) -> np.float32:
     """Return the log of a softmax's divisor, computed in `room`: one row at a time fits the CPU's cache."""
     np.subtract(row, highest, out=room)
     np.exp(room, out=room)
@@ -79,26 +70,19 @@ def log_of_sum(row: Float32, highest: np.float32, room: Float32) -> np.float32:
 def penalize(
     scores: Float32, room: Float32, histories: Sequence[Sequence[int]], penalty: float, *, as_logprobs: bool
 ) -> Float64:
-    """Make tokens less likely that a row already has, as transformers' repetition_penalty does, in place.
+    """Make tokens less likely that a row already has, in place, as transformers' repetition_penalty does.
 
-    Args:
-        scores: (rows, V), logits.
-        room: (V,), for what is computed in between.
-        histories: the tokens that each row has.
-        penalty: multiplies the scores below 0 of these tokens, and divides the others.
-        as_logprobs: make the logits log-probabilities first, as transformers does for beams.
-
-    Returns:
-        (rows,), the logarithm of the sum of each row's exponentials before the penalty.
+    Scores (rows, V) are logits; `as_logprobs` makes them log-probabilities first, as transformers does for
+    beams. `room` (V,) is for what is computed in between. Return the logarithm of the sum of each row's
+    exponentials before the penalty, (rows,).
     """
     highest = scores.max(axis=-1)
-    normalizers = np.array([log_of_sum(row, top, room) for row, top in zip(scores, highest, strict=True)])
-    normalizers = np.maximum(normalizers, FLOAT32_LEAST)
+    sums = [compute_log_sum(row, top, room) for row, top in zip(scores, highest, strict=True)]
+    normalizers = np.maximum(np.array(sums), FLOAT32_LEAST)
     if as_logprobs:
         scores -= highest[:, None]
         scores -= normalizers[:, None]
     for row, history in zip(scores, histories, strict=True):
-        seen = np.unique([token for token in history if token < len(row)])
-        row[seen] = np.where(row[seen] < 0, row[seen] * np.float32(penalty), row[seen] / np.float32(penalty))
+        penalize_repeats(row, history, np.float32(penalty))
     log_sums: Float64 = highest.astype(np.float64) + normalizers
     return log_sums

@@ -49,10 +49,7 @@ def penalize_repeats(row: Float32, history: Sequence[int], penalty: np.float32) 
 def forbid_repeats(scores: Float32, histories: Sequence[Sequence[int]], size: int) -> None:
     """Set to -inf each token that would complete a run of `size` tokens that the row has already.
 
-    Args:
-        scores: (B, V).
-        histories: B rows of T token ids. Ids without a score are ignored.
-        size: at least 1.
+    Scores are (B, V), histories B rows of T token ids, of which those without a score are ignored.
     """
     T = len(histories[0])
     if size > T:
@@ -67,11 +64,7 @@ def forbid_repeats(scores: Float32, histories: Sequence[Sequence[int]], size: in
 
 
 def run_processor(processor: LogitsProcessor, history: Sequence[int], row: Float32) -> None:
-    """Replace a row by the result of a caller's processor.
-
-    Raises:
-        InputError: it returned no (V,) floats, or left no token.
-    """
+    """Replace a row by the result of a caller's processor; refuse one that is no (V,) floats."""
     result: Any = np.asarray(processor(tuple(history), row))
     if result.shape != row.shape or not np.issubdtype(result.dtype, np.floating):
         raise InputError(

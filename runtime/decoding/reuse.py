@@ -26,18 +26,15 @@ class PromptReuse:
     ) -> Iterator[tuple[DecoderRun, int]]:
         """Yield a run for a prompt, and how many of its tokens, at most all but the last, it holds already.
 
-        When the block ends, or its generator is abandoned, the run is kept, unless an error ended it.
-
-        Args:
-            history: the prompt; the answer's tokens are to be appended, and all but the last be fed.
-            start: makes an empty run with room for any prompt and answer.
+        The answer's tokens are to be appended to the history, the prompt, and all but the last be fed. When
+        the block ends, or its generator is abandoned, the run is kept, unless an error ended it.
         """
         try:
             held, run = self._kept.pop()
         except IndexError:
             held = ()
             run = start()
-        known = common_length(held, history[:-1])
+        known = count_common(held, history[:-1])
         run.truncate(known)
         try:
             yield run, known
@@ -46,22 +43,15 @@ class PromptReuse:
             raise
         self._keep(history, run)
 
-    def drop(self) -> bool:
-        """Free what is kept; tell whether there was anything."""
-        try:
-            self._kept.pop()
-        except IndexError:
-            return False
-        return True
-
-    def __bool__(self) -> bool:
-        return bool(self._kept)
+    def drop(self) -> None:
+        """Free what is kept."""
+        self._kept.clear()
 
     def _keep(self, history: Sequence[int], run: DecoderRun) -> None:
         if not run.decoder.closed:
             self._kept.append((history[:-1], run))
 
 
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+def count_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of two sequences' common prefix, in tokens."""
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

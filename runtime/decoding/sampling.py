@@ -31,11 +31,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one call chooses its tokens; `GenerationOptions` says what the fields mean.
-
-    Raises:
-        InputError: A value is of the wrong type or outside its range.
-    """
+    """How one call chooses its tokens; `GenerationOptions` says what the fields mean."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -50,19 +46,19 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.temperature is not None and not (is_number(self.temperature) and self.temperature == 0):
             way_out = "0, or omit it (None) with top_k, top_p and min_p, to take the likeliest token always"
-            _check_positive("temperature", self.temperature, way_out)
+            check_positive("temperature", self.temperature, way_out)
         if self.top_k is not None:
             check_integer("top_k", self.top_k, 1, "None disables it")
         if self.top_p is not None:
-            _check_positive("top_p", self.top_p, "None disables it", most=1.0)
+            check_positive("top_p", self.top_p, "None disables it", most=1.0)
         if self.min_p is not None:
-            _check_positive("min_p", self.min_p, "None disables it", most=1.0)
-        _check_positive("repetition_penalty", self.repetition_penalty, "1.0 disables it")
+            check_positive("min_p", self.min_p, "None disables it", most=1.0)
+        check_positive("repetition_penalty", self.repetition_penalty, "1.0 disables it")
         if self.no_repeat_ngram_size is not None:
             check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 1, "None disables it")
         if self.seed is not None:
             check_integer("seed", self.seed, 0, "None draws differently at each call")
-        _check_bias(self.logit_bias)
+        check_bias(self.logit_bias)
         if self.logits_processor is not None and not callable(self.logits_processor):
             raise InputError(
                 f"logits_processor is {self.logits_processor!r:.80}; it must be a function of the token ids"
@@ -103,12 +99,8 @@ class Sampling:
             )
 
 
-def row_generators(seed: int | None, rows: Iterable[int]) -> list[np.random.Generator]:
-    """Return one random generator for each row, by its place in the caller's list of prompts.
-
-    A row's draws depend on the seed and its number only: not on the other rows, the batch, or how
-    a long list was cut into batches.
-    """
+def make_generators(seed: int | None, rows: Iterable[int]) -> list[np.random.Generator]:
+    """Return a random generator for each row; its draws depend on the seed and the row's number alone."""
     entropy = np.random.SeedSequence(seed).entropy
     sequences = (np.random.SeedSequence(entropy, spawn_key=(row,)) for row in rows)
     return [np.random.Generator(np.random.PCG64(sequence)) for sequence in sequences]
@@ -119,36 +111,23 @@ def process(
 ) -> npt.NDArray[np.float32]:
     """Apply all processors that the options name: transformers' order and arithmetic.
 
-    That order is logit_bias, repetition_penalty, no_repeat_ngram_size, logits_processor, and
-    unless greedy temperature, top_k, top_p, min_p. Of equal logits at top-k's border all stay, as
-    in transformers; at top-p's border the first stay, where transformers keeps arbitrary ones.
+    That order is logit_bias, repetition_penalty, no_repeat_ngram_size, logits_processor, and unless greedy
+    temperature, top_k, top_p, min_p. Of equal logits at top-k's border all stay, as in transformers; at
+    top-p's border the first stay, where transformers keeps arbitrary ones.
 
-    Args:
-        logits: (B, V), any float type; never modified.
-        histories: The token ids that each row has so far, prompt included, padding left out. Ids
-            without a logit are ignored.
-        sampling: The options.
-
-    Returns:
-        (B, V) float32, -inf for tokens that must not be drawn.
-
-    Raises:
-        BackendError: A row has NaN, infinity, or nothing but -inf.
-        InputError: B histories were not given, or the options leave no token, or take the logits
-            out of float32.
+    Logits (B, V) of any float type are never modified; the result is float32, -inf for tokens that must not
+    be drawn. Histories are the tokens of each row, prompt included; ids without a logit are ignored.
     """
     check_logits(logits)
-    if len(histories) != len(logits):
-        raise InputError(f"histories has {len(histories)} rows, but logits has {len(logits)}")
     scores = logits.astype(np.float32)  # a copy, also of float32
     if sampling.processes:
-        _run_processors(scores, histories, sampling)
+        run_processors(scores, histories, sampling)
     if sampling.greedy:
         return scores
     if sampling.temperature is not None:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
             scores /= np.float32(sampling.temperature)
-        _check_scores(scores, sampling)
+        check_scores(scores, sampling)
     if sampling.top_k is not None:
         keep_top_k(scores, sampling.top_k)
     if sampling.top_p is not None and sampling.top_p < 1.0:
@@ -159,28 +138,26 @@ def process(
     return scores
 
 
-def _run_processors(
+def run_processors(
     scores: npt.NDArray[np.float32], histories: Sequence[Sequence[int]], sampling: Sampling
 ) -> None:
     """Apply what does not depend on whether tokens are drawn."""
     sampling.check_vocabulary(scores.shape[-1])
     ids, added = sampling.bias
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # looked at below
-        if len(ids):
-            scores[:, ids] += added
+        scores[:, ids] += added
         if sampling.repetition_penalty != 1.0:
             for row, history in zip(scores, histories, strict=True):
                 penalize_repeats(row, history, np.float32(sampling.repetition_penalty))
-    if sampling.no_repeat_ngram_size is not None:
-        for row, history in zip(scores, histories, strict=True):
+    for row, history in zip(scores, histories, strict=True):
+        if sampling.no_repeat_ngram_size is not None:
             forbid_repeats(row[None], [history], sampling.no_repeat_ngram_size)
-    if sampling.logits_processor is not None:
-        for row, history in zip(scores, histories, strict=True):
+        if sampling.logits_processor is not None:
             run_processor(sampling.logits_processor, history, row)
-    _check_scores(scores, sampling)
+    check_scores(scores, sampling)
 
 
-def _check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
+def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
     """Refuse scores from which nothing can be chosen; the model's own logits were sound."""
     highest = scores.max(axis=-1)  # NaN of a row with NaN
     if np.isfinite(highest).all():
@@ -193,10 +170,8 @@ def _check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
     ]
     if sampling.logits_processor is not None:
         changed.append("logits_processor")
-    if np.isneginf(highest[~np.isfinite(highest)]).all():
-        outcome = "leaves no token to choose"
-    else:
-        outcome = "takes the logits out of float32"
+    empty = np.isneginf(highest[~np.isfinite(highest)]).all()
+    outcome = "leaves no token to choose" if empty else "takes the logits out of float32"
     raise InputError(f"{' with '.join(changed)} {outcome}; use values that change less")
 
 
@@ -206,45 +181,25 @@ def choose(
     sampling: Sampling,
     generators: Sequence[np.random.Generator],
 ) -> npt.NDArray[np.int64]:
-    """Choose the next token of each row.
+    """Choose the next token of each row of logits (B, V); see `process`.
 
-    Greedy takes the first of equal logits. Otherwise each row takes one uniform number from its
-    generator and the token at that point of its cumulative distribution.
-
-    Args:
-        logits: (B, V), any float type; never modified.
-        histories: The token ids that each row has so far, prompt included, padding left out.
-        sampling: How to choose.
-        generators: One for each row, from ``row_generators``; not used when greedy.
-
-    Returns:
-        (B,) int64 token ids.
-
-    Raises:
-        BackendError: A row has NaN, infinity, or nothing but -inf.
-        InputError: See ``process``; or B generators were not given.
+    Greedy takes the first of equal logits. Otherwise each row takes one uniform number from its generator,
+    and the token at that point of its cumulative distribution.
     """
     if sampling.greedy:
-        scores = logits
         if sampling.processes:
-            scores = process(logits, histories, sampling)
+            logits = process(logits, histories, sampling)
         else:
             check_logits(logits)
-        likeliest: npt.NDArray[np.int64] = scores.argmax(axis=-1)
+        likeliest: npt.NDArray[np.int64] = logits.argmax(axis=-1)
         return likeliest
     scores = process(logits, histories, sampling)
-    if len(generators) != len(scores):
-        raise InputError(f"{len(generators)} generators were given for {len(scores)} rows")
     pairs = zip(scores, generators, strict=True)
-    return np.array([_draw(row, generator) for row, generator in pairs], dtype=np.int64)
+    return np.array([draw(row, generator) for row, generator in pairs], dtype=np.int64)
 
 
 def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
-    """Return the log-probabilities (B, V) float64 of a model's own logits (B, V) of any float type.
-
-    Raises:
-        BackendError: A row has NaN, infinity, or nothing but -inf.
-    """
+    """Return the log-probabilities (B, V) float64 of a model's own logits (B, V) of any float type."""
     check_logits(logits)
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
@@ -252,15 +207,10 @@ def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
     return shifted
 
 
-def token_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return the log-probabilities that the model itself gives to one token of each row, or to N.
+def compute_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the log-probabilities that the model itself gives to tokens, (B,) or (B, N).
 
-    Args:
-        logits: (B, V), any float type, before any processing.
-        ids: (B,) or (B, N) int64; the result, float64, has the same shape.
-
-    Raises:
-        BackendError: A row has NaN, infinity, or nothing but -inf.
+    Logits are (B, V) of any float type, before any processing.
     """
     check_logits(logits)
     highest = logits.max(axis=-1, keepdims=True)
@@ -270,11 +220,7 @@ def token_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np
 
 
 def check_logits(logits: Logits) -> None:
-    """Refuse logits from which no token can be chosen.
-
-    Raises:
-        BackendError: A row of (B, V) has NaN, infinity, or nothing but -inf; names the row.
-    """
+    """Raise a BackendError where a row of logits (B, V) has NaN, infinity, or nothing but -inf."""
     bad = ~np.isfinite(logits.max(axis=-1))  # the maximum of a row with NaN is NaN
     if bad.any():
         row = int(bad.argmax())
@@ -285,7 +231,7 @@ def check_logits(logits: Logits) -> None:
         )
 
 
-def _draw(row: npt.NDArray[np.float32], generator: np.random.Generator) -> int:
+def draw(row: npt.NDArray[np.float32], generator: np.random.Generator) -> int:
     candidates = np.flatnonzero(row > -np.inf)
     kept = row[candidates].astype(np.float64)
     cumulative = np.cumsum(np.exp(kept - kept.max()))
@@ -295,11 +241,11 @@ def _draw(row: npt.NDArray[np.float32], generator: np.random.Generator) -> int:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a real number; True and False are none."""
+    """Return whether a value is a real number; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _check_positive(name: str, value: Any, way_out: str, most: float = FLOAT32_MAX) -> None:
+def check_positive(name: str, value: Any, way_out: str, most: float = FLOAT32_MAX) -> None:
     allowed = "a finite number over 0" if most == FLOAT32_MAX else f"over 0 and at most {most:g}"
     if not is_number(value) or not 0 < value <= most:
         raise InputError(f"{name} is {value!r}; it must be {allowed}; {way_out}")
@@ -312,17 +258,16 @@ def check_integer(name: str, value: Any, least: int, way_out: str) -> None:
         raise InputError(f"{name} is {value!r}; it must be an integer from {least}; {way_out}")
 
 
-def _check_bias(bias: Any) -> None:
+def check_bias(bias: Any) -> None:
     """Refuse what is no mapping of token ids to numbers."""
     if bias is None:
         return
-    way_out = "None adds nothing"
     if not isinstance(bias, Mapping):
-        raise InputError(f"logit_bias is {bias!r:.80}; it must map token ids to numbers; {way_out}")
+        raise InputError(f"logit_bias is {bias!r:.80}; it must map token ids to numbers; None adds nothing")
     for token, added in bias.items():
         check_integer("a token of logit_bias", token, 0, "leave it out")
         if not is_number(added) or not -np.inf <= added <= FLOAT32_MAX:
             raise InputError(
                 f"logit_bias[{token}] is {added!r}; it must be a number, or -inf to forbid the token;"
-                f" {way_out}"
+                " None adds nothing"
             )

@@ -16,10 +16,8 @@ class PromptLookup:
     """Drafts for one row: what followed the latest earlier occurrence of its newest tokens.
 
     As many tokens are drafted as that occurrence is long, counted up to `MOST_DRAFTS`: what has been right
-    for long will stay right for long. Costs some microseconds a token, whatever the history's length.
-
-    Args:
-        history: the row's tokens, prompt included; read again at each `draft`, so it may grow.
+    for long will stay right for long. Costs some microseconds a token, whatever the history's length. The
+    history, the row's tokens, prompt included, is read again at each `draft`, so it may grow.
 
     Example:
         >>> PromptLookup([7, 1, 2, 3, 9, 7, 1, 2]).draft(16)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import statistics
@@ -27,6 +26,7 @@ from ..bundle.bundle import Bundle
 from ..errors import InputError, PlanForgeError
 from ..options import check_whole
 from .bench_work import Work
+from .machine import find_processor_name
 
 ROUNDS = 5  # as many rounds as fill the seconds, at least and at most
 MOST_ROUNDS = 50
@@ -40,43 +40,25 @@ CHILD = "import sys; sys.path[:] = [p for p in sys.path if p]; from {} import ma
 
 @dataclass(frozen=True)
 class Case:
-    """The measurements of one precision.
-
-    Attributes:
-        backend: the engine.
-        artifact: the graph that takes the time.
-        precision: the one that was loaded.
-        gate_passed: whether every graph that ran was found equal to PyTorch's model.
-        batch: texts in a call.
-        prompt: tokens of each.
-        new_tokens: generated for each; 0 of an encoder.
-        ttft_ms: from the text to the first new token, median; None of an encoder.
-        inter_token_ms: "p50" and "p99" between two tokens of a row; None of an encoder, or with one token.
-        latency_ms: "p50" and "p99" of whole calls.
-        tokens_per_s: new tokens of all rows over the whole call, median; of an encoder tokens read.
-        tokens_per_s_range: "p25" and "p75" of the same over the rounds: half of them lie between.
-        texts_per_s: of all rows.
-        load_ms: load() alone, whether or not its files were cached in memory.
-        peak_rss_mb: of the process; None where the system doesn't say.
-        bandwidth_share: share of the memory bandwidth measured in the same run: the bytes that one step reads
-            at least (each weight once, the cache) over the time between two tokens; None where not known.
-    """
+    """The measurements of one precision."""
 
     backend: str
-    artifact: str
+    artifact: str  # the graph that takes the time
     precision: str
-    gate_passed: bool
-    batch: int
-    prompt: int
-    new_tokens: int
-    ttft_ms: float | None
-    inter_token_ms: dict[str, float] | None
-    latency_ms: dict[str, float]
-    tokens_per_s: float
-    tokens_per_s_range: dict[str, float]
-    texts_per_s: float
-    load_ms: float
-    peak_rss_mb: float | None
+    gate_passed: bool  # whether every graph that ran was found equal to PyTorch's model
+    batch: int  # texts in a call
+    prompt: int  # tokens of each
+    new_tokens: int  # generated for each; 0 of an encoder
+    ttft_ms: float | None  # from the text to the first new token, median; None of an encoder
+    inter_token_ms: dict[str, float] | None  # "p50" and "p99" between two tokens of a row, if there are two
+    latency_ms: dict[str, float]  # "p50" and "p99" of whole calls
+    tokens_per_s: float  # new tokens of all rows over the whole call, median; of an encoder tokens read
+    tokens_per_s_range: dict[str, float]  # "p25" and "p75" of the same over the rounds
+    texts_per_s: float  # of all rows
+    load_ms: float  # load() alone, whether or not its files were cached in memory
+    peak_rss_mb: float | None  # of the process; None where the system doesn't say
+    # Of the memory bandwidth measured in the same run: the bytes that one step reads at least (each weight
+    # once, the cache) over the time between two tokens; None where not known.
     bandwidth_share: float | None
 
     @property
@@ -89,22 +71,13 @@ class Case:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What was measured, and where.
+    """What was measured, and where."""
 
-    Attributes:
-        environment: date, processor, threads and why so many, read_gb_per_s, versions.
-        cases: one for each precision, in the order of the bundle.
-    """
-
-    environment: dict[str, Any]
-    cases: tuple[Case, ...]
+    environment: dict[str, Any]  # see `describe_machine`
+    cases: tuple[Case, ...]  # one for each precision, in the order of the bundle
 
     def fastest(self) -> Case:
-        """Return the case of most tokens per second among those whose gate has passed.
-
-        Raises:
-            InputError: none has.
-        """
+        """Return the case of most tokens per second among those whose gate has passed."""
         passed = [case for case in self.cases if case.gate_passed]
         if not passed:
             measured = ", ".join(case.artifact for case in self.cases)
@@ -114,19 +87,14 @@ class BenchResult:
     def best_default(self) -> Case:
         """Return the case that load() should take: the most exact of those that are as fast as the fastest.
 
-        A case is as fast where the measurement does not tell the two apart: the range of the middle half of
-        its rounds, p25 to p75 of tokens per second, reaches that of the fastest. It also counts where the
-        fastest gains less than 2 % (`LEAST_GAIN`), which no user notices. Exactness has the order fp32,
-        fp16, fp32-kv8, int8, int8-kv8, int4, int4-kv8 (`EXACTNESS`); other names come last. What has not
-        passed its gate takes no part.
-
-        Raises:
-            InputError: no gate has passed.
+        A case is as fast where its p25 to p75 of tokens per second reaches that of the fastest, or where the
+        fastest gains less than `LEAST_GAIN`. What has not passed its gate takes no part.
         """
         fastest = self.fastest()
         passed = [case for case in self.cases if case.gate_passed]
         as_fast = [case for case in passed if is_as_fast(case, fastest)]
-        return min(as_fast, key=lambda case: place_in_exactness(case.precision))
+        ranks = {name: rank for rank, name in enumerate(EXACTNESS)}
+        return min(as_fast, key=lambda case: ranks.get(case.precision, len(ranks)))
 
     def to_json(self) -> dict[str, Any]:
         """Return {"environment", "cases"}."""
@@ -137,11 +105,6 @@ def is_as_fast(case: Case, fastest: Case) -> bool:
     """Return whether a case's rounds cannot be told from the fastest case's, or lose too little to matter."""
     overlaps = case.tokens_per_s_range["p75"] >= fastest.tokens_per_s_range["p25"]
     return overlaps or fastest.tokens_per_s < LEAST_GAIN * case.tokens_per_s
-
-
-def place_in_exactness(precision: str) -> int:
-    """Return a key that sorts precisions, the most exact first."""
-    return EXACTNESS.index(precision) if precision in EXACTNESS else len(EXACTNESS)
 
 
 class Process:
@@ -163,11 +126,6 @@ class Process:
             self.close()
             raise
 
-    @property
-    def seconds(self) -> float:
-        """The seconds of all its rounds together."""
-        return math.fsum(one["seconds"] for one in self.rounds)
-
     def ask(self, line: str) -> dict[str, Any]:
         """Send a line and wait for the answer."""
         assert self.child.stdin is not None and self.child.stdout is not None
@@ -187,7 +145,6 @@ class Process:
         return value
 
     def close(self) -> None:
-        """End the process."""
         assert self.child.stdin is not None and self.child.stdout is not None
         self.child.kill()
         with contextlib.suppress(BrokenPipeError):
@@ -200,30 +157,18 @@ def bench(
     bundle: str | Path,
     *,
     backend: str = "auto",
-    precisions: Sequence[str] = (),
+    precisions: Sequence[str] = (),  # all when empty
     threads: int | None = None,
-    prompt_tokens: int | None = None,
-    new_tokens: int | None = None,
+    prompt_tokens: int | None = None,  # of each text; 32, or of an encoder 128, when None
+    new_tokens: int | None = None,  # to generate for each; 64 when None
     batch: int = 1,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BenchResult:
     """Measure a bundle's precisions: generation, translation or embedding, by its task.
 
     Each has a process of its own, which stays loaded and warm; they take turns, so that what else the machine
-    does meets all of them. Generation and translation are greedy, and no end token ends them.
-
-    Args:
-        bundle: the folder.
-        backend: as in `load`.
-        precisions: those to measure; all when empty.
-        threads: as in `load`.
-        prompt_tokens: of each text; 32, or of an encoder 128, when None.
-        new_tokens: to generate for each; 64 when None.
-        batch: texts of one call.
-        progress: called with a line when a stage begins.
-
-    Raises:
-        PlanForgeError: the bundle cannot be loaded, or a setting does not fit it.
+    does meets all of them. Generation and translation are greedy, and no end token ends them. A call has
+    `batch` texts. `progress` is called with a line when a stage begins.
     """
     opened = Bundle.open(bundle)
     check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
@@ -242,7 +187,8 @@ def bench(
             work = Work(str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch)
             processes.append(stack.enter_context(contextlib.closing(Process(work))))
         for number in range(MOST_ROUNDS):
-            if number >= ROUNDS and min(process.seconds for process in processes) > SECONDS:
+            seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]
+            if number >= ROUNDS and min(seconds) > SECONDS:
                 break
             progress(f"measuring: round {number + 1}")
             read = max(read, read_bandwidth(block, used.count))
@@ -259,7 +205,7 @@ def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case
     seconds = [one["seconds"] for one in rounds]
     gaps = [gap for one in rounds for gap in one["inter_token_ms"]]
     first = [one["ttft_ms"] for one in rounds if one["ttft_ms"] is not None]
-    between = percentiles(gaps) if gaps else None
+    between = compute_percentiles(gaps) if gaps else None
     share = None
     if between is not None and facts["step_bytes"] is not None:
         share = round(facts["step_bytes"] / (between["p50"] / 1e3) / read, 3)
@@ -276,7 +222,7 @@ def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case
         new_tokens=facts["new_tokens"],
         ttft_ms=round(statistics.median(first), 3) if first else None,
         inter_token_ms=between,
-        latency_ms=percentiles([value * 1e3 for value in seconds]),
+        latency_ms=compute_percentiles([value * 1e3 for value in seconds]),
         tokens_per_s=round(tokens / statistics.median(seconds), 2),
         tokens_per_s_range={"p25": round(float(low), 2), "p75": round(float(high), 2)},
         texts_per_s=round(batch / statistics.median(seconds), 2),
@@ -286,7 +232,7 @@ def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case
     )
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
+def compute_percentiles(values: Sequence[float]) -> dict[str, float]:
     """Return the median and the 99th percentile, to three decimals."""
     p50, p99 = np.percentile(values, (50, 99))
     return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
@@ -319,13 +265,3 @@ def list_versions() -> Iterator[tuple[str, str]]:
     for name in ("planforge", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield name, importlib.metadata.version(name)
-
-
-def find_processor_name() -> str:
-    """Return the processor's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

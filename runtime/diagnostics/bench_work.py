@@ -1,8 +1,7 @@
-"""The process that `bench` times: one bundle in one precision, one round for each line that it reads.
+"""The process that `bench` times: one bundle in one precision.
 
-The process reads a line of JSON, a `Work`, and answers with the facts of what it loaded; then every further
-line is answered with one more round. An error is answered as {"error": "...", "wrong_input":
-whether the caller can correct it}.
+The first line that it reads is a `Work` in JSON, answered with facts of what was loaded; every further line
+is answered with one more round, an error as {"error": "...", "wrong_input": can the caller correct it}.
 """
 
 from __future__ import annotations
@@ -10,18 +9,19 @@ from __future__ import annotations
 import json
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, Manifest
-from ..decoding.cache import cache_bytes
+from ..decoding.cache import count_cache_bytes
 from ..errors import InputError, PlanForgeError
 from ..load import load
-from ..opening import bytes_of
+from ..opening import count_weight_bytes
 
 if TYPE_CHECKING:
     from ..decoding.chunk import Chunk
@@ -55,32 +55,33 @@ class Work:
     batch: int = 1
 
 
-class Subject(Protocol):
-    """A loaded model that can be timed.
+class Subject(ABC):
+    """A loaded model that can be timed, with so many tokens of each text and new ones for it."""
 
-    Attributes:
-        prompt: tokens of each text.
-        new_tokens: that are generated for each; 0 of an encoder.
-        artifacts: the graphs that run, the one that takes the time first.
-    """
+    def __init__(
+        self, model: Any, artifacts: Sequence[Artifact], work: Work, lengths: tuple[int, int], most: int
+    ) -> None:
+        self.model = model
+        self.artifacts = artifacts  # that run, the one that takes the time first
+        self.batch = work.batch
+        self.prompt, self.new_tokens = lengths
+        if not 1 <= work.batch <= most:
+            raise InputError(
+                f"batch={work.batch} must be from 1 to {most}, the bundle's largest (planforge export"
+                " --max-batch)"
+            )
+        self.prompt = model.count_tokens(self.text(0))
 
-    prompt: int
-    new_tokens: int
-    artifacts: tuple[Artifact, ...]
+    def text(self, number: int) -> str:
+        return make_passage(self.model.count_tokens, self.prompt, number)
 
+    @abstractmethod
     def round(self, number: int) -> dict[str, Any]:
         """Time one call on another text than the rounds before, so that nothing cached of a text helps."""
-        ...
 
 
 def summarize_times(started: float, known: Sequence[float], ended: float) -> dict[str, Any]:
-    """Return the times of a call, as a round reports them.
-
-    Args:
-        started: when the call began.
-        known: when each new token of every row was known.
-        ended: when the call ended.
-    """
+    """Return the times of a call, as a round reports them; `known` is when each token of every row was."""
     return {
         "seconds": ended - started,
         "ttft_ms": (known[0] - started) * 1e3,
@@ -89,11 +90,7 @@ def summarize_times(started: float, known: Sequence[float], ended: float) -> dic
 
 
 class TokenClock:
-    """Notes when the next token of every row is known.
-
-    Args:
-        rows: of the call, which all run together.
-    """
+    """Notes when the next token of every row of a call is known."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -107,19 +104,12 @@ class TokenClock:
             self.known.append(time.perf_counter())
 
 
-class Generating:
+class Generating(Subject):
     """Greedy generation that no end token ends."""
 
     def __init__(self, model: TextGenerator, work: Work) -> None:
-        self.model = model
-        self.batch = work.batch
-        self.prompt, self.new_tokens = decoding_lengths(work, model.max_length, together=True)
-        check_batch(work.batch, model.max_batch)
-        self.artifacts: tuple[Artifact, ...] = (model.artifact,)
-        self.prompt = model.count_tokens(self.text(0))
-
-    def text(self, number: int) -> str:
-        return make_passage(self.model.count_tokens, self.prompt, number)
+        lengths = choose_lengths(work, model.max_length, together=True)
+        super().__init__(model, [model.artifact], work, lengths, model.max_batch)
 
     def round(self, number: int) -> dict[str, Any]:
         texts = [self.text(number)] * self.batch
@@ -129,19 +119,15 @@ class Generating:
         return summarize_times(started, clock.known, time.perf_counter())
 
 
-class Translating:
+class Translating(Subject):
     """Greedy translation that no end token ends."""
 
     def __init__(self, model: Translator, work: Work) -> None:
-        self.model = model
-        self.batch = work.batch
-        longest = min(
-            model.max_length, model.encoder.artifact.axis("tokens").max, model.artifact.axis("tokens").max
-        )
-        self.prompt, self.new_tokens = decoding_lengths(work, longest, together=False)
-        check_batch(work.batch, min(model.encoder.max_batch, model.artifact.axis("batch").max))
-        self.artifacts: tuple[Artifact, ...] = (model.artifact, model.encoder.artifact)
-        self.prompt = model.count_tokens(self.text(0))
+        artifacts = (model.artifact, model.encoder.artifact)
+        longest = min(model.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
+        lengths = choose_lengths(work, longest, together=False)
+        most = min(model.encoder.max_batch, model.artifact.axis("batch").max)
+        super().__init__(model, artifacts, work, lengths, most)
 
     def text(self, number: int) -> str:
         language = "".join(f"{code} " for code in self.model.languages[:1])
@@ -156,23 +142,15 @@ class Translating:
         return summarize_times(started, clock.known, time.perf_counter())
 
 
-class Embedding:
+class Embedding(Subject):
     """Vectors of texts, whatever the encoder's heads."""
 
     def __init__(self, model: TextEncoder, work: Work) -> None:
         if work.new_tokens is not None:
             raise InputError("an encoder generates nothing: new_tokens is no setting of this bundle")
-        self.model = model
-        self.batch = work.batch
         longest = model.defaults.max_length
-        self.prompt = choose_length("prompt_tokens", work.prompt_tokens, ENCODER_PROMPT, longest)
-        self.new_tokens = 0
-        check_batch(work.batch, model.encoder.max_batch)
-        self.artifacts: tuple[Artifact, ...] = (model.artifact,)
-        self.prompt = model.count_tokens(self.text(0))
-
-    def text(self, number: int) -> str:
-        return make_passage(self.model.count_tokens, self.prompt, number)
+        prompt = choose_length("prompt_tokens", work.prompt_tokens, ENCODER_PROMPT, longest)
+        super().__init__(model, [model.artifact], work, (prompt, 0), model.encoder.max_batch)
 
     def round(self, number: int) -> dict[str, Any]:
         texts = [self.text(number)] * self.batch
@@ -201,7 +179,7 @@ def make_passage(count: Callable[[str], int], tokens: int, start: int) -> str:
     return text[:low]
 
 
-def decoding_lengths(work: Work, longest: int, *, together: bool) -> tuple[int, int]:
+def choose_lengths(work: Work, longest: int, *, together: bool) -> tuple[int, int]:
     """Return how many prompt tokens and new tokens there are, which share the context or have one each."""
     prompt = choose_length("prompt_tokens", work.prompt_tokens, min(DECODER_PROMPT, longest // 2), longest)
     room = longest - prompt if together else longest
@@ -216,26 +194,19 @@ def choose_length(name: str, given: int | None, default: int, longest: int) -> i
     return given
 
 
-def check_batch(batch: int, largest: int) -> None:
-    if not 1 <= batch <= largest:
-        raise InputError(
-            f"batch={batch} must be from 1 to {largest}, the bundle's largest (planforge export --max-batch)"
-        )
-
-
-def step_bytes(manifest: Manifest, subject: Subject, batch: int) -> int | None:
+def count_step_bytes(manifest: Manifest, subject: Subject, batch: int) -> int | None:
     """Return the bytes that one decoding step moves at least: every weight once, and the cache half-way.
 
     None where the weights file holds more than one step reads: of an encoder-decoder, or no decoder.
     """
     if len(subject.artifacts) > 1 or not subject.new_tokens:
         return None
-    artifact = subject.artifacts[0]
+    (artifact,) = subject.artifacts
     length = subject.prompt + subject.new_tokens // 2
-    return bytes_of(manifest, artifact) + cache_bytes(artifact, batch, length)
+    return count_weight_bytes(manifest, artifact) + count_cache_bytes(artifact, batch, length)
 
 
-def peak_rss() -> float | None:
+def measure_peak_rss() -> float | None:
     """Return the most memory that this process has had, in MB; None where the system doesn't say."""
     status = Path("/proc/self/status")
     if status.is_file():  # getrusage's number also has what the parent held when it made this process
@@ -268,11 +239,11 @@ def serve(work: Work) -> None:
                 "prompt": subject.prompt,
                 "new_tokens": subject.new_tokens,
                 "load_ms": load_ms,
-                "step_bytes": step_bytes(opened.manifest, subject, work.batch),
+                "step_bytes": count_step_bytes(opened.manifest, subject, work.batch),
             }
         )
         for number, _ in enumerate(sys.stdin, 1):
-            answer({**subject.round(number), "peak_rss_mb": peak_rss()})
+            answer({**subject.round(number), "peak_rss_mb": measure_peak_rss()})
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from ..backends.tensorrt_library import LIBRARIES
 from ..backends.threads import ROOT
 from .jetson import Jetson, fill_in_from_board, find_jetson
 from .machine import Graphics, Memory, Processor, find_graphics, read_memory, read_processor
-from .packages import DISTRIBUTIONS, OnnxRuntime, Package, ask_onnxruntime, find_package, major_of
+from .packages import DISTRIBUTIONS, OnnxRuntime, Package, ask_onnxruntime, find_package, parse_major
 
 OLDEST_CUDA = 12  # that cuda-bindings and the engines are made for
 FIRST_TURING_ONLY = 11  # TensorRT from 11 on wants this architecture or a newer one
@@ -41,7 +42,6 @@ class Facts:
     onnxruntime: OnnxRuntime
 
     def package(self, module: str) -> Package:
-        """Return the package of a module."""
         return next(package for package in self.packages if package.module == module)
 
 
@@ -69,19 +69,14 @@ class Diagnosis:
     summary: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON."""
         return asdict(self)
 
 
 def diagnose(root: Path = ROOT) -> Diagnosis:
-    """Examine this machine. Of the engines, only ONNX Runtime is imported.
-
-    Args:
-        root: where etc, proc and sys lie.
-    """
+    """Examine this machine, of which etc, proc and sys lie in `root`; imports ONNX Runtime alone."""
     facts = examine(root)
-    ladder = find_rungs(facts)
-    return Diagnosis(facts, ladder, find_advice(facts), summarize_rungs(ladder))
+    rungs = find_rungs(facts)
+    return Diagnosis(facts, rungs, find_advice(facts), summarize_rungs(rungs))
 
 
 def examine(root: Path = ROOT) -> Facts:
@@ -104,32 +99,32 @@ def examine(root: Path = ROOT) -> Facts:
 
 def find_rungs(facts: Facts) -> tuple[Rung, ...]:
     """Return the backends, the best first."""
-    found = []
+    rungs = []
     for backend, (runs_with, checks) in LADDER.items():
         obstacle = next(filter(None, (check(facts) for check in checks)), None)
         if obstacle is None:
-            found.append(Rung(backend, True, str(facts.package(runs_with))))
+            rungs.append(Rung(backend, True, str(facts.package(runs_with))))
         else:
-            found.append(Rung(backend, False, *obstacle))
-    return tuple(found)
+            rungs.append(Rung(backend, False, *obstacle))
+    return tuple(rungs)
 
 
-def no_cuda(facts: Facts) -> Obstacle | None:
+def check_gpu(facts: Facts) -> Obstacle | None:
     """Return the obstacle where nothing runs on a GPU."""
-    found = facts.graphics
-    if not found.gpus and found.problem:
-        return found.problem, f"{NEW_DRIVER}; a container needs --gpus all"
-    if not found.gpus:
+    graphics = facts.graphics
+    if not graphics.gpus and graphics.problem:
+        return graphics.problem, f"{NEW_DRIVER}; a container needs --gpus all"
+    if not graphics.gpus:
         return NO_GPU, ""
-    if (cuda_of(facts) or OLDEST_CUDA) >= OLDEST_CUDA:
+    if (find_cuda(facts) or OLDEST_CUDA) >= OLDEST_CUDA:
         return None
     if facts.jetson is None:
-        return f"the driver has CUDA {found.cuda}, {OLDEST_CUDA} or newer is needed", NEW_DRIVER
+        return f"the driver has CUDA {graphics.cuda}, {OLDEST_CUDA} or newer is needed", NEW_DRIVER
     remedy = "install JetPack 6 or newer" if facts.jetson.sm == "sm87" else ""
-    return f"this board's JetPack has CUDA {found.cuda}, {OLDEST_CUDA} or newer is needed", remedy
+    return f"this board's JetPack has CUDA {graphics.cuda}, {OLDEST_CUDA} or newer is needed", remedy
 
 
-def not_for_rtx(facts: Facts) -> Obstacle | None:
+def check_rtx(facts: Facts) -> Obstacle | None:
     """Return the obstacle where TensorRT-RTX has no support for the GPUs or for the architecture."""
     architecture = facts.processor.architecture
     sms = LIBRARIES["tensorrt-rtx"].sms
@@ -140,7 +135,7 @@ def not_for_rtx(facts: Facts) -> Obstacle | None:
     return f"TensorRT-RTX is for {', '.join(sms)} and x86-64, this machine has {here}", ""
 
 
-def too_old_for_tensorrt(facts: Facts) -> Obstacle | None:
+def check_tensorrt(facts: Facts) -> Obstacle | None:
     """Return the obstacle where all GPUs are older than Turing, which TensorRT 11 does not support."""
     sms = [gpu.sm for gpu in facts.graphics.gpus if gpu.sm]
     version = facts.package("tensorrt").major or FIRST_TURING_ONLY
@@ -149,28 +144,24 @@ def too_old_for_tensorrt(facts: Facts) -> Obstacle | None:
     return f"TensorRT {FIRST_TURING_ONLY} is for sm{TURING} and newer, this machine has {', '.join(sms)}", ""
 
 
-def make_package_check(library: str) -> Check:
-    """Return the check of a TensorRT library's module and of CUDA's bindings."""
-
-    def check(facts: Facts) -> Obstacle | None:
-        engine = facts.package(LIBRARIES[library].module)
-        bindings = facts.package("cuda.bindings")
-        driver = cuda_of(facts)
-        for package in (engine, bindings):
-            if driver and package.cuda and package.cuda > driver:
-                reason = f"{package} is for CUDA {package.cuda}, the driver has {facts.graphics.cuda}"
-                return reason, suggest_replacement(package, library, facts)
-        needed = {library: engine, "cuda-bindings": bindings}
-        absent = [name for name, package in needed.items() if not package.versions]
-        if absent:
-            reason = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
-            jetpack = facts.jetson.jetpack if facts.jetson else None
-            if library in absent and jetpack and not facts.python.startswith(f"{jetpack.python}."):
-                reason += f"; JetPack's is for Python {jetpack.python}, this is {facts.python}"
-            return reason, suggest_install(library, absent, facts)
+def check_packages(library: str, facts: Facts) -> Obstacle | None:
+    """Return the obstacle where a TensorRT library or CUDA's bindings are missing or too new."""
+    engine = facts.package(LIBRARIES[library].module)
+    bindings = facts.package("cuda.bindings")
+    driver = find_cuda(facts)
+    for package in (engine, bindings):
+        if driver and package.cuda and package.cuda > driver:
+            reason = f"{package} is for CUDA {package.cuda}, the driver has {facts.graphics.cuda}"
+            return reason, suggest_replacement(package, library, facts)
+    needed = {library: engine, "cuda-bindings": bindings}
+    absent = [name for name, package in needed.items() if not package.versions]
+    if not absent:
         return None
-
-    return check
+    reason = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
+    jetpack = facts.jetson.jetpack if facts.jetson else None
+    if library in absent and jetpack and not facts.python.startswith(f"{jetpack.python}."):
+        reason += f"; JetPack's is for Python {jetpack.python}, this is {facts.python}"
+    return reason, suggest_install(library, absent, facts)
 
 
 def suggest_replacement(package: Package, library: str, facts: Facts) -> str:
@@ -185,7 +176,7 @@ def suggest_replacement(package: Package, library: str, facts: Facts) -> str:
 
 def suggest_install(library: str, absent: Sequence[str], facts: Facts) -> str:
     """Return the commands that install a TensorRT library, CUDA's bindings, or both."""
-    driver = cuda_of(facts)
+    driver = find_cuda(facts)
     steps = []
     packages = []
     if library in absent and facts.jetson:
@@ -205,7 +196,7 @@ def suggest_install(library: str, absent: Sequence[str], facts: Facts) -> str:
     return ", then ".join([*steps, f"{where}pip install {' '.join(packages)}"])
 
 
-def no_onnxruntime(facts: Facts) -> Obstacle | None:
+def check_onnxruntime(facts: Facts) -> Obstacle | None:
     """Return the obstacle where not even the CPU's engine runs."""
     package = facts.package("onnxruntime")
     error = facts.onnxruntime.error
@@ -217,11 +208,11 @@ def no_onnxruntime(facts: Facts) -> Obstacle | None:
     return None
 
 
-def no_cuda_provider(facts: Facts) -> Obstacle | None:
+def check_cuda_provider(facts: Facts) -> Obstacle | None:
     """Return the obstacle where ONNX Runtime runs on the CPU alone."""
     package = facts.package("onnxruntime")
     runtime = facts.onnxruntime
-    driver = cuda_of(facts)
+    driver = find_cuda(facts)
     wheel = f"pip install {CUDA_12_WHEEL if driver == 12 else CUDA_13_WHEEL}"
     if facts.jetson and facts.jetson.jetpack:
         wheel = (
@@ -235,15 +226,15 @@ def no_cuda_provider(facts: Facts) -> Obstacle | None:
         return f"onnxruntime can't be imported: {runtime.error}", without
     if "CUDAExecutionProvider" not in runtime.providers:
         return f"{package} has no CUDAExecutionProvider", without
-    if driver and (major_of(runtime.cuda) or 0) > driver:
+    if driver and (parse_major(runtime.cuda) or 0) > driver:
         return f"{package} is for CUDA {runtime.cuda}, the driver has {facts.graphics.cuda}", wheel
     return None
 
 
-def no_bindings(facts: Facts) -> Obstacle | None:
+def check_bindings(facts: Facts) -> Obstacle | None:
     """Return the obstacle where CUDA's bindings, which keep the cache on the GPU, are missing or too new."""
     bindings = facts.package("cuda.bindings")
-    driver = cuda_of(facts)
+    driver = find_cuda(facts)
     remedy = suggest_install("", ["cuda-bindings"], facts)
     if not bindings.versions:
         return "cuda-bindings is not installed", remedy
@@ -254,44 +245,44 @@ def no_bindings(facts: Facts) -> Obstacle | None:
 
 # The backends, the best first: the module that runs each, and what may stand in its way.
 LADDER: dict[str, tuple[str, tuple[Check, ...]]] = {
-    "tensorrt-rtx": ("tensorrt_rtx", (no_cuda, not_for_rtx, make_package_check("tensorrt-rtx"))),
-    "tensorrt": ("tensorrt", (no_cuda, too_old_for_tensorrt, make_package_check("tensorrt"))),
-    "ort-cuda": ("onnxruntime", (no_cuda, no_cuda_provider, no_bindings)),
-    "ort-cpu": ("onnxruntime", (no_onnxruntime,)),
+    "tensorrt-rtx": ("tensorrt_rtx", (check_gpu, check_rtx, partial(check_packages, "tensorrt-rtx"))),
+    "tensorrt": ("tensorrt", (check_gpu, check_tensorrt, partial(check_packages, "tensorrt"))),
+    "ort-cuda": ("onnxruntime", (check_gpu, check_cuda_provider, check_bindings)),
+    "ort-cpu": ("onnxruntime", (check_onnxruntime,)),
 }
 
 
-def cuda_of(facts: Facts) -> int | None:
+def find_cuda(facts: Facts) -> int | None:
     """Return the major version of CUDA that the driver has."""
-    return major_of(facts.graphics.cuda)
+    return parse_major(facts.graphics.cuda)
 
 
 def find_advice(facts: Facts) -> tuple[str, ...]:
     """Return what is wrong or slow although bundles run."""
     said = []
-    builds = " ".join(facts.package("onnxruntime").versions)
-    if " " in builds:
-        both = builds.replace(" ", " and ")
+    builds = facts.package("onnxruntime").versions
+    if len(builds) > 1:
         said.append(
-            f"{both} overwrite each other's files: pip uninstall {builds}, then install one of them alone"
+            f"{' and '.join(builds)} overwrite each other's files: pip uninstall {' '.join(builds)}, then"
+            " install one of them alone"
         )
     cudnn = facts.package("nvidia.cudnn").versions
-    if not (cudnn or no_cuda(facts) or no_cuda_provider(facts)):
+    if not (cudnn or check_gpu(facts) or check_cuda_provider(facts)):
         said.append(
             "cuDNN was not found; without it ONNX Runtime's CUDAExecutionProvider falls back to the CPU:"
-            f" pip install {CUDA_12_WHEEL if cuda_of(facts) == 12 else CUDA_13_WHEEL}"
+            f" pip install {CUDA_12_WHEEL if find_cuda(facts) == 12 else CUDA_13_WHEEL}"
         )
     if facts.jetson and (commands := facts.jetson.power.commands()):
         said.append(f"this board is not at full speed; before benchmarking: {' && '.join(commands)}")
     return tuple(said)
 
 
-def summarize_rungs(found: Sequence[Rung]) -> str:
+def summarize_rungs(rungs: Sequence[Rung]) -> str:
     """Return one line: the backends that bundles run on, and how to get the next better one."""
-    available = [rung.backend for rung in found if rung.available]
-    best = next((place for place, rung in enumerate(found) if rung.available), len(found))
+    available = [rung.backend for rung in rungs if rung.available]
+    best = next((place for place, rung in enumerate(rungs) if rung.available), len(rungs))
     line = f"bundles run on: {', '.join(available) or 'nothing'}"
-    for rung in reversed(found[:best]):
+    for rung in reversed(rungs[:best]):
         if rung.remedy:
             return f"{line}; next: {rung.backend} ({rung.remedy})"
     return f"{line}; nothing that can be installed is better" if best else line

@@ -28,70 +28,45 @@ class PlainFields:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name; None where one is not finite."""
-        return {name: plain(value) for name, value in vars(self).items()}
+        return {name: make_plain(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
 class Metrics(PlainFields):
-    """How far `got` is from `want`.
+    """How far logits are from the reference's."""
 
-    Attributes:
-        max_error: the largest difference of two logits, in units of `scale_of` the reference.
-        mean_error: the mean one, in the same units.
-        mean_kl: of the reference's distribution to the engine's, in nats, averaged over rows.
-        top1_agreement: share of rows whose likeliest token is the same.
-        top5_agreement: share of the reference's five likeliest tokens that are among the engine's five.
-        flip_margin: the reference's largest margin where the likeliest differs: 0.01 is rounding, 3.0 a bug.
-        finite: no NaN and no infinity on either side.
-        rows: how many rows were compared.
-    """
-
-    max_error: float
-    mean_error: float
-    mean_kl: float
-    top1_agreement: float
-    top5_agreement: float
-    flip_margin: float
-    finite: bool
-    rows: int
+    max_error: float  # the largest difference of two logits, in units of `measure_scale` the reference
+    mean_error: float  # the mean one, in the same units
+    mean_kl: float  # of the reference's distribution to the engine's, in nats, averaged over rows
+    top1_agreement: float  # share of rows whose likeliest token is the same
+    top5_agreement: float  # share of the reference's five likeliest tokens that are among the engine's five
+    flip_margin: float  # the reference's largest where the likeliest differs: 0.01 is rounding, 3.0 a bug
+    finite: bool  # no NaN and no infinity on either side
+    rows: int  # that were compared
 
     LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "mean_kl")
 
 
 @dataclass(frozen=True)
 class VectorMetrics(PlainFields):
-    """How far the vectors `got` are from `want`.
+    """How far vectors are from the reference's."""
 
-    Attributes:
-        max_error: the largest difference of two numbers, in units of the reference's standard deviation.
-        cosine_gap: 1 - the smallest cosine of a vector and its reference.
-        mean_cosine_gap: 1 - the mean cosine, of the vectors of at least `MEAN_OF` texts; else 0.
-        finite: no NaN and no infinity on either side.
-        rows: how many vectors were compared.
-    """
-
-    max_error: float
-    cosine_gap: float
-    mean_cosine_gap: float
-    finite: bool
-    rows: int
+    max_error: float  # the largest difference of two numbers, in units of the reference's standard deviation
+    cosine_gap: float  # 1 - the smallest cosine of a vector and its reference
+    mean_cosine_gap: float  # 1 - the mean cosine, of the vectors of at least `MEAN_OF` texts; else 0
+    finite: bool  # no NaN and no infinity on either side
+    rows: int  # vectors that were compared
 
     LIMITED: ClassVar[tuple[str, ...]] = ("max_error", "cosine_gap", "mean_cosine_gap")
 
 
 @dataclass(frozen=True)
 class ScoreMetrics(PlainFields):
-    """How far the scores of whole sequences are from those that the model gives the same tokens.
+    """How far the scores of whole sequences are from those that the model gives the same tokens."""
 
-    Attributes:
-        score_error: the largest difference of two mean log-probabilities.
-        finite: no NaN and no infinity among them.
-        rows: how many sequences were compared.
-    """
-
-    score_error: float
-    finite: bool
-    rows: int
+    score_error: float  # the largest difference of two mean log-probabilities
+    finite: bool  # no NaN and no infinity among them
+    rows: int  # sequences that were compared
 
     LIMITED: ClassVar[tuple[str, ...]] = ("score_error",)
 
@@ -108,21 +83,13 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        metrics: by name; None where not finite.
-        limits: limits of some of the metrics.
-        failures: what exceeds them, in words.
-        errors: `max_error` of each decode step, where there are steps.
-        divergence: where the engine, free to choose, left PyTorch's tokens, as text.
-    """
-
-    metrics: Mapping[str, Any]
-    limits: Mapping[str, float]
-    failures: tuple[str, ...] = ()
-    errors: tuple[float, ...] = ()
-    divergence: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any]  # by name; None where not finite
+    limits: Mapping[str, float]  # of some of the metrics
+    failures: tuple[str, ...] = ()  # what exceeds them, in words
+    errors: tuple[float, ...] = ()  # `max_error` of each decode step, where there are steps
+    divergence: Mapping[str, Any] | None = None  # where the engine, free to choose, left PyTorch's tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +120,7 @@ class Comparison(Outcome):
             "failures": list(self.failures),
         }
         if self.errors:
-            value["errors"] = [plain(error) for error in self.errors]
+            value["errors"] = [make_plain(error) for error in self.errors]
         if self.divergence is not None:
             value["divergence"] = dict(self.divergence)
         return value
@@ -169,29 +136,29 @@ def measure(got: Logits, want: Logits) -> Metrics:
     rows = np.arange(len(want))
     margins = want[rows, best] - want[rows, chosen]
     errors = np.abs(got - want)
-    scale = scale_of(want)
+    scale = measure_scale(want)
     return Metrics(
         max_error=float(errors.max()) / scale,
         mean_error=float(errors.mean()) / scale,
-        mean_kl=float(kl_divergence(want, got).mean()),
+        mean_kl=float(measure_kl(want, got).mean()),
         top1_agreement=float((best == chosen).mean()),
-        top5_agreement=float(shared_likeliest(got, want).mean()),
+        top5_agreement=float(measure_shared_likeliest(got, want).mean()),
         flip_margin=float(margins.max()),
         finite=True,
         rows=len(want),
     )
 
 
-def max_error(got: Logits, want: Logits) -> float:
+def measure_max_error(got: Logits, want: Logits) -> float:
     """Return what `measure` says of it, and nothing else."""
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
         return math.nan
-    return float(np.abs(got - want).max()) / scale_of(want)
+    return float(np.abs(got - want).max()) / measure_scale(want)
 
 
-def shared_likeliest(got: Logits, want: Logits, count: int = LIKELIEST) -> npt.NDArray[np.float64]:
-    """Return the share of the `count` likeliest that both sides have, for each row."""
-    count = min(count, want.shape[-1])
+def measure_shared_likeliest(got: Logits, want: Logits) -> npt.NDArray[np.float64]:
+    """Return the share of the `LIKELIEST` tokens that both sides have, for each row."""
+    count = min(LIKELIEST, want.shape[-1])
     both = [np.argpartition(logits, -count, axis=-1)[:, -count:] for logits in (got, want)]
     return np.array([len(np.intersect1d(a, b)) / count for a, b in zip(*both, strict=True)])
 
@@ -199,12 +166,7 @@ def shared_likeliest(got: Logits, want: Logits, count: int = LIKELIEST) -> npt.N
 def measure_vectors(
     got: Logits, want: Logits, least_scale: float = 1e-6, of_texts: bool = False
 ) -> VectorMetrics:
-    """Compare vectors (N, E) row by row.
-
-    Args:
-        least_scale: smallest unit of `max_error`, used where the reference varies less than this.
-        of_texts: whether each vector is that of a whole text.
-    """
+    """Compare vectors (N, E), or of whole texts; `least_scale` is the smallest unit of an error."""
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
         return VectorMetrics(math.nan, math.nan, math.nan, False, len(want))
     a = got.astype(np.float64)
@@ -213,7 +175,7 @@ def measure_vectors(
     cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
     cosines[~a.any(-1) & ~b.any(-1)] = 1.0  # both are zero
     return VectorMetrics(
-        max_error=float(np.abs(a - b).max()) / max(spread_of(b), least_scale),
+        max_error=float(np.abs(a - b).max()) / max(measure_spread(b), least_scale),
         cosine_gap=max(0.0, 1.0 - float(cosines.min())),
         mean_cosine_gap=max(0.0, 1.0 - float(cosines.mean())) if of_texts and len(want) >= MEAN_OF else 0.0,
         finite=True,
@@ -221,18 +183,18 @@ def measure_vectors(
     )
 
 
-def spread_of(array: npt.NDArray[np.float64]) -> float:
+def measure_spread(array: npt.NDArray[np.float64]) -> float:
     """Return the unit in which differences of a tensor's numbers are measured."""
     return max(float(array.std()), SPREAD_OF_LARGEST * float(np.abs(array).max()))
 
 
-def scale_of(logits: Logits) -> float:
+def measure_scale(logits: Logits) -> float:
     """Return the unit of logits' errors, so that a model with large logits is not held to a finer grain."""
     centred = logits - logits.mean(-1, keepdims=True)  # softmax sees no offset of a whole row
     return max(1.0, float(centred.std()))
 
 
-def kl_divergence(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
+def measure_kl(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
     """Return KL(want || got) of each row of finite logits, in nats; 0 where rounding leaves it below zero."""
     divergence = np.empty(len(want))
     step = max(1, CACHED_NUMBERS // want.shape[-1])
@@ -251,12 +213,9 @@ def judge_outcome(
     errors: Sequence[float] = (),
     names: Sequence[str] | None = None,
 ) -> Outcome:
-    """Return the outcome of metrics whose limits' names begin with `prefix`.
+    """Return the outcome of metrics, of which those with `names`, or all that have a limit, are judged.
 
-    Args:
-        names: names of the metrics to judge; by default all that have a limit.
-        failures: other failures.
-        errors: error of each decode step.
+    The limits' names begin with `prefix`; other failures, and the error of each decode step, are added.
     """
     applied = {name: limits[prefix + name] for name in (metrics.LIMITED if names is None else names)}
     exceeded = [f"{prefix}{failure}" for failure in judge(metrics, applied)]
@@ -278,6 +237,6 @@ def judge(metrics: Measured, limits: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(failures)
 
 
-def plain(value: Any) -> Any:
+def make_plain(value: Any) -> Any:
     """Return a value as JSON can hold it: None for NaN and infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

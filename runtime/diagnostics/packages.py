@@ -41,35 +41,30 @@ class Package:
     @property
     def major(self) -> int | None:
         """The first of its version's numbers."""
-        return next((number for version in self.versions.values() if (number := major_of(version))), None)
+        return next((number for version in self.versions.values() if (number := parse_major(version))), None)
 
     @property
     def cuda(self) -> int | None:
         """The major version of CUDA that it is made for, where its name or version says."""
         if self.module == "cuda.bindings":
             return self.major
-        found = re.search(r"-cu([0-9]+)\b", str(self))
-        return int(found[1]) if found else None
+        match = re.search(r"-cu([0-9]+)\b", str(self))
+        return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """What ONNX Runtime says about itself.
-
-    Attributes:
-        cuda: the version of CUDA that it was made for.
-        error: why it could not be imported.
-    """
+    """What ONNX Runtime says about itself."""
 
     providers: tuple[str, ...] = ()
-    cuda: str | None = None
-    error: str | None = None
+    cuda: str | None = None  # that it was made for
+    error: str | None = None  # why it could not be imported
 
 
-def major_of(version: str | None) -> int | None:
+def parse_major(version: str | None) -> int | None:
     """Return 13 for "13.0"; None for what is no version."""
-    found = re.match("[0-9]{1,4}", version or "")
-    return int(found[0]) if found else None
+    match = re.match("[0-9]{1,4}", version or "")
+    return int(match[0]) if match else None
 
 
 def find_package(module: str) -> Package:

@@ -23,21 +23,13 @@ def draw_attention(
 ) -> None:
     """Draw how much each target token (a row) looked at each source token (a column).
 
-    Args:
-        alignment: from `Translator.align`.
-        path: file of the picture; its ending, such as .png or .svg, says its kind.
-        layer: layer of the decoder, from 0; the average of all when None.
-        head: head of the layer, likewise.
-
-    Raises:
-        BackendUnavailableError: matplotlib is not installed.
-        InputError: no such layer or head, or a picture that cannot be written.
+    Without a layer or a head it is the average of all. The path's ending says the picture's kind.
     """
     weights = alignment.averaged(layer, head)
     rows, columns = weights.shape
     width = min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * columns)
     height = min(MOST_INCHES, 1.5 + INCHES_PER_TOKEN * rows)
-    figure = figure_for(path, width, height)
+    figure = make_figure(path, width, height)
     axes = figure.add_subplot()
     image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
     figure.colorbar(image, ax=axes, shrink=0.6, label="weight")
@@ -57,14 +49,6 @@ def draw_bench(result: BenchResult, path: Path) -> None:
     """Draw what `bench` measured: a bar per precision of its speed, time to the first token, and memory.
 
     A line at the end of a bar of speed goes from p25 to p75 of the rounds.
-
-    Args:
-        result: from `bench`.
-        path: file of the picture; its ending, such as .png or .svg, says its kind.
-
-    Raises:
-        BackendUnavailableError: matplotlib is not installed.
-        InputError: a picture that cannot be written.
     """
     cases = result.cases
     panels: list[tuple[str, Sequence[float | None]]] = [
@@ -73,7 +57,7 @@ def draw_bench(result: BenchResult, path: Path) -> None:
         ("peak memory, MB", [case.peak_rss_mb for case in cases]),
     ]
     panels = [(title, values) for title, values in panels if None not in values]
-    figure = figure_for(path, 3.2 * len(panels) + 0.8, 0.5 * len(cases) + 1.4)
+    figure = make_figure(path, 3.2 * len(panels) + 0.8, 0.5 * len(cases) + 1.4)
     below = [case.tokens_per_s - case.tokens_per_s_range["p25"] for case in cases]
     above = [case.tokens_per_s_range["p75"] - case.tokens_per_s for case in cases]
     for place, (title, values) in enumerate(panels, 1):
@@ -98,7 +82,7 @@ def draw_bench(result: BenchResult, path: Path) -> None:
     save(figure, path)
 
 
-def figure_for(path: Path, width: float, height: float) -> Figure:
+def make_figure(path: Path, width: float, height: float) -> Figure:
     """Return an empty picture of this width and height, in inches."""
     if not path.suffix:
         raise InputError(f"the picture {path} needs an ending that says its kind, such as .png")

@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..backends.backend import Backend
+from ..backends.backend import Backend, LoadRequest
 from ..backends.ladder import open_on
-from ..backends.load_request import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
-from ..errors import BundleError, ManifestError
-from ..load import class_for
+from ..errors import BundleError
+from ..load import find_class
 from ..options import check_whole
 
 # Imported when they are needed, so that `import planforge.runtime` stays quick.
@@ -104,9 +103,7 @@ def selftest(
     started = time.perf_counter()
     opened = Bundle.open(bundle)
     check_whole("device", device, 0, 1023, optional=True, what="the GPU's number")
-    task = opened.manifest.task
-    if task not in SUBJECTS:
-        raise ManifestError(f"{opened.folder} is for {task!r}, which this version does not run")
+    model_class = find_class(opened)
     arrays, limits = load_golden(opened)
     progress("checking files")
     opened.verify_files()
@@ -115,15 +112,15 @@ def selftest(
     request = LoadRequest(backend=backend, precision=precision, device=device)
 
     def open_model(engine: Backend) -> Any:
-        return class_for(opened)._open(opened, engine, request)
+        return model_class._open(opened, engine, request)
 
     engine, model = open_on(opened, request, open_model)
     comparisons = []
     with model:
         try:
-            subjects = SUBJECTS[task](model, arrays, limits)
+            subjects = SUBJECTS[opened.manifest.task](model, arrays, limits)
         except KeyError as error:
-            raise outdated_error(opened, error) from error
+            raise make_outdated_error(opened, error) from error
         for subject in subjects:
             name = subject.artifact.id
             for case, run in subject.cases.items():
@@ -140,14 +137,10 @@ def selftest(
 
 
 def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:
-    """Load a bundle's golden data and its limits.
+    """Load a bundle's golden data and its limits."""
+    from .golden.files import find_golden, read_golden
 
-    Raises:
-        BundleError: it has none, or none that this version reads.
-    """
-    from .golden.files import golden_file, read_golden
-
-    file = golden_file(bundle)
+    file = find_golden(bundle)
     if file is None:
         raise BundleError(
             f"{bundle.folder} has no golden data to test with, as it was exported with --no-verify; export it"
@@ -156,10 +149,10 @@ def load_golden(bundle: Bundle) -> tuple[Arrays, Limits]:
     try:
         return read_golden(file)
     except KeyError as error:
-        raise outdated_error(bundle, error) from error
+        raise make_outdated_error(bundle, error) from error
 
 
-def outdated_error(bundle: Bundle, missing: KeyError) -> BundleError:
+def make_outdated_error(bundle: Bundle, missing: KeyError) -> BundleError:
     return BundleError(
         f"the golden data of {bundle.folder} is that of another PlanForge, without {missing}; export it again"
     )
@@ -171,7 +164,7 @@ def prepare_generator(model: TextGenerator, arrays: Arrays, limits: Limits) -> l
 
     golden = decoders.from_arrays(arrays)
     artifact = model.decoder.artifact
-    cases = decoders.cases(model.decoder, golden, limits[artifact.precision], model.tokenizer)
+    cases = decoders.make_cases(model.decoder, golden, limits[artifact.precision], model.tokenizer)
     return [Subject(artifact, cases, decoders.find_skipped(artifact, golden))]
 
 
@@ -181,7 +174,7 @@ def prepare_encoder(model: TextEncoder, arrays: Arrays, limits: Limits) -> list[
 
     golden = encoders.from_arrays(arrays)
     artifact = model.encoder.artifact
-    cases = encoders.cases(model.encoder, golden, limits[artifact.precision])
+    cases = encoders.make_cases(model.encoder, golden, limits[artifact.precision])
     return [Subject(artifact, cases, encoders.find_skipped(artifact, golden))]
 
 
@@ -202,13 +195,13 @@ def prepare_translator(model: Translator, arrays: Arrays, limits: Limits) -> lis
     decoder = engine.decoder.artifact
     skipped = translators.find_skipped(engine, golden)
 
-    def subject(artifact: Artifact, cases: Mapping[str, Case]) -> Subject:
+    def make_subject(artifact: Artifact, cases: Mapping[str, Case]) -> Subject:
         return Subject(artifact, cases, [each for each in skipped if each.artifact == artifact.id])
 
     of_target = limits[decoder.precision]
     return [
-        subject(encoder, translators.encoder_cases(engine, golden, limits[encoder.precision])),
-        subject(decoder, translators.decoder_cases(engine, golden, of_target, engine.score)),
+        make_subject(encoder, translators.make_encoder_cases(engine, golden, limits[encoder.precision])),
+        make_subject(decoder, translators.make_decoder_cases(engine, golden, of_target, engine.score)),
     ]
 
 

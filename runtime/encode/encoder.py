@@ -5,31 +5,25 @@ B batch, T tokens, N logit rows
 
 from __future__ import annotations
 
+import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..backends.backend import Array, Program
 from ..bundle.defaults import EncoderDefaults
-from ..bundle.manifest import Artifact
+from ..bundle.manifest import Artifact, TensorSpec
 from ..errors import ClosedError, ManifestError
 from ..memory_budget import MemoryBudget
-from ..text.batching import TOKEN_BUDGET, group_by_length, sort_by_first_index
+from ..text.batching import TOKEN_BUDGET, group_by_length
 from ..text.long_text import Piece
-from .memory import batch_bytes, split_into_sections
 
 
 class Encoder:
-    """An opened encoder graph.
-
-    Args:
-        pad: the id of the padding token.
-        budget: that batches and outputs are held in; None for no limit.
-        config: the model's config, whose sizes a memory limit needs.
-    """
+    """An opened encoder graph, which pads with the token `pad`."""
 
     def __init__(
         self,
@@ -39,8 +33,8 @@ class Encoder:
         budget: MemoryBudget | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        self.budget = MemoryBudget(None) if budget is None else budget
-        self.config = config or {}
+        self.budget = MemoryBudget(None) if budget is None else budget  # that batches and outputs are held in
+        self.config = config or {}  # whose sizes a memory limit needs
         self.program = program
         self.artifact = artifact
         self.pad = pad
@@ -56,50 +50,31 @@ class Encoder:
         rows: Sequence[Sequence[int]] | None = None,
         batch_size: int | None = None,
     ) -> Iterator[dict[int, list[Array]]]:
-        """Yield the outputs of many sequences, a batch at a time.
+        """Yield for each sequence of a batch, by its index, an array per role, without padding.
 
         Sequences of similar length run together. The batch that has the first sequence whose outputs are
-        still missing runs next, so that what was read first comes out first.
-
-        Args:
-            pieces: sequences.
-            roles: roles of the outputs to return.
-            rows: the positions of each sequence whose "masked_lm" logits are wanted.
-            batch_size: the most sequences of a batch; None: as many as the graph takes.
-
-        Raises:
-            MemoryLimitError: a sequence alone does not fit, or not beside what this thread holds already.
-
-        Yields:
-            For each sequence of a batch, by its index, an array per role, without padding.
+        still missing runs next, so that what was read first comes out first. `rows` holds the positions of
+        each sequence whose "masked_lm" logits are wanted.
         """
-        for section, needed in self.sections(pieces, roles, rows):
-            groups = group_by_length([len(pieces[i]) for i in section], batch_size or self.max_batch)
-            what = f"{len(section)} sequences with their outputs"
-            for group in sort_by_first_index(groups):
-                indices = [section[i] for i in group]
-                batch_rows = None if rows is None else [rows[i] for i in indices]
-                # Nothing is held while the caller has the turn, who may call this encoder again.
-                with self.budget.reserve(needed, what, "Shorter texts, or a smaller max_length, need less"):
-                    outputs = self.batch([pieces[i] for i in indices], roles, batch_rows)
-                yield dict(zip(indices, outputs, strict=True))
-
-    def sections(
-        self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None
-    ) -> Iterable[tuple[range, int]]:
-        """Return which sequences are read ahead together, and what they need; without a limit all."""
-        available = self.budget.available()
-        if available is None:
-            return [(range(len(pieces)), 0)]
-        return split_into_sections(
+        sections = split_into_sections(
             self.config,
             [self.artifact.output(role) for role in roles],
             [len(piece) for piece in pieces],
             [0] * len(pieces) if rows is None else [len(positions) for positions in rows],
-            available,
+            self.budget.count_available(),
         )
+        for section, needed in sections:
+            groups = group_by_length([len(pieces[i]) for i in section], batch_size or self.max_batch)
+            what = f"{len(section)} sequences with their outputs"
+            for group in sorted(groups, key=min):
+                indices = [section[i] for i in group]
+                batch_rows = None if rows is None else [rows[i] for i in indices]
+                # Nothing is held while the caller has the turn, who may call this encoder again.
+                with self.budget.reserve(needed, what, "Shorter texts, or a smaller max_length, need less"):
+                    outputs = self.run_batch([pieces[i] for i in indices], roles, batch_rows)
+                yield dict(zip(indices, outputs, strict=True))
 
-    def batch(
+    def run_batch(
         self, pieces: Sequence[Piece], roles: Sequence[str], rows: Sequence[Sequence[int]] | None = None
     ) -> list[list[Array]]:
         """Return the outputs of sequences that run together, padded to the longest."""
@@ -123,19 +98,17 @@ class Encoder:
                 {name: values[role] for role, name in self.inputs.items()}, {}, [s.name for s in specs]
             )
         ends = np.cumsum([len(positions) for positions in rows or ()])
-        results: list[list[Array]] = []
-        for b, piece in enumerate(pieces):
-            row: list[Array] = []
-            for spec in specs:
-                array = outputs[spec.name]
-                axes = spec.axis_names()
-                if axes[0] == "rows":
-                    assert rows is not None
-                    row.append(array[ends[b] - len(rows[b]) : ends[b]])
-                else:
-                    row.append(array[b, : len(piece)] if "tokens" in axes else array[b])
-            results.append(row)
-        return results
+        by_role: list[list[Array]] = []
+        for spec in specs:
+            array = outputs[spec.name]
+            axes = spec.axis_names()
+            if axes[0] == "rows":
+                by_role.append(np.split(array, ends)[:-1])
+            elif "tokens" in axes:
+                by_role.append([array[b, : len(piece)] for b, piece in enumerate(pieces)])
+            else:
+                by_role.append(list(array))
+        return [list(arrays) for arrays in zip(*by_role, strict=True)]
 
     def close(self) -> None:
         """Free the engine; closing twice is fine."""
@@ -165,11 +138,75 @@ def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mappin
         raise ManifestError(f"encoder.max_length={defaults.max_length} is not within the graph's tokens")
 
 
-def check_memory(
-    weight_bytes: int, config: Mapping[str, Any], max_length: int, memory_limit: int | None
-) -> None:
+def check_memory(budget: MemoryBudget, config: Mapping[str, Any], max_length: int) -> None:
     """Refuse a limit below the weights and the largest batch together."""
     tokens = max(TOKEN_BUDGET, max_length)
-    batch = batch_bytes(config, tokens, max_length)
+    batch = count_batch_bytes(config, tokens, max_length)
     way_out = "A smaller max_length, or a precision of fewer bits, needs less"
-    MemoryBudget(memory_limit, weight_bytes).check(batch, f"a batch of {tokens} tokens", way_out)
+    budget.check(batch, f"a batch of {tokens} tokens", way_out)
+
+
+def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int) -> int:
+    """Return what a batch of so many tokens, padding included, needs while it runs.
+
+    A layer's largest results: what the feed-forward part widens to, six of the hidden size (the layer's
+    input, query, key, value, context, sum), and every head's scores of every token for every token.
+    """
+    width = config["intermediate_size"] + 6 * config["hidden_size"]
+    return int(4 * tokens * (width + config["num_attention_heads"] * longest))
+
+
+def count_section_bytes(
+    config: Mapping[str, Any], specs: Sequence[TensorSpec], count: int, longest: int, rows: int
+) -> int:
+    """Return what a section needs: its largest batch, and the outputs of all its `count` sequences.
+
+    `rows` is the number of positions whose masked-word logits are wanted.
+    """
+    outputs = 0
+    for spec in specs:
+        names = spec.axis_names()
+        numbers = math.prod(axis for axis in names if isinstance(axis, int))
+        places = count
+        if names[0] == "rows":
+            places = rows
+        elif "tokens" in names:
+            places = count * longest
+        outputs += places * numbers * np.dtype(spec.dtype).itemsize
+    tokens = min(count * longest, max(TOKEN_BUDGET, longest))
+    return outputs + count_batch_bytes(config, tokens, longest)
+
+
+def split_into_sections(
+    config: Mapping[str, Any],
+    specs: Sequence[TensorSpec],
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    available: int | None,
+) -> Iterator[tuple[range, int]]:
+    """Yield sections of sequences in their order, as large as the memory allows, and what each needs.
+
+    Outputs wait for their turn, as results are given out in the order in which texts came. So under a limit
+    sequences are computed in sections, each of which is given out before the next begins. A sequence that
+    needs more than the available bytes makes a section of its own; without a limit there is one for all.
+    `rows` says how many masked-word logits of each sequence are wanted.
+    """
+    if available is None:
+        yield range(len(lengths)), 0
+        return
+    begin = 0
+    while begin < len(lengths):
+        end = begin
+        longest = 0
+        logits = 0
+        needed = 0
+        while end < len(lengths):
+            longest = max(longest, lengths[end])
+            logits += rows[end]
+            more = count_section_bytes(config, specs, end + 1 - begin, longest, logits)
+            if end > begin and more > available:
+                break
+            end += 1
+            needed = more
+        yield range(begin, end), needed
+        begin = end

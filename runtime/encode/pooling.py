@@ -1,4 +1,4 @@
-"""From hidden states to features: which layers, and how the tokens of a text become one vector.
+"""From hidden states to features: which layers, and how tokens become one vector; logits to probabilities.
 
 T tokens, E hidden size, F = E or 4 E
 """
@@ -49,3 +49,16 @@ def merge_windows(vectors: Sequence[Array], lengths: Sequence[int], pooling: str
 def normalize_vector(vector: Array) -> Array:
     """Return the vector scaled to length 1; a zero vector stays."""
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def softmax(logits: Array) -> Array:
+    """Return probabilities along the last axis."""
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    shares: Array = powers / powers.sum(-1, keepdims=True)
+    return shares
+
+
+def sigmoid(logits: Array) -> Array:
+    """Return the probability of each logit by itself."""
+    shares: Array = 0.5 * (1.0 + np.tanh(0.5 * logits))  # never overflows
+    return shares

@@ -9,10 +9,11 @@ from typing import TypeAlias, TypeVar
 
 from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
-from ..errors import ContextLengthError
-from ..text.batching import yield_in_order
-from ..text.long_text import FittedText, fit
-from ..text.reading import Item, Reading, chunks
+from ..errors import InputError
+from ..options import EncoderOptions, Truncation, check_batch_size, check_choice, check_options, list_options
+from ..progress import Progress
+from ..text.long_text import TRUNCATIONS, FittedText, fit
+from ..text.reading import Item, count_read_ahead, name_item, run_in_chunks
 from ..text.tokenizer import Encoding, Tokenizer
 from .encoder import Encoder
 from .results import Result
@@ -23,27 +24,26 @@ R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True)
-class TextRequest:
-    """One text, or a pair, as the encoder gets it.
+class Reading:
+    """How texts become sequences, and how those run: the options that all tasks share."""
 
-    Attributes:
-        number: the text's index in the call.
-        item: the text, and its pair if it has one.
-        first, second: their tokens.
-        fitted: the sequences that the model takes.
-    """
+    truncation: Truncation
+    stride: int | None
+    parse_special: bool
+    batch_size: int  # the most sequences that run together
+    read_ahead: int  # the most texts that are read before the first of them is done
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """One text, or a pair, as the encoder gets it; `number` is its index in the call."""
 
     number: int
     item: tuple[str, str | None]
     first: Encoding
     second: Encoding | None
     fitted: FittedText
-
-    @property
-    def body(self) -> tuple[str, Encoding]:
-        """The text that windows slide over: the second if there is one."""
-        text, pair = self.item
-        return (text, self.first) if pair is None or self.second is None else (pair, self.second)
 
 
 Outputs: TypeAlias = list[list[Array]]  # of each piece of a request, an array per role
@@ -58,30 +58,46 @@ class RequestRunner:
         self.tokenizer = tokenizer
         self.defaults = defaults
 
-    def results(
+    def read_options(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
+        """Check a call's options; `truncation` is what the task does unless told otherwise."""
+        check_options(options, list_options(known))
+        truncation = options.get("truncation", truncation)
+        check_choice("truncation", truncation, (None, *TRUNCATIONS))
+        stride = options.get("stride")
+        if stride is not None and (type(stride) is not int or stride < 0):
+            raise InputError(f"stride={stride!r} must be None or a whole number from 0")
+        return Reading(
+            truncation=truncation,
+            stride=stride,
+            parse_special=options.get("parse_special", False),
+            batch_size=check_batch_size(options.get("batch_size"), self.encoder.max_batch),
+            read_ahead=count_read_ahead(options.get("batch_size")),
+            progress=Progress(options.get("progress", False)),
+        )
+
+    def run_task(
         self,
         items: Iterable[Item],
         roles: Sequence[str],
         finish: Callable[[TextRequest, Outputs], R],
         reading: Reading,
-        rows: Rows | None = None,
+        find_rows: Rows | None = None,
     ) -> Iterator[R]:
-        """Run a task over items, some ahead at a time; say at the end what was dropped.
+        """Yield the results of a task over items, in their order; say at the end what was dropped."""
 
-        Results come in the order of the items, each as soon as it and those before it are computed.
-        Progress is reported after each batch.
-        """
+        def run_chunk(done: int, chunk: Sequence[Item]) -> Iterator[dict[int, R]]:
+            return self.run_requests(
+                self.make_requests(done, chunk, reading), roles, finish, reading.batch_size, find_rows
+            )
+
         done = 0
         shortened = 0
         dropped = 0
-        with reading.progress as progress:
-            for chunk in chunks(items, reading.read_ahead):
-                requests = self.requests(chunk, reading, done)
-                batches = self.finish_batches(requests, roles, finish, reading, rows)
-                yield from yield_in_order(batches, progress, before=done)
-                done += len(requests)
-                shortened += sum(request.fitted.dropped > 0 for request in requests)
-                dropped += sum(request.fitted.dropped for request in requests)
+        for result in run_in_chunks(items, reading.read_ahead, reading.progress, run_chunk):
+            yield result
+            done += 1
+            shortened += result.dropped > 0
+            dropped += result.dropped
         if dropped:
             log.warning(
                 "%d of %d texts were longer than the %d tokens that this model takes, and %d tokens were"
@@ -93,32 +109,31 @@ class RequestRunner:
                 reading.truncation,
             )
 
-    def finish_batches(
+    def run_requests(
         self,
         requests: Sequence[TextRequest],
         roles: Sequence[str],
         finish: Callable[[TextRequest, Outputs], R],
-        reading: Reading,
-        rows: Rows | None,
+        batch_size: int,
+        find_rows: Rows | None,
     ) -> Iterator[dict[int, R]]:
-        """Yield after each batch the results that it completes, by the place of their request."""
+        """Yield after each batch the results that it completes, by the number of their request."""
         pieces = [piece for request in requests for piece in request.fitted.pieces]
         owners = [place for place, request in enumerate(requests) for _ in request.fitted.pieces]
-        wanted = None if rows is None else [row for request in requests for row in rows(request)]
+        rows = None if find_rows is None else [row for request in requests for row in find_rows(request)]
         outputs: list[dict[int, list[Array]]] = [{} for _ in requests]  # by piece, until all are there
-        for batch in self.encoder.run_batches(pieces, roles, wanted, reading.batch_size):
+        for batch in self.encoder.run_batches(pieces, roles, rows, batch_size):
             results: dict[int, R] = {}
             for index, arrays in batch.items():
-                place = owners[index]
-                request = requests[place]
-                computed = outputs[place]
+                request = requests[owners[index]]
+                computed = outputs[owners[index]]
                 computed[index] = arrays
                 if len(computed) == len(request.fitted.pieces):
-                    results[place] = finish(request, [computed[i] for i in sorted(computed)])
-                    outputs[place] = {}
+                    results[request.number] = finish(request, [computed[i] for i in sorted(computed)])
+                    outputs[owners[index]] = {}
             yield results
 
-    def requests(self, items: Sequence[Item], reading: Reading, done: int) -> list[TextRequest]:
+    def make_requests(self, done: int, items: Sequence[Item], reading: Reading) -> list[TextRequest]:
         """Tokenize texts and pairs, of which `done` came before, and fit them to the model."""
         pairs = [(item, None) if isinstance(item, str) else item for item in items]
         special = reading.parse_special
@@ -128,24 +143,15 @@ class RequestRunner:
         requests = []
         for number, (pair, first) in enumerate(zip(pairs, firsts, strict=True), done):
             second = None if pair[1] is None else next(seconds)
-            fitted = self.fit_tokens(number, first.ids, None if second is None else second.ids, reading)
+            with name_item(f"texts[{number}]"):
+                fitted = fit(
+                    first.ids,
+                    None if second is None else second.ids,
+                    max_length=self.defaults.max_length,
+                    tokens=self.defaults.tokens,
+                    truncation=reading.truncation,
+                    stride=reading.stride,
+                    separators=self.defaults.separators,
+                )
             requests.append(TextRequest(number, pair, first, second, fitted))
         return requests
-
-    def fit_tokens(
-        self, number: int, first: Sequence[int], second: Sequence[int] | None, reading: Reading
-    ) -> FittedText:
-        """Fit the tokens of a text, or of a pair, to the model; `number` is what an error calls it."""
-        try:
-            return fit(
-                first,
-                second,
-                max_length=self.defaults.max_length,
-                tokens=self.defaults.tokens,
-                truncation=reading.truncation,
-                stride=reading.stride,
-                separators=self.defaults.separators,
-            )
-        except ContextLengthError as error:
-            message = f"texts[{number}]: {error}"
-            raise ContextLengthError(message, tokens=error.tokens, limit=error.limit) from error

@@ -20,6 +20,8 @@ Array: TypeAlias = npt.NDArray[np.float32]
 class Result:
     """Base of the results; each converts to JSON."""
 
+    dropped: int
+
     def to_json(self) -> dict[str, object]:
         """Return the fields of `planforge run --json`."""
         return asdict(self)  # type: ignore[call-overload,no-any-return]

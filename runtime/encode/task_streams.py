@@ -19,19 +19,23 @@ from ..options import (
     FeatureOptions,
     FillMaskOptions,
     Layers,
-    Truncation,
     check_choice,
-    check_options,
     check_whole,
-    option_names,
 )
-from ..text.long_text import best_window
-from ..text.reading import Item, Reading, check_each, check_item, check_pair, check_text
+from ..text.long_text import place_tokens
+from ..text.reading import Item, check_each, check_item, check_pair, check_text
 from ..text.tokenizer import Tokenizer
-from .answering import find_answers
 from .encoder import Encoder
-from .pooling import LAYERS, POOLINGS, combine_layers, merge_windows, normalize_vector, pool_tokens
-from .probabilities import sigmoid, softmax
+from .pooling import (
+    LAYERS,
+    POOLINGS,
+    combine_layers,
+    merge_windows,
+    normalize_vector,
+    pool_tokens,
+    sigmoid,
+    softmax,
+)
 from .requests import Outputs, RequestRunner, TextRequest
 from .results import (
     Answers,
@@ -44,9 +48,19 @@ from .results import (
     Ranked,
     Tags,
 )
-from .tagging import find_entities
+from .spans import find_answers, find_entities
 
 log = logging.getLogger("planforge")
+
+# The tasks that need a head, and which.
+TASK_HEADS = {
+    "classify": "sequence_classification",
+    "rank": "sequence_classification",
+    "next_sentence": "next_sentence",
+    "fill_mask": "masked_lm",
+    "tag": "token_classification",
+    "answer": "question_answering",
+}
 
 
 class TaskStreams(RequestRunner):
@@ -62,7 +76,7 @@ class TaskStreams(RequestRunner):
         self.last_layer = max(layers, default=None)  # an imported graph with a head may have none
 
     def embed(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[Embedding]:
-        reading = self.reading(options, EmbedOptions, "head")
+        reading = self.read_options(options, EmbedOptions, "head")
         pooling = options.get("pooling")
         normalize = options.get("normalize")
         if pooling is not None:
@@ -75,7 +89,7 @@ class TaskStreams(RequestRunner):
         if not in_graph and pooling is None and defaults.pooling not in POOLINGS:
             raise InputError(f"normalize={normalize!r} needs a pooling: one of {', '.join(POOLINGS)}")
         how = pooling or defaults.pooling
-        before = self.prompt_text(options.get("prompt_name"), options.get("prompt"))
+        before = self.find_prompt(options.get("prompt_name"), options.get("prompt"))
         width = self.encoder.artifact.output(role).axes[-1]
         keep = options.get("truncate_dim")
         check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
@@ -86,9 +100,9 @@ class TaskStreams(RequestRunner):
             return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
 
         prompted = (before + text for text in check_each(texts, check_text))
-        return self.results(prompted, [role], finish, reading)
+        return self.run_task(prompted, [role], finish, reading)
 
-    def prompt_text(self, name: str | None, prompt: str | None) -> str:
+    def find_prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
         if prompt is not None:
             if not isinstance(prompt, str):
@@ -107,29 +121,29 @@ class TaskStreams(RequestRunner):
         return self.defaults.prompts[name]
 
     def features(self, texts: Iterable[str], options: FeatureOptions) -> Iterator[Features]:
-        reading = self.reading(options, FeatureOptions, "windows")
+        reading = self.read_options(options, FeatureOptions, "windows")
         layers = options.get("layers", "last")
-        roles = self.layer_roles(layers)
-        cls, sep = (self.tokenizer.spelling(self.defaults.tokens[role]) for role in ("cls", "sep"))
+        roles = self.find_layer_roles(layers)
+        cls, sep = (self.tokenizer.spell(self.defaults.tokens[role]) for role in ("cls", "sep"))
 
         def finish(request: TextRequest, outputs: Outputs) -> Features:
             states = [combine_layers(arrays, layers) for arrays in outputs]
             encoding = request.first
             pieces = request.fitted.pieces
-            places = best_window(pieces, len(encoding))
+            places = place_tokens(pieces, len(encoding))
             kept = [t for t, (piece, _) in enumerate(places) if piece >= 0]
             spots = [(0, 0), *(places[t] for t in kept), (len(pieces) - 1, len(pieces[-1]) - 1)]
             offsets = encoding.offsets
             return Features(
-                tokens=(cls, *(self.tokenizer.spelling(encoding.ids[t]) for t in kept), sep),
+                tokens=(cls, *(self.tokenizer.spell(encoding.ids[t]) for t in kept), sep),
                 offsets=((0, 0), *(offsets[t] for t in kept), (0, 0)),
                 vectors=np.stack([states[piece][position] for piece, position in spots]),
                 dropped=request.fitted.dropped,
             )
 
-        return self.results(check_each(texts, check_text), roles, finish, reading)
+        return self.run_task(check_each(texts, check_text), roles, finish, reading)
 
-    def layer_roles(self, layers: Layers) -> list[str]:
+    def find_layer_roles(self, layers: Layers) -> list[str]:
         """Return the roles of the hidden states that a choice of layers needs."""
         check_choice("layers", layers, LAYERS)
         needed = LAYERS[layers](self.need_states("features"))
@@ -144,8 +158,8 @@ class TaskStreams(RequestRunner):
         return roles
 
     def classify(self, texts: Iterable[Item], options: EncoderOptions) -> Iterator[Classification]:
-        reading = self.reading(options, EncoderOptions, "head")
-        self.need_head("classify", "sequence_classification")
+        reading = self.read_options(options, EncoderOptions, "head")
+        head = self.need_head("classify")
         labels = self.defaults.labels
         problem_type = self.defaults.problem_type
 
@@ -163,11 +177,11 @@ class TaskStreams(RequestRunner):
             return Classification(labels[best], float(shares[best]), probabilities, dropped)
 
         items = check_each(texts, check_item, "classify(text, pair=other)")
-        return self.results(items, ["sequence_classification"], finish, reading)
+        return self.run_task(items, [head], finish, reading)
 
     def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[Ranked]:
-        reading = self.reading(options, EncoderOptions, "head")
-        self.need_head("rank", "sequence_classification")
+        reading = self.read_options(options, EncoderOptions, "head")
+        head = self.need_head("rank")
         if len(self.defaults.labels) != 1:
             raise InputError(
                 f"rank needs a cross-encoder with one score, this one has the labels {self.defaults.labels}"
@@ -179,85 +193,84 @@ class TaskStreams(RequestRunner):
             return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "rank(query, [text])")
-        return self.results(items, ["sequence_classification"], finish, reading)
+        return self.run_task(items, [head], finish, reading)
 
     def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Iterator[NextSentence]:
-        reading = self.reading(options, EncoderOptions, "head")
-        self.need_head("next_sentence", "next_sentence")
+        reading = self.read_options(options, EncoderOptions, "head")
+        head = self.need_head("next_sentence")
 
         def finish(request: TextRequest, outputs: Outputs) -> NextSentence:
             share = float(np.mean([softmax(array)[0] for (array,) in outputs]))  # class 0 is "it follows"
             return NextSentence(share > 0.5, share, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "next_sentence(text, other)")
-        return self.results(items, ["next_sentence"], finish, reading)
+        return self.run_task(items, [head], finish, reading)
 
     def fill_mask(self, texts: Iterable[str], options: FillMaskOptions) -> Iterator[FilledMask]:
-        reading = replace(self.reading(options, FillMaskOptions, "windows"), parse_special=True)
+        reading = replace(self.read_options(options, FillMaskOptions, "windows"), parse_special=True)
         if not options.get("parse_special", True):
             raise InputError("parse_special=False is no option of fill_mask: it always reads mask tokens")
         top_k = options.get("top_k", 5)
-        self.need_head("fill_mask", "masked_lm")
+        head = self.need_head("fill_mask")
         if "mask" not in self.defaults.tokens:
             raise InputError("fill_mask needs a mask token, and this bundle's tokenizer has none")
         mask = self.defaults.tokens["mask"]
         check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
 
-        def places(request: TextRequest) -> list[tuple[int, int]]:
+        def find_masks(request: TextRequest) -> list[tuple[int, int]]:
             masked = [t for t, token in enumerate(request.first.ids) if token == mask]
             if not masked:
-                spelled = self.tokenizer.spelling(mask)
+                spelled = self.tokenizer.spell(mask)
                 raise InputError(f"the text {request.item[0]!r:.60} has no {spelled} to fill")
-            windows = best_window(request.fitted.pieces, len(request.first))
-            return [windows[t] for t in masked if windows[t][0] >= 0]
+            places = place_tokens(request.fitted.pieces, len(request.first))
+            return [places[t] for t in masked if places[t][0] >= 0]
 
-        def rows(request: TextRequest) -> list[list[int]]:
-            masked = places(request)
+        def find_rows(request: TextRequest) -> list[list[int]]:
+            masked = find_masks(request)
             return [[at for p, at in masked if p == piece] for piece in range(len(request.fitted.pieces))]
 
         def finish(request: TextRequest, outputs: Outputs) -> FilledMask:
             taken = [iter(array) for (array,) in outputs]
-            masks = tuple(self.best_words(next(taken[piece]), top_k) for piece, _ in places(request))
+            masks = tuple(self.find_words(next(taken[piece]), top_k) for piece, _ in find_masks(request))
             return FilledMask(masks, request.fitted.dropped)
 
-        return self.results(check_each(texts, check_text), ["masked_lm"], finish, reading, rows)
+        return self.run_task(check_each(texts, check_text), [head], finish, reading, find_rows)
 
-    def best_words(self, logits: Array, top_k: int) -> tuple[Fill, ...]:
+    def find_words(self, logits: Array, top_k: int) -> tuple[Fill, ...]:
         """Return the likeliest words of one row of logits (V,)."""
         shares = softmax(logits)
         best = np.argsort(-shares[: self.tokenizer.vocab_size], kind="stable")[:top_k]
-        return tuple(Fill(self.tokenizer.spelling(int(t)), int(t), float(shares[t])) for t in best)
+        return tuple(Fill(self.tokenizer.spell(int(t)), int(t), float(shares[t])) for t in best)
 
     def tag(self, texts: Iterable[str], options: EncoderOptions) -> Iterator[Tags]:
-        reading = self.reading(options, EncoderOptions, "windows")
-        self.need_head("tag", "token_classification")
+        reading = self.read_options(options, EncoderOptions, "windows")
+        head = self.need_head("tag")
         labels = self.defaults.labels
 
         def finish(request: TextRequest, outputs: Outputs) -> Tags:
             shares = np.full((len(request.first), len(labels)), np.nan, np.float32)
-            for t, (piece, position) in enumerate(best_window(request.fitted.pieces, len(shares))):
+            for t, (piece, position) in enumerate(place_tokens(request.fitted.pieces, len(shares))):
                 if piece >= 0:
                     shares[t] = softmax(outputs[piece][0][position])
-            text = request.item[0]
             encoding = request.first
-            entities = find_entities(text, shares, encoding.offsets, encoding.words, labels)
+            entities = find_entities(request.item[0], shares, encoding.offsets, encoding.words, labels)
             return Tags(entities, request.fitted.dropped)
 
-        return self.results(check_each(texts, check_text), ["token_classification"], finish, reading)
+        return self.run_task(check_each(texts, check_text), [head], finish, reading)
 
     def answer(self, pairs: Iterable[Item], options: AnswerOptions) -> Iterator[Answers]:
-        reading = self.reading(options, AnswerOptions, "windows")
+        reading = self.read_options(options, AnswerOptions, "windows")
         n_best = options.get("n_best", 1)
         max_answer_tokens = options.get("max_answer_tokens", 30)
-        self.need_head("answer", "question_answering")
+        head = self.need_head("answer")
         check_whole("n_best", n_best, 1)
         check_whole("max_answer_tokens", max_answer_tokens, 1)
 
         def finish(request: TextRequest, outputs: Outputs) -> Answers:
-            context, encoding = request.body
+            assert request.second is not None  # check_pair saw to it
             return find_answers(
-                context,
-                encoding.offsets,
+                str(request.item[1]),
+                request.second.offsets,
                 request.fitted.pieces,
                 outputs,
                 n_best=n_best,
@@ -265,14 +278,8 @@ class TaskStreams(RequestRunner):
                 dropped=request.fitted.dropped,
             )
 
-        roles = ["question_answering.start", "question_answering.end"]
         items = check_each(pairs, check_pair, "answer(question, context)")
-        return self.results(items, roles, finish, reading)
-
-    def reading(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
-        """Check the names of a call's options, and the values of those that all tasks have."""
-        check_options(options, option_names(known))
-        return Reading.of(options, truncation=truncation, max_batch=self.encoder.max_batch)
+        return self.run_task(items, [f"{head}.start", f"{head}.end"], finish, reading)
 
     def need_states(self, task: str) -> int:
         """Return the last layer's number; refuse a graph that gives only its head's logits."""
@@ -283,8 +290,10 @@ class TaskStreams(RequestRunner):
             )
         return self.last_layer
 
-    def need_head(self, task: str, head: str) -> None:
-        """Refuse a task that this bundle's graph has no head for."""
+    def need_head(self, task: str) -> str:
+        """Return the head that a task needs; refuse a graph without it."""
+        head = TASK_HEADS[task]
         if head not in self.defaults.heads:
             known = ", ".join(self.defaults.heads) or "none: it embeds texts (embed, features)"
             raise InputError(f"{task} needs the head {head}; this bundle's heads are {known}")
+        return head

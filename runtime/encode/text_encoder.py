@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.backend import Backend
-from ..backends.load_request import LoadRequest
+from ..backends.backend import Backend, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact
 from ..errors import InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import bytes_of, length_of, open_programs, tokenizer_files
-from ..options import RankOptions, check_options, check_whole, option_names
+from ..opening import choose_length, count_weight_bytes, list_tokenizer_files, open_programs
+from ..options import RankOptions, check_options, check_whole, list_options
 from ..text.long_text import SPECIAL_TOKENS
-from ..text.reading import Item, check_each, check_text
+from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
 from ..text.tokenizer import Tokenizer
 from .encoder import Encoder, check_manifest, check_memory
 from .results import (
@@ -37,23 +36,13 @@ from .results import (
     Result,
     Tags,
 )
-from .task_streams import TaskStreams
+from .task_streams import TASK_HEADS, TaskStreams
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from ..options import AnswerOptions, EmbedOptions, EncoderOptions, FeatureOptions, FillMaskOptions
 
-R = TypeVar("R", bound=Result)
-# The tasks that need a head, and which.
-TASK_HEADS = {
-    "classify": "sequence_classification",
-    "rank": "sequence_classification",
-    "next_sentence": "next_sentence",
-    "fill_mask": "masked_lm",
-    "tag": "token_classification",
-    "answer": "question_answering",
-}
 TASKS = ("embed", "features", *TASK_HEADS)
 
 
@@ -84,13 +73,12 @@ class TextEncoder(Model):
             raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
         artifact = engine.artifact(bundle, "encoder", request.precision)
         check_manifest(manifest.artifact(artifact.id), manifest.encoder, manifest.config)
-        max_length = length_of(bundle, request.max_length, artifact)
+        max_length = choose_length(bundle, request.max_length, artifact)
         defaults = replace(manifest.encoder, max_length=max_length)
-        weight_bytes = bytes_of(manifest, artifact)
-        check_memory(weight_bytes, manifest.config, max_length, request.memory_limit)
+        budget = MemoryBudget(request.memory_limit, count_weight_bytes(manifest, artifact))
+        check_memory(budget, manifest.config, max_length)
         with open_programs(engine, bundle, artifact) as programs:
-            tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
-        budget = MemoryBudget(request.memory_limit, weight_bytes)
+            tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
         encoder = Encoder(programs[0], artifact, defaults.tokens["pad"], budget, manifest.config)
         return cls(encoder, tokenizer, defaults)
 
@@ -164,7 +152,7 @@ class TextEncoder(Model):
             pair: the other text, where the model classifies pairs and `texts` is one text.
             **options: see `EncoderOptions`.
         """
-        items = texts if pair is None else make_pair(texts, pair, "classify(text, pair=other)")
+        items = make_item(texts, pair, "classify(text, pair=other)", needs_pair=False)
         return run_one_or_all(items, lambda many: self._tasks.classify(many, options))
 
     def rank(self, query: str, texts: Iterable[str], **options: Unpack[RankOptions]) -> list[Ranked]:
@@ -175,7 +163,7 @@ class TextEncoder(Model):
             texts: where; of a long one's windows the best counts.
             **options: see `RankOptions`.
         """
-        check_options(options, option_names(RankOptions))
+        check_options(options, list_options(RankOptions))
         top_k = options.pop("top_k", None)
         check_whole("top_k", top_k, 1, optional=True)
         check_text(query)
@@ -202,7 +190,7 @@ class TextEncoder(Model):
             pair: the second text.
             **options: see `EncoderOptions`.
         """
-        items = make_pairs(texts, pair, "next_sentence(text, other)")
+        items = make_item(texts, pair, "next_sentence(text, other)")
         return run_one_or_all(items, lambda many: self._tasks.next_sentence(many, options))
 
     @overload
@@ -252,7 +240,7 @@ class TextEncoder(Model):
             context: the text that may hold the answer, of any length.
             **options: see `AnswerOptions`.
         """
-        items = make_pairs(question, context, "answer(question, context)")
+        items = make_item(question, context, "answer(question, context)")
         return run_one_or_all(items, lambda many: self._tasks.answer(many, options))
 
     @overload
@@ -313,13 +301,9 @@ class TextEncoder(Model):
         return run(texts, options)
 
     def check_task(self, task: str) -> None:
-        """Refuse a task that this bundle's model has no head for.
-
-        Raises:
-            InputError: names the heads there are.
-        """
+        """Refuse a task that this bundle's model has no head for."""
         if task in TASK_HEADS:
-            self._tasks.need_head(task, TASK_HEADS[task])
+            self._tasks.need_head(task)
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a text, [CLS] and [SEP] included."""
@@ -328,36 +312,3 @@ class TextEncoder(Model):
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
         self.encoder.close()
-
-
-class Pair(tuple[str, str]):
-    """One pair that was given as two arguments, unlike a tuple that a caller gave."""
-
-
-def make_pair(first: Any, second: Any, call: str) -> Pair:
-    """Return the pair of two arguments.
-
-    Raises:
-        InputError: one of them is no text; says by `call` how a pair is given.
-    """
-    if not isinstance(first, str) or not isinstance(second, str):
-        raise InputError(
-            f"{call} takes two texts, a pair of two texts, not {type(first).__name__} and"
-            f" {type(second).__name__}; several pairs are a list of tuples"
-        )
-    return Pair((first, second))
-
-
-def make_pairs(first: Any, second: Any, call: str) -> Any:
-    """Return the pair of two arguments, or the first one, which is to hold pairs."""
-    if second is None and isinstance(first, str):
-        raise InputError(f"a pair of two texts is needed: {call}, or a list of pairs [(text, other)]")
-    return first if second is None else make_pair(first, second, call)
-
-
-def run_one_or_all(texts: Any, run: Callable[[Any], Iterator[R]]) -> R | list[R]:
-    """Return one result for one text or `Pair`; a list of them for several."""
-    if isinstance(texts, str | Pair):
-        (result,) = run([texts])  # to its end: there stands what is said of dropped tokens
-        return result
-    return list(run(texts))

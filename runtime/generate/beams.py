@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from ..decoding.beam import Hypothesis, Search
-from ..decoding.beam_steps import search_steps
-from ..decoding.cache import capacity_for
+import numpy as np
+
+from ..decoding.beam import BeamSearch, Hypothesis, Search
+from ..decoding.cache import find_capacity
 from ..decoding.chunk import Usage
 from ..decoding.constraints import Constraints
 from ..decoding.decoder import Decoder
@@ -18,48 +19,18 @@ from .request import DRAWING, GenerationRequest
 from .row import Row
 
 
-@dataclass(frozen=True)
-class BeamGenerator:
-    """Searches for the likeliest answers of a batch of prompts."""
-
-    decoder: Decoder
-    tokenizer: Tokenizer
-
-    def batch_size(self, search: Search) -> int:
-        """Return how many prompts may run together; refuse more beams than the bundle allows rows."""
-        rows = self.decoder.artifact.axis("batch").max
-        if search.num_beams > rows:
-            raise InputError(
-                f"num_beams={search.num_beams} is more than the {rows} rows that this bundle allows; ask for"
-                " fewer, or export it again with a larger max_batch"
-            )
-        return rows // search.num_beams
-
-    def answer(self, rows: Sequence[Row], search: Search, *, logprobs: bool = True) -> list[Generation]:
-        """Return each prompt's answers.
-
-        Args:
-            rows: prompts, at most `batch_size` of them; they stay as they are.
-            search: how to search.
-            logprobs: whether to give each token's log-probability.
-        """
-        prompts = [row.prompt for row in rows]
-        limits = [row.most_left for row in rows]
-        capacity = capacity_for(self.decoder.artifact, [len(prompt) for prompt in prompts], limits)
-        steps = list(search_steps(self.decoder, prompts, search, limits, capacity))
-        beams = steps[-1][0]
-        seconds = [step for _, step in steps]
-        return [
-            self._generation(row, hypotheses, seconds, logprobs)
-            for row, hypotheses in zip(rows, beams.hypotheses(), strict=True)
-        ]
-
-    def _generation(
-        self, row: Row, hypotheses: Sequence[Hypothesis], seconds: Sequence[float], logprobs: bool
-    ) -> Generation:
-        candidates = tuple(self._candidate(hypothesis, logprobs) for hypothesis in hypotheses)
+def answer_by_beams(
+    decoder: Decoder, tokenizer: Tokenizer, rows: Sequence[Row], search: Search, logprobs: bool
+) -> list[Generation]:
+    """Return the likeliest answers to prompts that run together; the rows stay as they are."""
+    prompts = [row.prompt for row in rows]
+    limits = [row.most_left for row in rows]
+    beams, seconds = search_answers(decoder, prompts, search, limits)
+    generations = []
+    for row, hypotheses in zip(rows, beams.list_hypotheses(), strict=True):
+        candidates = tuple(make_candidate(tokenizer, hypothesis, logprobs) for hypothesis in hypotheses)
         best = candidates[0]
-        return Generation(
+        generation = Generation(
             text=best.text,
             token_ids=best.token_ids,
             finish_reason=best.finish_reason,
@@ -70,32 +41,61 @@ class BeamGenerator:
             score=best.score,
             candidates=candidates,
         )
+        generations.append(generation)
+    return generations
 
-    def _candidate(self, hypothesis: Hypothesis, logprobs: bool) -> GenerationCandidate:
-        stream = self.tokenizer.stream()
-        known = [token for token in hypothesis.token_ids if token < self.tokenizer.vocab_size]
-        return GenerationCandidate(
-            text="".join(map(stream.push, known)) + stream.finish(),
-            token_ids=hypothesis.token_ids,
-            score=hypothesis.score,
-            finish_reason=hypothesis.finish_reason,
-            logprobs=hypothesis.logprobs if logprobs else (),
+
+def search_answers(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], search: Search, limits: Sequence[int]
+) -> tuple[BeamSearch, list[float]]:
+    """Return a finished search for what follows prompts, by at most `limits` tokens, and each step's seconds.
+
+    Each prompt is computed once, by the first step.
+    """
+    start = time.perf_counter()
+    capacity = find_capacity(decoder.artifact, [len(prompt) for prompt in prompts], limits)
+    beams = BeamSearch.continue_prompts(prompts, search, limits)
+    run = decoder.start(len(prompts), capacity, copies=search.num_beams)
+    logits = np.repeat(run.prefill(prompts), search.num_beams, axis=0)  # all beams of a prompt begin alike
+    run.spread()
+    seconds: list[float] = []
+    while True:
+        copies = beams.advance(logits)
+        seconds.append(time.perf_counter() - start)
+        if beams.done:
+            return beams, seconds
+        start = time.perf_counter()
+        run.copy_rows(copies)
+        logits = run.decode(beams.tokens, beams.active)
+
+
+def make_candidate(tokenizer: Tokenizer, hypothesis: Hypothesis, logprobs: bool) -> GenerationCandidate:
+    """Return an answer's text with its tokens, and their log-probabilities if they are wanted."""
+    return GenerationCandidate(
+        text=tokenizer.decode_known(hypothesis.token_ids),
+        token_ids=hypothesis.token_ids,
+        score=hypothesis.score,
+        finish_reason=hypothesis.finish_reason,
+        logprobs=hypothesis.logprobs if logprobs else (),
+    )
+
+
+def count_prompts(decoder: Decoder, search: Search) -> int:
+    """Return how many prompts may run together; refuse more beams than the bundle allows rows."""
+    rows = decoder.artifact.axis("batch").max
+    if search.num_beams > rows:
+        raise InputError(
+            f"num_beams={search.num_beams} is more than the {rows} rows that this bundle allows; ask for"
+            " fewer, or export it again with a larger max_batch"
         )
+    return rows // search.num_beams
 
 
 def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: bool = False) -> Search | None:
-    """Return how a call searches, or None where it follows one answer only.
+    """Return how a call searches, or None where it follows one answer only; refuse what beams do not take.
 
     repetition_penalty, no_repeat_ngram_size, ignore_eos and max_new_tokens go with beams, as in
     transformers: the penalty multiplies log-probabilities there, not logits.
-
-    Args:
-        request: the call's options.
-        eos: tokens that end an answer.
-        streams: whether the answer is asked for piece by piece.
-
-    Raises:
-        InputError: an option of beams has no such value, or another one does not go with beams.
     """
     sampling = request.sampling
     search = Search(
@@ -117,7 +117,7 @@ def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: b
             f"num_beams={search.num_beams} cannot stream: which beam is the answer is known at the end; use"
             " generate, or num_beams=1"
         )
-    if given := request.options_without_beams():
+    if given := request.list_options_without_beams():
         name, value = given[0]
         way_out = "leave it out"
         if name in DRAWING:

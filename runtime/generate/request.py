@@ -1,4 +1,4 @@
-"""The checked options of one call of `TextGenerator`, in one frozen object."""
+"""The checked options of one call of `TextGenerator`: the caller's, the checkpoint's, the defaults."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from ..bundle.defaults import GenerationDefaults
 from ..decoding.beam import Search
 from ..decoding.chunk import OnToken
 from ..decoding.sampling import Sampling, check_integer
@@ -17,12 +18,9 @@ from ..options import (
     check_choice,
     check_options,
     check_whole,
-    option_names,
+    list_options,
 )
 
-TRUNCATIONS = (None, "tail")
-SPECULATIVE = (None, "prompt-lookup")
-SOURCES_OF_DEFAULTS = (None, "checkpoint")
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 DRAWING = ("temperature", "top_k", "top_p", "min_p")
 SWITCHES = ("ignore_eos", "parse_special", "reuse_prompt", "logprobs")
@@ -30,15 +28,7 @@ SWITCHES = ("ignore_eos", "parse_special", "reuse_prompt", "logprobs")
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """The options of a call, as `GenerationOptions` says what they mean.
-
-    Attributes:
-        sampling: those that decide how a token is chosen.
-        search: how beams are searched, from the options that say so; None without beams.
-
-    Raises:
-        InputError: one of them cannot be used.
-    """
+    """The checked options of a call, as `GenerationOptions` says what they mean."""
 
     sampling: Sampling
     max_new_tokens: int = 64
@@ -57,12 +47,12 @@ class GenerationRequest:
     on_token: OnToken | None = None
     progress: ProgressOption = False
     batch_size: int | None = None
-    search: Search | None = None
+    search: Search | None = None  # how beams are searched, from the options that say so; None without beams
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 1)
-        check_choice("truncation", self.truncation, TRUNCATIONS)
-        check_choice("speculative", self.speculative, SPECULATIVE)
+        check_choice("truncation", self.truncation, (None, "tail"))
+        check_choice("speculative", self.speculative, (None, "prompt-lookup"))
         for name in SWITCHES:
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -76,7 +66,7 @@ class GenerationRequest:
         """Whether several prompts run one after the other instead of as a batch."""
         return self.speculative is not None or self.reuse_prompt
 
-    def options_without_beams(self) -> list[tuple[str, Any]]:
+    def list_options_without_beams(self) -> list[tuple[str, Any]]:
         """Return the options that are set and that beams do not take, with their values."""
         sampling = self.sampling
         drawing = () if sampling.greedy else DRAWING
@@ -99,28 +89,20 @@ def resolve_request(
     """Return a call's request: the options given, before the checkpoint's, before the defaults.
 
     Options of the checkpoint give way where they do not go with those that are given: its beams to drawn
-    tokens, streams and what else beams do not take, its drawing to beams.
-
-    Args:
-        options: as the caller gave them; one that is given wins, also as None.
-        checkpoint: what the checkpoint's generation_config says; counts with generation="checkpoint".
-        streams: whether the answer is asked for piece by piece.
-        several: whether the call takes several prompts, and with them progress and batch_size.
-
-    Raises:
-        InputError: there is no such option, or its value cannot be used.
+    tokens, streams and what else beams do not take, its drawing to beams. An option that is given wins, also
+    as None. The checkpoint's count with generation="checkpoint"; `several` prompts bring more options.
     """
-    check_options(options, option_names(BatchGenerationOptions if several else GenerationOptions))
+    check_options(options, list_options(BatchGenerationOptions if several else GenerationOptions))
     given: dict[str, Any] = dict(options)
     source = given.pop("generation", None)
-    check_choice("generation", source, SOURCES_OF_DEFAULTS)
+    check_choice("generation", source, (None, "checkpoint"))
     request = make_request(given)
     if source is None:
         return request
     left_out: Sequence[str] = ()
     if request.num_beams != 1:
         left_out = DRAWING
-    elif streams or request.options_without_beams():
+    elif streams or request.list_options_without_beams():
         left_out = BEAMS
     usual = {name: value for name, value in checkpoint.items() if name not in left_out}
     return make_request({**usual, **given})
@@ -133,3 +115,45 @@ def make_request(options: Mapping[str, Any]) -> GenerationRequest:
     return GenerationRequest(
         sampling=sampling, **{name: value for name, value in options.items() if name not in names}
     )
+
+
+def read_checkpoint_options(defaults: GenerationDefaults) -> GenerationOptions:
+    """Return the options that a bundle's checkpoint asks for; none of a bundle that keeps nothing of them.
+
+    As with transformers, temperature, top_k, top_p and min_p count only where the checkpoint means its
+    tokens to be drawn, and num_beams, length_penalty and early_stopping only where it does not.
+    """
+    options: GenerationOptions = {}
+    if defaults.max_new_tokens is not None:
+        options["max_new_tokens"] = defaults.max_new_tokens
+    if defaults.do_sample:
+        options["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
+        options["top_k"] = defaults.top_k
+        options["top_p"] = defaults.top_p
+        options["min_p"] = defaults.min_p
+    elif defaults.num_beams > 1:
+        options["num_beams"] = defaults.num_beams
+        options["length_penalty"] = defaults.length_penalty
+        stopping = defaults.early_stopping
+        options["early_stopping"] = "never" if stopping == "never" else bool(stopping)
+    if defaults.repetition_penalty != 1.0:
+        options["repetition_penalty"] = defaults.repetition_penalty
+    if defaults.no_repeat_ngram_size is not None:
+        options["no_repeat_ngram_size"] = defaults.no_repeat_ngram_size
+    return options
+
+
+def describe_request(request: GenerationRequest) -> str:
+    """Return how a call chooses its tokens, such as "temperature=0.7, top_p=0.9, max_new_tokens=64"."""
+    sampling = request.sampling
+    named: dict[str, Any] = {}
+    if request.num_beams > 1:
+        named |= {name: getattr(request, name) for name in BEAMS}
+    elif not sampling.greedy:
+        named |= {name: getattr(sampling, name) for name in DRAWING}
+    if sampling.repetition_penalty != 1.0:
+        named["repetition_penalty"] = sampling.repetition_penalty
+    named["no_repeat_ngram_size"] = sampling.no_repeat_ngram_size
+    named["max_new_tokens"] = request.max_new_tokens
+    listed = ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
+    return f"greedy, {listed}" if request.num_beams == 1 and sampling.greedy else listed

@@ -4,39 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ..backends.backend import Array
 from ..decoding.candidates import Chosen, choose_tokens
 from ..decoding.chunk import Chunk, FinishReason, TopLogprob, Usage
+from ..decoding.sampling import make_generators
 from ..text.stream import StopStrings
 from ..text.tokenizer import Tokenizer
 from .request import GenerationRequest
 
 
 class Row:
-    """One prompt being answered.
-
-    Args:
-        tokenizer: what its tokens mean.
-        prompt: its tokens, at least one.
-        cut: tokens that the prompt lost.
-        room: the most new tokens that the context holds behind it.
-        request: the call's options.
-        eos: tokens that end the answer.
-        number: the prompt's index in the call.
-    """
+    """One prompt being answered; `number` is its index in the call."""
 
     def __init__(
         self,
         *,
         tokenizer: Tokenizer,
-        prompt: list[int],
-        cut: int,
-        room: int,
+        prompt: list[int],  # at least one token
+        cut: int,  # tokens that the prompt lost
+        room: int,  # the most new tokens that the context holds behind it
         request: GenerationRequest,
         eos: Sequence[int],
-        number: int = 0,
+        number: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.prompt = prompt
@@ -46,12 +35,12 @@ class Row:
         self.drafted = self.accepted = 0
         self.history = list(prompt)  # and the answer, as it grows
         self.request = request
+        (self.generator,) = make_generators(request.sampling.seed, [number])
         self.eos = frozenset(() if request.ignore_eos else eos)
         self.limit = request.max_new_tokens
         self.room = room
         self.stop = StopStrings(request.stop)
         self.stream = tokenizer.stream()
-        self.vocab_size = tokenizer.vocab_size
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[tuple[TopLogprob, ...]] = []
@@ -75,30 +64,50 @@ class Row:
         return Usage(prompt_tokens=len(self.prompt), completion_tokens=len(self.token_ids))
 
     def take(self, chosen: Chosen, place: int) -> None:
-        """Take the token that was chosen at one place of a step."""
+        """Take the token that was chosen at one place of a step; the last of `pieces` is what it shows."""
         if chosen.logprobs is not None:
             self.logprobs.append(float(chosen.logprobs[place]))
         if chosen.likeliest is not None:
             ids, logprobs = chosen.likeliest
             pairs = zip(ids[place].tolist(), logprobs[place].tolist(), strict=True)
-            self.top_logprobs.append(tuple(self._top_logprob(token, logprob) for token, logprob in pairs))
-        self._add(int(chosen.tokens[place]))
+            self.top_logprobs.append(
+                tuple(self._make_top_logprob(token, logprob) for token, logprob in pairs)
+            )
+        token = int(chosen.tokens[place])
+        self.history.append(token)
+        self.token_ids.append(token)
+        # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
+        piece = self.stop.push(self.stream.push(token) if token < self.tokenizer.vocab_size else "")
+        if self.stop.found is not None:
+            self.finish_reason = "stop"
+        elif token in self.eos:
+            self.finish_reason = "eos"
+        elif len(self.token_ids) == self.limit:
+            self.finish_reason = "length"
+        elif len(self.token_ids) == self.room:
+            self.finish_reason = "context"
+        if self.finish_reason is not None:
+            piece += self._finish_text()
+            if self.stop.found is not None:  # the last bytes may complete one
+                self.finish_reason = "stop"
+        self.pieces.append(piece)
 
-    def accept(self, drafts: Sequence[int], scores: Array, generator: np.random.Generator) -> int:
-        """Take the tokens that the model chooses, up to the first that is no draft or ends the row.
+    def accept(self, drafts: Sequence[int], scores: Array) -> int:
+        """Take tokens up to the first that is no draft or ends the row; return how many drafts were right.
 
         Each is chosen after those before it, with the processors and draws it would have had one at a time.
-
-        Args:
-            drafts: k drafted tokens that followed the row's last in the step.
-            scores: (1 + k, ...), those that follow the last token and each draft.
-
-        Returns:
-            How many drafts were right.
+        The scores (1 + k, ...) follow the row's last token and each of k drafts.
         """
         right = 0
         for place, draft in enumerate([*drafts, None]):
-            chosen = self.choose(scores[place : place + 1], generator)
+            chosen = choose_tokens(
+                scores[place : place + 1],
+                [self.history],
+                self.request.sampling,
+                [self.generator],
+                logprobs=self.request.logprobs,
+                top_logprobs=self.request.top_logprobs,
+            )
             self.take(chosen, 0)
             right += self.history[-1] == draft
             if self.history[-1] != draft or self.finish_reason is not None:
@@ -107,24 +116,13 @@ class Row:
         self.accepted += right
         return right
 
-    def choose(self, scores: Array, generator: np.random.Generator) -> Chosen:
-        """Return the token that follows, given the scores (1, ...) of one place."""
-        return choose_tokens(
-            scores,
-            [self.history],
-            self.request.sampling,
-            [generator],
-            logprobs=self.request.logprobs,
-            top_logprobs=self.request.top_logprobs,
-        )
-
     def cancel(self) -> None:
         """End the answer as it is, unless it has ended; what was held back of its text counts."""
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
             self.pieces.append(self._finish_text())
 
-    def new_chunk(self) -> Chunk:
+    def make_chunk(self) -> Chunk:
         """Return what came since the last chunk."""
         tokens = slice(self._reported_tokens, len(self.token_ids))
         text = "".join(self.pieces[self._reported_pieces :])
@@ -140,26 +138,6 @@ class Row:
             index=self.number,
         )
 
-    def _add(self, token: int) -> None:
-        """Take the next token; the last of `pieces` is the text that may be shown now."""
-        self.history.append(token)
-        self.token_ids.append(token)
-        # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
-        piece = self.stop.push(self.stream.push(token) if token < self.vocab_size else "")
-        if self.stop.found is not None:
-            self.finish_reason = "stop"
-        elif token in self.eos:
-            self.finish_reason = "eos"
-        elif len(self.token_ids) == self.limit:
-            self.finish_reason = "length"
-        elif len(self.token_ids) == self.room:
-            self.finish_reason = "context"
-        if self.finish_reason is not None:
-            piece += self._finish_text()
-            if self.stop.found is not None:  # the last bytes may complete one
-                self.finish_reason = "stop"
-        self.pieces.append(piece)
-
     def _finish_text(self) -> str:
         """Return the text that was held back, up to a stop string in it."""
         text = ""
@@ -167,8 +145,8 @@ class Row:
             text = self.stop.push(self.stream.finish())
         return text + self.stop.finish()
 
-    def _top_logprob(self, token: int, logprob: float) -> TopLogprob:
+    def _make_top_logprob(self, token: int, logprob: float) -> TopLogprob:
         text = ""
-        if token < self.vocab_size:
-            text = self.tokenizer.decode([token]) or self.tokenizer.spelling(token)
+        if token < self.tokenizer.vocab_size:
+            text = self.tokenizer.decode([token]) or self.tokenizer.spell(token)
         return TopLogprob(token_id=token, text=text, logprob=logprob)

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
+import numpy as np
+
 from ..bundle.defaults import GenerationDefaults
-from ..errors import InputError
-from ..text.chat import Message
-from .chat_prompt import ChatReader
-from .prompts import Prompt, PromptReader, name_prompt
+from ..errors import ContextLengthError, InputError
+from ..text.chat import Chat, Message
+from ..text.chat_turns import cut_chat
+from ..text.reading import name_item
+from ..text.tokenizer import Tokenizer
+from .prompts import Prompt
 from .request import GenerationRequest
 from .row import Row
 
+log = logging.getLogger("planforge")
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class RowReader:
-    """Makes rows of prompts and conversations."""
+    """Makes rows of prompts and conversations that fit the context."""
 
-    prompts: PromptReader
-    chats: ChatReader
+    tokenizer: Tokenizer
     defaults: GenerationDefaults
+    max_length: int  # of the context, in tokens
+    vocabulary: int  # how many tokens the model has
+    chat: Chat | None  # the bundle's chat template, if it has one
 
     def read(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
         """Return the row of a prompt."""
-        tokens = self.prompts.read(prompt, request.parse_special)
-        fitting, cut = self.prompts.fit(tokens, request.max_new_tokens, request.truncation)
-        return self._row_of(fitting, cut, request, number)
+        tokens = self.encode_prompt(prompt, request.parse_special)
+        fitting, cut = self._fit(tokens, request.max_new_tokens, request.truncation)
+        return self._make_row(fitting, cut, request, number)
 
     def read_numbered(self, number: int, prompt: Any, request: GenerationRequest) -> Row:
         """Return the row of one of several prompts, which errors name."""
-        with name_prompt(number):
+        with name_item(f"prompts[{number}]"):
             return self.read(prompt, request, number)
 
     def read_some(
@@ -46,22 +56,119 @@ class RowReader:
             return rows, error
         return rows, None
 
-    def read_chat(self, messages: Sequence[Message], request: GenerationRequest) -> Row:
-        """Return the row of a conversation."""
-        tokens, cut = self.chats.read_fitting(
-            messages,
-            parse_special=request.parse_special,
-            max_new_tokens=request.max_new_tokens,
-            truncation=request.truncation,
-        )
-        return self._row_of(tokens, cut, request)
+    def encode_prompt(self, prompt: Any, parse_special: bool, may_be_empty: bool = False) -> list[int]:
+        """Return the tokens of one prompt: a text's behind the prefix, or token ids as they are."""
+        tokens = self._encode_own(prompt, parse_special)
+        if not tokens and not may_be_empty:
+            way_out = ""
+            if self.defaults.eos:
+                eos = self.tokenizer.spell(self.defaults.eos[0])
+                way_out = f"; to begin from nothing, use {eos!r} with parse_special=True (--parse-special)"
+            raise InputError(f"the prompt is empty{way_out}")
+        prefix = list(self.defaults.prefix)
+        if not isinstance(prompt, str) or tokens[: len(prefix)] == prefix:
+            return tokens
+        return prefix + tokens
 
-    def _row_of(self, tokens: list[int], cut: int, request: GenerationRequest, number: int = 0) -> Row:
+    def encode_chat(self, messages: Sequence[Message], parse_special: bool) -> list[int]:
+        """Return the tokens of a conversation, up to where the model is to answer."""
+        if self.chat is None:
+            raise InputError(
+                "the bundle has no chat template; generate() (without --chat) takes a prompt as it is, or"
+                " export again from a folder with chat_template.jinja or chat_template in"
+                " tokenizer_config.json"
+            )
+        return self.chat.encode(messages, self.tokenizer, parse_special)
+
+    def read_chat(self, messages: Sequence[Message], request: GenerationRequest) -> Row:
+        """Return the row of a conversation.
+
+        Truncation "tail" leaves room for max_new_tokens, half a context at most.
+        """
+        limit = self.max_length - 1
+        if request.truncation is None:
+            tokens = self.encode_chat(messages, request.parse_special)
+            dropped = 0
+            what = "the conversation has"
+            way_out = "Shorten it, or drop its oldest turns by truncation='tail'"
+        else:
+            room = self.max_length - min(request.max_new_tokens, self.max_length // 2)
+            cut = cut_chat(messages, lambda kept: self.encode_chat(kept, request.parse_special), room)
+            tokens = cut.tokens
+            dropped = cut.dropped_tokens
+            what = "the last message, with what the system said, has"
+            way_out = "Shorten one of the two; neither is ever cut"
+            if cut.dropped_messages and len(tokens) <= limit:
+                log.warning(
+                    "the conversation has %d tokens; its %d oldest messages were dropped, %d tokens",
+                    len(tokens) + dropped,
+                    cut.dropped_messages,
+                    dropped,
+                )
+        if len(tokens) > limit:
+            raise ContextLengthError(
+                f"{what} {len(tokens)} tokens; the context holds {self.max_length}, of which one must be left"
+                f" for the answer. {way_out}",
+                tokens=len(tokens),
+                limit=limit,
+            )
+        return self._make_row(tokens, dropped, request)
+
+    def _encode_own(self, prompt: Any, parse_special: bool) -> list[int]:
+        """Return a text's own tokens, or token ids as they are."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, parse_special=parse_special)
+        if isinstance(prompt, np.ndarray):
+            if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+                raise InputError(
+                    f"an array of shape {prompt.shape} and {prompt.dtype} is no prompt, which has one axis of"
+                    " whole numbers; several prompts are a list of arrays"
+                )
+            prompt = prompt.tolist()
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            raise InputError(
+                f"a prompt must be a str or a sequence of token ids, not {type(prompt).__name__}"
+            )
+        return [self._check_token(token) for token in prompt]
+
+    def _fit(self, tokens: list[int], max_new_tokens: int, truncation: str | None) -> tuple[list[int], int]:
+        """Return the prompt, or its end if it is to be cut, and how many tokens were dropped."""
+        if truncation is None:
+            if len(tokens) < self.max_length:
+                return tokens, 0
+            raise ContextLengthError(
+                f"the prompt has {len(tokens)} tokens; the context holds {self.max_length}, of which one"
+                " must be left for the answer. Shorten it, or drop its beginning by truncation='tail'"
+                " (--truncation tail)",
+                tokens=len(tokens),
+                limit=self.max_length - 1,
+            )
+        keep = self.max_length - min(max_new_tokens, self.max_length // 2)
+        if len(tokens) <= keep:
+            return tokens, 0
+        log.warning("the prompt has %d tokens; its first %d were dropped", len(tokens), len(tokens) - keep)
+        prefix = self.defaults.prefix[:keep]
+        if tuple(tokens[: len(prefix)]) != prefix:  # token ids may begin without it
+            prefix = ()
+        return [*prefix, *tokens[len(tokens) - keep + len(prefix) :]], len(tokens) - keep
+
+    def _check_token(self, token: Any) -> int:
+        if not isinstance(token, Integral) or isinstance(token, bool):
+            raise InputError(f"a prompt's token ids must be whole numbers, not {type(token).__name__}")
+        token_id = int(token)
+        if not 0 <= token_id < self.vocabulary:
+            raise InputError(
+                f"a prompt has the token id {token_id}, but the model's are 0 to {self.vocabulary - 1}; take"
+                " the ids from the model's own tokenizer"
+            )
+        return token_id
+
+    def _make_row(self, tokens: list[int], cut: int, request: GenerationRequest, number: int = 0) -> Row:
         return Row(
-            tokenizer=self.prompts.tokenizer,
+            tokenizer=self.tokenizer,
             prompt=tokens,
             cut=cut,
-            room=self.prompts.max_length - len(tokens),
+            room=self.max_length - len(tokens),
             request=request,
             eos=self.defaults.eos,
             number=number,

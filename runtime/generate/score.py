@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..decoding.decoder import Decoder
-from ..decoding.sampling import token_logprobs
+from ..decoding.sampling import compute_logprobs
 from ..errors import ContextLengthError, InputError
 
 
@@ -51,5 +51,5 @@ def score_tokens(decoder: Decoder, tokens: Sequence[int]) -> Score:
     logprobs: list[float] = []
     for logits in decoder.start(1, len(tokens)).extend(tokens[:-1]):
         following = np.asarray(tokens[len(logprobs) + 1 :][: len(logits)])
-        logprobs += token_logprobs(logits, following).tolist()
+        logprobs += compute_logprobs(logits, following).tolist()
     return Score(tuple(tokens), tuple(logprobs))

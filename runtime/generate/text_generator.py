@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from itertools import islice
+from threading import Event
 from typing import TYPE_CHECKING, overload
 
-import numpy as np
-
-from ..backends.backend import Backend
-from ..backends.load_request import LoadRequest
+from ..backends.backend import Backend, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
-from ..decoding.cache import capacity_for
-from ..decoding.candidates import choose_tokens, results_for
-from ..decoding.chunk import Cancellation, Chunk, TextStream, report_chunk
+from ..decoding.cache import find_capacity
+from ..decoding.candidates import choose_results, choose_tokens
+from ..decoding.chunk import Chunk, TextStream, report_chunk
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
-from ..decoding.sampling import row_generators
 from ..decoding.speculative import PromptLookup
 from ..errors import ClosedError, InputError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import bytes_of, check_weights, length_of, open_programs, tokenizer_files
+from ..opening import check_weights, choose_length, count_weight_bytes, list_tokenizer_files, open_programs
 from ..options import BatchGenerationOptions, GenerationOptions, check_batch_size, check_not_pair
 from ..progress import Progress
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
-from .beams import BeamGenerator, resolve_search
-from .chat_prompt import ChatReader
-from .checkpoint_options import CheckpointOptions
+from .beams import answer_by_beams, count_prompts, resolve_search
 from .generation import Generation, make_generation
-from .prompts import Prompt, PromptReader, is_one_prompt, vocabulary_of
-from .request import GenerationRequest, resolve_request
+from .prompts import Prompt, count_vocabulary, is_one_prompt
+from .request import GenerationRequest, describe_request, read_checkpoint_options, resolve_request
 from .row import Row
 from .row_reader import RowReader
 from .score import Score, check_scorable, score_tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+log = logging.getLogger("planforge")
 
 
 class TextGenerator(Model):
@@ -69,27 +67,23 @@ class TextGenerator(Model):
         self.defaults = defaults
         self.max_length = max_length
         self.max_batch = decoder.artifact.axis("batch").max
-        self._chats = ChatReader(chat=chat, tokenizer=tokenizer, max_length=max_length)
-        self._checkpoint = CheckpointOptions(defaults)
-        self._beams = BeamGenerator(decoder=decoder, tokenizer=tokenizer)
-        self._vocabulary = vocabulary_of(decoder.artifact, tokenizer)
-        self._prompts = PromptReader(
-            tokenizer=tokenizer, defaults=defaults, max_length=max_length, vocabulary=self._vocabulary
-        )
-        self._rows = RowReader(prompts=self._prompts, chats=self._chats, defaults=defaults)
+        self._checkpoint = read_checkpoint_options(defaults)
+        self._told = False  # of the checkpoint's options
+        vocabulary = count_vocabulary(decoder.artifact, tokenizer)
+        self._rows = RowReader(tokenizer, defaults, max_length, vocabulary, chat)
         self._reuse = PromptReuse()
-        decoder.budget.before_waiting(self.forget_prompt)
+        decoder.budget.make_room_by(self.forget_prompt)
 
     @classmethod
     def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
         manifest = bundle.manifest
         assert manifest.generation is not None  # the manifest of what is no encoder has it
         artifact = engine.artifact(bundle, "decoder", request.precision)
-        max_length = length_of(bundle, request.max_length, artifact)
-        weight_bytes = bytes_of(manifest, artifact)
+        max_length = choose_length(bundle, request.max_length, artifact)
+        weight_bytes = count_weight_bytes(manifest, artifact)
         check_weights(weight_bytes, request.memory_limit)
         with open_programs(engine, bundle, artifact) as programs:
-            tokenizer = Tokenizer.from_file(bundle.path(tokenizer_files(manifest, 1)[0]))
+            tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
             chat = Chat.of(bundle)
         decoder = Decoder(programs[0], artifact, MemoryBudget(request.memory_limit, weight_bytes))
         return cls(decoder, tokenizer, manifest.generation, max_length=max_length, chat=chat)
@@ -130,14 +124,15 @@ class TextGenerator(Model):
         check_not_pair(prompt)
         answers: list[Generation] = []
         with Progress(request.progress, "prompts") as report:
-            if is_one_prompt(prompt):
+            is_one = is_one_prompt(prompt)
+            if is_one:
                 rows = [self._rows.read(prompt, request)]
             else:
                 rows = [self._rows.read_numbered(number, one, request) for number, one in enumerate(prompt)]
-            for group in list(self._groups(rows, request)):
+            for group in list(self._split_rows(rows, request)):
                 answers += self._answer(group, request)
                 report(len(answers))
-        return answers[0] if is_one_prompt(prompt) else answers
+        return answers[0] if is_one else answers
 
     def iterate(
         self, prompts: Iterable[Prompt], **options: Unpack[BatchGenerationOptions]
@@ -173,7 +168,8 @@ class TextGenerator(Model):
             InputError: as `generate`, at the call, before the first chunk is asked for.
         """
         request = self._resolve(options, streams=True)
-        return self._stream(self._rows.read(prompt, request), request)
+        row = self._rows.read(prompt, request)
+        return TextStream(lambda cancelled: self._make_chunks(row, request, cancelled))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> Generation:
         """Answer a conversation, worded by the checkpoint's chat template.
@@ -201,7 +197,8 @@ class TextGenerator(Model):
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[GenerationOptions]) -> TextStream:
         """Answer a conversation as `chat` does, a chunk at each step as `stream` does."""
         request = self._resolve({"generation": "checkpoint", **options}, streams=True)
-        return self._stream(self._rows.read_chat(messages, request), request)
+        row = self._rows.read_chat(messages, request)
+        return TextStream(lambda cancelled: self._make_chunks(row, request, cancelled))
 
     def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
         """Return the log-probability of each of the text's tokens after the first, given those before it.
@@ -216,7 +213,7 @@ class TextGenerator(Model):
             InputError: fewer than two tokens.
             ContextLengthError: more tokens than the context.
         """
-        tokens = self._prompts.read_framed(text, parse_special)
+        tokens = self._rows.encode_prompt(text, parse_special, may_be_empty=True)
         check_scorable(tokens, self.max_length)
         return score_tokens(self.decoder, tokens)
 
@@ -229,8 +226,8 @@ class TextGenerator(Model):
             InputError: messages that cannot be used, or the bundle has no chat template.
         """
         if isinstance(text, str):
-            return len(self._prompts.read_framed(text, parse_special))
-        return len(self._chats.read(text, parse_special))
+            return len(self._rows.encode_prompt(text, parse_special, may_be_empty=True))
+        return len(self._rows.encode_chat(text, parse_special))
 
     def forget_prompt(self) -> None:
         """Free the cache that a call with reuse_prompt=True kept, if there is one."""
@@ -247,58 +244,57 @@ class TextGenerator(Model):
         """Check a call's options before anything else."""
         if self.decoder.closed:
             raise ClosedError
-        checkpoint = self._checkpoint.options
-        request = resolve_request(options, checkpoint, streams=streams, several=several)
+        request = resolve_request(options, self._checkpoint, streams=streams, several=several)
         request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))
-        request.sampling.check_vocabulary(self._vocabulary)
+        request.sampling.check_vocabulary(self._rows.vocabulary)
         check_batch_size(request.batch_size, self.max_batch)
-        if options.get("generation") == "checkpoint":
-            self._checkpoint.tell(request)
+        if options.get("generation") == "checkpoint" and not self._told:
+            self._told = True
+            log.info(
+                "options not given are the checkpoint's (generation_config.json); in force are: %s",
+                describe_request(request),
+            )
         return request
 
-    def _batch_size(self, request: GenerationRequest) -> int:
+    def _limit_rows(self, request: GenerationRequest) -> int:
+        most = request.batch_size or self.max_batch
         if request.search is not None:
-            return min(self._beams.batch_size(request.search), request.batch_size or self.max_batch)
-        return 1 if request.one_by_one else check_batch_size(request.batch_size, self.max_batch)
+            return min(most, count_prompts(self.decoder, request.search))
+        return 1 if request.one_by_one else most
 
-    def _groups(self, rows: Sequence[Row], request: GenerationRequest) -> Iterator[list[Row]]:
-        """Yield rows that run together: in their order, as many as batch_size and memory_limit allow.
-
-        Raises:
-            MemoryLimitError: a row does not fit, even alone.
-        """
-        size = self._batch_size(request)
+    def _split_rows(self, rows: Sequence[Row], request: GenerationRequest) -> Iterator[list[Row]]:
+        """Yield rows that run together: in their order, as many as batch_size and memory_limit allow."""
+        size = self._limit_rows(request)
         group: list[Row] = []
         for row in rows:
-            larger = [*group, row]
-            if group and (len(larger) > size or not self._fit_together(larger, request)):
+            if group and (len(group) == size or not self._fits([*group, row], request)):
                 yield group
-                larger = [row]
-            if len(larger) == 1:
-                self.decoder.check_memory(request.num_beams, self._capacity(larger, request))
-            group = larger
+                group = []
+            if not group:
+                self.decoder.check_memory(request.num_beams, self._count_capacity([row], request))
+            group = [*group, row]
         if group:
             yield group
 
-    def _fit_together(self, rows: Sequence[Row], request: GenerationRequest) -> bool:
-        return self.decoder.fits(len(rows) * request.num_beams, self._capacity(rows, request))
+    def _fits(self, rows: Sequence[Row], request: GenerationRequest) -> bool:
+        return self.decoder.fits(len(rows) * request.num_beams, self._count_capacity(rows, request))
 
-    def _capacity(self, rows: Sequence[Row], request: GenerationRequest) -> int:
+    def _count_capacity(self, rows: Sequence[Row], request: GenerationRequest) -> int:
         """Return how many tokens each row of a cache has that these share."""
         if request.reuse_prompt:
             return self.max_length
         lengths = [len(row.prompt) for row in rows]
-        return capacity_for(self.artifact, lengths, [row.most_left for row in rows])
+        return find_capacity(self.artifact, lengths, [row.most_left for row in rows])
 
     def _iterate(
         self, numbered: Iterator[tuple[int, Prompt]], request: GenerationRequest, progress: Progress
     ) -> Iterator[Generation]:
-        size = self._batch_size(request)
+        size = self._limit_rows(request)
         done = 0
         with progress:
             while True:
                 rows, error = self._rows.read_some(islice(numbered, size), request)
-                for group in self._groups(rows, request):
+                for group in self._split_rows(rows, request):
                     answers = self._answer(group, request)
                     done += len(answers)
                     progress(done)
@@ -311,47 +307,38 @@ class TextGenerator(Model):
     def _answer(self, rows: list[Row], request: GenerationRequest) -> list[Generation]:
         """Answer prompts that run together."""
         if request.search is not None:
-            return self._beams.answer(rows, request.search, logprobs=request.logprobs)
-        generators = row_generators(request.sampling.seed, [row.number for row in rows])
+            return answer_by_beams(self.decoder, self.tokenizer, rows, request.search, request.logprobs)
         seconds = []
-        for step_seconds in self._steps(rows, request, generators):
+        for step_seconds in self._take_steps(rows, request):
             seconds.append(step_seconds)
             if request.on_token is not None:
                 for row in rows:
                     if row.has_news:
-                        report_chunk(row.new_chunk, row.cancel, request.on_token)
+                        report_chunk(row.make_chunk, row.cancel, request.on_token)
         return [make_generation(row, seconds) for row in rows]
 
-    def _stream(self, row: Row, request: GenerationRequest) -> TextStream:
-        return TextStream(lambda cancellation: self._chunks(row, request, cancellation))
-
-    def _chunks(
-        self, row: Row, request: GenerationRequest, cancellation: Cancellation
+    def _make_chunks(
+        self, row: Row, request: GenerationRequest, cancelled: Event
     ) -> Generator[Chunk, None, None]:
-        generators = row_generators(request.sampling.seed, [row.number])
-        with closing(self._steps([row], request, generators)) as steps:
+        with closing(self._take_steps([row], request)) as steps:
             while row.finish_reason is None:
-                if cancellation.requested:
+                if cancelled.is_set():
                     row.cancel()
-                    yield row.new_chunk()
+                    yield row.make_chunk()
                     return
                 next(steps)
-                yield report_chunk(row.new_chunk, row.cancel, request.on_token)
+                yield report_chunk(row.make_chunk, row.cancel, request.on_token)
 
-    def _steps(
-        self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]
-    ) -> Generator[float, None, None]:
+    def _take_steps(self, rows: list[Row], request: GenerationRequest) -> Generator[float, None, None]:
         """Decode until every row has a finish reason; yield each step's seconds."""
         if request.one_by_one:
-            return self._row_steps(rows[0], request, generators[0])
-        return self._batch_steps(rows, request, generators)
+            return self._decode_row(rows[0], request)
+        return self._decode_batch(rows, request)
 
-    def _batch_steps(
-        self, rows: list[Row], request: GenerationRequest, generators: Sequence[np.random.Generator]
-    ) -> Generator[float, None, None]:
+    def _decode_batch(self, rows: list[Row], request: GenerationRequest) -> Generator[float, None, None]:
         """Add a new token to each row at each step; yield each step's seconds."""
-        run = self.decoder.start(len(rows), self._capacity(rows, request))
-        outputs = results_for(self.artifact, request.sampling, request.top_logprobs)
+        run = self.decoder.start(len(rows), self._count_capacity(rows, request))
+        outputs = choose_results(self.artifact, request.sampling, request.top_logprobs)
         start = time.perf_counter()
         scores = run.prefill([row.prompt for row in rows], outputs=outputs)
         active = [True] * len(rows)
@@ -361,7 +348,7 @@ class TextGenerator(Model):
                 scores if len(places) == len(rows) else scores[places],
                 [rows[place].history for place in places],
                 request.sampling,
-                [generators[place] for place in places],
+                [rows[place].generator for place in places],
                 logprobs=request.logprobs,
                 top_logprobs=request.top_logprobs,
             )
@@ -374,18 +361,16 @@ class TextGenerator(Model):
             start = time.perf_counter()
             scores = run.decode([row.history[-1] for row in rows], active, outputs)
 
-    def _row_steps(
-        self, row: Row, request: GenerationRequest, generator: np.random.Generator
-    ) -> Generator[float, None, None]:
+    def _decode_row(self, row: Row, request: GenerationRequest) -> Generator[float, None, None]:
         """Decode one row, which may reuse a cache and draft tokens; yield each step's seconds."""
-        with self._run_of(row, request) as (run, row.reused):
+        with self._start_run(row, request) as (run, row.reused):
             lookup = PromptLookup(row.history) if request.speculative else None
             drafts: list[int] = []
-            outputs = results_for(self.artifact, request.sampling, request.top_logprobs)
+            outputs = choose_results(self.artifact, request.sampling, request.top_logprobs)
             start = time.perf_counter()
             scores = run.prefill([row.prompt[row.reused :]], outputs=outputs)
             while True:
-                accepted = row.accept(drafts, scores, generator)
+                accepted = row.accept(drafts, scores)
                 yield time.perf_counter() - start
                 if row.finish_reason is not None:
                     return
@@ -397,8 +382,10 @@ class TextGenerator(Model):
                     drafts = lookup.draft(row.most_left - 1)
                 (scores,) = run.extend([row.history[-1], *drafts], 1 + len(drafts), outputs)
 
-    def _run_of(self, row: Row, request: GenerationRequest) -> AbstractContextManager[tuple[DecoderRun, int]]:
+    def _start_run(
+        self, row: Row, request: GenerationRequest
+    ) -> AbstractContextManager[tuple[DecoderRun, int]]:
         """Return a run of batch 1 for a row, and how many tokens of its prompt it holds."""
         if request.reuse_prompt:
             return self._reuse.run(row.history, lambda: self.decoder.start(1, self.max_length))
-        return nullcontext((self.decoder.start(1, self._capacity([row], request)), 0))
+        return nullcontext((self.decoder.start(1, self._count_capacity([row], request)), 0))

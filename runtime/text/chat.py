@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,27 +23,17 @@ Message: TypeAlias = Mapping[str, object]
 """One message of a conversation: "role", "content", and what else its chat template reads."""
 
 
+@dataclass
 class Chat:
-    """A bundle's chat template; safe to use from several threads. Needs jinja2 when it is used.
+    """A bundle's chat template; safe to use from several threads. Needs jinja2 when it is used."""
 
-    Args:
-        template: in jinja2's language.
-        tokens: special tokens by the names that the template has for them, such as bos_token.
-        source: what errors call the template.
-    """
-
-    def __init__(self, template: str, tokens: Mapping[str, str], source: str) -> None:
-        self.template = template
-        self.tokens = tokens
-        self.source = source
+    template: str
+    tokens: Mapping[str, str]  # special ones by the names that the template has for them, such as bos_token
+    source: str  # what errors call the template
 
     @classmethod
     def of(cls, bundle: Bundle) -> Chat | None:
-        """Return the template of a bundle, if it has one.
-
-        Raises:
-            BundleError: its file is missing, has changed, is too large or no text.
-        """
+        """Return the template of a bundle, if it has one."""
         if "chat_template" not in bundle.manifest.tokenizer:
             return None
         r = Reader(bundle.manifest.tokenizer["chat_template"], "tokenizer.chat_template")
@@ -70,18 +61,8 @@ class Chat:
         """Return the tokens of a conversation, up to where the model is to answer.
 
         The template's own special tokens are read as such. Those that a message spells are plain text, so
-        that a user cannot end his turn and speak as another.
-
-        Args:
-            messages: each with the texts "role" and "content"; what else they have goes to the template.
-                A content may be a list of text parts, {"type": "text", "text": "..."}. A template that
-                cannot read such a list gets the parts' texts as one.
-            parse_special: read those that a message spells too, as transformers does by default.
-
-        Raises:
-            InputError: messages that cannot be used, or that the template refuses.
-            BundleError: the template is no template, or tries what it may not.
-            BackendUnavailableError: jinja2 is missing or too old.
+        that a user cannot end his turn and speak as another; with `parse_special` they are read too, as
+        transformers does by default.
         """
         guard = Guard(() if parse_special else tokenizer.special_tokens)
         rendered = self._render(check_messages(messages, guard.mark))
@@ -92,7 +73,7 @@ class Chat:
     def _render(self, messages: list[dict[str, Any]]) -> str:
         """Render contents that are lists of parts as lists, or as texts where the template reads texts."""
         messages = [message if message["content"] else join_parts(message) for message in messages]
-        parts = [part for message in messages for part in list_parts(message)]
+        parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
         try:
             rendered = self._render_once(messages)
         except InputError:
@@ -105,15 +86,8 @@ class Chat:
         return self._render_once([join_parts(message) for message in messages])
 
     def _render_once(self, messages: list[dict[str, Any]]) -> str:
-        return self.compiled.render(
-            {
-                **self.tokens,
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": True,
-                "messages": messages,
-            }
-        )
+        own = {"tools": None, "documents": None, "add_generation_prompt": True, "messages": messages}
+        return self.compiled.render({**self.tokens, **own})
 
 
 class Guard:
@@ -191,17 +165,11 @@ def check_parts(parts: Sequence[Any], name: str) -> None:
             raise InputError(f"{name}[{number}]: 'text' must be a text, but is {got}")
 
 
-def list_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of a checked message's content; none of one that is a text."""
-    content = message["content"]
-    return content if isinstance(content, list) else []
-
-
 def join_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose content is one text: its parts', one behind the other."""
     if isinstance(message["content"], str):
         return message
-    return {**message, "content": "".join(part["text"] for part in list_parts(message))}
+    return {**message, "content": "".join(part["text"] for part in message["content"])}
 
 
 def copy_plain(value: Any, name: str, mark: Callable[[str], str]) -> Any:

@@ -26,6 +26,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ..errors import BackendUnavailableError, BundleError, InputError
+from .tokenizer import join_lines
 
 LEAST_VERSION = (3, 1, 6)  # those before have known ways out of the sandbox
 MAX_STEPS = 1_000_000  # turns of loops, and calls, which take as long as so many turns:
@@ -38,16 +39,7 @@ JOINED = "joined texts"
 
 
 class ChatTemplate:
-    """A compiled template; safe to use from several threads.
-
-    Args:
-        text: in jinja2's language.
-        source: what errors call it.
-
-    Raises:
-        BackendUnavailableError: jinja2 is too old.
-        BundleError: the text is not a template.
-    """
+    """A compiled template, which errors call `source`; safe to use from several threads."""
 
     def __init__(self, text: str, source: str) -> None:
         found = version("jinja2")
@@ -63,20 +55,12 @@ class ChatTemplate:
         except Exception as error:  # the compiler's own, and Python's of what it made of the template
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise BundleError(
-                f"{source}{line}: the chat template is no template of jinja2 ({one_line(error)}); mend it in"
-                " the checkpoint, and export again"
+                f"{source}{line}: the chat template is no template of jinja2 ({join_lines(error)}); mend it"
+                " in the checkpoint, and export again"
             ) from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Return the text of a conversation.
-
-        Args:
-            variables: messages and the like; nothing but texts, numbers, lists and dicts.
-
-        Raises:
-            BundleError: the template tries what it may not, or more than the limits allow.
-            InputError: it refuses these messages, or cannot be rendered with them.
-        """
+        """Return the text of a conversation; variables hold nothing but texts, numbers, lists and dicts."""
         pieces = []
         length = 0
         try:
@@ -87,12 +71,12 @@ class ChatTemplate:
                     check_size("what is rendered", length, MAX_LENGTH, "characters")
                     pieces.append(piece)
         except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
-            raise BundleError(f"{self.source}: the chat template is stopped: {one_line(error)}") from error
+            raise BundleError(f"{self.source}: the chat template is stopped: {join_lines(error)}") from error
         except Refused as error:
-            raise InputError(f"the chat template refuses the messages: {one_line(error)}") from error
+            raise InputError(f"the chat template refuses the messages: {join_lines(error)}") from error
         except Exception as error:  # whatever its operators and filters raise
             raise InputError(
-                f"the chat template cannot render these messages: {one_line(error)}; give them the roles"
+                f"the chat template cannot render these messages: {join_lines(error)}; give them the roles"
                 f" and keys that {self.source} reads"
             ) from error
         return "".join(pieces)
@@ -103,23 +87,19 @@ class Refused(jinja2.TemplateError):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """transformers' environment, which counts steps.
-
-    Attributes:
-        steps: how many were taken since a rendering began.
-    """
+    """transformers' environment, which counts steps."""
 
     intercepted_binops = frozenset(["+", "*", "**"])
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-        self.steps = 0
-        self.filters |= {"tojson": tojson, COUNTED: self.count_steps, JOINED: join_texts}
+        self.steps = 0  # since a rendering began
+        self.filters |= {"tojson": write_json, COUNTED: self.count_steps, JOINED: join_texts}
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": raise_exception,
-            "strftime_now": strftime_now,
-            "dict": Dict(),
+            "strftime_now": format_now,
+            "dict": make_dict,
             "namespace": PublicNamespace,
         }
 
@@ -187,13 +167,6 @@ class Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class Dict:
-    """`dict(...)` without the type and what can be reached from it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-
 class PublicNamespace(Namespace):
     """`namespace(...)` whose names never begin with "_"."""
 
@@ -213,6 +186,11 @@ def check_name(name: str) -> None:
         raise SecurityError(f"a namespace's {name!r} begins with '_'")
 
 
+def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """Return `dict(...)`: a template gets no type, nor what can be reached from it."""
+    return dict(*args, **kwargs)
+
+
 def join_texts(values: Sequence[Any]) -> str:
     """Join the operands of `~`."""
     texts = [str(value) for value in values]
@@ -220,7 +198,7 @@ def join_texts(values: Sequence[Any]) -> str:
     return "".join(texts)
 
 
-def tojson(
+def write_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -237,15 +215,10 @@ def raise_exception(message: Any) -> NoReturn:
     raise Refused(str(message))
 
 
-def strftime_now(form: str) -> str:
+def format_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
 def check_size(what: str, size: int, most: int, unit: str) -> None:
     if size > most:
         raise SecurityError(f"{what} has more than {most} {unit}")
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's text without line ends."""
-    return " ".join(str(error).split()) or type(error).__name__

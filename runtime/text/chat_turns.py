@@ -12,31 +12,20 @@ SYSTEM = ("system", "developer")  # roles whose messages are never dropped
 
 @dataclass(frozen=True)
 class CutChat:
-    """A conversation as far as it fits.
+    """A conversation as far as it fits."""
 
-    Attributes:
-        tokens: token ids of the messages that are left.
-        dropped_messages: how many of the oldest were dropped.
-        dropped_tokens: by how many tokens the conversation became shorter.
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # of the messages that are left
     dropped_messages: int
-    dropped_tokens: int
+    dropped_tokens: int  # by how many the conversation became shorter
 
 
 def cut_chat(
     messages: Sequence[Message], encode: Callable[[Sequence[Message]], list[int]], limit: int
 ) -> CutChat:
-    """Drop as few of a conversation's oldest turns as make it fit.
+    """Drop as few of a conversation's oldest turns as make it fit in `limit` tokens.
 
     A turn is a user's message and all that follows until the next user's. The last turn stays, and so do
     the system's messages, whether or not what is left fits.
-
-    Args:
-        messages: the conversation.
-        encode: its tokens, as the chat template words it.
-        limit: the most tokens that are wanted.
     """
     whole = encode(messages)
     turns = split_turns(messages)

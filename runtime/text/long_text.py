@@ -18,21 +18,14 @@ TRUNCATIONS = ("head", "tail", "head+tail", "windows")
 class Piece:
     """One sequence for an encoder: [CLS] first [SEP], or [CLS] first [SEP] second [SEP].
 
-    Between two texts RoBERTa has two separators.
-
-    Attributes:
-        ids: token ids, special ones included.
-        segments: 0 for the first text, 1 for the second.
-        first: which tokens of the first text it holds, in order; first[k] stands at position 1 + k.
-        second: the same of the second text, from position 1 + len(first) + separators on; None without one.
-        separators: [SEP] between the two.
+    `first` and `second` say which tokens of the two texts it holds, in order.
     """
 
     ids: list[int]
-    segments: list[int]
+    segments: list[int]  # 0 for the first text, 1 for the second
     first: Sequence[int]
     second: Sequence[int] | None
-    separators: int = 1
+    separators: int = 1  # [SEP] between the two; RoBERTa has two
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,15 +40,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class FittedText:
-    """A text, or a pair, as sequences that the model can take.
-
-    Attributes:
-        pieces: one, or several overlapping windows.
-        dropped: tokens of the text that are in none of them.
-    """
+    """A text, or a pair, as sequences that the model can take: one, or several overlapping windows."""
 
     pieces: tuple[Piece, ...]
-    dropped: int
+    dropped: int  # tokens of the text that are in none of them
 
 
 def fit(
@@ -68,33 +56,17 @@ def fit(
     stride: int | None = None,
     separators: int = 1,
 ) -> FittedText:
-    """Make sequences of at most `max_length` tokens.
+    """Make sequences of at most `max_length` tokens, special ones included, of a text's tokens or a pair's.
 
-    Args:
-        first: token ids of a text.
-        second: token ids of its pair.
-        max_length: special tokens included.
-        tokens: the ids of "cls" and "sep".
-        truncation: one of `TRUNCATIONS`. "head" keeps the beginning, of a pair it shortens the longer
-            text; "tail" keeps the end; "head+tail" both (Sun et al., 2019); "windows" keeps all of it in
-            sequences that overlap, of a pair all of the second. None refuses what is too long.
-        stride: tokens that neighbouring windows share; a quarter of `max_length` unless given.
-        separators: between the texts of a pair.
-
-    Raises:
-        InputError: no such truncation or stride.
-        ContextLengthError: the text is too long and truncation is None, or windows have no room beside the
-            first text of a pair.
+    Truncation "head" keeps the beginning, of a pair it shortens the longer text; "tail" keeps the end;
+    "head+tail" both (Sun et al., 2019); "windows" keeps all of it in sequences that overlap by `stride`
+    tokens, of a pair all of the second. None refuses what is too long.
     """
-    if truncation is not None and truncation not in TRUNCATIONS:
-        raise InputError(f"truncation={truncation!r} is not one of {', '.join(map(repr, TRUNCATIONS))}")
     special = SPECIAL_TOKENS if second is None else SPECIAL_TOKENS + separators
     M = max_length - special
     long = len(first) + (0 if second is None else len(second))
     kept: list[tuple[Sequence[int], Sequence[int] | None]]
-    if long <= M:
-        kept = [(range(len(first)), None if second is None else range(len(second)))]
-    elif truncation is None:
+    if long > M and truncation is None:
         what = "the text has" if second is None else "the two texts have"
         raise ContextLengthError(
             f"{what} {long + special} tokens, special ones included; the model takes {max_length}."
@@ -102,17 +74,14 @@ def fit(
             tokens=long + special,
             limit=max_length,
         )
-    elif truncation == "windows":
-        room = M if second is None else room_beside(first, M, long)
-        parts = windows(long if second is None else len(second), room, stride, max_length)
+    if long > M and truncation == "windows":
+        room = M if second is None else leave_room(first, M, long)
+        parts = split_windows(long if second is None else len(second), room, stride, max_length)
         kept = [(part, None) if second is None else (range(len(first)), part) for part in parts]
-    elif second is None:
-        kept = [(keep_tokens(len(first), M, truncation), None)]
     else:
-        rooms = share_room(len(first), len(second), M)
-        kept = [
-            (keep_tokens(len(first), rooms[0], truncation), keep_tokens(len(second), rooms[1], truncation))
-        ]
+        rooms = share_room(len(first), 0 if second is None else len(second), M)
+        of_second = None if second is None else keep_tokens(len(second), rooms[1], truncation)
+        kept = [(keep_tokens(len(first), rooms[0], truncation), of_second)]
     pieces = tuple(build_piece(first, second, a, b, tokens, separators) for a, b in kept)
     dropped = 0 if len(pieces) > 1 else long - (len(pieces[0]) - special)
     return FittedText(pieces, dropped)
@@ -136,7 +105,7 @@ def build_piece(
     return Piece(ids, segments, of_first, of_second, separators)
 
 
-def keep_tokens(length: int, room: int, truncation: str) -> Sequence[int]:
+def keep_tokens(length: int, room: int, truncation: str | None) -> Sequence[int]:
     """Return the tokens of one text that are kept."""
     if length <= room:
         return range(length)
@@ -155,7 +124,7 @@ def share_room(first: int, second: int, room: int) -> tuple[int, int]:
     return (short, room - short) if first <= second else (room - short, short)
 
 
-def room_beside(first: Sequence[int], room: int, length: int) -> int:
+def leave_room(first: Sequence[int], room: int, length: int) -> int:
     """Return the room that a pair's first text leaves for windows over the second: at least half."""
     if len(first) > room // 2:
         raise ContextLengthError(
@@ -167,11 +136,11 @@ def room_beside(first: Sequence[int], room: int, length: int) -> int:
     return room - len(first)
 
 
-def windows(length: int, room: int, stride: int | None, max_length: int) -> list[range]:
+def split_windows(length: int, room: int, stride: int | None, max_length: int) -> list[range]:
     """Return overlapping ranges over `length` tokens; the last one ends where the text does."""
     if stride is None:
         stride = min(max_length // 4, room - 1)
-    if not isinstance(stride, int) or isinstance(stride, bool) or not 0 <= stride < room:
+    if not 0 <= stride < room:
         raise InputError(
             f"stride={stride!r} must be from 0 to {room - 1}: tokens that two neighbouring windows share"
         )
@@ -179,11 +148,10 @@ def windows(length: int, room: int, stride: int | None, max_length: int) -> list
     return [range(start, start + room) for start in starts]
 
 
-def best_window(pieces: Sequence[Piece], length: int) -> list[tuple[int, int]]:
+def place_tokens(pieces: Sequence[Piece], length: int) -> list[tuple[int, int]]:
     """Return for each token of a text in windows the place where it has most context on both sides.
 
-    Returns:
-        (index of the piece, position in it) per token; (-1, -1) for a dropped one.
+    A place is the index of the piece and the position in it; (-1, -1) for a dropped token.
     """
     best = [(-1, -1)] * length
     context = [-1] * length

@@ -11,17 +11,18 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import InputError, TokenizerError
+from ..errors import InputError, ManifestError, TokenizerError
 from .stream import TextStream
-from .tokenizer import Tokenizer, check_text, read
+from .tokenizer import Tokenizer, check_text
 
 # What the exporter writes before an entry's spelling. tokenizers' Unigram needs one list for two things:
 ID_ONLY = "\U0010ffff"  # the vocabulary has it, this language's pieces do not: no text is cut into it
 PIECE_ONLY = "\U0010fffe"  # texts are cut into it, the vocabulary lacks it: it becomes the unknown token
 
+PLAIN = "plain"  # the kind of a tokenizer.json as it is; SentencePiece with another's numbering
+PIECES = "pieces"
 SPACE = "▁"  # how pieces spell a space
 CODES_SHOWN = 20
 
@@ -31,20 +32,8 @@ class PieceTokenizer(Tokenizer):
 
     Gives the ids of transformers' MarianTokenizer. SentencePiece is computed here: tokenizers'
     Precompiled replaces whole graphemes, and its Unigram adds scores in another precision, so that a
-    few texts, such as a row of dots, would come out otherwise.
-
-    Args:
-        data: What the exporter's build_marian_tokenizers made, a tokenizer.json.
-        source: What error messages call it.
-        vocab_size: The model's.
-
-    Raises:
-        TokenizerError: The content is not such a tokenizer, or has more ids than the model.
-
-    Example:
-        >>> tokenizer = PieceTokenizer.from_file(Path("bundles/opus/tokenizer.json"), 58101)
-        >>> tokenizer.decode(tokenizer.encode(">>de<< Good morning."))
-        '>>de<< Good morning.'
+    few texts, such as a row of dots, would come out otherwise. The exporter's build_marian_tokenizers writes
+    the tokenizer.json; `vocab_size` is the model's.
     """
 
     def __init__(self, data: bytes, source: str, vocab_size: int) -> None:
@@ -58,12 +47,7 @@ class PieceTokenizer(Tokenizer):
                 f"{source} has {len(self._spellings)} tokens, but the model {vocab_size}; "
                 "use the tokenizer that belongs to the model"
             )
-        self._vocab_size = vocab_size
-
-    @classmethod
-    def from_file(cls, path: Path, vocab_size: int) -> PieceTokenizer:  # type: ignore[override]
-        """Load a tokenizer.json that build_marian_tokenizers made."""
-        return cls(read(path), str(path), vocab_size)
+        self.vocab_size = vocab_size
 
     def _read(self, content: Mapping[str, Any]) -> None:
         entries = content["model"]["vocab"]
@@ -83,44 +67,29 @@ class PieceTokenizer(Tokenizer):
         scored = [(piece.removeprefix(PIECE_ONLY), score) for piece, score in entries if piece[:1] != ID_ONLY]
         self._lattice = Lattice({piece: score for piece, score in scored if piece not in self._silent})
         codes = (text for text in self._ids if text.startswith(">>") and text.endswith("<<"))
-        self._codes = tuple(sorted(codes))
+        self.language_codes = tuple(sorted(codes))
         longest_first = sorted(self._special, key=len, reverse=True)
         self._any_special = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
-    @property
-    def language_codes(self) -> tuple[str, ...]:
-        """What a text may begin with to choose the language of the translation, such as ``>>de<<``."""
-        return self._codes
-
-    def token_id(self, text: str) -> int | None:
-        """Return the id of the token spelled ``text`` in the vocabulary, or None."""
+    def find_id(self, text: str) -> int | None:
         return self._special_tokens.get(text, self._ids.get(text))
 
-    def piece(self, token_id: int) -> str | None:
-        """Return the vocabulary's spelling of an id, such as ``"▁the"``; None if it decodes to nothing."""
-        spelled = self.spelling(token_id)
+    def find_piece(self, token_id: int) -> str | None:
+        spelled = self.spell(token_id)
         return None if not spelled or spelled in self._silent else spelled
 
-    def spelling(self, token_id: int) -> str:
-        """Return how the vocabulary spells an id, special tokens too; empty for an id without a token."""
+    def spell(self, token_id: int) -> str:
         index = self._check_id(token_id)
         return self._spellings[index] if index < len(self._spellings) else ""
 
-    def spellings(self, ids: Sequence[int]) -> list[str]:
-        """Return each id's text for display: ``" the"`` for ``"▁the"``, special tokens as they are."""
-        return [self.spelling(token_id).replace(SPACE, " ") for token_id in ids]
+    def spell_all(self, ids: Sequence[int]) -> list[str]:
+        """Return the spelling of each id, to be shown: ``" the"`` for ``"▁the"``."""
+        return [self.spell(token_id).replace(SPACE, " ") for token_id in ids]
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
-        """Turn a text into token ids, adding none of its own.
+        """Turn a text into token ids; what it begins with is a language code if it looks like ``>>de<<``.
 
-        Args:
-            text: Any text. What it begins with is a language code if it looks like ``>>de<<``.
-            parse_special: Whether a special token's text, such as ``</s>``, becomes that token; what
-                is between two of them is then a text of its own. Leave it off for text that users wrote.
-
-        Raises:
-            InputError: ``text`` is no str, holds half of a surrogate pair, or begins with a language
-                code that the model does not have though it has others.
+        With `parse_special` what is between two special tokens is a text of its own.
         """
         check_text(text)
         parts = self._any_special.split(text) if parse_special else [text]
@@ -130,7 +99,7 @@ class PieceTokenizer(Tokenizer):
                 ids.append(self._special_tokens[part])
             else:
                 code, rest = self._split_code(part)
-                pieces = self._lattice.pieces(self._normalize(rest))
+                pieces = self._lattice.cut(self._normalize(rest))
                 ids += [*code, *(self._ids.get(piece, self._unk) for piece in pieces)]
         return ids
 
@@ -138,21 +107,17 @@ class PieceTokenizer(Tokenizer):
         self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0
     ) -> NoReturn:
         """Refuse every call: these tokens have no places in the text."""
-        raise InputError(f"{self._source} keeps no places in the text; use encode and spellings instead")
+        raise InputError(f"{self._source} keeps no places in the text; use encode and spell_all instead")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn token ids into text; special tokens and unassigned ids add nothing.
+        """Turn token ids into text without white space at both ends; special tokens add nothing."""
+        return "".join(map(self.decode_one, ids)).strip()
 
-        White space at both ends is left out.
-        """
-        return "".join(map(self.text_of, ids)).strip()
-
-    def text_of(self, token_id: int) -> str:
+    def decode_one(self, token_id: int) -> str:
         """Return what one id adds to a text, before `decode` trims it."""
-        return (self.piece(token_id) or "").replace(SPACE, " ")
+        return (self.find_piece(token_id) or "").replace(SPACE, " ")
 
     def stream(self) -> TextStream:
-        """Return a new decoder for ids that come one at a time."""
         return _PieceStream(self)
 
     def _split_code(self, text: str) -> tuple[list[int], str]:
@@ -161,11 +126,11 @@ class PieceTokenizer(Tokenizer):
         if not text.startswith(">>") or end < 2:
             return [], text
         code = text[:end]
-        if code not in self._ids and self._codes:
-            more = ", ..." if len(self._codes) > CODES_SHOWN else ""
+        if code not in self._ids and self.language_codes:
+            more = ", ..." if len(self.language_codes) > CODES_SHOWN else ""
             raise InputError(
                 f"the text begins with {code!r}, which is none of the model's language codes: "
-                f"{', '.join(self._codes[:CODES_SHOWN])}{more}; to translate these letters, "
+                f"{', '.join(self.language_codes[:CODES_SHOWN])}{more}; to translate these letters, "
                 "put a space before them"
             )
         return [self._ids.get(code, self._unk)], text[end:]
@@ -188,12 +153,8 @@ class PieceTokenizer(Tokenizer):
 class Charsmap:
     """SentencePiece's normalization rules: the longest rule that fits replaces what it fits.
 
-    Args:
-        data: A double array of 32-bit units (darts-clone), its size before it, and the replacements
-            after it, each ended by a zero byte.
-
-    Raises:
-        ValueError: The data is cut off.
+    The data is a double array of 32-bit units (darts-clone), its size before it, and the replacements after
+    it, each ended by a zero byte.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -210,26 +171,26 @@ class Charsmap:
         data = text.encode()
         at = 0
         while at < len(data):
-            length, offset = self._longest(data, at)
+            length, offset = self._find_longest(data, at)
             if length:
                 end = self._replacements.find(b"\0", offset)
                 yield self._replacements[offset : end if end >= 0 else None].decode(errors="replace")
             else:
-                length = _length_of_character(data[at])
+                length = 1 + sum(data[at] >= least for least in (0x80, 0xE0, 0xF0))  # of a UTF-8 character
                 yield data[at : at + length].decode(errors="replace")
             at += length
 
-    def _longest(self, data: bytes, start: int) -> tuple[int, int]:
+    def _find_longest(self, data: bytes, start: int) -> tuple[int, int]:
         """Return how many bytes the longest rule fits, and where its replacement begins; 0 for none."""
         units = self._units
         length = offset = 0
-        node = _step(units[0])
+        node = _find_children(units[0])
         for index in range(start, len(data)):
             node ^= data[index]
             if node >= len(units) or units[node] & 0x800000FF != data[index]:
                 break
             unit = units[node]
-            node ^= _step(unit)
+            node ^= _find_children(unit)
             if unit >> 8 & 1 and node < len(units):
                 length = index + 1 - start
                 offset = units[node] & 0x7FFFFFFF
@@ -237,22 +198,15 @@ class Charsmap:
 
 
 class Lattice:
-    """Cuts a text into the pieces whose scores have the highest sum, as SentencePiece's unigram model.
-
-    Args:
-        scores: The score of each piece.
-
-    Raises:
-        ValueError: There are no pieces.
-    """
+    """Cuts a text into the pieces whose scores have the highest sum, as SentencePiece's unigram model."""
 
     def __init__(self, scores: Mapping[str, float]) -> None:
-        self._unknown = _single(min(scores.values()) - 10)
+        self._unknown = _round_to_single(min(scores.values()) - 10)
         # Beginnings of pieces have a score that never wins, and end the search where they are absent.
         self._scores = {piece[:end]: -math.inf for piece in scores for end in range(1, len(piece))}
         self._scores.update(scores)
 
-    def pieces(self, text: str) -> list[str]:
+    def cut(self, text: str) -> list[str]:
         """Return the pieces of a text; unknown characters in a row are one piece."""
         scores = self._scores
         size = len(text)
@@ -266,13 +220,13 @@ class Lattice:
                 if score is None:
                     break
                 total = score + here
-                if total > best[end] and _single(total) > best[end]:
+                if total > best[end] and _round_to_single(total) > best[end]:
                     best[end], starts[end] = total, start
-            if self._is_unknown(text[start]) and _single(self._unknown + here) > best[start + 1]:
+            if self._is_unknown(text[start]) and _round_to_single(self._unknown + here) > best[start + 1]:
                 best[start + 1], starts[start + 1] = self._unknown + here, start
-        return self._cut(text, starts)
+        return self._trace_back(text, starts)
 
-    def _cut(self, text: str, starts: Sequence[int]) -> list[str]:
+    def _trace_back(self, text: str, starts: Sequence[int]) -> list[str]:
         cuts = [len(text)]
         joins = False
         end = len(text)
@@ -302,7 +256,7 @@ class _PieceStream(TextStream):
         self._space = ""
 
     def push(self, token_id: int) -> str:
-        text = self._space + self._pieces.text_of(token_id)
+        text = self._space + self._pieces.decode_one(token_id)
         shown = text.rstrip()
         if not shown:
             self._space = text if self._begun else ""
@@ -316,19 +270,18 @@ class _PieceStream(TextStream):
         return ""
 
 
-def _step(unit: int) -> int:
+def _find_children(unit: int) -> int:
     """Return how far a unit of a double array is from its children."""
     return (unit >> 10) << ((unit & 0x200) >> 6)
 
 
-def _length_of_character(first_byte: int) -> int:
-    if first_byte < 0x80:
-        return 1
-    if first_byte < 0xE0:
-        return 2
-    return 3 if first_byte < 0xF0 else 4
-
-
-def _single(value: float) -> float:
+def _round_to_single(value: float) -> float:
     """Round to single precision."""
     return array("f", [value])[0]
+
+
+def open_tokenizer(data: bytes, source: str, kind: str, vocab_size: int) -> Tokenizer:
+    """Return the tokenizer of one kind for a tokenizer.json, which errors call `source`."""
+    if kind not in (PLAIN, PIECES):
+        raise ManifestError(f"{source}: its kind {kind!r} is not one of {PLAIN}, {PIECES}")
+    return Tokenizer(data, source) if kind == PLAIN else PieceTokenizer(data, source, vocab_size)

@@ -1,71 +1,33 @@
-"""How an encoder's tasks read texts and pairs: some ahead at a time, each checked when it is read."""
+"""How texts and pairs are read: some ahead at a time, each checked when it is read; results in order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
-from ..errors import InputError
-from ..options import EncoderOptions, Truncation, check_batch_size, check_choice, check_not_pair
+from ..errors import ContextLengthError, InputError
+from ..options import check_not_pair
 from ..progress import Progress
-from .long_text import TRUNCATIONS
 
 READ_AHEAD = 1024  # texts that are sorted by length together
 READ_AHEAD_BATCHES = 8  # or fewer, where a caller says how many run together
 READ_AHEAD_CHARACTERS = 200_000  # or fewer texts that together have so many: their outputs are held
 Item: TypeAlias = str | tuple[str, str]  # a text, or a pair
 
+R = TypeVar("R")
 T = TypeVar("T")
 ItemT = TypeVar("ItemT", bound=Item)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How texts become sequences, and how those run; the options that all tasks share.
-
-    Attributes:
-        truncation: of a text that is longer than the model; None refuses it.
-        stride: tokens that neighbouring windows share; None: a quarter of the model's length.
-        parse_special: whether a special token's text, such as [SEP], becomes that token.
-        batch_size: the most sequences that run together.
-        read_ahead: the most texts that are read before the first of them is done.
-        progress: reports the number of texts that are done.
-    """
-
-    truncation: Truncation
-    stride: int | None
-    parse_special: bool
-    batch_size: int
-    read_ahead: int
-    progress: Progress
-
-    @staticmethod
-    def of(options: EncoderOptions, *, truncation: Truncation, max_batch: int) -> Reading:
-        """Check the options of a call; `truncation` is what the task does unless told otherwise."""
-        truncation = options.get("truncation", truncation)
-        check_choice("truncation", truncation, (None, *TRUNCATIONS))
-        stride = options.get("stride")
-        if stride is not None and (type(stride) is not int or stride < 0):
-            raise InputError(f"stride={stride!r} must be None or a whole number from 0")
-        return Reading(
-            truncation=truncation,
-            stride=stride,
-            parse_special=options.get("parse_special", False),
-            batch_size=check_batch_size(options.get("batch_size"), max_batch),
-            read_ahead=read_ahead(options.get("batch_size")),
-            progress=Progress(options.get("progress", False)),
-        )
-
-
-def read_ahead(batch_size: int | None) -> int:
+def count_read_ahead(batch_size: int | None) -> int:
     """Return how many texts are read at a time: with batches of one, one, as somebody may wait for it."""
     if batch_size is None:
         return READ_AHEAD
     return 1 if batch_size == 1 else min(READ_AHEAD, READ_AHEAD_BATCHES * batch_size)
 
 
-def chunks(items: Iterable[ItemT], most: int) -> Iterator[list[ItemT]]:
+def split_into_chunks(items: Iterable[ItemT], most: int) -> Iterator[list[ItemT]]:
     """Yield the items in lists: at most `most`, or of `READ_AHEAD_CHARACTERS` together."""
     chunk: list[ItemT] = []
     characters = 0
@@ -80,17 +42,70 @@ def chunks(items: Iterable[ItemT], most: int) -> Iterator[list[ItemT]]:
         yield chunk
 
 
+def run_in_chunks(
+    items: Iterable[ItemT],
+    most: int,
+    progress: Progress,
+    run_chunk: Callable[[int, list[ItemT]], Iterable[Mapping[int, R]]],
+) -> Iterator[R]:
+    """Yield the results of items in order, each as soon as it and those before it are computed.
+
+    `run_chunk` gets the number of a chunk's first item and the chunk, and yields the results of each batch by
+    the items' numbers. Progress is reported after each batch.
+    """
+    waiting: dict[int, R] = {}
+    given = 0
+    with progress:
+        for chunk in split_into_chunks(items, most):
+            for batch in run_chunk(given, chunk):
+                waiting |= batch
+                progress(given + len(waiting))
+                while given in waiting:
+                    yield waiting.pop(given)
+                    given += 1
+
+
+@contextmanager
+def name_item(name: str) -> Iterator[None]:
+    """Put the name of one of several texts, such as "texts[2]", before the message of an error about it."""
+    try:
+        yield
+    except ContextLengthError as error:
+        raise ContextLengthError(f"{name}: {error}", tokens=error.tokens, limit=error.limit) from error
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+class Pair(tuple[str, str]):
+    """One pair that was given as two arguments, unlike a tuple that a caller gave."""
+
+
+def make_item(first: Any, second: Any, call: str, needs_pair: bool = True) -> Any:
+    """Return the pair of two arguments, or the first one alone; errors say by `call` how a pair is given."""
+    if second is None:
+        if needs_pair and isinstance(first, str):
+            raise InputError(f"a pair of two texts is needed: {call}, or a list of pairs [(text, other)]")
+        return first
+    if not isinstance(first, str) or not isinstance(second, str):
+        raise InputError(
+            f"{call} takes two texts, a pair of two texts, not {type(first).__name__} and"
+            f" {type(second).__name__}; several pairs are a list of tuples"
+        )
+    return Pair((first, second))
+
+
+def run_one_or_all(texts: Any, run: Callable[[Any], Iterator[R]]) -> R | list[R]:
+    """Return one result for one text or `Pair`; a list of them for several."""
+    if isinstance(texts, str | Pair):
+        (result,) = run([texts])  # to its end: there stands what is said of dropped tokens
+        return result
+    return list(run(texts))
+
+
 def check_each(items: Any, check: Callable[[Any], T], pair_call: str = "") -> Iterator[T]:
-    """Return an iterator over the items, each checked when it is read.
+    """Return an iterator over the items, each checked when it is read; refuse one text.
 
-    Args:
-        items: what a caller gave for several texts or pairs.
-        check: returns an item, or raises.
-        pair_call: how to pass one pair to the method that was called, if it takes pairs.
-
-    Raises:
-        InputError: one text, whose letters would else be taken for texts, two texts that could be a pair,
-            or nothing to iterate over.
+    `pair_call` is how to pass one pair to the method that was called, if it takes pairs.
     """
     if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
         raise InputError(f"several texts are needed here, such as a list of str, not {type(items).__name__}")

@@ -22,10 +22,6 @@ class TextStream:
 
     Not ``tokenizers.decoders.DecodeStream``: that one has no end, so what it still holds when
     generation stops is lost, and it holds back a genuine U+FFFD.
-
-    Example:
-        >>> stream = tokenizer.stream()
-        >>> text = "".join(map(stream.push, ids)) + stream.finish()
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -35,20 +31,12 @@ class TextStream:
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Take the next token.
-
-        Args:
-            token_id: An id of the tokenizer's vocabulary.
-
-        Returns:
-            The text that is now certain; empty when the token only begins a character, is a
-            special token, or must wait for the next one.
-        """
-        piece = self._tokenizer.piece(token_id)
+        """Take the next token; return the text that is now certain, which may be none."""
+        piece = self._tokenizer.find_piece(token_id)
         if piece is None:
             return ""
         if self._tokenizer.byte_level:
-            return self._utf8.decode(bytes_of_piece(piece))
+            return self._utf8.decode(encode_piece(piece))
         self._held.append(token_id)
         if self._tokenizer.byte_fallback and _is_byte(piece):
             return ""  # one bad byte spoils its whole run of byte tokens, so the run stays whole
@@ -69,25 +57,11 @@ class TextStream:
 
 
 class StopStrings:
-    r"""Cuts a text that comes in pieces at the first stop string.
+    """Cuts a text that comes in pieces at the first stop string.
 
     First is the one whose last character arrives first; of two that end together, the longer.
     So the result does not depend on how the text was split, and nothing after the end of a stop
     string has to be generated to know it. What could be the beginning of one is held back.
-
-    Args:
-        stop: One string, several, or None.
-
-    Attributes:
-        found: The stop string that ended the text, or None so far.
-
-    Raises:
-        InputError: A stop string is empty or not a str.
-
-    Example:
-        >>> stop = StopStrings(["\n\n"])
-        >>> stop.push("one\n"), stop.push("\ntwo"), stop.found
-        ('one', '', '\n\n')
     """
 
     def __init__(self, stop: str | Sequence[str] | None) -> None:
@@ -103,7 +77,7 @@ class StopStrings:
             )
         self._strings = tuple(strings)
         self._held = ""
-        self.found: str | None = None
+        self.found: str | None = None  # the one that ended the text
 
     def push(self, piece: str) -> str:
         """Take the next piece of text; return what may be shown, nothing once one was found."""
@@ -117,7 +91,7 @@ class StopStrings:
             self.found = text[start:end]
             self._held = ""
             return text[:start]
-        shown = len(text) - max((_overlap(text, string) for string in self._strings), default=0)
+        shown = len(text) - max((_count_overlap(text, string) for string in self._strings), default=0)
         self._held = text[shown:]
         return text[:shown]
 
@@ -128,7 +102,7 @@ class StopStrings:
         return held
 
 
-def bytes_of_piece(piece: str) -> bytes:
+def encode_piece(piece: str) -> bytes:
     """Return the bytes that a byte-level vocabulary spells as ``piece``.
 
     An added token that has a character outside the byte alphabet stands for itself.
@@ -139,7 +113,7 @@ def bytes_of_piece(piece: str) -> bytes:
         return piece.encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
+def _make_byte_alphabet() -> dict[str, int]:
     """Return GPT-2's spelling of bytes: printable bytes are themselves, the others U+0100 and up in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -147,14 +121,14 @@ def _byte_alphabet() -> dict[str, int]:
     return spelled | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = _make_byte_alphabet()
 
 
 def _is_byte(piece: str) -> bool:
     return len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">")
 
 
-def _overlap(text: str, string: str) -> int:
+def _count_overlap(text: str, string: str) -> int:
     """Return how many characters at the end of ``text`` could begin ``string``."""
     longest = min(len(text), len(string) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)

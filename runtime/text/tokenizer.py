@@ -22,11 +22,7 @@ WAY_OUT = "save it again with save_pretrained of transformers, or copy the file 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """The tokens of one text, and where in the text each of them comes from.
-
-    Attributes:
-        ids: The token ids.
-    """
+    """The tokens of one text, and where in the text each of them comes from."""
 
     ids: list[int]
     _raw: tokenizers.Encoding = field(repr=False)
@@ -52,29 +48,14 @@ class Encoding:
 
 
 class Tokenizer:
-    """A loaded tokenizer.json; safe to use from several threads.
+    """A loaded tokenizer.json, which errors call `source`; safe to use from several threads.
 
     Truncation, padding and BPE dropout that were saved with it are off: they are settings of
     training, and would change what a prompt means without a word.
-
-    Args:
-        data: The bytes of a tokenizer.json, which the caller may have hashed before.
-        source: What error messages call it.
-
     Methods that take ids raise `InputError` for one that is outside the vocabulary.
-
-    Attributes:
-        byte_level: Whether tokens stand for bytes, joined as they are (GPT-2).
-        byte_fallback: Whether some tokens, such as ``<0xE2>``, stand for a byte (SentencePiece).
-
-    Raises:
-        TokenizerError: The content is not a tokenizer.
-
-    Example:
-        >>> tokenizer = Tokenizer.from_file(Path("bundles/gpt2/tokenizer.json"))
-        >>> tokenizer.decode(tokenizer.encode("Hello"))
-        'Hello'
     """
+
+    language_codes: tuple[str, ...] = ()  # what a text may begin with to choose a language, such as ">>fra<<"
 
     def __init__(self, data: bytes, source: str = "tokenizer.json") -> None:
         self._source = source
@@ -84,59 +65,39 @@ class Tokenizer:
         added = self._plain.get_added_tokens_decoder()
         self._special = {token.content for token in added.values() if token.special}
         self._special_ids = {self._plain.token_to_id(content) for content in self._special}
-        self._vocab_size = one_past_last_id(self._plain)
+        self.special_tokens = tuple(sorted(self._special))
+        self.vocab_size = count_ids(self._plain)  # a model may have rows beyond it
         decoder = self._plain.decoder
-        self.byte_level = isinstance(decoder, decoders.ByteLevel)
-        self.byte_fallback = "ByteFallback" in str(decoder)
+        self.byte_level = isinstance(decoder, decoders.ByteLevel)  # tokens stand for bytes (GPT-2)
+        self.byte_fallback = "ByteFallback" in str(decoder)  # some do, such as <0xE2> (SentencePiece)
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
         """Load a tokenizer.json of at most 256 MiB."""
         return cls(read(path), str(path))
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the highest token id; a model may have rows beyond it."""
-        return self._vocab_size
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """How the special tokens are spelled, in a fixed order."""
-        return tuple(sorted(self._special))
-
-    def token_id(self, text: str) -> int | None:
+    def find_id(self, text: str) -> int | None:
         """Return the id of the token spelled ``text`` in the vocabulary, or None."""
         return self._plain.token_to_id(text)
 
-    def piece(self, token_id: int) -> str | None:
+    def find_piece(self, token_id: int) -> str | None:
         """Return the vocabulary's spelling of an id, such as ``"Ġthe"``; None if it decodes to nothing."""
         spelled = self._plain.id_to_token(self._check_id(token_id))
         return None if spelled is None or spelled in self._special else spelled
 
-    def spelling(self, token_id: int) -> str:
+    def spell(self, token_id: int) -> str:
         """Return how the vocabulary spells an id, special tokens too, such as ``"<|endoftext|>"``."""
         return self._plain.id_to_token(self._check_id(token_id)) or ""
 
-    def spellings(self, ids: Sequence[int]) -> list[str]:
-        """Return `spelling` of each id, to be shown."""
-        return [self.spelling(token_id) for token_id in ids]
-
-    @property
-    def language_codes(self) -> tuple[str, ...]:
-        """The target languages that a text may begin with, such as ``">>fra<<"``; none here."""
-        return ()
+    def spell_all(self, ids: Sequence[int]) -> list[str]:
+        """Return the spelling of each id, to be shown."""
+        return [self.spell(token_id) for token_id in ids]
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Turn a text into token ids, adding none of its own.
 
-        Args:
-            text: Any text.
-            parse_special: Whether a special token's text, such as ``<|endoftext|>``, becomes that
-                token. Leave it off for text that users wrote.
-
-        Raises:
-            InputError: ``text`` is no str, or holds half of a surrogate pair.
-            TokenizerError: The vocabulary cannot express the text and has no unknown token.
+        With `parse_special` a special token's text, such as ``<|endoftext|>``, becomes that token. Leave it
+        off for text that users wrote.
         """
         check_text(text)
         tokenizer = self._parsing if parse_special else self._plain
@@ -149,22 +110,18 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0
     ) -> list[Encoding]:
-        """Turn many texts into token ids, on all cores, keeping where each token comes from.
+        """Turn texts into token ids as `encode` does, on all cores, keeping where each token comes from.
 
-        The ids are those that `encode` gives, which also says what is raised; an error calls the first text
-        by `first_index`.
+        An error calls the first text by `first_index`.
         """
-        if isinstance(texts, (str, bytes)):
-            raise InputError(f"texts is {type(texts).__name__}; it must be a sequence of str")
-        checked = list(texts)
-        for index, text in enumerate(checked, first_index):
+        for index, text in enumerate(texts, first_index):
             check_text(text, index)
         tokenizer = self._parsing if parse_special else self._plain
         with wrap_tokenizer_errors(self._source):
-            encodings = tokenizer.encode_batch(checked, add_special_tokens=False)
+            encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         if parse_special:
             return [Encoding(raw.ids, raw) for raw in encodings]
-        return [self._plain_encoding(raw) for raw in encodings]
+        return [self._make_plain(raw) for raw in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens and unassigned ids add nothing.
@@ -188,10 +145,10 @@ class Tokenizer:
             index = operator.index(token_id)
         except TypeError as error:
             raise InputError(f"token id {token_id!r} is not an integer") from error
-        if not 0 <= index < self._vocab_size:
+        if not 0 <= index < self.vocab_size:
             raise InputError(
                 f"token id {index} is not in the vocabulary, whose ids are 0 to "
-                f"{self._vocab_size - 1}; use the tokenizer that belongs to the model"
+                f"{self.vocab_size - 1}; use the tokenizer that belongs to the model"
             )
         return index
 
@@ -207,7 +164,7 @@ class Tokenizer:
         unknown: int | None = model.get("unk_id")
         return unknown
 
-    def _plain_encoding(self, raw: tokenizers.Encoding) -> Encoding:
+    def _make_plain(self, raw: tokenizers.Encoding) -> Encoding:
         ids = raw.ids
         if self._special_ids.isdisjoint(ids):
             return Encoding(ids, raw)
@@ -225,9 +182,9 @@ class Tokenizer:
         if token_id not in self._special_ids or token_id == self._unknown or len(text) == 1:
             return [token_id]
         letters = map(self._plain.token_to_id, text)
-        plain = [self._unknown if letter in self._special_ids else letter for letter in letters]
-        known = [self._unknown if letter is None else letter for letter in plain]
-        return [letter for letter in known if letter is not None]
+        unreadable = {None, *self._special_ids}
+        plain = [self._unknown if letter in unreadable else letter for letter in letters]
+        return [letter for letter in plain if letter is not None]
 
 
 def check_text(text: str, index: int | None = None) -> None:
@@ -255,7 +212,7 @@ def parse(data: bytes, source: str) -> tokenizers.Tokenizer:
         return tokenizer
 
 
-def one_past_last_id(tokenizer: tokenizers.Tokenizer) -> int:
+def count_ids(tokenizer: tokenizers.Tokenizer) -> int:
     """Return one more than the highest id of any token."""
     count: int = tokenizer.get_vocab_size()
     if None not in map(tokenizer.id_to_token, range(count)):
@@ -287,9 +244,9 @@ def wrap_tokenizer_errors(source: str) -> Iterator[None]:
         # A panic in Rust comes as pyo3's PanicException: no Exception, and not importable.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise TokenizerError(f"{source} is unusable: {one_line(error)}; {WAY_OUT}") from error
+        raise TokenizerError(f"{source} is unusable: {join_lines(error)}; {WAY_OUT}") from error
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's text without line ends."""
-    return " ".join(str(error).split())
+def join_lines(error: BaseException) -> str:
+    """Return an error's text without line ends, or its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -10,11 +10,7 @@ from ..text.tokenizer import Tokenizer
 class TranslationRow:
     """Tells what each step of a greedy search added to one translation.
 
-    Args:
-        tokenizer: the target language's tokenizer.
-        source_tokens: how many tokens the encoder read.
-        row: its row of the search.
-        number: the text's index in the call.
+    It is row `row` of the search; `number` is the text's index in the call.
     """
 
     def __init__(self, tokenizer: Tokenizer, source_tokens: int, *, row: int = 0, number: int = 0) -> None:
@@ -26,12 +22,12 @@ class TranslationRow:
         self._text = tokenizer.stream()
         self._told = 0  # tokens that are in chunks already
 
-    def next_chunk(self, beams: BeamSearch) -> Chunk:
+    def make_chunk(self, beams: BeamSearch) -> Chunk:
         """Return what came since the last chunk."""
         if beams.active[self.row]:
             tokens = tuple(beams.histories[self.row][1:])
         else:
-            (best,) = beams.hypotheses()[self.row]
+            (best,) = beams.list_hypotheses()[self.row]
             tokens = best.token_ids
             self.finish_reason = best.finish_reason
         new = tuple(int(token) for token in tokens[self._told :])
@@ -51,4 +47,4 @@ class TranslationRow:
 
     def report(self, beams: BeamSearch, on_token: OnToken | None) -> Chunk:
         """Return what came since the last chunk; see `report_chunk`."""
-        return report_chunk(lambda: self.next_chunk(beams), lambda: beams.cancel(self.row), on_token)
+        return report_chunk(lambda: self.make_chunk(beams), lambda: beams.cancel(self.row), on_token)

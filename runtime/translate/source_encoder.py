@@ -12,30 +12,21 @@ from functools import partial
 
 import numpy as np
 
-from ..backends.backend import Buffer, Program
+from ..backends.backend import Program
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, TensorSpec
-from ..decoding.cache import Context, PendingContext, cache_shape
+from ..decoding.cache import Context, PendingContext, find_cache_shape
 from ..decoding.decoder import pad
 from ..errors import ClosedError, ManifestError
 
 
 class SourceEncoder:
-    """An opened encoder graph whose outputs are the keys and values of the decoder's layers.
-
-    Args:
-        program: the graph on an engine.
-        artifact: what its inputs and outputs mean.
-        decoder: the graph that reads its outputs.
-
-    Raises:
-        ManifestError: the two graphs do not belong together.
-    """
+    """An opened encoder graph whose outputs are the keys and values of the decoder's layers."""
 
     def __init__(self, program: Program, artifact: Artifact, decoder: Artifact) -> None:
         self.program = program
         self.artifact = artifact
-        self.reads = cross_pairs(artifact, decoder)
+        self.reads = pair_cross_tensors(artifact, decoder)
         self.mask = decoder.input("source_mask").name
         self.max_batch = artifact.axis("batch").max
         self.lock = threading.Lock()
@@ -44,12 +35,12 @@ class SourceEncoder:
     def prepare(self, sources: Sequence[Sequence[int]]) -> PendingContext:
         """Return what `encode` is to compute, and the memory that it takes."""
         longest = max(len(source) for source in sources)
-        return PendingContext(self.context_bytes(len(sources), longest), partial(self.encode, sources))
+        return PendingContext(self.count_context_bytes(len(sources), longest), partial(self.encode, sources))
 
-    def context_bytes(self, batch: int, tokens: int) -> int:
+    def count_context_bytes(self, batch: int, tokens: int) -> int:
         """Return what the decoder's keys and values of sources take, padded to so many tokens."""
         return sum(
-            math.prod(cache_shape(output, batch, tokens)) * np.dtype(output.dtype).itemsize
+            math.prod(find_cache_shape(output, batch, tokens)) * np.dtype(output.dtype).itemsize
             for output, _ in self.reads
         )
 
@@ -59,13 +50,13 @@ class SourceEncoder:
         mask = valid.astype(np.int64)
         values = {"ids": ids, "mask": mask}
         inputs = {spec.name: values[spec.role] for spec in self.artifact.inputs}
-        B, S = ids.shape
         with self.lock:
             if self.closed:
                 raise ClosedError
-            written: dict[str, Buffer] = {}
-            for output, _ in self.reads:
-                written[output.name] = self.program.allocate(output.name, cache_shape(output, B, S))
+            written = {
+                output.name: self.program.allocate(output.name, find_cache_shape(output, *ids.shape))
+                for output, _ in self.reads
+            }
             self.program.run(inputs, written)
         return Context({self.mask: mask}, {read.name: written[output.name] for output, read in self.reads})
 
@@ -77,12 +68,8 @@ class SourceEncoder:
                 self.program.close()
 
 
-def cross_pairs(encoder: Artifact, decoder: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
-    """Return each of the encoder's outputs with the decoder's input that reads it.
-
-    Raises:
-        ManifestError: one of them is missing on either side, or differs in type or size.
-    """
+def pair_cross_tensors(encoder: Artifact, decoder: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
+    """Return each of the encoder's outputs with the decoder's input that reads it; refuse odd ones."""
     reads = {spec.role: spec for spec in decoder.inputs if spec.role.startswith("cross.")}
     written = {spec.role: spec for spec in encoder.outputs}
     if not reads or set(reads) != set(written):
@@ -101,14 +88,10 @@ def cross_pairs(encoder: Artifact, decoder: Artifact) -> list[tuple[TensorSpec, 
 
 
 def check_same_export(bundle: Bundle, encoder: Artifact, decoder: Artifact) -> None:
-    """Refuse an encoder's and a decoder's graph that do not belong together.
-
-    Raises:
-        ManifestError: they were exported at different times, or a tensor that one hands to the other differs.
-    """
+    """Refuse graphs that were exported at different times, or between which a tensor differs."""
     if encoder.data != decoder.data:
         raise ManifestError(
             f"{bundle.folder}: {encoder.id} and {decoder.id} come from different exports: their weights are"
             f" {', '.join(encoder.data)} and {', '.join(decoder.data)}"
         )
-    cross_pairs(encoder, decoder)
+    pair_cross_tensors(encoder, decoder)

@@ -1,4 +1,4 @@
-"""Turns texts into the tokens that a translation's encoder reads."""
+"""A translation's tokenizers, and how texts become the tokens that its encoder reads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import logging
 from dataclasses import dataclass
 from typing import Literal
 
+from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
+from ..bundle.json_reader import Reader
 from ..errors import ContextLengthError, InputError
+from ..opening import list_tokenizer_files
 from ..options import check_choice
-from ..text.tokenizer import Tokenizer
+from ..text.piece_tokenizer import open_tokenizer
+from ..text.tokenizer import Tokenizer, read
 
 CHARACTERS_PER_TOKEN = 256  # at least as many as any token has; longer texts are not even tokenized
 
@@ -18,80 +22,29 @@ log = logging.getLogger("planforge")
 
 @dataclass(frozen=True)
 class Source:
-    """A text as the encoder reads it.
+    """A text as the encoder reads it."""
 
-    Attributes:
-        tokens: those that begin and end it included.
-        dropped: tokens of the text that truncation left out.
-    """
-
-    tokens: list[int]
-    dropped: int = 0
+    tokens: list[int]  # those that begin and end it included
+    dropped: int = 0  # tokens that truncation left out
 
 
+@dataclass
 class SourceReader:
-    """Tokenizes the texts of one call, and cuts those that are too long if it was asked to.
+    """Tokenizes the texts of one call, and cuts those that are too long if it was asked to."""
 
-    Args:
-        tokenizer: the source language's tokenizer.
-        defaults: says what begins and ends a source.
-        limit: tokens that the encoder reads at most.
-        truncation, parse_special: as in `TranslationOptions`.
-    """
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    limit: int  # tokens that the encoder reads at most
+    truncation: Literal["head", "tail"] | None
+    parse_special: bool
+    shortened: int = 0  # texts so far
+    dropped: int = 0  # tokens of them
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        defaults: GenerationDefaults,
-        *,
-        limit: int,
-        truncation: Literal["head", "tail"] | None,
-        parse_special: bool,
-    ) -> None:
-        check_choice("truncation", truncation, (None, "head", "tail"))
-        assert defaults.source_eos is not None  # load() sees to it
-        self.tokenizer = tokenizer
-        self.prefix = defaults.prefix
-        self.end = defaults.source_eos
-        self.limit = limit
-        self.truncation = truncation
-        self.parse_special = parse_special
-        self._codes = {tokenizer.token_id(code) for code in tokenizer.language_codes}
-        self._shortened = 0
-        self._dropped = 0
+    def __post_init__(self) -> None:
+        check_choice("truncation", self.truncation, (None, "head", "tail"))
 
-    def read(self, text: str, number: int | None = None) -> Source:
-        """Return the tokens of a text; `number` is its index among several, for errors.
-
-        Raises:
-            InputError: the text is empty, or cannot be tokenized.
-            ContextLengthError: it is too long, and truncation is None.
-        """
-        try:
-            return self._read(text)
-        except ContextLengthError as error:
-            if number is None:
-                raise
-            message = f"texts[{number}]: {error}"
-            raise ContextLengthError(message, tokens=error.tokens, limit=error.limit) from error
-        except InputError as error:
-            if number is None:
-                raise
-            raise InputError(f"texts[{number}]: {error}") from error
-
-    def report(self) -> None:
-        """Say in the log what was left out of the texts that were read."""
-        if self._dropped:
-            log.warning(
-                "%d texts were longer than the %d tokens that this model reads, and %d tokens were"
-                " dropped (truncation=%r)",
-                self._shortened,
-                self.limit,
-                self._dropped,
-                self.truncation,
-            )
-
-    def _read(self, text: str) -> Source:
+    def read(self, text: str) -> Source:
+        """Return the tokens of a text."""
         if self.truncation is None and len(text) > CHARACTERS_PER_TOKEN * self.limit:
             raise ContextLengthError(
                 f"a text of {len(text)} characters is more than the {self.limit} tokens that the model reads."
@@ -102,11 +55,14 @@ class SourceReader:
         tokens = self.tokenizer.encode(text, parse_special=self.parse_special)
         if not tokens:
             raise InputError("a text to translate is empty; leave it out")
-        room = self.limit - len(self.prefix) - 1
-        if len(tokens) <= room:
-            return Source([*self.prefix, *tokens, self.end])
+        prefix = self.defaults.prefix
+        end = self.defaults.source_eos
+        assert end is not None  # load() sees to it
+        whole = len(prefix) + len(tokens) + 1
+        dropped = whole - self.limit
+        if dropped <= 0:
+            return Source([*prefix, *tokens, end])
         if self.truncation is None:
-            whole = len(self.prefix) + len(tokens) + 1
             raise ContextLengthError(
                 f"the text {text[:40]!r}... has {whole} tokens, the end token included; the model"
                 f" reads {self.limit}. Translate it in parts, such as sentences, or choose"
@@ -114,13 +70,39 @@ class SourceReader:
                 tokens=whole,
                 limit=self.limit,
             )
-        self._shortened += 1
-        self._dropped += len(tokens) - room
-        return Source([*self.prefix, *self._cut(tokens, room), self.end], len(tokens) - room)
+        self.shortened += 1
+        self.dropped += dropped
+        return Source([*prefix, *self._cut(tokens, len(tokens) - dropped), end], dropped)
+
+    def report(self) -> None:
+        """Say in the log what was left out of the texts that were read."""
+        if self.dropped:
+            log.warning(
+                "%d texts were longer than the %d tokens that this model reads, and %d tokens were"
+                " dropped (truncation=%r)",
+                self.shortened,
+                self.limit,
+                self.dropped,
+                self.truncation,
+            )
 
     def _cut(self, tokens: list[int], room: int) -> list[int]:
         """Return what truncation keeps; a language code that begins the text stays."""
         if self.truncation == "head":
             return tokens[:room]
-        code = tokens[:1] if tokens[0] in self._codes else []
+        code = tokens[:1] if self.tokenizer.spell(tokens[0]) in self.tokenizer.language_codes else []
         return [*code, *tokens[len(tokens) - (room - len(code)) :]]
+
+
+def open_tokenizers(bundle: Bundle) -> tuple[Tokenizer, Tokenizer]:
+    """Return the source's tokenizer and the target's; some models have one for both."""
+    manifest = bundle.manifest
+    kind = Reader(manifest.tokenizer, "tokenizer").get("kind", str)
+    config = Reader(manifest.config, "config")
+    names = list_tokenizer_files(manifest, 2)
+    opened = {}
+    for name, side in zip(names, ("source", "target"), strict=True):
+        if name not in opened:
+            path = bundle.path(name)
+            opened[name] = open_tokenizer(read(path), str(path), kind, config.get(f"{side}_vocab_size", int))
+    return opened[names[0]], opened[names[1]]

@@ -8,33 +8,32 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from threading import Event
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from ..backends.backend import Backend
-from ..backends.load_request import LoadRequest
+from ..backends.backend import Backend, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.beam import BeamSearch, Hypothesis, Search, make_search
-from ..decoding.cache import cache_bytes
-from ..decoding.chunk import Cancellation, Chunk, OnToken, TextStream
+from ..decoding.cache import count_cache_bytes
+from ..decoding.chunk import Chunk, OnToken, TextStream
 from ..decoding.decoder import Decoder, DecoderRun
 from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
-from ..opening import bytes_of, check_weights, length_of, open_programs
-from ..options import ProgressOption, TranslationOptions, check_batch_size, check_options, option_names
+from ..opening import check_weights, choose_length, count_weight_bytes, open_programs
+from ..options import ProgressOption, TranslationOptions, check_batch_size, check_options, list_options
 from ..progress import Progress
-from ..text.batching import group_by_length, sort_by_first_index, yield_in_order
-from ..text.reading import check_each, check_text, chunks, read_ahead
+from ..text.batching import group_by_length
+from ..text.reading import check_each, check_text, count_read_ahead, name_item, run_in_chunks, run_one_or_all
 from ..text.tokenizer import Tokenizer
 from .results import Alignment, Candidate, Translation, TranslationTimings
 from .row import TranslationRow
 from .source_encoder import SourceEncoder, check_same_export
-from .sources import Source, SourceReader
-from .tokenizers import open_tokenizers
+from .sources import Source, SourceReader, open_tokenizers
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -78,9 +77,9 @@ class Translator(Model):
             )
         decoder = engine.artifact(bundle, "decoder", request.precision)
         encoder = engine.artifact(bundle, "encoder", decoder.precision)
-        max_length = length_of(bundle, request.max_length, decoder, encoder)
+        max_length = choose_length(bundle, request.max_length, decoder, encoder)
         check_same_export(bundle, encoder, decoder)
-        weight_bytes = bytes_of(manifest, encoder, decoder)
+        weight_bytes = count_weight_bytes(manifest, encoder, decoder)
         check_weights(weight_bytes, request.memory_limit)
         with open_programs(engine, bundle, encoder, decoder) as programs:
             tokenizers = open_tokenizers(bundle)
@@ -146,12 +145,9 @@ class Translator(Model):
             >>> model.translate("the 3rd of May, 1998").text
             '1998-05-03'
         """
-        many = [texts] if isinstance(texts, str) else texts
-        results = self.iterate(many, batch_size=batch_size, progress=progress, **options)
-        if isinstance(texts, str):
-            (result,) = results
-            return result
-        return list(results)
+        return run_one_or_all(
+            texts, lambda many: self.iterate(many, batch_size=batch_size, progress=progress, **options)
+        )
 
     def iterate(
         self,
@@ -167,38 +163,30 @@ class Translator(Model):
         1,024 texts are read ahead, or 8 batches of a `batch_size`, and none with batch_size=1. The arguments
         are `translate`'s.
         """
-        search = self._search(options)
+        search = self._make_search(options)
         on_token = resolve_on_token(options, search)
-        reader = self._reader(options)
+        reader = self._make_reader(options)
         # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
         rows = check_batch_size(batch_size, self.encoder.max_batch)
         max_batch = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
-        chunked = chunks(check_each(texts, check_text), read_ahead(batch_size))
-        return self._results(chunked, search, reader, max_batch, Progress(progress), on_token)
+        checked = check_each(texts, check_text)
+        report = Progress(progress)
 
-    def _results(
-        self,
-        chunked: Iterator[list[str]],
-        search: Search,
-        reader: SourceReader,
-        max_batch: int,
-        progress: Progress,
-        on_token: OnToken | None,
-    ) -> Iterator[Translation]:
-        done = 0
-        with progress:
-            for chunk in chunked:
-                sources = [reader.read(text, done + i) for i, text in enumerate(chunk)]
-                lengths = [len(source.tokens) for source in sources]
-                fitting = self._max_batch(search, max(lengths), max_batch)
-                groups = sort_by_first_index(group_by_length(lengths, fitting))
-                batches = (
-                    self._translate_batch({i: sources[i] for i in group}, done, search, on_token)
-                    for group in groups
-                )
-                yield from yield_in_order(batches, progress, before=done)
-                done += len(chunk)
-        reader.report()
+        def run_chunk(done: int, chunk: Sequence[str]) -> Iterator[dict[int, Translation]]:
+            sources = []
+            for number, text in enumerate(chunk, done):
+                with name_item(f"texts[{number}]"):
+                    sources.append(reader.read(text))
+            lengths = [len(source.tokens) for source in sources]
+            groups = group_by_length(lengths, self._limit_batch(search, max(lengths), max_batch))
+            for group in sorted(groups, key=min):  # what was read first is computed first
+                yield self._translate_batch({done + i: sources[i] for i in group}, search, on_token)
+
+        def run() -> Iterator[Translation]:
+            yield from run_in_chunks(checked, count_read_ahead(batch_size), report, run_chunk)
+            reader.report()
+
+        return run()
 
     def stream(self, text: str, **options: Unpack[TranslationOptions]) -> TextStream:
         """Translate one text greedily, a chunk as soon as it is there; `translate`'s options, but for beams.
@@ -210,15 +198,15 @@ class Translator(Model):
             >>> for chunk in model.stream("the 3rd of May, 1998"):
             ...     print(chunk, end="", flush=True)
         """
-        search = self._search(options, greedy=True)
+        search = self._make_search(options, greedy=True)
         if search.num_beams != 1:
             raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
         on_token = resolve_on_token(options, search)
-        reader = self._reader(options)
+        reader = self._make_reader(options)
         source = reader.read(check_text(text))
         reader.report()
-        self._max_batch(search, len(source.tokens), 1)
-        return TextStream(lambda cancellation: self._chunks(source, search, on_token, cancellation))
+        self._limit_batch(search, len(source.tokens), 1)
+        return TextStream(lambda cancelled: self._make_chunks(source, search, on_token, cancelled))
 
     def align(self, text: str, **options: Unpack[TranslationOptions]) -> Alignment:
         """Return what each token of a text's translation looked at.
@@ -236,15 +224,15 @@ class Translator(Model):
             raise InputError(
                 "this bundle does not give its attention; export it again with --outputs cross_attentions"
             )
-        check_options(options, option_names(TranslationOptions))
-        source = self._reader(options).read(check_text(text)).tokens
+        check_options(options, list_options(TranslationOptions))
+        source = self._make_reader(options).read(check_text(text)).tokens
         target = self.translate(text, **options).token_ids
         run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
         ids = np.asarray([[self.start, *target[:-1]]], np.int64)
         results = run.run_graph(ids, np.ones_like(ids, bool), [0], outputs)
         return Alignment(
-            tuple(self.source_tokenizer.spellings(source)),
-            tuple(self.target_tokenizer.spellings(list(target))),
+            tuple(self.source_tokenizer.spell_all(source)),
+            tuple(self.target_tokenizer.spell_all(list(target))),
             np.concatenate([results[name] for name in outputs]).astype(np.float32),
         )
 
@@ -258,8 +246,7 @@ class Translator(Model):
         self.encoder.close()
         self.decoder.close()
 
-    def _reader(self, options: TranslationOptions) -> SourceReader:
-        """Return what reads this call's texts."""
+    def _make_reader(self, options: TranslationOptions) -> SourceReader:
         return SourceReader(
             self.source_tokenizer,
             self.defaults,
@@ -268,11 +255,11 @@ class Translator(Model):
             parse_special=options.get("parse_special", False),
         )
 
-    def _search(self, options: TranslationOptions, *, greedy: bool = False) -> Search:
+    def _make_search(self, options: TranslationOptions, *, greedy: bool = False) -> Search:
         """Check the options; `greedy` searches without beams unless the caller asks for them."""
         if self.decoder.closed:
             raise ClosedError
-        known = option_names(TranslationOptions)
+        known = list_options(TranslationOptions)
         check_options(options, known if greedy else (*known, "batch_size", "progress"))
         room = min(self.max_length, self.decoder.artifact.axis("tokens").max)
         usual = self.defaults.max_new_tokens or room
@@ -290,21 +277,21 @@ class Translator(Model):
             raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {room}")
         return search
 
-    def _start(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
+    def _start_run(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
         rows = len(sources) * search.num_beams
         return self.decoder.start(rows, search.max_new_tokens, self.encoder.prepare(sources))
 
     def _translate_batch(
-        self, sources: Mapping[int, Source], before: int, search: Search, on_token: OnToken | None
+        self, sources: Mapping[int, Source], search: Search, on_token: OnToken | None
     ) -> dict[int, Translation]:
-        """Translate texts that run together, by their place; `before` texts of the call came earlier."""
+        """Translate texts that run together, by their number in the call."""
         rows = [
-            TranslationRow(self.target_tokenizer, len(source.tokens), row=row, number=before + place)
-            for row, (place, source) in enumerate(sources.items())
+            TranslationRow(self.target_tokenizer, len(source.tokens), row=row, number=number)
+            for row, (number, source) in enumerate(sources.items())
         ]
         beams = BeamSearch(len(sources), self.start, search)
         start = time.perf_counter()
-        run = self._start([source.tokens for source in sources.values()], search)
+        run = self._start_run([source.tokens for source in sources.values()], search)
         encode = time.perf_counter() - start
         decode = 0.0
         while not beams.done:
@@ -315,14 +302,14 @@ class Translator(Model):
                 for row in rows:
                     if row.finish_reason is None:
                         row.report(beams, on_token)
-        hypotheses = beams.hypotheses()
+        hypotheses = beams.list_hypotheses()
         tokens = sum(len(best[0].token_ids) for best in hypotheses)
         timings = TranslationTimings(encode * 1e3, decode * 1e3, tokens / (encode + decode))
         translations = {}
-        for (place, source), best_hypotheses in zip(sources.items(), hypotheses, strict=True):
-            candidates = tuple(self._candidate(hypothesis) for hypothesis in best_hypotheses)
+        for (number, source), best_hypotheses in zip(sources.items(), hypotheses, strict=True):
+            candidates = tuple(self._make_candidate(hypothesis) for hypothesis in best_hypotheses)
             best = candidates[0]
-            translations[place] = Translation(
+            translations[number] = Translation(
                 text=best.text,
                 token_ids=best.token_ids,
                 score=best.score,
@@ -333,40 +320,37 @@ class Translator(Model):
             )
         return translations
 
-    def _candidate(self, hypothesis: Hypothesis) -> Candidate:
+    def _make_candidate(self, hypothesis: Hypothesis) -> Candidate:
         text = self.target_tokenizer.decode_known(hypothesis.token_ids)
         return Candidate(text, hypothesis.token_ids, hypothesis.score, hypothesis.finish_reason)
 
-    def _chunks(
-        self, source: Source, search: Search, on_token: OnToken | None, cancellation: Cancellation
+    def _make_chunks(
+        self, source: Source, search: Search, on_token: OnToken | None, cancelled: Event
     ) -> Generator[Chunk, None, None]:
         """Yield the chunks of a greedy translation; the last one has the finish reason."""
         row = TranslationRow(self.target_tokenizer, len(source.tokens))
         beams = BeamSearch(1, self.start, search)
         run: DecoderRun | None = None
         while row.finish_reason is None:
-            if cancellation.requested:
+            if cancelled.is_set():
                 beams.cancel(0)
-                yield row.next_chunk(beams)
+                yield row.make_chunk(beams)
                 return
             if run is None:
-                run = self._start([source.tokens], search)
+                run = self._start_run([source.tokens], search)
             take_step(run, beams)
             yield row.report(beams, on_token)
 
-    def _max_batch(self, search: Search, source_tokens: int, limit: int) -> int:
-        """Return how many sources of a length, at most `limit`, may run together.
-
-        Raises:
-            MemoryLimitError: not even one of them fits `memory_limit`.
-        """
+    def _limit_batch(self, search: Search, source_tokens: int, limit: int) -> int:
+        """Return how many sources of a length, `limit` at most, fit memory_limit; refuse where none does."""
         rows = search.num_beams
-        source = self.encoder.context_bytes(1, source_tokens)
+        source = self.encoder.count_context_bytes(1, source_tokens)
         self.decoder.check_memory(rows, search.max_new_tokens, source)
-        available = self.decoder.budget.available()
+        available = self.decoder.budget.count_available()
         if available is None:
             return limit
-        return min(limit, available // (cache_bytes(self.artifact, rows, search.max_new_tokens) + source))
+        needed = count_cache_bytes(self.artifact, rows, search.max_new_tokens) + source
+        return min(limit, available // needed)
 
 
 def take_step(run: DecoderRun, beams: BeamSearch) -> None:
@@ -379,11 +363,9 @@ def take_step(run: DecoderRun, beams: BeamSearch) -> None:
 def resolve_on_token(options: TranslationOptions, search: Search) -> OnToken | None:
     """Return what a caller wants to be called with after each step; refuse it of beams."""
     on_token = options.get("on_token")
-    if on_token is None:
-        return None
-    if not callable(on_token):
+    if on_token is not None and not callable(on_token):
         raise InputError(f"on_token={on_token!r:.80} must be a function that takes a chunk, or None")
-    if search.num_beams > 1:
+    if on_token is not None and search.num_beams > 1:
         raise InputError(
             f"on_token does not go with num_beams={search.num_beams}: of beams it is known at the end which"
             " one is the translation; give num_beams=1, or leave it out"

@@ -260,7 +260,7 @@ def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
             **{"gpu": {"name": "G", "sm": "sm90", "memory_gb": 1, "nvidia_smi": {}}, "driver": driver},
             **{"cuda": "13.0", "cpu": "C", "system": "S", "python": "3.12", "versions": {}},
         }
-        monkeypatch.setattr(command, "gpu_at", lambda index: Gpu(index, "G", "sm90", 10**9))
+        monkeypatch.setattr(command, "find_gpu", lambda index: Gpu(index, "G", "sm90", 10**9))
         monkeypatch.setattr(command, "bounds_here", lambda: BOUNDS)
         monkeypatch.setattr(command, "environment", lambda gpu: about)
         monkeypatch.setattr(command, "measure", lambda case, *_: results[case.name])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from planforge.exporter.commands.bench import bench_tables, record_default
+from planforge.exporter.commands.bench import make_bench_tables, record_default
 from planforge.exporter.errors import OutputError
 from planforge.runtime import load
 from planforge.runtime.bundle.bundle import Bundle
@@ -165,7 +165,7 @@ def test_errors_are_one_line(own_bundle: Path, tmp_path: Path) -> None:
 
 def test_the_table_leaves_out_what_no_case_has(capsys: pytest.CaptureFixture[str]) -> None:
     nothing: dict[str, Any] = {"ttft_ms": None, "inter_token_ms": None, "bandwidth_share": None}
-    print_tables(bench_tables(result(3.0, 4.0, new_tokens=0, peak_rss_mb=None, **nothing), None))
+    print_tables(make_bench_tables(result(3.0, 4.0, new_tokens=0, peak_rss_mb=None, **nothing), None))
     title, header, *lines = capsys.readouterr().out.splitlines()
     assert title == "32 tokens, batch 1, on ort-cpu"
     assert header.split() == ["precision", "tokens/s", "spread", "texts/s", "load", "ms", "verified"]
@@ -182,7 +182,7 @@ def test_the_table_fits_80_columns_and_says_why_a_precision_is_the_default() -> 
     wide: dict[str, Any] = {"tokens_per_s_range": {"p25": 900.0, "p75": 1100.0}, "ttft_ms": 1234.5, **large}
     found = result(1000.0, 1010.0, **wide)
     file = io.StringIO()
-    Console(width=80, file=file).print(*bench_tables(found, found.best_default()))
+    Console(width=80, file=file).print(*make_bench_tables(found, found.best_default()))
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     row = next(line for line in lines if line.startswith("fp32"))
@@ -215,7 +215,7 @@ def test_the_table_fits_80_columns_and_says_why_a_precision_is_the_default() -> 
 )
 def test_why_a_precision_became_the_default(fp16: float, why: str) -> None:
     found = result(1000.0, fp16)
-    assert str(bench_tables(found, found.best_default())[-1]).endswith(f"now take {why}")
+    assert str(make_bench_tables(found, found.best_default())[-1]).endswith(f"now take {why}")
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

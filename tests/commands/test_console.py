@@ -20,10 +20,10 @@ from planforge.exporter.errors import (
     SourceError,
     VerificationError,
 )
-from planforge.runtime.commands.console import escape_controls, json_line
+from planforge.runtime.commands.console import escape_controls, format_json
 from planforge.runtime.commands.extras import EXTRAS, OF_COMMAND, find_extra
 from planforge.runtime.commands.stages import Stages
-from planforge.runtime.commands.tables import FittingTable, shared_widths
+from planforge.runtime.commands.tables import FittingTable, share_widths
 from planforge.runtime.errors import (
     BackendUnavailableError,
     BundleError,
@@ -49,14 +49,14 @@ def test_off_a_terminal_each_stage_is_a_line_with_its_time() -> None:
         stages("verifying decoder.ort.fp32: greedy")
         stages("verifying decoder.ort.fp32: full context")
         stages.count(12)  # texts are told every half minute
-        assert re.fullmatch(r" while verifying decoder.ort.fp32, after \d+ s", stages.current())
+        assert re.fullmatch(r" while verifying decoder.ort.fp32, after \d+ s", stages.describe())
         stages.end()
     lines = file.getvalue().splitlines()
     assert [re.fullmatch(r"(.*) \(\d+\.\d s\)", line)[1] for line in lines] == [  # type: ignore[index]
         "tracing decoder.ort",
         "verifying decoder.ort.fp32",
     ]
-    assert stages.current() == ""
+    assert stages.describe() == ""
 
 
 def test_what_another_thread_does_beside_is_said_when_it_begins() -> None:
@@ -127,7 +127,7 @@ def test_rows_that_do_not_fit_are_told_line_by_line() -> None:
 
 @pytest.mark.parametrize("room", [10, 15, 20, 100])
 def test_widths_fill_the_room_and_no_more(room: int) -> None:
-    widths = shared_widths([4, 6, 5], [10, 6, 9], room)
+    widths = share_widths([4, 6, 5], [10, 6, 9], room)
     assert sum(widths) == min(room, 25)
     if room >= 15:
         assert all(width >= least for width, least in zip(widths, [4, 6, 5], strict=True))
@@ -215,6 +215,6 @@ def test_a_name_that_is_not_there_gets_a_suggestion(name: str, known: list[str],
 
 def test_control_characters_are_written_out() -> None:
     assert escape_controls("a\tb\nc\x1b[31m\x9b\x07\r\x7fé") == "a\tb\nc\\x1b[31m\\x9b\\x07\\r\\x7fé"
-    line = json_line({"text": "\x1b\x9b\x7fé"})
+    line = format_json({"text": "\x1b\x9b\x7fé"})
     assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line) and "é" in line
     assert json.loads(line) == {"text": "\x1b\x9b\x7fé"}

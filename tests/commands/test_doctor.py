@@ -11,22 +11,22 @@ import pytest
 from rich.console import Console
 
 from planforge.runtime.commands.doctor import doctor
-from planforge.runtime.commands.doctor_tables import diagnosis_tables
+from planforge.runtime.commands.doctor_tables import tabulate_diagnosis
 from planforge.runtime.diagnostics.doctor import Diagnosis, Facts, find_advice, find_rungs, summarize_rungs
-from planforge.runtime.diagnostics.jetson import Jetson, Power, jetpack_of
+from planforge.runtime.diagnostics.jetson import Jetson, Power, find_jetpack
 from planforge.runtime.diagnostics.machine import Gpu, Graphics, Memory, Processor
 
 from ..helpers.cli import planforge
 from ..helpers.machines import facts
 
-BOARD = Jetson("Jetson Orin Nano", "36.4.3", jetpack_of("36.4.3"), "sm87", Power("15W", 0, 2, False))
+BOARD = Jetson("Jetson Orin Nano", "36.4.3", find_jetpack("36.4.3"), "sm87", Power("15W", 0, 2, False))
 
 
 def lines_of(known: Facts) -> list[str]:
     """What is printed of a machine into a file."""
     found = find_rungs(known)
     console = Console(width=160, file=io.StringIO())
-    console.print(*diagnosis_tables(Diagnosis(known, found, find_advice(known), summarize_rungs(found))))
+    console.print(*tabulate_diagnosis(Diagnosis(known, found, find_advice(known), summarize_rungs(found))))
     written = console.file
     assert isinstance(written, io.StringIO)
     return [" ".join(line.split()) for line in written.getvalue().splitlines()]

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 
 from planforge.exporter.commands.app import app
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.commands.run_input import with_blanks
+from planforge.runtime.commands.run_input import keep_blanks
 from planforge.runtime.commands.run_options import TASKS
-from planforge.runtime.options import option_names
+from planforge.runtime.options import list_options
 
 from ..helpers.cli import COMMAND
 
@@ -82,7 +82,7 @@ def test_results_stay_beside_their_lines_however_far_is_read_ahead() -> None:
             yield from (str(one).upper() for one in read)
 
         items = iter([None, "a", None, None, "b", "c", None])
-        assert list(with_blanks(items, computed)) == [
+        assert list(keep_blanks(items, computed)) == [
             *(None, ("a", "A"), None, None),
             *(("b", "B"), ("c", "C"), None),
         ]
@@ -141,7 +141,7 @@ def test_the_command_has_the_options_of_the_runtime() -> None:
         ("features", FeatureOptions),
         ("answer", AnswerOptions),
     ):
-        missing = set(option_names(options)) - set(TASKS[task])
+        missing = set(list_options(options)) - set(TASKS[task])
         assert missing <= {*only_python, "reuse_prompt", "normalize", "max_answer_tokens"}, task
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planforge.runtime import SelftestResult
-from planforge.runtime.commands.selftest import remarks, row_of
+from planforge.runtime.commands.selftest import list_remarks, make_row
 from planforge.runtime.diagnostics.golden.cases import Skipped
 from planforge.runtime.diagnostics.metrics import Comparison
 
@@ -86,7 +86,7 @@ def compared(value: float | None, **others: object) -> Comparison:
     ],
 )
 def test_a_row_shows_what_is_closest_to_its_limit(value: float | None, shown: list[str]) -> None:
-    assert row_of(compared(value))[1:4] == shown
+    assert make_row(compared(value))[1:4] == shown
 
 
 def test_what_the_table_has_no_room_for_is_told() -> None:
@@ -95,11 +95,11 @@ def test_what_the_table_has_no_room_for_is_told() -> None:
     comparisons = (compared(0.1, failures=("mean_kl is 0.1",)), compared(0.0, divergence=flip))
     skipped = (Skipped("decoder.ort.int8", "full context", "256 tokens are needed, it takes 40"),)
     result = SelftestResult("ort-cpu", ("decoder.ort.int8",), comparisons, skipped, 1.0)
-    assert list(remarks(result)) == [
+    assert list(list_remarks(result)) == [
         "FAILED: decoder.ort.int8, greedy, batch 2, padded: mean_kl is 0.1",
         "rounding: decoder.ort.int8, greedy, batch 2, padded: behind 4 tokens ' the' instead of '\\x1b[31m',"
         " by a margin of 5e-05 (at most 0.01 is rounding)",
         "skipped: decoder.ort.int8, full context: 256 tokens are needed, it takes 40",
     ]
     nothing = SelftestResult("ort-cpu", ("decoder.ort.int8",), (), skipped, 1.0)
-    assert next(remarks(nothing)) == "nothing was compared, which is no pass"
+    assert next(list_remarks(nothing)) == "nothing was compared, which is no pass"

@@ -10,7 +10,7 @@ import pytest
 from planforge.models.demos import dates
 from planforge.runtime import Translator
 from planforge.runtime.commands.run_options import TRANSLATION
-from planforge.runtime.options import TranslationOptions, option_names
+from planforge.runtime.options import TranslationOptions, list_options
 
 from ..helpers.cli import error_line, planforge
 
@@ -48,7 +48,7 @@ def test_blank_lines_keep_their_place(dates_bundle: Path) -> None:
 def test_the_command_has_the_options_of_the_runtime() -> None:
     of_many_texts = {"batch_size"}
     of_a_program = {"on_token", "parse_special"}  # --parse-special is an option of every task
-    assert set(TRANSLATION) - of_many_texts == set(option_names(TranslationOptions)) - of_a_program
+    assert set(TRANSLATION) - of_many_texts == set(list_options(TranslationOptions)) - of_a_program
 
 
 def test_json_and_the_n_best(dates_bundle: Path) -> None:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 import transformers
 
 from planforge.exporter import export
-from planforge.exporter.checkpoints.source import demo_folder
+from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.tensorrt import plans
-from planforge.exporter.tracing import onnx_export
-from planforge.exporter.tracing.recipes import Choices
 from planforge.models.checkpoint import describe
 from planforge.runtime import TextGenerator, Translator
 from planforge.runtime.bundle.bundle import Bundle
@@ -53,21 +49,7 @@ SENTENCES = ["Hello world", "it is not the plan"]
 
 
 @pytest.fixture
-def trace_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trace in this process and build no plan: the same graphs, in a third of the time."""
-
-    def trace_recipes(
-        checkpoint: Path, choices: Choices, paths: Mapping[str, Path], beside: Callable[[], Any]
-    ) -> tuple[dict[str, ir.Model], Any]:
-        sizes = [str(choices.max_batch), str(choices.max_length), ",".join(choices.outputs)]
-        for recipe, path in paths.items():
-            onnx_export.main([str(checkpoint), recipe, *sizes, str(path)])
-        graphs = {recipe: ir.load(path) for recipe, path in paths.items()}
-        for path in paths.values():
-            path.unlink()
-        return graphs, beside()
-
-    monkeypatch.setattr(onnx_export, "trace_recipes", trace_recipes)
+def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "is_installed", lambda engine: False)
 
 
@@ -99,7 +81,7 @@ def test_an_export_by_default_gives_verified_graphs_and_a_plan(tmp_path: Path) -
     assert built == ([("tensorrt-rtx", "encoder.portable.fp16")] if is_there else [])
 
 
-@pytest.mark.usefixtures("trace_here")
+@pytest.mark.usefixtures("no_plans")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_every_class_of_encoder_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
     reference: Any = tiny_encoder(tmp_path / "checkpoint", name)
@@ -133,10 +115,10 @@ def test_every_class_of_encoder_gives_what_transformers_gives(name: str, tmp_pat
             np.testing.assert_allclose(array, expected, atol=GRAPHS[artifact.id] * np.abs(expected).max())
 
 
-@pytest.mark.usefixtures("trace_here")
+@pytest.mark.usefixtures("no_plans")
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GPT2Model"])
 def test_every_class_of_decoder_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
-    shutil.copytree(demo_folder("gpt2-demo"), tmp_path / "checkpoint")
+    shutil.copytree(find_demo("gpt2-demo"), tmp_path / "checkpoint")
     whole = random_gpt2(**TINY | {"vocab_size": 2048, "n_layer": 1})
     saved = whole if name == "GPT2LMHeadModel" else whole.transformer
     saved.save_pretrained(tmp_path / "checkpoint")
@@ -153,7 +135,7 @@ def test_every_class_of_decoder_gives_what_transformers_gives(name: str, tmp_pat
     np.testing.assert_allclose(np.array(answer.logprobs)[: len(tokens)], chosen, atol=1e-3)
 
 
-@pytest.mark.usefixtures("trace_here")
+@pytest.mark.usefixtures("no_plans")
 @pytest.mark.parametrize("name", ["MarianMTModel", "MarianModel"])
 def test_every_class_of_translator_gives_what_transformers_gives(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
@@ -213,7 +195,7 @@ def test_what_is_half_a_model_or_a_decoder_in_disguise_is_refused(tmp_path: Path
         export(tmp_path / "decoder", tmp_path / "bundle")
 
 
-@pytest.mark.usefixtures("trace_here")
+@pytest.mark.usefixtures("no_plans")
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("LlamaForCausalLM", "llama"), ("RobertaForMaskedLM", "roberta"), ("T5ForConditionalGeneration", "t5")],

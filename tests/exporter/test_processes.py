@@ -13,23 +13,23 @@ from typing import Any
 import pytest
 
 from planforge.exporter import pipeline
-from planforge.exporter.bundle.writer import staging_folder
+from planforge.exporter.bundle.writer import open_staging_folder
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
-from planforge.exporter.checkpoints.source import demo_folder, resolve_source
+from planforge.exporter.checkpoints.source import find_demo, resolve_source
 from planforge.exporter.errors import (
     BuildError,
     CheckpointError,
     ExportError,
     VerificationError,
-    error_from_name,
+    make_named_error,
 )
 from planforge.exporter.processes import start_child
 from planforge.exporter.providers import TracedGraphs
+from planforge.exporter.reference.model import load_our_model
 from planforge.exporter.request import Request
 from planforge.exporter.tensorrt import build, plans
-from planforge.exporter.tensorrt.plans import silent
 from planforge.exporter.tracing import onnx_export
-from planforge.exporter.verification.explain import tracer_of
+from planforge.exporter.verification.explain import make_tracer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, ManifestError, MemoryLimitError
 
@@ -68,7 +68,7 @@ def test_one_tracer_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pyte
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
     started = time.monotonic()
     with pytest.raises(ExportError, match=r"tracing failed \(exit 1\): no such recipe"):
-        TracedGraphs(checkpoint).graphs(["decoder.ort", "decoder.portable"], silent)
+        TracedGraphs(checkpoint).make_graphs(["decoder.ort", "decoder.portable"], lambda _: None)
     assert time.monotonic() - started < SOON
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
@@ -82,7 +82,8 @@ def test_a_tracer_that_fails_while_a_fault_is_explained_ends_the_others(
         return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     monkeypatch.setattr(onnx_export, "start_trace", start)
-    trace = tracer_of(Bundle.open(demo_bundle).manifest, resolve_source("gpt2-demo"), None)
+    source = resolve_source("gpt2-demo")
+    trace = make_tracer(Bundle.open(demo_bundle).manifest, source, load_our_model(source.folder))
     with pytest.raises(ExportError, match="no such recipe"):
         trace(["decoder.ort", "decoder.portable"])
     assert is_gone(wait_for(tmp_path / "decoder.portable"))
@@ -103,7 +104,7 @@ def test_damaged_weights_end_the_tracers(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("planforge.models.load_model", fail)
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
     with pytest.raises(CheckpointError, match="is not whole"):
-        TracedGraphs(checkpoint).graphs(["decoder.ort"], silent)
+        TracedGraphs(checkpoint).make_graphs(["decoder.ort"], lambda _: None)
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
 
@@ -118,8 +119,8 @@ def test_a_failed_verification_does_not_wait_for_plans(
     started = time.monotonic()
     with (
         pytest.raises(VerificationError, match="the decoder differs"),
-        staging_folder(own_bundle),
-        pipeline.plans_beside(own_bundle, manifest, checkpoint, request, silent),
+        open_staging_folder(own_bundle),
+        pipeline.plans_beside(own_bundle, manifest, checkpoint, request, lambda _: None),
     ):
         number = wait_for(pid)
         raise VerificationError("the decoder differs")
@@ -137,8 +138,8 @@ class Refusing:
         graphs = [
             SimpleNamespace(id=f"{graph}.portable.fp16", graph=graph) for graph in ("encoder", "decoder")
         ]
-        monkeypatch.setattr(plans, "fp16_graphs", lambda manifest, dialect: graphs)
-        monkeypatch.setattr(plans, "profiles_for", lambda artifact, **limits: [])
+        monkeypatch.setattr(plans, "find_fp16_graphs", lambda manifest, dialect: graphs)
+        monkeypatch.setattr(plans, "derive_profiles", lambda artifact, **limits: [])
         monkeypatch.setattr(plans, "build_plan_of_graph", self.build_plan_of_graph)
         monkeypatch.setattr(plans, "is_installed", lambda engine: True)
 
@@ -161,7 +162,7 @@ def test_a_plan_whose_partner_is_refused_is_dropped_and_told(
 
     def build_all(refused: Any) -> list[Any]:
         found: Any = plans.build_plans(
-            tmp_path, bundle.manifest, ["cpu", "rtx"], ["sm86"], None, silent, refused
+            tmp_path, bundle.manifest, ["cpu", "rtx"], ["sm86"], None, lambda _: None, refused
         )
         return list(found)
 
@@ -190,7 +191,7 @@ def test_a_plan_whose_partner_is_refused_is_dropped_and_told(
 def test_errors_cross_the_boundary_by_name(
     name: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = error_from_name(name, "manifest.json: rows is missing")
+    error = make_named_error(name, "manifest.json: rows is missing")
     assert type(error) is kind and str(error) == "manifest.json: rows is missing"
     assert not isinstance(error, MemoryLimitError)
     answer = f'{{"error": "{name}", "message": "manifest.json: rows is missing"}}'
@@ -202,7 +203,7 @@ def test_errors_cross_the_boundary_by_name(
 
 def test_a_tracers_error_is_what_it_was(tmp_path: Path) -> None:
     out = tmp_path / "decoder.ort.traced"
-    folder = str(demo_folder("gpt2-demo"))
+    folder = str(find_demo("gpt2-demo"))
     onnx_export.main([folder, "decoder.ort", "2", "64", "hidden_states", str(out)])
     ended = subprocess.Popen([sys.executable, "-c", ""], stderr=subprocess.PIPE, text=True)
     with pytest.raises(InputError, match="GPT-2 has none"):

@@ -107,7 +107,7 @@ class EmulatedEngine(Released):
 
     def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
         assert self.specs[name] not in self.plan.weights, "a weight has no profile"
-        return list(self.plan.profiles[index].shapes(self.specs[name]))
+        return self.plan.profiles[index].list_shapes(self.specs[name])
 
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self.plan.artifact.aliases.get(name)
@@ -335,7 +335,7 @@ def emulate_plan(bundle: Bundle, plan: Plan) -> EmulatedPlan:
     make_inputs_of(model, {weight.name for weight in weights})
     if plan.candidates:
         add_candidates(model, artifact, plan.candidates)
-        artifact = artifact.with_candidates(plan.candidates)
+        artifact = artifact.add_candidates(plan.candidates)
     changed = bundle.folder.with_suffix(".changed.onnx")  # beside the bundle
     onnx.save(model, changed)
     return EmulatedPlan(changed, artifact, profiles, weights, name)

@@ -92,9 +92,9 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
     cuda = EmulatedCuda(**machine)
     package = ModuleType("cuda.bindings")
     package.runtime = cuda  # type: ignore[attr-defined]
-    real = ort_backend.new_session
+    real = ort_backend.make_session
 
-    def new_session(path: Path, options: Any, providers: Sequence[Any], disabled: Sequence[str]) -> Any:
+    def make_session(path: Path, options: Any, providers: Sequence[Any], disabled: Sequence[str]) -> Any:
         if providers == ort_backend.CPU:
             return real(path, options, providers, disabled)
         session = EmulatedSession(real(path, options, ort_backend.CPU, disabled), cuda, providers)
@@ -113,7 +113,7 @@ def emulated_ort_cuda(available: bool = True, starts: bool = True, **machine: An
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cuda", ModuleType("cuda"))
         patch.setitem(sys.modules, "cuda.bindings", package)
-        patch.setattr(ort_backend, "new_session", new_session)
+        patch.setattr(ort_backend, "make_session", make_session)
         patch.setattr(ort_cuda_backend, "import_onnxruntime", lambda: found)
         yield cuda
     assert onnxruntime.get_available_providers()  # the real one is back

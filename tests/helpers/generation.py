@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from planforge.runtime import Chunk, Generation, TextGenerator
-from planforge.runtime.backends.backend import FakeProgram
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 from planforge.runtime.errors import BackendError
@@ -21,6 +20,7 @@ from planforge.runtime.text.chat import Chat
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from .decoder_graph import CONTEXT, Given, Returned, V, artifact, inplace, portable
+from .fake_program import FakeProgram
 
 LOOKUP: dict[str, Any] = {"speculative": "prompt-lookup"}
 REUSE: dict[str, Any] = {"reuse_prompt": True}

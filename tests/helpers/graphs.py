@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from planforge.runtime.backends.requirements import EXACT_PRODUCTS, products_saturate
-from planforge.runtime.bundle.bundle import Bundle, sha256_of
+from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.manifest import FileEntry
 
 
@@ -26,7 +26,7 @@ def replace_graph(bundle: Path, artifact_id: str, change: Callable[[ir.Model], N
     model = ir.load(path)
     change(model)
     ir.save(model, path)
-    entry = FileEntry(sha256_of(path), path.stat().st_size)
+    entry = FileEntry(compute_sha256(path), path.stat().st_size)
     changed = dataclasses.replace(
         manifest, files={**manifest.files, manifest.artifact(artifact_id).file: entry}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shutil
 from collections.abc import Iterator
@@ -13,19 +14,20 @@ import onnx_ir as ir
 from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.comparison.tasks import examine_model
-from planforge.exporter.graphs import in_fp32, recipe_of
+from planforge.exporter.graphs import describe_in_fp32, find_recipe_id
+from planforge.exporter.tracing.modules import read_results
 from planforge.exporter.verification.bisect import (
     Culprit,
     Witnesses,
     find_culprit,
-    module_bands,
-    node_bands,
+    make_module_bands,
+    make_node_bands,
 )
 from planforge.exporter.verification.structure import compare_structure
 from planforge.exporter.verification.verify import (
-    cache_scales_to_compare,
-    recorded_source,
-    tensors_to_compare,
+    compute_scales_to_compare,
+    find_recorded_source,
+    list_tensors_to_compare,
 )
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
@@ -44,7 +46,7 @@ class Ground:
     def __init__(self, folder: Path, copy: Path) -> None:
         self.bundle = Bundle.open(folder)
         self.copy = Path(shutil.copytree(folder, copy))
-        source = recorded_source(self.bundle)
+        source = find_recorded_source(self.bundle)
         assert source is not None
         self.model = load_model(source.folder)
         texts = read_prompts(None, source.folder)
@@ -53,30 +55,30 @@ class Ground:
             texts = [text[:SHORT] for text in texts]
         self.examiner = examine_model(self.bundle, self.model, texts)
         self.calibration = read_calibration(self.bundle, self.model)
-        self.tensors = tensors_to_compare(self.bundle, self.model)
-        self.scales = cache_scales_to_compare(self.examiner, self.model)
+        self.tensors = list_tensors_to_compare(self.bundle, self.model)
+        self.scales = compute_scales_to_compare(self.examiner, self.model)
         self.limits = functools.cache(self._limits)
         self.sound_witnesses = functools.cache(
             lambda name: self.witnesses(self.bundle.manifest.artifact(name))
         )
 
     def _limits(self, precision: str) -> dict[str, float]:
-        rounding = self.calibration.rounding(precision)
+        rounding = self.calibration.make_rounding(precision)
         gaps = {} if rounding is None else self.examiner.measure_gaps(self.model, rounding)
-        return self.examiner.limits(precision, gaps)
+        return self.examiner.choose_limits(precision, gaps)
 
     def witnesses(self, artifact: Artifact) -> Witnesses:
         """What a graph's nodes are held against, run as the runtime runs them now."""
-        trial = self.examiner.trial(artifact)
-        full_id = f"{recipe_of(artifact)}.fp32"
+        trial = self.examiner.make_trial(artifact)
+        full_id = f"{find_recipe_id(artifact)}.fp32"
         own, full = (
             ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
             for name in (artifact.id, full_id)
         )
-        rounding = self.calibration.rounding(artifact.precision)
+        rounding = self.calibration.make_rounding(artifact.precision)
         return Witnesses(
-            node_bands(trial, artifact, full, in_fp32(artifact), own),
-            module_bands(trial, own, self.model, rounding),
+            make_node_bands(trial, artifact, full, describe_in_fp32(artifact), own),
+            make_module_bands(trial, self.model, rounding, read_results(own)),
         )
 
     @contextmanager
@@ -95,12 +97,12 @@ class Ground:
         self, bundle: Bundle, artifact: Artifact, witnesses: Witnesses | None = None
     ) -> tuple[list[Comparison], Culprit | None]:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
-        examiner = self.examiner.with_bundle(bundle)
+        examiner = dataclasses.replace(self.examiner, bundle=bundle)
         comparisons = [
             compare_structure(bundle, artifact, self.tensors, self.scales),
             *examiner.compare(artifact, self.limits(artifact.precision)),
         ]
-        trial = examiner.trial(artifact)
+        trial = examiner.make_trial(artifact)
         graph = ir.load(bundle.path(artifact.file))
         culprit = find_culprit(graph, artifact, trial, witnesses or self.sound_witnesses(artifact.id))
         return [comparison for comparison in comparisons if not comparison.passed], culprit

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime.diagnostics.doctor import Facts
-from planforge.runtime.diagnostics.jetson import Jetson, Power, jetpack_of
+from planforge.runtime.diagnostics.jetson import Jetson, Power, find_jetpack
 from planforge.runtime.diagnostics.machine import Gpu, Graphics, Memory, Processor
 from planforge.runtime.diagnostics.packages import DISTRIBUTIONS, OnnxRuntime, Package
 
@@ -105,7 +105,7 @@ def facts(
     """
     versions = {"onnxruntime": "1.31.1"} if packages is None else packages
     gpus = tuple(Gpu(index, f"GPU {index}", sm) for index, sm in enumerate(sms))
-    board = Jetson("NVIDIA Jetson", release, jetpack_of(release), sms[0] if sms else None, FULL_SPEED)
+    board = Jetson("NVIDIA Jetson", release, find_jetpack(release), sms[0] if sms else None, FULL_SPEED)
     known: dict[str, Any] = {
         "planforge": "0.1.0",
         "python": "3.10.12",

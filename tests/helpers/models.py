@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from planforge.exporter.checkpoints.source import demo_folder
+from planforge.exporter.checkpoints.source import find_demo
 from planforge.models import Transformer, TransformerConfig, save_model
 
 transformers.logging.set_verbosity_error()
@@ -149,7 +149,7 @@ def greedy(model: transformers.GPT2LMHeadModel, prompt: list[int], tokens: int =
 
 def one_layer_gpt2(folder: Path) -> Path:
     """Writes a random GPT-2 of one layer with the tokenizer of gpt2-demo: what a process exports soonest."""
-    shutil.copytree(demo_folder("gpt2-demo"), folder)
+    shutil.copytree(find_demo("gpt2-demo"), folder)
     random_gpt2(**TINY | {"vocab_size": 2048, "n_layer": 1}).save_pretrained(folder)
     return folder
 

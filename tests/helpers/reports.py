@@ -13,6 +13,7 @@ from planforge.exporter.reports.html import Subject
 from planforge.exporter.verification.bisect import Culprit
 from planforge.exporter.verification.fp32_nodes import Fp32Node
 from planforge.exporter.verification.report import VerificationReport
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.diagnostics.metrics import Comparison
 
 SUBJECT = Subject("my-model", {"model": "gpt2, text-generation", "date": "2026-01-02 03:04 UTC"})
@@ -78,7 +79,10 @@ def failed_report(text: str = "h.1.attn") -> VerificationReport:
         witness=text,
     )
     kept = (*KEPT, Fp32Node(text, text, text, text, -1.0, 2.0))
-    return VerificationReport(True, comparisons, (culprit,), {"decoder.ort.fp16": kept})
+    precisions = {"decoder.ort.fp16": "fp16"}
+    return VerificationReport(
+        True, comparisons, (culprit,), {"decoder.ort.fp16": kept}, precisions=precisions
+    )
 
 
 def passed_report() -> VerificationReport:
@@ -95,7 +99,10 @@ def demo_report(bundle: Path) -> VerificationReport:
         fields["errors"] = tuple(math.nan if e is None else e for e in fields.get("errors", ()))
         comparisons.append(Comparison(**{**fields, "failures": tuple(fields["failures"])}))
     kept = {name: tuple(Fp32Node(**node) for node in nodes) for name, nodes in found["fp32_nodes"].items()}
-    return VerificationReport(found["with_pytorch"], tuple(comparisons), fp32_nodes=kept)
+    precisions = {artifact.id: artifact.precision for artifact in Bundle.open(bundle).manifest.artifacts}
+    return VerificationReport(
+        found["with_pytorch"], tuple(comparisons), fp32_nodes=kept, precisions=precisions
+    )
 
 
 class Page(HTMLParser):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from planforge.runtime import SelftestResult
-from planforge.runtime.bundle.bundle import Bundle, sha256_of
+from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 
 from .plans import with_manifest
 
@@ -62,6 +62,9 @@ def mend(bundle: Path, name: str) -> None:
     """Lists a file as it is now."""
 
     def change(value: dict[str, Any]) -> None:
-        value["files"][name] = {"sha256": sha256_of(bundle / name), "bytes": (bundle / name).stat().st_size}
+        value["files"][name] = {
+            "sha256": compute_sha256(bundle / name),
+            "bytes": (bundle / name).stat().st_size,
+        }
 
     with_manifest(bundle, change)

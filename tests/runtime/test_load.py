@@ -39,13 +39,13 @@ def test_weights_above_the_memory_limit_are_not_even_loaded(
 
 def test_weights_of_two_graphs_are_hashed_once(dates_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
-    sha256_of = bundle_module.sha256_of
+    compute_sha256 = bundle_module.compute_sha256
 
     def counting(path: Path) -> str:
         hashed.append(path.name)
-        return sha256_of(path)
+        return compute_sha256(path)
 
-    monkeypatch.setattr(bundle_module, "sha256_of", counting)
+    monkeypatch.setattr(bundle_module, "compute_sha256", counting)
     load(dates_bundle, precision="fp32").close()
     assert len(hashed) == len(set(hashed))
     assert len([name for name in hashed if "weights" in name]) == 1

@@ -9,20 +9,21 @@ from concurrent.futures import ThreadPoolExecutor, TimeoutError
 
 import pytest
 
+from planforge.runtime import memory_budget
 from planforge.runtime.errors import ClosedError, MemoryLimitError
 from planforge.runtime.memory_budget import MemoryBudget
 
 
 def test_without_a_limit_nothing_is_counted() -> None:
     budget = MemoryBudget(None, 10**12)
-    assert budget.available() is None
+    assert budget.count_available() is None
     with budget.reserve(10**15, "a cache"):
-        assert budget.held() == 0
+        assert budget.count_held() == 0
 
 
 def test_what_does_not_fit_alone_is_refused_with_the_sum() -> None:
     budget = MemoryBudget(3_000_000, 1_000_000)
-    assert budget.available() == 2_000_000
+    assert budget.count_available() == 2_000_000
     refused = pytest.raises(MemoryLimitError)
     with refused as caught, budget.reserve(2_000_001, "a cache of 8 x 64 tokens", "Generate fewer tokens"):
         pytest.fail("it does not fit")
@@ -32,8 +33,8 @@ def test_what_does_not_fit_alone_is_refused_with_the_sum() -> None:
     )
     assert (caught.value.needed, caught.value.limit) == (3_000_001, 3_000_000)
     with budget.reserve(2_000_000, "a cache"):
-        assert budget.held() == 2_000_000
-    assert budget.held() == 0
+        assert budget.count_held() == 2_000_000
+    assert budget.count_held() == 0
 
 
 def test_calls_that_do_not_fit_beside_each_other_take_turns() -> None:
@@ -45,13 +46,13 @@ def test_calls_that_do_not_fit_beside_each_other_take_turns() -> None:
         nonlocal most
         for _ in range(20):
             with budget.reserve(size, "a batch"), counting:
-                most = max(most, budget.held())
+                most = max(most, budget.count_held())
 
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(call, size) for size in (90, 50, 40, 30, 20, 10, 1, 45)]:
             done.result(timeout=30)
     assert 0 < most <= 90
-    assert budget.held() == 0
+    assert budget.count_held() == 0
 
 
 def test_a_call_waits_until_another_thread_is_done() -> None:
@@ -120,7 +121,7 @@ def test_who_waits_for_what_is_kept_meanwhile_gets_it() -> None:
                 running.release()
 
     keeper = Keeper()
-    budget.before_waiting(keeper.drop)
+    budget.make_room_by(keeper.drop)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(budget.hold, 60, "a batch")
         with pytest.raises(TimeoutError):
@@ -130,11 +131,12 @@ def test_who_waits_for_what_is_kept_meanwhile_gets_it() -> None:
             waiting.result(timeout=10).release()
         finally:
             budget.close()
-    assert budget.held() == 0
+    assert budget.count_held() == 0
 
 
-def test_nobody_waits_for_ever() -> None:
-    budget = MemoryBudget(100, 10, patience=0.2)
+def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_budget, "PATIENCE", 0.2)
+    budget = MemoryBudget(100, 10)
     with ThreadPoolExecutor(1) as pool, budget.reserve(60, "a cache of 1 x 9 tokens"):
         waiting = pool.submit(budget.hold, 60, "a batch")
         try:

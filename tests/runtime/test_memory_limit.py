@@ -18,8 +18,8 @@ import pytest
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.backends.ort_backend import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
-from planforge.runtime.decoding.cache import Context, cache_bytes
-from planforge.runtime.encode.memory import batch_bytes, section_bytes, split_into_sections
+from planforge.runtime.decoding.cache import Context, count_cache_bytes
+from planforge.runtime.encode.encoder import count_batch_bytes, count_section_bytes, split_into_sections
 from planforge.runtime.encode.results import Features
 from planforge.runtime.errors import MemoryLimitError
 from planforge.runtime.memory_budget import MemoryBudget
@@ -102,7 +102,7 @@ def test_an_encoders_outputs_that_wait_for_their_turn_are_counted(
         model.encoder.budget = MemoryBudget(room)
         assert lengths(model) == meant
         assert 0 < alive.most <= room
-        assert model.encoder.budget.held() == 0
+        assert model.encoder.budget.count_held() == 0
         model.encoder.budget = MemoryBudget(20_000)
         with pytest.raises(
             MemoryLimitError, match=r"1 sequences with their outputs; memory_limit is 0\.0 MB"
@@ -118,7 +118,7 @@ def test_an_encoders_iterator_holds_nothing_while_its_caller_has_the_turn(
         meant = [model.classify(text).label for text in texts]
         model.encoder.budget = MemoryBudget(600_000)
         for place, result in enumerate(model.iterate("classify", texts)):
-            assert model.encoder.budget.held() == 0
+            assert model.encoder.budget.count_held() == 0
             assert result.label == model.classify(texts[place]).label == meant[place]
 
 
@@ -128,12 +128,14 @@ def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
     tokens = Axis("tokens", 1, 8, 64)
     hidden = TensorSpec("h", "hidden.1", "float16", (batch, tokens, 10))
     logits = TensorSpec("l", "masked_lm", "float32", (Axis("rows", 1, 1, 8), 100))
-    assert batch_bytes(config, 20, 10) == 4 * 20 * (40 + 60 + 2 * 10)
-    assert section_bytes(config, [hidden], 3, 10, 0) == 3 * 10 * 10 * 2 + batch_bytes(config, 30, 10)
-    assert section_bytes(config, [logits], 3, 10, 4) == 4 * 100 * 4 + batch_bytes(config, 30, 10)
+    assert count_batch_bytes(config, 20, 10) == 4 * 20 * (40 + 60 + 2 * 10)
+    assert count_section_bytes(config, [hidden], 3, 10, 0) == 3 * 10 * 10 * 2 + count_batch_bytes(
+        config, 30, 10
+    )
+    assert count_section_bytes(config, [logits], 3, 10, 4) == 4 * 100 * 4 + count_batch_bytes(config, 30, 10)
     lengths = [10, 4, 30, 2, 2, 2]
     rows = [0] * 6
-    room = section_bytes(config, [hidden], 3, 10, 0)
+    room = count_section_bytes(config, [hidden], 3, 10, 0)
     found = list(split_into_sections(config, [hidden], lengths, rows, room))
     assert [list(section) for section, _ in found] == [[0, 1], [2], [3, 4, 5]]
     assert found[1][1] > room  # alone, and too much: who reserves it is refused
@@ -143,7 +145,7 @@ def test_sections_hold_as_many_sequences_as_the_memory_allows() -> None:
 def small_limit(bundle: Path) -> tuple[int, int]:
     """A limit with room for one cache and a half, of 1 x 40 tokens; and what one takes."""
     with TextGenerator.load(bundle, precision="fp32") as model:
-        cache = cache_bytes(model.artifact, 1, 40)
+        cache = count_cache_bytes(model.artifact, 1, 40)
         return model.decoder.budget.weight_bytes + cache * 3 // 2, cache
 
 
@@ -198,7 +200,7 @@ def test_a_prompt_that_is_only_kept_gives_way(demo_bundle: Path) -> None:
     limit, _ = small_limit(demo_bundle)
     with TextGenerator.load(demo_bundle, precision="fp32", max_length=40, memory_limit=limit) as model:
         kept = model.generate(PROMPT, max_new_tokens=8, reuse_prompt=True)
-        assert model.decoder.budget.held() > 0
+        assert model.decoder.budget.count_held() > 0
         with ThreadPoolExecutor(1) as pool:
             found = pool.submit(model.generate, PROMPT, max_new_tokens=8).result(timeout=60)
         assert found.token_ids == kept.token_ids
@@ -225,19 +227,19 @@ def test_a_sources_memory_is_held_before_it_is_encoded(
         taken: list[int] = []
 
         def recording(sources: Sequence[Sequence[int]]) -> Context:
-            held.append(budget.held())
+            held.append(budget.count_held())
             context = encode(sources)
             taken.append(sum(buffer.numpy().nbytes for buffer in context.buffers.values()))
             return context
 
         monkeypatch.setattr(model.encoder, "encode", recording)
         model.translate(SENTENCES[:2], num_beams=2, max_new_tokens=9, batch_size=2)
-        cache = cache_bytes(model.artifact, 2 * (2 if len(held) == 1 else 1), 9)
+        cache = count_cache_bytes(model.artifact, 2 * (2 if len(held) == 1 else 1), 9)
         assert held == [count + cache for count in taken]
         monkeypatch.setattr(model.encoder, "encode", fail)
         with pytest.raises(ZeroDivisionError):
             model.translate("hello")
-        assert budget.held() == 0
+        assert budget.count_held() == 0
 
 
 def fail(sources: Sequence[Sequence[int]]) -> Context:

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from ....runtime.errors import TokenizerError
-from ....runtime.text.tokenizer import WAY_OUT, Tokenizer, one_line, parse, read, wrap_tokenizer_errors
+from ....runtime.text.tokenizer import WAY_OUT, Tokenizer, join_lines, parse, read, wrap_tokenizer_errors
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _BERT_NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -27,19 +27,9 @@ _SENTENCE_MODELS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm
 def build_tokenizer_json(folder: Path) -> bytes:
     """Return the tokenizer.json of a folder in Hugging Face layout, in one canonical form.
 
-    Takes the folder's tokenizer.json, or builds GPT-2's byte-level BPE from vocab.json and
-    merges.txt (or encoder.json and vocab.bpe), or BERT's WordPiece from vocab.txt. Tokens that
-    tokenizer_config.json or special_tokens_map.json name as special are marked so. Lower-cases
+    Takes the folder's tokenizer.json, or builds GPT-2's byte-level BPE or BERT's WordPiece from their files.
+    Tokens that tokenizer_config.json or special_tokens_map.json name as special are marked so. Lower-cases
     where sentence-transformers would.
-
-    Args:
-        folder: The model's folder.
-
-    Returns:
-        JSON text in UTF-8, without saved truncation, padding and dropout.
-
-    Raises:
-        TokenizerError: A file is missing or malformed; names it and the reason.
     """
     settings = read_settings(folder)
     saved = folder / "tokenizer.json"
@@ -68,19 +58,10 @@ def build_tokenizer_json(folder: Path) -> bytes:
 def find_special_tokens(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of the tokens that have a role, which tokenizer.json itself does not record.
 
-    Args:
-        folder: The model's folder, with tokenizer_config.json or special_tokens_map.json.
-        tokenizer: The tokenizer of that folder.
-
-    Returns:
-        Ids by role: some of bos, eos, unk, sep, pad, cls and mask. A role that neither file
-        names is BERT's ``[CLS]`` and so on, where the vocabulary has such a token.
-
-    Raises:
-        TokenizerError: A file is malformed.
+    A role that no file names is BERT's ``[CLS]`` and so on, where the vocabulary has such a token.
     """
     names = _BERT_NAMES | find_role_names(read_settings(folder))
-    ids = {role: tokenizer.token_id(names[role]) for role in _ROLES if role in names}
+    ids = {role: tokenizer.find_id(names[role]) for role in _ROLES if role in names}
     return {role: token_id for role, token_id in ids.items() if token_id is not None}
 
 
@@ -94,12 +75,7 @@ class Frame:
 
 
 def find_frame(data: bytes, source: str) -> Frame:
-    """Return the special tokens before a text, between the two of a pair, and behind them.
-
-    Args:
-        data: a tokenizer.json's bytes.
-        source: its name in error messages.
-    """
+    """Return the special tokens before a text, between the two of a pair, and behind them."""
     tokenizer = parse(data, source)
 
     def special(first: str, second: str | None = None) -> list[tuple[int, ...]]:
@@ -135,8 +111,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def find_role_names(settings: Mapping[str, Any]) -> dict[str, str]:
-    names = {role: _token_text(settings.get(f"{role}_token")) for role in _ROLES}
-    return {role: name for role, name in names.items() if name is not None}
+    return {role: name for role in _ROLES if (name := _token_text(settings.get(f"{role}_token")))}
 
 
 def read_named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -160,7 +135,7 @@ def list_special_names(settings: Mapping[str, Any]) -> list[str]:
     for extra in map(settings.get, ("additional_special_tokens", "extra_special_tokens")):
         values = extra.values() if isinstance(extra, dict) else extra
         if isinstance(values, Iterable) and not isinstance(values, str):
-            names += [name for name in map(_token_text, values) if name is not None]
+            names += filter(None, map(_token_text, values))
     return names
 
 
@@ -194,10 +169,7 @@ def _build_wordpiece(path: Path, unknown: str, settings: Mapping[str, Any]) -> t
             f"{path} belongs to a {kind}, which is not BERT's; "
             "save the tokenizer.json with save_pretrained of transformers"
         )
-    try:
-        read(path).decode()
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path} is not UTF-8: {error.reason}; {WAY_OUT}") from error
+    _read_text(path)  # refuses what is not UTF-8
     with wrap_tokenizer_errors(str(path)):
         vocab = models.WordPiece.read_file(str(path))  # a token's id is its last line's number
     if unknown not in vocab:
@@ -238,20 +210,17 @@ def _add_template(tokenizer: tokenizers.Tokenizer, path: Path, names: Mapping[st
 
 
 def _find_bpe_files(folder: Path) -> tuple[Path, Path] | None:
-    for names in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
-        vocab, merges = (folder / name for name in names)
-        if vocab.is_file() and merges.is_file():
-            return vocab, merges
+    for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+        if (folder / vocab).is_file() and (folder / merges).is_file():
+            return folder / vocab, folder / merges
     return None
 
 
-def _build_byte_level_bpe(
-    vocab_file: Path, merges_file: Path, add_prefix_space: bool
-) -> tokenizers.Tokenizer:
-    vocab = _read_vocab(vocab_file)
-    merges = _read_merges(merges_file)
-    with wrap_tokenizer_errors(str(merges_file)):
-        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+def _build_byte_level_bpe(vocab: Path, merges: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
+    ids = _read_vocab(vocab)
+    pairs = _read_merges(merges)
+    with wrap_tokenizer_errors(str(merges)):
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -273,12 +242,8 @@ def _read_vocab(path: Path) -> dict[str, int]:
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
-    try:
-        lines = read(path).decode().split("\n")  # not splitlines: only "\n" ends a merge
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path} is not UTF-8: {error.reason}; {WAY_OUT}") from error
     merges = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):  # only "\n" ends a merge
         parts = line.rstrip("\r").split(" ")
         if parts == [""] or (number == 1 and line.startswith("#version")):
             continue
@@ -286,6 +251,13 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             raise TokenizerError(f"{path}, line {number}: a merge is two tokens and one space; {WAY_OUT}")
         merges.append((parts[0], parts[1]))
     return merges
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read(path).decode()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8: {error.reason}; {WAY_OUT}") from error
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
@@ -306,10 +278,8 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: Path, config: Mapping[s
         special = fields.get("special") is True
         normalized = fields.get("normalized", not special) is True
         token = AddedToken(content, normalized=normalized, special=special, **flags)
-        if special:
-            tokenizer.add_special_tokens([token])
-        else:
-            tokenizer.add_tokens([token])
+        add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
+        add([token])
         if tokenizer.token_to_id(content) != int(index):
             raise TokenizerError(
                 f"{path} gives {content!r} the id {index}, but after the vocabulary it would be "
@@ -324,7 +294,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read(path))
     except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path} is not JSON: {one_line(error)}; {WAY_OUT}") from error
+        raise TokenizerError(f"{path} is not JSON: {join_lines(error)}; {WAY_OUT}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object; {WAY_OUT}")
     return value

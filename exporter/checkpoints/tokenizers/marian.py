@@ -8,22 +8,25 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from ....runtime.errors import TokenizerError
 from ....runtime.text.piece_tokenizer import ID_ONLY, PIECE_ONLY, SPACE, Charsmap
-from ....runtime.text.tokenizer import one_line, read
-from ...errors import CheckpointError
+from ....runtime.text.tokenizer import join_lines, read
+from ...errors import CheckpointError, raise_checkpoint_errors
 from .files import find_role_names, list_special_names, read_json_object, read_settings
 
 WAY_OUT = "take the file from the checkpoint once more"
 NAMES = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
-# From sentencepiece_model.proto. Read here: the package that does it brings a runtime of its own.
+# Fields of sentencepiece_model.proto, whose own package brings a runtime of its own.
 PIECES = 1
 TRAINER = 2
 NORMALIZER = 3
@@ -48,45 +51,20 @@ Message = dict[int, list[Any]]
 
 @dataclass(frozen=True)
 class SentencePieces:
-    """The contents of a .spm file.
+    """The contents of a .spm file."""
 
-    Attributes:
-        scores: The score of each piece that a text can be cut into.
-        reserved: Pieces that decode to nothing, such as ``<s>``.
-        charsmap: Normalization rules; empty for none.
-        prefixes: Whether a text begins with a space that it does not have.
-        trims: Whether spaces in a row are one, and those at the ends none.
-    """
-
-    scores: dict[str, float]
-    reserved: frozenset[str]
-    charsmap: bytes
-    prefixes: bool
-    trims: bool
+    scores: dict[str, float]  # of each piece that a text can be cut into
+    reserved: frozenset[str]  # pieces that decode to nothing, such as <s>
+    charsmap: bytes  # normalization rules; empty for none
+    prefixes: bool  # whether a text begins with a space that it does not have
+    trims: bool  # whether spaces in a row are one, and those at the ends none
 
 
-@contextmanager
-def _raise_checkpoint_errors() -> Iterator[None]:
-    """Raise an unusable tokenizer's error as a checkpoint's."""
-    try:
-        yield
-    except TokenizerError as error:
-        raise CheckpointError(str(error)) from error
-
-
-@_raise_checkpoint_errors()
+@raise_checkpoint_errors(TokenizerError)
 def build_marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
-    """Return the tokenizers of a MarianMT checkpoint, for planforge.runtime's PieceTokenizer.
+    """Return the source's and the target's tokenizer.json, for planforge.runtime's PieceTokenizer.
 
-    Args:
-        folder: Has source.spm, target.spm and vocab.json; tokenizer_config.json if it renames tokens.
-
-    Returns:
-        The source language's tokenizer.json and the target language's. Both number their tokens as
-        vocab.json does.
-
-    Raises:
-        CheckpointError: A file is missing or damaged, or needs what is not supported; names it.
+    Both number their tokens as vocab.json does; tokenizer_config.json may rename special ones.
     """
     vocab = read_marian_vocabulary(folder)
     source, target = (read_spm(folder / name) for name in ("source.spm", "target.spm"))
@@ -103,13 +81,8 @@ def build_marian_tokenizers(folder: Path) -> tuple[bytes, bytes]:
     return texts[0], texts[1]
 
 
-@_raise_checkpoint_errors()
 def read_marian_vocabulary(folder: Path) -> dict[str, int]:
-    """Return the ids of vocab.json, in their order.
-
-    Raises:
-        CheckpointError: The file is missing or damaged, or lacks a token that every model needs.
-    """
+    """Return the ids of vocab.json, in their order."""
     path = folder / "vocab.json"
     if not path.is_file():
         raise CheckpointError(f"{path} cannot be read: {os.strerror(errno.ENOENT)}; {WAY_OUT}")
@@ -129,17 +102,14 @@ def read_marian_vocabulary(folder: Path) -> dict[str, int]:
 
 
 def read_spm(path: Path) -> SentencePieces:
-    """Read a unigram model of SentencePiece.
-
-    Raises:
-        CheckpointError: The file is missing or damaged, or needs what is not supported; names it.
-    """
+    """Read a unigram model of SentencePiece."""
     data = read(path)
     try:
         model = _parse_message(data)
         pieces = [_parse_message(piece) for piece in model.get(PIECES, [])]
         spelled = [_read_last(piece, PIECE, b"").decode() for piece in pieces]
-        scores = [_read_float(_read_last(piece, SCORE, bytes(4))) for piece in pieces]
+        bits = [_read_last(piece, SCORE, 0) for piece in pieces]
+        scores = struct.unpack(f"<{len(bits)}f", struct.pack(f"<{len(bits)}I", *bits))
         types = [_read_last(piece, TYPE, NORMAL) for piece in pieces]
         if len(set(spelled)) != len(spelled) or "" in spelled:
             raise ValueError("a piece is empty, or there twice")
@@ -152,8 +122,10 @@ def read_spm(path: Path) -> SentencePieces:
             Charsmap(charsmap)
         prefixes = bool(_read_last(spec, DUMMY_PREFIX, 1))
         trims = bool(_read_last(spec, TRIM, 1))
-    except (TypeError, ValueError, struct.error) as error:
-        raise CheckpointError(f"{path} is not a SentencePiece model: {one_line(error)}; {WAY_OUT}") from error
+    except (DecodeError, TypeError, ValueError, struct.error) as error:
+        raise CheckpointError(
+            f"{path} is not a SentencePiece model: {join_lines(error)}; {WAY_OUT}"
+        ) from error
     if any(text.startswith((ID_ONLY, PIECE_ONLY)) for text in spelled):
         unsupported.append("pieces that begin with U+10FFFE or U+10FFFF")
     if unsupported:
@@ -247,37 +219,11 @@ def _find_special(folder: Path, vocab: Mapping[str, int]) -> frozenset[str]:
 
 
 def _parse_message(data: bytes) -> Message:
-    """Return the fields of a protobuf message: integers as int, everything else as bytes."""
+    """Return the fields of a protobuf message: numbers as int, everything else as bytes."""
     fields: Message = {}
-    at = 0
-    while at < len(data):
-        key, at = _read_varint(data, at)
-        number = key >> 3
-        kind = key & 7
-        if kind == 0:
-            value, at = _read_varint(data, at)
-            fields.setdefault(number, []).append(value)
-            continue
-        if kind not in (1, 2, 5):
-            raise ValueError(f"field {number} has the unknown wire type {kind}")
-        if kind == 2:
-            size, at = _read_varint(data, at)
-        else:
-            size = {1: 8, 5: 4}[kind]
-        if at + size > len(data):
-            raise ValueError("it is cut off")
-        fields.setdefault(number, []).append(data[at : at + size])
-        at += size
+    for field in UnknownFieldSet(Empty.FromString(data)):  # without a schema every field is unknown
+        fields.setdefault(field.field_number, []).append(field.data)
     return fields
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for count, byte in enumerate(data[at : at + 10]):
-        value |= (byte & 0x7F) << 7 * count
-        if byte < 0x80:
-            return value, at + count + 1
-    raise ValueError("it is cut off")
 
 
 def _read_part(message: Message, field: int) -> Message:
@@ -289,9 +235,4 @@ def _read_last(message: Message, field: int, default: T) -> T:
     value = message.get(field, [default])[-1]
     if not isinstance(value, type(default)):
         raise ValueError(f"field {field} is {value!r}")
-    return value
-
-
-def _read_float(data: bytes) -> float:
-    value: float = struct.unpack("<f", data)[0]
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ....runtime.text.kinds import PIECES, PLAIN
+from ....runtime.text.piece_tokenizer import PIECES, PLAIN
 from ....runtime.text.tokenizer import parse, read
 from ...errors import CheckpointError
 from .files import build_tokenizer_json
@@ -15,12 +15,7 @@ SHARED_FILE = "tokenizer.json"
 
 
 def build_translation_tokenizers(folder: Path) -> tuple[str, tuple[bytes, bytes]]:
-    """Return the tokenizers' kind, and the source's and the target's as tokenizer.json.
-
-    Raises:
-        CheckpointError: a file is missing or damaged; names it.
-        TokenizerError: a tokenizer.json is damaged.
-    """
+    """Return the tokenizers' kind, and the source's and the target's as tokenizer.json."""
     if (folder / "source.spm").is_file():
         return PIECES, build_marian_tokenizers(folder)
     if (folder / SHARED_FILE).is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
-from ....runtime.text.tokenizer import one_past_last_id, parse
+from ....runtime.text.tokenizer import count_ids, parse
 
 log = logging.getLogger("planforge")
 
@@ -17,13 +17,8 @@ def remove_unknown_tokens(data: bytes, vocab_size: int, source: str) -> bytes:
 
     Tokens that the tokenizer puts around texts or in the place of unknown words stay, like all that are not
     special: then the vocabulary does not fit.
-
-    Args:
-        data: a tokenizer.json's bytes.
-        vocab_size: the model's.
-        source: its name in the warning.
     """
-    if one_past_last_id(parse(data, source)) <= vocab_size:
+    if count_ids(parse(data, source)) <= vocab_size:
         return data
     written = json.loads(data)
     vocabulary = written["model"]["vocab"]

@@ -14,11 +14,11 @@ class FamilyRecipes(Protocol):
     TASK: str
     MAX_BATCH: int
 
-    def context_of(self, config: Any) -> int:
+    def read_context(self, config: Any) -> int:
         """Return the most tokens that the model takes."""
         ...
 
-    def recipes(self, config: Any, choices: Choices) -> dict[str, Recipe]:
+    def make_recipes(self, config: Any, choices: Choices) -> dict[str, Recipe]:
         """Return the recipe of each graph in each dialect that it can have, by `Recipe.id`."""
         ...
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
-from .recipe import Choices, Recipe, by_id, wrap_model
+from .recipe import Choices, Recipe, index_recipes, wrap_model
 
 if TYPE_CHECKING:
     from ....models import BertConfig
@@ -18,12 +18,12 @@ ROWS = 16  # masked words of a text, at most: a row of logits is as wide as the 
 EXAMPLE = {"batch": 2, "tokens": 5, "rows": 3}
 
 
-def context_of(config: BertConfig) -> int:
+def read_context(config: BertConfig) -> int:
     """Return the most tokens that the model takes."""
     return config.max_position_embeddings
 
 
-def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
+def make_recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
     layers, pooler_output = resolve_extra_outputs(config, choices.outputs)
     batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
     tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
@@ -43,7 +43,7 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
 
     outputs = [
         hidden("last_hidden_state", config.num_hidden_layers),
-        *head_specs(config, batch, tokens, rows),
+        *make_head_specs(config, batch, tokens, rows),
         *(hidden(f"hidden_states.{layer}", layer) for layer in layers),
     ]
     if pooler_output:
@@ -59,10 +59,10 @@ def recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
         example=EXAMPLE,
         constraints=("logit_rows < batch * tokens",) if has_rows else (),
     )
-    return by_id(portable, replace(portable, dialect="ort"))
+    return index_recipes((portable, replace(portable, dialect="ort")))
 
 
-def head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> list[TensorSpec]:
+def make_head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> list[TensorSpec]:
     """Return an output per head, with transformers' names."""
     axes: dict[str, tuple[Axis | int, ...]] = {
         "masked_lm": (rows, config.vocab_size),
@@ -74,10 +74,8 @@ def head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> lis
     specs = []
     for head in config.heads:
         if head == "question_answering":
-            specs += [
-                TensorSpec(f"{end}_logits", f"{head}.{end}", "float32", (batch, tokens))
-                for end in ("start", "end")
-            ]
+            for end in ("start", "end"):
+                specs.append(TensorSpec(f"{end}_logits", f"{head}.{end}", "float32", (batch, tokens)))
         else:
             name = names.get(head, "logits") if len(config.heads) > 1 else "logits"
             specs.append(TensorSpec(name, head, "float32", axes[head]))
@@ -89,11 +87,7 @@ def head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> lis
 
 
 def resolve_extra_outputs(config: BertConfig, outputs: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
-    """Return the layers whose hidden states are outputs (0: the embeddings), and whether the pooler's is.
-
-    Raises:
-        InputError: an output that this model does not have.
-    """
+    """Return the layers whose hidden states are outputs (0: the embeddings), and whether the pooler's is."""
     layers = config.num_hidden_layers
     known = {f"hidden_states.{layer}": layer for layer in range(layers)}
     wanted: set[int] = set()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
@@ -11,43 +11,32 @@ from ....runtime.bundle.manifest import Axis, TensorSpec
 if TYPE_CHECKING:
     from torch import nn
 
-
 HEAD_SIZES = 8  # GroupQueryAttention takes multiples of it
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user may choose for a graph.
+    """What a user may choose for a graph."""
 
-    Attributes:
-        max_batch: the largest batch that plans are made for; ONNX graphs carry it as a range.
-        max_length: the longest sequence, in tokens.
-        outputs: results beside the usual ones, such as "hidden_states".
-    """
-
-    max_batch: int
-    max_length: int
-    outputs: tuple[str, ...] = ()
+    max_batch: int  # the largest batch that plans are made for; ONNX graphs carry it as a range
+    max_length: int  # the longest sequence, in tokens
+    outputs: tuple[str, ...] = ()  # results beside the usual ones, such as "hidden_states"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One graph in one dialect.
-
-    Attributes:
-        module: wraps the reference model so that its inputs and outputs are the graph's, in order; None for
-            an imported graph.
-        example: a length for each dynamic axis while tracing; at least 2, and no two alike,
-            because torch.export takes 0, 1 and equal lengths for facts.
-    """
+    """One graph in one dialect."""
 
     graph: str
     dialect: str
     opset: int
     padding_side: str
+    # wraps the reference model so that its inputs and outputs are the graph's; None for an imported graph
     module: Callable[[Any], nn.Module] | None
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    # a length for each dynamic axis while tracing; at least 2, and no two alike, because torch.export takes
+    # 0, 1 and equal lengths for facts
     example: Mapping[str, int]
     aliases: Mapping[str, str] = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
@@ -69,31 +58,99 @@ def wrap_model(name: str, *choices: object) -> Callable[[Any], nn.Module]:
     return wrap
 
 
-def by_id(*recipes: Recipe) -> dict[str, Recipe]:
+def index_recipes(recipes: Iterable[Recipe]) -> dict[str, Recipe]:
     """Return recipes by their graph and dialect, such as "decoder.portable"."""
     return {recipe.id: recipe for recipe in recipes}
 
 
-def growing_inputs(batch: Axis, tokens: Axis, total: Axis, rows: Axis) -> tuple[TensorSpec, ...]:
-    """Return a decoder's inputs beside its cache in the `portable` dialect: optimum's, and logit_rows."""
-    return (
-        TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
-        TensorSpec("attention_mask", "mask", "int64", (batch, total)),
-        TensorSpec("position_ids", "positions", "int64", (batch, tokens)),
-        TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+def find_alike(recipes: Mapping[str, Recipe], wanted: Iterable[str]) -> dict[str, str]:
+    """Return for each wanted recipe the first of them that differs by its dialect at most."""
+    chosen = {name: replace(recipes[name], dialect="") for name in wanted}
+    return {
+        name: next(other for other in chosen if chosen[other] == recipe) for name, recipe in chosen.items()
+    }
+
+
+@dataclass(frozen=True)
+class DecoderParts:
+    """What the decoder's graphs of one model have in every dialect."""
+
+    layers: int
+    heads: int
+    head_size: int
+    vocab_size: int
+    batch: Axis
+    tokens: Axis
+    usual_tokens: int  # the length that a plan is tuned for
+    module: str  # the class of `dialects`, behind its dialect's name
+    example: Mapping[str, int]
+    choices: tuple[object, ...] = ()  # of the module
+    inputs: tuple[TensorSpec, ...] = ()  # before the cache
+    outputs: tuple[TensorSpec, ...] = ()  # behind the cache
+    constraints: tuple[str, ...] = ()
+
+
+def list_decoder_dialects(head_size: int) -> list[str]:
+    """Return the dialects that a decoder can have, by the size of its heads."""
+    return ["portable", "inplace", "ort"] if head_size % HEAD_SIZES == 0 else ["portable", "inplace"]
+
+
+def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
+    """Return a decoder's recipe; in `portable` its cache grows, else it is fixed slots, written in place.
+
+    The inputs of `portable` are optimum's, and logit_rows.
+    """
+    batch = parts.batch
+    tokens = parts.tokens
+    length = tokens.max
+    rows = Axis("rows", 1, 1, batch.max * length)
+    grows = dialect == "portable"
+    if grows:
+        cached = Axis("past", 0, min(parts.usual_tokens, length - 1), length - 1)
+        total = Axis("total", 1, min(2 * parts.usual_tokens, length), length)
+        placing = [
+            TensorSpec("attention_mask", "mask", "int64", (batch, total)),
+            TensorSpec("position_ids", "positions", "int64", (batch, tokens)),
+        ]
+    else:
+        cached = Axis("slots", 1, length, length)
+        total = cached
+        placing = [TensorSpec("past_lengths", "past_lengths", "int32", (batch,))]
+    old_axes = (batch, parts.heads, cached, parts.head_size)
+    new_axes = (batch, parts.heads, total, parts.head_size)
+    past = make_cache_specs("past_key_values" if grows else "cache", "past", parts.layers, old_axes)
+    present = make_cache_specs("present", "present", parts.layers, new_axes)
+    return Recipe(
+        graph="decoder",
+        dialect=dialect,
+        opset=24 if dialect == "inplace" else 20,
+        padding_side="left" if grows else "right",
+        module=wrap_model(f"{dialect.capitalize()}{parts.module}", *parts.choices),
+        inputs=(
+            TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
+            *placing,
+            TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
+            *parts.inputs,
+            *past,
+        ),
+        outputs=(
+            TensorSpec("logits", "logits", "float32", (rows, parts.vocab_size)),
+            *present,
+            *parts.outputs,
+        ),
+        example=parts.example,
+        aliases={} if grows else {out.name: into.name for out, into in zip(present, past, strict=True)},
+        constraints=(
+            "total = past + tokens" if grows else "past_lengths + tokens <= slots",
+            "logit_rows < batch * tokens",
+            *parts.constraints,
+        ),
     )
 
 
-def slot_inputs(batch: Axis, tokens: Axis, rows: Axis) -> tuple[TensorSpec, ...]:
-    """Return a decoder's inputs beside its cache in the dialects with slots, `inplace` and `ort`."""
-    return (
-        TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
-        TensorSpec("past_lengths", "past_lengths", "int32", (batch,)),
-        TensorSpec("logit_rows", "logit_rows", "int64", (rows,)),
-    )
-
-
-def cache_specs(name: str, role: str, layers: int, axes: tuple[Axis | int, ...]) -> tuple[TensorSpec, ...]:
+def make_cache_specs(
+    name: str, role: str, layers: int, axes: tuple[Axis | int, ...]
+) -> tuple[TensorSpec, ...]:
     """Return key and value of every layer: `name`.0.key, `name`.0.value, `name`.1.key, ..."""
     return tuple(
         TensorSpec(f"{name}.{layer}.{kind}", f"{role}.{layer}.{kind}", "float32", axes)

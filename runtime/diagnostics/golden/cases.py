@@ -14,24 +14,18 @@ Case: TypeAlias = "Callable[[], Outcome]"
 
 @dataclass(frozen=True)
 class Skipped:
-    """Golden data that is too large for an engine to be compared with.
+    """Golden data that is too large for an engine to be compared with."""
 
-    Attributes:
-        artifact: the graph's id.
-        what: as in "2 of 7 samples".
-        reason: as in "81 tokens are needed, it takes 40".
-    """
-
-    artifact: str
-    what: str
-    reason: str
+    artifact: str  # the graph's id
+    what: str  # as in "2 of 7 samples"
+    reason: str  # as in "81 tokens are needed, it takes 40"
 
 
-def too_long(artifact: Artifact, what: str, tokens: int) -> Skipped:
+def skip_too_long(artifact: Artifact, what: str, tokens: int) -> Skipped:
     """Return the entry of what needs more tokens than a graph, or the plan built from it, takes."""
-    return Skipped(artifact.id, what, f"{tokens} tokens are needed, it takes {longest(artifact)}")
+    return Skipped(artifact.id, what, f"{tokens} tokens are needed, it takes {find_room(artifact)}")
 
 
-def longest(artifact: Artifact) -> int:
+def find_room(artifact: Artifact) -> int:
     """Return the most tokens of one sequence."""
     return artifact.axis("tokens").max

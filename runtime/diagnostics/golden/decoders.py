@@ -15,11 +15,10 @@ import numpy.typing as npt
 from ...bundle.manifest import Artifact
 from ...decoding.decoder import Decoder
 from ...text.tokenizer import Tokenizer
-from ..metrics import Logits, Metrics, Outcome, judge_outcome, max_error, measure
-from .cases import Case, Skipped, longest, too_long
-from .divergence import follow, with_divergence
-from .evenly import evenly
-from .files import Arrays
+from ..metrics import Logits, Metrics, Outcome, judge_outcome, measure, measure_max_error
+from .cases import Case, Skipped, find_room, skip_too_long
+from .divergence import add_divergence, follow
+from .files import Arrays, choose_evenly
 
 GOLDEN_STEPS = 3  # logits kept per sample: a row of GPT-2's has 200 KB
 MAX_BATCH = 8  # of the padded cases, or the graph's largest
@@ -28,48 +27,32 @@ PART = 7  # tokens of a step on top of a past; divides no round length
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt, and how PyTorch continues it.
+    """A prompt, and how PyTorch continues it."""
 
-    Attributes:
-        prompt: token ids.
-        continuation: PyTorch's greedy tokens.
-        margins: by how much PyTorch preferred each of them to the next best, in logits.
-        steps: the steps whose logits are known; step 0 follows the prompt, step i the i-th new token.
-        logits: (len(steps), V) PyTorch's, computed at once and without a cache.
-    """
-
-    prompt: tuple[int, ...]
-    continuation: tuple[int, ...]
-    margins: tuple[float, ...]
-    steps: tuple[int, ...]
-    logits: Logits
+    prompt: tuple[int, ...]  # token ids
+    continuation: tuple[int, ...]  # PyTorch's greedy tokens
+    margins: tuple[float, ...]  # by how much PyTorch preferred each of them to the next best, in logits
+    steps: tuple[int, ...]  # whose logits are known; step 0 follows the prompt, step i the i-th new token
+    logits: Logits  # (len(steps), V) PyTorch's, computed at once and without a cache
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.continuation)
 
-    def thin(self, count: int) -> Sample:
-        """Return the sample with only `count` of the steps, the first and last among them."""
-        keep = list(evenly(len(self.steps), count))
+    def thin(self) -> Sample:
+        """Return the sample with only `GOLDEN_STEPS` of the steps, the first and last among them."""
+        keep = list(choose_evenly(len(self.steps), GOLDEN_STEPS))
         return replace(self, steps=tuple(self.steps[i] for i in keep), logits=self.logits[keep])
 
 
 @dataclass(frozen=True)
 class Golden:
-    """What every engine must reproduce.
+    """What every engine must reproduce."""
 
-    Attributes:
-        samples: the last has a prompt of a single token, so that past 0 and past 1 are seen.
-        context: tokens that fill the whole context.
-        context_logits: (N, V) PyTorch's at its last positions.
-        edges: lengths of prompts at which something changes: a plan's tuning, a chunk of the prefill.
-        edge_logits: (len(edges), V) logits that follow so many tokens of the context.
-    """
-
-    samples: tuple[Sample, ...]
-    context: tuple[int, ...]
-    context_logits: Logits
-    edges: tuple[int, ...]
-    edge_logits: Logits
+    samples: tuple[Sample, ...]  # the last has a prompt of a single token, so that past 0 and 1 are seen
+    context: tuple[int, ...]  # tokens that fill the whole context
+    context_logits: Logits  # (N, V) PyTorch's at its last positions
+    edges: tuple[int, ...]  # lengths of prompts at which a plan's tuning or a chunk of the prefill changes
+    edge_logits: Logits  # (len(edges), V) that follow so many tokens of the context
 
 
 def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
@@ -81,102 +64,87 @@ def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
         "edges.logits": golden.edge_logits,
     }
     for i, sample in enumerate(golden.samples):
-        thin = sample.thin(GOLDEN_STEPS)
-        arrays |= {
-            f"sample.{i}.prompt": np.array(thin.prompt),
-            f"sample.{i}.continuation": np.array(thin.continuation),
-            f"sample.{i}.margins": np.array(thin.margins),
-            f"sample.{i}.steps": np.array(thin.steps),
-            f"sample.{i}.logits": thin.logits,
-        }
+        arrays |= {f"sample.{i}.{name}": np.array(value) for name, value in vars(sample.thin()).items()}
     return arrays
 
 
 def from_arrays(arrays: Arrays) -> Golden:
-    """Return the golden data that `to_arrays` stored.
-
-    Raises:
-        KeyError: an array is missing.
-    """
-
-    def integers(name: str) -> tuple[int, ...]:
-        return tuple(int(number) for number in arrays[name])
-
+    """Return the golden data that `to_arrays` stored; a KeyError names an array that is missing."""
     samples = tuple(
         Sample(
-            prompt=integers(f"sample.{i}.prompt"),
-            continuation=integers(f"sample.{i}.continuation"),
+            prompt=tuple(arrays[f"sample.{i}.prompt"].tolist()),
+            continuation=tuple(arrays[f"sample.{i}.continuation"].tolist()),
             margins=tuple(float(margin) for margin in arrays[f"sample.{i}.margins"]),
-            steps=integers(f"sample.{i}.steps"),
+            steps=tuple(arrays[f"sample.{i}.steps"].tolist()),
             logits=arrays[f"sample.{i}.logits"],
         )
         for i in range(sum(name.endswith(".prompt") for name in arrays))
     )
     return Golden(
         samples=samples,
-        context=integers("context.tokens"),
+        context=tuple(arrays["context.tokens"].tolist()),
         context_logits=arrays["context.logits"],
-        edges=integers("edges"),
+        edges=tuple(arrays["edges"].tolist()),
         edge_logits=arrays["edges.logits"],
     )
 
 
-def cases(
+def make_cases(
     decoder: Decoder, golden: Golden, limits: Mapping[str, float], tokenizer: Tokenizer
 ) -> dict[str, Case]:
     """Return what is compared, by name, as far as the decoder takes so many tokens."""
-    room = longest(decoder.artifact)
+    room = find_room(decoder.artifact)
     samples = [sample for sample in golden.samples if len(sample) <= room]
     known = [edge <= room for edge in golden.edges]
     edges = [edge for edge in golden.edges if edge <= room]
     most = min(MAX_BATCH, decoder.artifact.axis("batch").max)
 
-    def force_tokens() -> Outcome:
-        parts = [teacher_forced(decoder, sample) for sample in samples]
-        return judge_outcome(measure_parts(parts), limits, errors=errors_of_steps(parts))
+    def compare_steps() -> Outcome:
+        parts = [force_tokens(decoder, sample) for sample in samples]
+        return judge_outcome(measure_parts(parts), limits, errors=measure_steps(parts))
 
-    def in_pieces() -> Outcome:
+    def compare_parts() -> Outcome:
         return judge_outcome(measure_parts(run_in_parts(decoder, samples[-most:])), limits)
 
-    def at_edges() -> Outcome:
+    def compare_edges() -> Outcome:
         got = [decoder.start(1, edge).prefill([golden.context[:edge]]) for edge in edges]
         return judge_outcome(measure(np.concatenate(got), golden.edge_logits[known]), limits)
 
-    def full() -> Outcome:
-        return judge_outcome(measure(*full_context(decoder, golden)), limits)
+    def compare_full_context() -> Outcome:
+        return judge_outcome(measure(*fill_context(decoder, golden)), limits)
 
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     if samples:
-        found["prefill and decode, batch 1"] = force_tokens
+        cases["prefill and decode, batch 1"] = compare_steps
         for size in sorted({min(2, most), most}):
-            batch = batch_of(samples, size)
-            found[f"greedy, batch {size}, padded"] = greedy_case(decoder, batch, limits, tokenizer)
-        found[f"parts of {PART} tokens, batch 1 and {len(samples[-most:])}"] = in_pieces
+            batch = make_batch(samples, size)
+            cases[f"greedy, batch {size}, padded"] = make_greedy_case(decoder, batch, limits, tokenizer)
+        cases[f"parts of {PART} tokens, batch 1 and {len(samples[-most:])}"] = compare_parts
     if edges:
-        found[prompts_of(edges)] = at_edges
+        cases[name_prompts(edges)] = compare_edges
     if len(golden.context) <= room:
-        found["full context"] = full
-    return found
+        cases["full context"] = compare_full_context
+    return cases
 
 
 def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
-    """Return what `cases` leaves out."""
-    room = longest(artifact)
-    found = []
+    """Return what `make_cases` leaves out."""
+    room = find_room(artifact)
+    skipped = []
     if long := [len(sample) for sample in golden.samples if len(sample) > room]:
-        found.append(too_long(artifact, f"{len(long)} of {len(golden.samples)} samples", max(long)))
+        skipped.append(skip_too_long(artifact, f"{len(long)} of {len(golden.samples)} samples", max(long)))
     if beyond := [edge for edge in golden.edges if edge > room]:
-        found.append(too_long(artifact, prompts_of(beyond), max(beyond)))
+        skipped.append(skip_too_long(artifact, name_prompts(beyond), max(beyond)))
     if len(golden.context) > room:
-        found.append(too_long(artifact, "full context", len(golden.context)))
-    return found
+        skipped.append(skip_too_long(artifact, "full context", len(golden.context)))
+    return skipped
 
 
-def prompts_of(edges: Sequence[int]) -> str:
+def name_prompts(edges: Sequence[int]) -> str:
     return f"prompts of {', '.join(map(str, edges))} tokens"
 
 
-def batch_of(samples: Sequence[Sample], size: int) -> list[Sample]:
+def make_batch(samples: Sequence[Sample], size: int) -> list[Sample]:
     """Return so many samples, the last of a single token; samples repeat where there are fewer."""
     *texts, single = samples
     texts = texts or [single]
@@ -189,14 +157,14 @@ def measure_parts(parts: Sequence[tuple[Logits, Logits]]) -> Metrics:
     return measure(np.concatenate(got), np.concatenate(want))
 
 
-def errors_of_steps(parts: Sequence[tuple[Logits, Logits]]) -> list[float]:
+def measure_steps(parts: Sequence[tuple[Logits, Logits]]) -> list[float]:
     """Return the largest error of each known step over all samples."""
     steps = min(len(want) for _, want in parts)
     got, want = (np.stack([rows[:steps] for rows in side], axis=1) for side in zip(*parts, strict=True))
-    return [max_error(*rows) for rows in zip(got, want, strict=True)]
+    return [measure_max_error(*rows) for rows in zip(got, want, strict=True)]
 
 
-def greedy_case(
+def make_greedy_case(
     decoder: Decoder, samples: Sequence[Sample], limits: Mapping[str, float], tokenizer: Tokenizer
 ) -> Case:
     """Return the case in which the engine chooses its own tokens, all samples as one padded batch."""
@@ -207,12 +175,12 @@ def greedy_case(
         followed = follow(batch, batch.prefill([s.prompt for s in samples]), samples, limits)
         outcome = judge_outcome(measure_parts(followed.parts), limits, failures=followed.failures)
         prompts = [tokenizer.decode(sample.prompt) for sample in samples]
-        return with_divergence(outcome, followed, prompts, samples, tokenizer.decode_known)
+        return add_divergence(outcome, followed, prompts, samples, tokenizer.decode_known)
 
     return run
 
 
-def teacher_forced(decoder: Decoder, sample: Sample) -> tuple[Logits, Logits]:
+def force_tokens(decoder: Decoder, sample: Sample) -> tuple[Logits, Logits]:
     """Feed PyTorch's tokens through the cache; return got and want, a row per known step."""
     run = decoder.start(1, len(sample))
     out = [run.prefill([sample.prompt])]
@@ -233,7 +201,7 @@ def run_in_parts(decoder: Decoder, samples: Sequence[Sample]) -> list[tuple[Logi
     return parts
 
 
-def full_context(decoder: Decoder, golden: Golden) -> tuple[Logits, Logits]:
+def fill_context(decoder: Decoder, golden: Golden) -> tuple[Logits, Logits]:
     """Fill the cache to its last slot: the prompt in chunks, then token by token."""
     tokens = golden.context
     rows = len(golden.context_logits)

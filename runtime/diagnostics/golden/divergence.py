@@ -4,83 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...decoding.decoder import DecoderRun
-from ..metrics import Logits, Outcome, scale_of
+from ..metrics import Logits, Outcome, measure_scale
 
+if TYPE_CHECKING:
+    from . import decoders, translations
 
-class Continued(Protocol):
-    """What PyTorch continues with: tokens, margins, and the logits of the steps that are known."""
-
-    @property
-    def continuation(self) -> tuple[int, ...]: ...
-    @property
-    def margins(self) -> tuple[float, ...]: ...
-    @property
-    def steps(self) -> tuple[int, ...]: ...
-    @property
-    def logits(self) -> Logits: ...
+    Sample: TypeAlias = decoders.Sample | translations.Sample
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first token of a row that is not PyTorch's.
+    """The first token of a row that is not PyTorch's."""
 
-    Attributes:
-        row: of the batch.
-        step: how many tokens were the same before.
-        want: PyTorch's token.
-        got: the engine's.
-        margin: by how much PyTorch preferred its own, or to the next best at least, in logits.
-        allowed: the margin that rounding explains: two logits inside their limit may have changed places.
-    """
-
-    row: int
-    step: int
-    want: int
-    got: int
-    margin: float
-    allowed: float
-
-    @property
-    def failure(self) -> str | None:
-        """What is wrong, unless rounding explains it."""
-        if self.margin <= self.allowed:
-            return None
-        return (
-            f"new token {self.step} is {self.got}, PyTorch's is {self.want} by a margin of {self.margin:.3g}"
-            f" (at most {self.allowed:.3g} is rounding)"
-        )
-
-    def describe(
-        self, prompt: str, sample: Continued, decode: Callable[[Sequence[int]], str]
-    ) -> dict[str, Any]:
-        """Return the divergence as text, for people."""
-        return {
-            "prompt": prompt,
-            "common": decode(sample.continuation[: self.step]),
-            "common_tokens": self.step,
-            "want": decode([self.want]),
-            "got": decode([self.got]),
-            "margin": self.margin,
-            "allowed": self.allowed,
-        }
+    row: int  # of the batch
+    step: int  # how many tokens were the same before
+    want: int  # PyTorch's token
+    got: int  # the engine's
+    margin: float  # by how much PyTorch preferred its own, or to the next best at least, in logits
+    allowed: float  # that rounding explains: two logits inside their limit may have changed places
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A batch that was decoded freely.
+    """A batch that was decoded freely."""
 
-    Attributes:
-        parts: got and want of every known step until a row leaves PyTorch's tokens.
-        divergences: of the rows that do.
-        steps: how many tokens each row was given.
-    """
-
-    parts: tuple[tuple[Logits, Logits], ...]
-    divergences: tuple[Divergence, ...]
-    steps: int
+    parts: tuple[tuple[Logits, Logits], ...]  # got and want of known steps until a row leaves PyTorch's
+    divergences: tuple[Divergence, ...]  # of the rows that do
+    steps: int  # tokens that each row was given
 
     @property
     def common_prefix(self) -> int:
@@ -89,24 +42,21 @@ class Followed:
 
     @property
     def failures(self) -> list[str]:
-        return [divergence.failure for divergence in self.divergences if divergence.failure is not None]
-
-    @property
-    def worst(self) -> Divergence | None:
-        """The divergence that rounding explains least."""
-        return max(self.divergences, key=lambda divergence: divergence.margin, default=None)
+        """What rounding does not explain, in words."""
+        return [
+            f"new token {one.step} is {one.got}, PyTorch's is {one.want} by a margin of {one.margin:.3g}"
+            f" (at most {one.allowed:.3g} is rounding)"
+            for one in self.divergences
+            if not one.margin <= one.allowed  # NaN is not
+        ]
 
 
 def follow(
-    run: DecoderRun, logits: Logits, samples: Sequence[Continued], limits: Mapping[str, float]
+    run: DecoderRun, logits: Logits, samples: Sequence[Sample], limits: Mapping[str, float]
 ) -> Followed:
-    """Let the engine choose its own tokens.
+    """Let the engine choose its own tokens, a sample in each row.
 
-    Args:
-        run: decoder run that has taken in the samples' prompts.
-        logits: (B, V) of the first new token.
-        samples: one for each row.
-        limits: limits of the graph's precision.
+    The run has taken in the samples' prompts; the logits (B, V) are those of the first new token.
     """
     steps = min(len(s.continuation) for s in samples)
     known = [dict(zip(s.steps, s.logits, strict=True)) for s in samples]
@@ -126,26 +76,33 @@ def follow(
                 margin = samples[row].margins[step]
                 if reference is not None:
                     margin = float(reference[want] - reference[got])
-                allowed = 2 * limits["max_error"] * scale_of(samples[row].logits)
+                allowed = 2 * limits["max_error"] * measure_scale(samples[row].logits)
                 divergences.append(Divergence(row, step, want, got, margin, allowed))
         if step + 1 < steps:
             logits = run.decode([int(token) for token in chosen])
     return Followed(tuple(parts), tuple(divergences), steps)
 
 
-def with_divergence(
+def add_divergence(
     outcome: Outcome,
     followed: Followed,
     prompts: Sequence[str],
-    samples: Sequence[Continued],
+    samples: Sequence[Sample],
     decode: Callable[[Sequence[int]], str],
 ) -> Outcome:
     """Return the outcome with how many tokens the engine shares with PyTorch, and where it left them."""
-    metrics = {
-        **outcome.metrics,
-        "common_prefix": followed.common_prefix,
-        "common_prefix_of": followed.steps,
+    prefix = {"common_prefix": followed.common_prefix, "common_prefix_of": followed.steps}
+    outcome = replace(outcome, metrics={**outcome.metrics, **prefix})
+    if not followed.divergences:
+        return outcome
+    worst = max(followed.divergences, key=lambda divergence: divergence.margin)
+    text = {
+        "prompt": prompts[worst.row],
+        "common": decode(samples[worst.row].continuation[: worst.step]),
+        "common_tokens": worst.step,
+        "want": decode([worst.want]),
+        "got": decode([worst.got]),
+        "margin": worst.margin,
+        "allowed": worst.allowed,
     }
-    worst = followed.worst
-    text = None if worst is None else worst.describe(prompts[worst.row], samples[worst.row], decode)
-    return replace(outcome, metrics=metrics, divergence=text)
+    return replace(outcome, divergence=text)

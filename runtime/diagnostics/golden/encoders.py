@@ -16,9 +16,8 @@ from ...bundle.manifest import Artifact, TensorSpec
 from ...encode.encoder import Encoder
 from ...text.long_text import Piece
 from ..metrics import Metrics, Outcome, VectorMetrics, judge, measure, measure_vectors
-from .cases import Case, Skipped, longest, too_long
-from .evenly import evenly
-from .files import Arrays
+from .cases import Case, Skipped, find_room, skip_too_long
+from .files import Arrays, choose_evenly
 
 Outputs: TypeAlias = dict[str, Array]  # by the name of the graph's output
 
@@ -29,40 +28,28 @@ DISTRIBUTIONS = {"masked_lm", "next_sentence", "sequence_classification", "token
 
 @dataclass(frozen=True)
 class Sample:
-    """A sequence, and what PyTorch makes of it alone, without padding.
-
-    Attributes:
-        piece: the sequence.
-        positions: of the tokens whose results are known.
-        outputs: by output name; of a result per token (R, ...), the chosen positions only.
-    """
+    """A sequence, and what PyTorch makes of it alone, without padding."""
 
     piece: Piece
-    positions: tuple[int, ...]
-    outputs: Outputs
+    positions: tuple[int, ...]  # of the tokens whose results are known
+    outputs: Outputs  # of a result per token (R, ...), the chosen positions only
 
     def __len__(self) -> int:
         return len(self.piece)
 
     def thin(self, per_token: Iterable[str]) -> Sample:
         """Return the sample with `GOLDEN_POSITIONS` of the positions, the first and last among them."""
-        count = len(self.positions)
-        keep = list(evenly(count, GOLDEN_POSITIONS))
+        keep = list(choose_evenly(len(self.positions), GOLDEN_POSITIONS))
         thin = {name: self.outputs[name][keep] for name in per_token}
         return Sample(self.piece, tuple(self.positions[i] for i in keep), self.outputs | thin)
 
 
 @dataclass(frozen=True)
 class Golden:
-    """What every engine must reproduce.
+    """What every engine must reproduce."""
 
-    Attributes:
-        samples: texts, a pair; then a single token, and a full sequence.
-        per_token: names of the outputs that have a result per token.
-    """
-
-    samples: tuple[Sample, ...]
-    per_token: tuple[str, ...]
+    samples: tuple[Sample, ...]  # texts, a pair; then a single token, and a full sequence
+    per_token: tuple[str, ...]  # names of the outputs that have a result per token
 
 
 def to_arrays(golden: Golden) -> dict[str, Array]:
@@ -80,58 +67,53 @@ def to_arrays(golden: Golden) -> dict[str, Array]:
 
 
 def from_arrays(arrays: Arrays) -> Golden:
-    """Return the golden data that `to_arrays` stored.
-
-    Raises:
-        KeyError: an array is missing.
-    """
+    """Return the golden data that `to_arrays` stored; a KeyError names an array that is missing."""
     samples = []
     for i in range(sum(name.endswith(".ids") for name in arrays)):
-        ids, segments, positions = (
-            [int(number) for number in arrays[f"sample.{i}.{what}"]]
-            for what in ("ids", "segments", "positions")
-        )
+        ids = arrays[f"sample.{i}.ids"].tolist()
+        segments = arrays[f"sample.{i}.segments"].tolist()
+        positions = tuple(arrays[f"sample.{i}.positions"].tolist())
         stem = f"sample.{i}.output."
         outputs = {name.removeprefix(stem): a for name, a in arrays.items() if name.startswith(stem)}
-        samples.append(Sample(Piece(ids, segments, range(0), None), tuple(positions), outputs))
+        samples.append(Sample(Piece(ids, segments, range(0), None), positions, outputs))
     return Golden(tuple(samples), tuple(str(name) for name in arrays["per_token"]))
 
 
-def cases(encoder: Encoder, golden: Golden, limits: Mapping[str, float]) -> dict[str, Case]:
+def make_cases(encoder: Encoder, golden: Golden, limits: Mapping[str, float]) -> dict[str, Case]:
     """Return what is compared, by name, as far as the encoder takes so many tokens."""
     *texts, single, full = golden.samples
-    room = longest(encoder.artifact)
+    room = find_room(encoder.artifact)
     texts = [sample for sample in texts if len(sample) <= room]
     batch = [*texts, single][-min(MAX_BATCH, encoder.max_batch) :]
 
-    def one_by_one() -> Outcome:
+    def compare_one_by_one() -> Outcome:
         return compare_outputs([run_batch(encoder, [s])[0] for s in texts], texts, encoder.artifact, limits)
 
-    found = {"one by one": one_by_one} if texts else {}
-    found[name_batch(batch)] = batch_case(encoder, batch, limits)
-    found["1 token"] = batch_case(encoder, [single], limits)
+    cases = {"one by one": compare_one_by_one} if texts else {}
+    cases[name_batch(batch)] = make_batch_case(encoder, batch, limits)
+    cases["1 token"] = make_batch_case(encoder, [single], limits)
     if len(full) <= room:
-        found[f"{len(full)} tokens"] = batch_case(encoder, [full], limits)
-    return found
+        cases[f"{len(full)} tokens"] = make_batch_case(encoder, [full], limits)
+    return cases
 
 
 def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
-    """Return what `cases` leaves out."""
+    """Return what `make_cases` leaves out."""
     *texts, _, full = golden.samples
-    room = longest(artifact)
-    found = []
+    room = find_room(artifact)
+    skipped = []
     if long := [len(sample) for sample in texts if len(sample) > room]:
-        found.append(too_long(artifact, f"{len(long)} of {len(texts)} texts", max(long)))
+        skipped.append(skip_too_long(artifact, f"{len(long)} of {len(texts)} texts", max(long)))
     if len(full) > room:
-        found.append(too_long(artifact, "a full sequence", len(full)))
-    return found
+        skipped.append(skip_too_long(artifact, "a full sequence", len(full)))
+    return skipped
 
 
 def name_batch(samples: Sequence[Sample]) -> str:
     return f"batch of {len(samples)}, padded"
 
 
-def batch_case(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
+def make_batch_case(encoder: Encoder, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
     """Return the case of all samples as one padded batch."""
     return lambda: compare_outputs(run_batch(encoder, samples), samples, encoder.artifact, limits)
 
@@ -140,7 +122,7 @@ def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
     """Return the outputs of sequences that run together; of results per token, the known positions."""
     specs = encoder.artifact.outputs
     positions = [list(sample.positions) for sample in samples]
-    results = encoder.batch([s.piece for s in samples], [spec.role for spec in specs], positions)
+    results = encoder.run_batch([s.piece for s in samples], [spec.role for spec in specs], positions)
     return [
         {
             spec.name: array[known] if "tokens" in spec.axis_names() else array
@@ -151,47 +133,38 @@ def run_batch(encoder: Encoder, samples: Sequence[Sample]) -> list[Outputs]:
 
 
 def compare_outputs(
-    got: Sequence[Outputs],
-    samples: Sequence[Sample],
-    artifact: Artifact,
-    limits: Mapping[str, float],
-    failures: Sequence[str] = (),
+    got: Sequence[Outputs], samples: Sequence[Sample], artifact: Artifact, limits: Mapping[str, float]
 ) -> Outcome:
-    """Return the outcome of every output of `samples`.
-
-    Args:
-        failures: other failures.
-    """
+    """Return the outcome of every output of `samples`."""
     metrics: dict[str, Any] = {}
-    wrong = list(failures)
+    failures: list[str] = []
     for name, measured in measure_all(got, [s.outputs for s in samples], artifact.outputs).items():
         own = {metric: limits[f"{name}.{metric}"] for metric in measured.LIMITED}
-        wrong += [f"{name}: {failure}" for failure in judge(measured, own)]
+        failures += [f"{name}: {failure}" for failure in judge(measured, own)]
         metrics |= {f"{name}.{key}": value for key, value in measured.to_json().items()}
-    return Outcome(metrics, limits, tuple(wrong))
+    return Outcome(metrics, limits, tuple(failures))
 
 
 def measure_all(
     got: Sequence[Outputs], want: Sequence[Outputs], specs: Sequence[TensorSpec]
 ) -> dict[str, Metrics | VectorMetrics]:
     """Return the metrics of each output over all sequences."""
-    found: dict[str, Metrics | VectorMetrics] = {}
+    metrics: dict[str, Metrics | VectorMetrics] = {}
     for spec in specs:
         sides = [[outputs[spec.name] for outputs in side] for side in (got, want)]
         if is_vector_of_tokens(spec):
             a, b = (np.concatenate(arrays)[None] for arrays in sides)
-            found[spec.name] = measure_vectors(a, b, least_scale=1.0)
+            metrics[spec.name] = measure_vectors(a, b, least_scale=1.0)
             continue
         a, b = (np.concatenate([np.atleast_2d(array) for array in arrays]) for arrays in sides)
-        found[spec.name] = (
-            measure(a, b)
-            if metrics_of(spec) is Metrics
-            else measure_vectors(a, b, of_texts=not is_per_token(spec))
-        )
-    return found
+        if choose_metrics(spec) is Metrics:
+            metrics[spec.name] = measure(a, b)
+        else:
+            metrics[spec.name] = measure_vectors(a, b, of_texts=not is_per_token(spec))
+    return metrics
 
 
-def metrics_of(spec: TensorSpec) -> type[Metrics] | type[VectorMetrics]:
+def choose_metrics(spec: TensorSpec) -> type[Metrics] | type[VectorMetrics]:
     """Return how to compare an output: logits over classes or words as distributions, others as vectors."""
     return Metrics if spec.role in DISTRIBUTIONS else VectorMetrics
 

@@ -22,17 +22,18 @@ def write_golden(path: Path, arrays: Arrays, limits: Mapping[str, Mapping[str, f
 
 
 def read_golden(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, dict[str, float]]]:
-    """Read what `write_golden` wrote.
-
-    Raises:
-        KeyError: it has no limits.
-    """
+    """Read what `write_golden` wrote; a KeyError says that it has no limits."""
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     return arrays, json.loads(str(arrays.pop("limits")))
 
 
-def golden_file(bundle: Bundle) -> Path | None:
+def choose_evenly(count: int, most: int) -> tuple[int, ...]:
+    """Return at most `most` of `count` indices, the first and last among them."""
+    return tuple(int(i) for i in np.unique(np.linspace(0, count - 1, min(count, most)).round()))
+
+
+def find_golden(bundle: Bundle) -> Path | None:
     """Return the file of a bundle's golden data, hashed; None where it was exported without verification."""
     names = [name for name in bundle.manifest.files if name.startswith(PREFIX)]
     return bundle.path(names[0]) if names else None

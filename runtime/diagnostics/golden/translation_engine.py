@@ -11,7 +11,7 @@ import numpy as np
 
 from ...decoding.beam import BeamSearch, Hypothesis, Search
 from ...decoding.decoder import Decoder, DecoderRun
-from ...decoding.sampling import token_logprobs
+from ...decoding.sampling import compute_logprobs
 from ...text.tokenizer import Tokenizer
 from ...translate.source_encoder import SourceEncoder
 from ..metrics import Logits
@@ -19,14 +19,7 @@ from .translations import Sample
 
 
 class Engine:
-    """An encoder and a decoder that run together.
-
-    Args:
-        encoder: encoder of the source.
-        decoder: decoder that reads what the encoder writes.
-        start: the token that every target begins with.
-        tokenizers: tokenizers of the source and of the target.
-    """
+    """An encoder and a decoder that reads what it writes; every target begins with the token `start`."""
 
     def __init__(
         self, encoder: SourceEncoder, decoder: Decoder, start: int, tokenizers: tuple[Tokenizer, Tokenizer]
@@ -36,7 +29,7 @@ class Engine:
         self.start = start
         self.source_tokenizer, self.target_tokenizer = tokenizers
 
-    def cross(self, samples: Sequence[Sample]) -> list[Logits]:
+    def read_cross(self, samples: Sequence[Sample]) -> list[Logits]:
         """Return what the decoder would read of the sources, as one padded batch, at the known positions."""
         context = self.encoder.encode([s.source for s in samples])
         tensors = [context.buffers[read.name].numpy() for _, read in self.encoder.reads]
@@ -47,50 +40,46 @@ class Engine:
             for b, s in enumerate(samples)
         ]
 
-    def run(self, samples: Sequence[Sample], beams: int, capacity: int) -> DecoderRun:
-        return self.decoding([s.source for s in samples], beams, capacity)
-
-    def decoding(self, sources: Sequence[Sequence[int]], beams: int, capacity: int) -> DecoderRun:
+    def start_run(self, sources: Sequence[Sequence[int]], beams: int, capacity: int) -> DecoderRun:
         """Start a decoder run that reads `sources`, with so many rows of each."""
         return self.decoder.start(len(sources) * beams, capacity, self.encoder.prepare(sources))
 
-    def teacher_forced(self, sample: Sample) -> Logits:
+    def force_tokens(self, sample: Sample) -> Logits:
         """Feed PyTorch's tokens through the cache: at once up to the first known step, then one by one."""
-        run = self.run([sample], 1, len(sample.target))
+        run = self.start_run([sample.source], 1, len(sample.target))
         fed = [self.start, *sample.target[:-1]]
         out = [run.prefill([fed[: sample.steps[0] + 1]])]
         out += [run.decode([token]) for token in fed[sample.steps[0] + 1 : sample.steps[-1] + 1]]
         return np.concatenate(out)[[step - sample.steps[0] for step in sample.steps]]
 
-    def at_once(self, sample: Sample) -> Logits:
+    def run_at_once(self, sample: Sample) -> Logits:
         """Run PyTorch's tokens in one step, without a past."""
-        run = self.run([sample], 1, len(sample.target))
+        run = self.start_run([sample.source], 1, len(sample.target))
         ids = np.asarray([[self.start, *sample.target[:-1]]])
         return run.step(ids, np.ones_like(ids, bool), sample.steps)
 
     def score(self, sample: Sample, target: Sequence[int]) -> float:
         """Return the mean log-probability of a target's tokens, taken one by one."""
-        run = self.run([sample], 1, len(target))
+        run = self.start_run([sample.source], 1, len(target))
         logits = [run.decode([token]) for token in (self.start, *target[:-1])]
-        return float(token_logprobs(np.concatenate(logits), np.asarray(target)).mean())
+        return float(compute_logprobs(np.concatenate(logits), np.asarray(target)).mean())
 
-    def attention(self, sample: Sample) -> list[Logits]:
+    def read_attention(self, sample: Sample) -> list[Logits]:
         """Return what the known places attend to, (L, H, len(steps), S), for two rows that share a source."""
         names = [s.name for s in self.decoder.artifact.outputs if s.role.startswith("cross_attention.")]
-        run = self.run([sample], 2, len(sample.target))
+        run = self.start_run([sample.source], 2, len(sample.target))
         ids = np.asarray([[self.start, *sample.target[:-1]]] * 2)
         results = run.run_graph(ids, np.ones_like(ids, bool), [0], names)
         both = np.stack([results[name] for name in names], axis=1)  # (2, L, H, T, S)
         return [row[:, :, list(sample.steps)] for row in both]
 
     def search(self, samples: Sequence[Sample], search: Search) -> list[list[Hypothesis]]:
-        """Run the runtime's beam search."""
         beams = BeamSearch(len(samples), self.start, search)
-        run = self.run(samples, search.num_beams, search.max_new_tokens)
+        run = self.start_run([s.source for s in samples], search.num_beams, search.max_new_tokens)
         while not beams.done:
             copies = beams.advance(run.decode(beams.tokens))
             run.copy_rows(copies)
-        return beams.hypotheses()
+        return beams.list_hypotheses()
 
     def close(self) -> None:
         self.encoder.close()

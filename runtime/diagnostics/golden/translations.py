@@ -16,8 +16,7 @@ import numpy.typing as npt
 from ...decoding.beam import Hypothesis, Search
 from ...decoding.constraints import Constraints
 from ..metrics import Logits, VectorMetrics, measure_vectors
-from .evenly import evenly
-from .files import Arrays
+from .files import Arrays, choose_evenly
 
 GOLDEN_STEPS = 3
 GOLDEN_POSITIONS = 2
@@ -25,30 +24,17 @@ GOLDEN_POSITIONS = 2
 
 @dataclass(frozen=True)
 class Sample:
-    """A source, and what PyTorch makes of it.
+    """A source, and what PyTorch makes of it."""
 
-    Attributes:
-        source: token ids, the end token included.
-        target: PyTorch's likeliest tokens one by one, without the start token.
-        margins: by how much it preferred each of them to the next best, in logits.
-        steps: places in the target whose logits are known.
-        logits: (len(steps), V) computed at once and without a cache.
-        positions: places in the source whose keys and values are known.
-        cross: (2 * L, len(positions), H * D) keys and values of every layer.
-        attention: (L, H, len(steps), S) how much each of those places looks at the source; empty where no
-            graph gives it.
-        beams: the best targets that beam search finds, with their scores; of some samples only.
-    """
-
-    source: tuple[int, ...]
-    target: tuple[int, ...]
-    margins: tuple[float, ...]
-    steps: tuple[int, ...]
-    logits: Logits
-    positions: tuple[int, ...]
-    cross: Logits
-    attention: Logits
-    beams: tuple[Hypothesis, ...] = ()
+    source: tuple[int, ...]  # token ids, the end token included
+    target: tuple[int, ...]  # PyTorch's likeliest tokens one by one, without the start token
+    margins: tuple[float, ...]  # by how much it preferred each of them to the next best, in logits
+    steps: tuple[int, ...]  # places in the target whose logits are known
+    logits: Logits  # (len(steps), V) computed at once and without a cache
+    positions: tuple[int, ...]  # places in the source whose keys and values are known
+    cross: Logits  # (2 * L, len(positions), H * D) keys and values of every layer
+    attention: Logits  # (L, H, len(steps), S) of each step to the source; empty where no graph gives it
+    beams: tuple[Hypothesis, ...] = ()  # the best that beam search finds; of some samples only
 
     @property
     def continuation(self) -> tuple[int, ...]:
@@ -57,8 +43,8 @@ class Sample:
 
     def thin(self) -> Sample:
         """Return the sample with only some of the steps and positions, the first and last among them."""
-        steps = evenly(len(self.steps), GOLDEN_STEPS)
-        positions = evenly(len(self.positions), GOLDEN_POSITIONS)
+        steps = choose_evenly(len(self.steps), GOLDEN_STEPS)
+        positions = choose_evenly(len(self.positions), GOLDEN_POSITIONS)
         return replace(
             self,
             steps=tuple(self.steps[i] for i in steps),
@@ -71,43 +57,35 @@ class Sample:
 
 @dataclass(frozen=True)
 class Golden:
-    """What every engine must reproduce.
+    """What every engine must reproduce."""
 
-    Attributes:
-        samples: texts; then a source of one token, and one of as many as the model reads with a target
-            of as many as it writes.
-        search: how `Sample.beams` were found.
-    """
-
-    samples: tuple[Sample, ...]
-    search: Search
+    samples: tuple[Sample, ...]  # texts; then a source of one token; then the longest source and target
+    search: Search  # how `Sample.beams` were found
 
 
 def measure_cross(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:
     """Return the worst of all layers' keys and values, each in units of its own spread."""
     sides = [np.concatenate(list(side), axis=1) for side in (got, want)]
-    return worst_of([measure_vectors(a, b) for a, b in zip(*sides, strict=True)])
+    return find_worst([measure_vectors(a, b) for a, b in zip(*sides, strict=True)])
 
 
 def measure_attention(got: Sequence[Logits], want: Sequence[Logits]) -> VectorMetrics:
     """Return the worst of all samples; a vector is what one target token attends to in a layer and head."""
-    found = [
-        measure_vectors(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
-        for a, b in zip(got, want, strict=True)
-    ]
-    return worst_of(found)
+    flat = [[array.reshape(-1, array.shape[-1]) for array in side] for side in (got, want)]
+    return find_worst([measure_vectors(a, b) for a, b in zip(*flat, strict=True)])
 
 
-def worst_of(found: Sequence[VectorMetrics]) -> VectorMetrics:
+def find_worst(measured: Sequence[VectorMetrics]) -> VectorMetrics:
     """Return the largest of each metric; not finite if one is not."""
-    if not all(each.finite for each in found):
-        return VectorMetrics(math.nan, math.nan, math.nan, False, sum(each.rows for each in found))
+    rows = sum(each.rows for each in measured)
+    if not all(each.finite for each in measured):
+        return VectorMetrics(math.nan, math.nan, math.nan, False, rows)
     return VectorMetrics(
-        max(each.max_error for each in found),
-        max(each.cosine_gap for each in found),
-        max(each.mean_cosine_gap for each in found),
+        max(each.max_error for each in measured),
+        max(each.cosine_gap for each in measured),
+        max(each.mean_cosine_gap for each in measured),
         True,
-        sum(each.rows for each in found),
+        rows,
     )
 
 
@@ -130,37 +108,31 @@ def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
 
 
 def from_arrays(arrays: Arrays) -> Golden:
-    """Return the golden data that `to_arrays` stored.
-
-    Raises:
-        KeyError: an array is missing.
-    """
-
-    def integers(name: str) -> tuple[int, ...]:
-        return tuple(int(number) for number in arrays[name])
-
-    beams, steps = integers("search")
-    constraints = Constraints(eos=integers("eos"), suppressed=integers("suppressed"))
+    """Return the golden data that `to_arrays` stored; a KeyError names an array that is missing."""
+    beams, steps = arrays["search"].tolist()
+    constraints = Constraints(
+        eos=tuple(arrays["eos"].tolist()), suppressed=tuple(arrays["suppressed"].tolist())
+    )
     search = Search(num_beams=beams, n_best=beams, max_new_tokens=steps, constraints=constraints)
-    samples = []
-    for i in range(sum(name.endswith(".source") for name in arrays)):
-        found = sum(name.startswith(f"sample.{i}.beam.") for name in arrays)
-        samples.append(
-            Sample(
-                source=integers(f"sample.{i}.source"),
-                target=integers(f"sample.{i}.target"),
-                margins=tuple(float(margin) for margin in arrays[f"sample.{i}.margins"]),
-                steps=integers(f"sample.{i}.steps"),
-                logits=arrays[f"sample.{i}.logits"],
-                positions=integers(f"sample.{i}.positions"),
-                cross=arrays[f"sample.{i}.cross"],
-                attention=arrays[f"sample.{i}.attention"],
-                beams=tuple(
-                    Hypothesis(
-                        integers(f"sample.{i}.beam.{k}"), float(arrays[f"sample.{i}.beam_score.{k}"]), "eos"
-                    )
-                    for k in range(found)
-                ),
-            )
-        )
-    return Golden(tuple(samples), search)
+    count = sum(name.endswith(".source") for name in arrays)
+    return Golden(tuple(read_sample(arrays, f"sample.{i}") for i in range(count)), search)
+
+
+def read_sample(arrays: Arrays, stem: str) -> Sample:
+    """Return the sample whose arrays have names that begin with `stem`."""
+    beams = sum(name.startswith(f"{stem}.beam.") for name in arrays)
+    hypotheses = [
+        Hypothesis(tuple(arrays[f"{stem}.beam.{k}"].tolist()), float(arrays[f"{stem}.beam_score.{k}"]), "eos")
+        for k in range(beams)
+    ]
+    return Sample(
+        source=tuple(arrays[f"{stem}.source"].tolist()),
+        target=tuple(arrays[f"{stem}.target"].tolist()),
+        margins=tuple(float(margin) for margin in arrays[f"{stem}.margins"]),
+        steps=tuple(arrays[f"{stem}.steps"].tolist()),
+        logits=arrays[f"{stem}.logits"],
+        positions=tuple(arrays[f"{stem}.positions"].tolist()),
+        cross=arrays[f"{stem}.cross"],
+        attention=arrays[f"{stem}.attention"],
+        beams=tuple(hypotheses),
+    )

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ..metrics import Outcome, ScoreMetrics, judge_outcome
-from .cases import Case, Skipped, longest, too_long
-from .decoders import errors_of_steps, measure_parts
-from .divergence import follow, with_divergence
+from .cases import Case, Skipped, find_room, skip_too_long
+from .decoders import measure_parts, measure_steps
+from .divergence import add_divergence, follow
 from .translation_engine import Engine
 from .translations import Golden, Sample, measure_attention, measure_cross
 
@@ -18,124 +18,120 @@ MAX_BATCH = 4  # of the padded cases, or the graphs' largest
 Score = Callable[[Sample, "tuple[int, ...]"], float]
 
 
-def encoder_cases(engine: Engine, golden: Golden, limits: Mapping[str, float]) -> dict[str, Case]:
+def make_encoder_cases(engine: Engine, golden: Golden, limits: Mapping[str, float]) -> dict[str, Case]:
     """Return what is compared of the encoder, by name, as far as it takes so many tokens."""
     *texts, single, full = golden.samples
-    room = longest(engine.encoder.artifact)
+    room = find_room(engine.encoder.artifact)
     texts = [sample for sample in texts if len(sample.source) <= room]
-    batch = [*texts, single][-most_sources(engine) :]
+    batch = [*texts, single][-count_sources(engine) :]
 
-    def one_by_one() -> Outcome:
-        got = [engine.cross([sample])[0] for sample in texts]
+    def compare_one_by_one() -> Outcome:
+        got = [engine.read_cross([sample])[0] for sample in texts]
         return judge_outcome(measure_cross(got, [s.cross for s in texts]), limits, "cross.")
 
-    found: dict[str, Case] = {"one by one": one_by_one} if texts else {}
-    found[f"batch of {len(batch)}, padded"] = cross_case(engine, batch, limits)
-    found["1 token"] = cross_case(engine, [single], limits)
+    cases: dict[str, Case] = {"one by one": compare_one_by_one} if texts else {}
+    cases[f"batch of {len(batch)}, padded"] = make_cross_case(engine, batch, limits)
+    cases["1 token"] = make_cross_case(engine, [single], limits)
     if len(full.source) <= room:
-        found[f"{len(full.source)} tokens"] = cross_case(engine, [full], limits)
-    return found
+        cases[f"{len(full.source)} tokens"] = make_cross_case(engine, [full], limits)
+    return cases
 
 
-def decoder_cases(
-    engine: Engine, golden: Golden, limits: Mapping[str, float], score: Score | None = None
+def make_decoder_cases(
+    engine: Engine, golden: Golden, limits: Mapping[str, float], score: Score | None
 ) -> dict[str, Case]:
     """Return what is compared of the decoder, by name, as far as both graphs take so many tokens.
 
-    Args:
-        score: computes the score of a target that golden data does not know; None if nothing can.
+    Where there is a `score`, it computes that of a target that golden data does not know.
     """
     *texts, single, full = golden.samples
     samples = [sample for sample in (*texts, single) if fits(engine, sample)]
-    most = most_sources(engine)
+    most = count_sources(engine)
     batch = samples[-most:]
     beams = golden.search.num_beams
     at_a_time = min(most, engine.decoder.artifact.axis("batch").max // beams)
     searched = [sample for sample in samples if sample.beams][:at_a_time]
 
-    def force_tokens(samples: Sequence[Sample]) -> Case:
-        def run() -> Outcome:
-            parts = [(engine.teacher_forced(s), s.logits) for s in samples]
-            return judge_outcome(measure_parts(parts), limits, errors=errors_of_steps(parts))
+    def compare_steps(samples: Sequence[Sample]) -> Outcome:
+        parts = [(engine.force_tokens(s), s.logits) for s in samples]
+        return judge_outcome(measure_parts(parts), limits, errors=measure_steps(parts))
 
-        return run
-
-    def greedily() -> Outcome:
-        run = engine.run(batch, 1, min(len(sample.target) for sample in batch))
+    def compare_greedy() -> Outcome:
+        sources = [sample.source for sample in batch]
+        run = engine.start_run(sources, 1, min(len(sample.target) for sample in batch))
         followed = follow(run, run.decode([engine.start] * len(batch)), batch, limits)
         outcome = judge_outcome(measure_parts(followed.parts), limits, "", followed.failures)
-        sources = [engine.source_tokenizer.decode(sample.source) for sample in batch]
-        return with_divergence(outcome, followed, sources, batch, engine.target_tokenizer.decode_known)
+        texts = [engine.source_tokenizer.decode(source) for source in sources]
+        return add_divergence(outcome, followed, texts, batch, engine.target_tokenizer.decode_known)
 
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     if samples and samples[0].attention.size:
-        found["attention, 2 rows of a source"] = attention_case(engine, samples, limits)
+        cases["attention, 2 rows of a source"] = make_attention_case(engine, samples, limits)
     if samples:
-        found["decode, batch 1"] = force_tokens(samples)
-        found["at once, batch 1"] = at_once_case(engine, samples, limits)
-        found[f"greedy, batch {len(batch)}, padded"] = greedily
+        cases["decode, batch 1"] = lambda: compare_steps(samples)
+        cases["at once, batch 1"] = make_at_once_case(engine, samples, limits)
+        cases[f"greedy, batch {len(batch)}, padded"] = compare_greedy
     if fits(engine, full):
-        found[f"full target of {len(full.target)} tokens"] = force_tokens([full])
+        cases[f"full target of {len(full.target)} tokens"] = lambda: compare_steps([full])
     if searched:
         name = f"{beams} beams, batch {len(searched)}, padded"
-        found[name] = beams_case(engine, searched, golden, limits, score)
-    return found
+        cases[name] = make_beams_case(engine, searched, golden, limits, score)
+    return cases
 
 
 def find_skipped(engine: Engine, golden: Golden) -> list[Skipped]:
-    """Return what `encoder_cases` and `decoder_cases` leave out."""
+    """Return what `make_encoder_cases` and `make_decoder_cases` leave out."""
     encoder = engine.encoder.artifact
     decoder = engine.decoder.artifact
-    found = []
-    sources = [len(sample.source) for sample in golden.samples if len(sample.source) > longest(encoder)]
-    if sources:
-        found.append(too_long(encoder, f"{len(sources)} of {len(golden.samples)} sources", max(sources)))
-    targets = [max(len(s.source), len(s.target)) for s in golden.samples if not fits(engine, s)]
-    if targets:
-        found.append(too_long(decoder, f"{len(targets)} of {len(golden.samples)} targets", max(targets)))
+    count = len(golden.samples)
+    skipped = []
+    sources = [len(sample.source) for sample in golden.samples]
+    if long := [length for length in sources if length > find_room(encoder)]:
+        skipped.append(skip_too_long(encoder, f"{len(long)} of {count} sources", max(long)))
+    if long := [max(len(s.source), len(s.target)) for s in golden.samples if not fits(engine, s)]:
+        skipped.append(skip_too_long(decoder, f"{len(long)} of {count} targets", max(long)))
     beams = golden.search.num_beams
     rows = decoder.axis("batch").max
     if beams > rows:
-        found.append(Skipped(decoder.id, f"{beams} beams", f"{beams} rows are needed, it takes {rows}"))
-    return found
+        skipped.append(Skipped(decoder.id, f"{beams} beams", f"{beams} rows are needed, it takes {rows}"))
+    return skipped
 
 
 def fits(engine: Engine, sample: Sample) -> bool:
     """Tell whether both graphs take so many tokens."""
-    source = longest(engine.encoder.artifact)
-    target = longest(engine.decoder.artifact)
-    return len(sample.source) <= source and len(sample.target) <= target
+    fits_encoder = len(sample.source) <= find_room(engine.encoder.artifact)
+    return fits_encoder and len(sample.target) <= find_room(engine.decoder.artifact)
 
 
-def most_sources(engine: Engine) -> int:
+def count_sources(engine: Engine) -> int:
     """Return how many sources a batch may have."""
     rows = engine.decoder.artifact.axis("batch").max
     return min(MAX_BATCH, engine.encoder.max_batch, rows)
 
 
-def cross_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
+def make_cross_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
     """Return the case of what the decoder reads of the sources, as one batch."""
     want = [sample.cross for sample in samples]
-    return lambda: judge_outcome(measure_cross(engine.cross(samples), want), limits, "cross.")
+    return lambda: judge_outcome(measure_cross(engine.read_cross(samples), want), limits, "cross.")
 
 
-def at_once_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
+def make_at_once_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
     """Return the case of all of PyTorch's tokens in one step, without a past."""
-    return lambda: judge_outcome(measure_parts([(engine.at_once(s), s.logits) for s in samples]), limits)
+    return lambda: judge_outcome(measure_parts([(engine.run_at_once(s), s.logits) for s in samples]), limits)
 
 
-def attention_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
+def make_attention_case(engine: Engine, samples: Sequence[Sample], limits: Mapping[str, float]) -> Case:
     """Return the case of what each target token attends to, in each of two rows that share a source."""
 
     def run() -> Outcome:
         want = [sample.attention for sample in samples for _ in range(2)]
-        got = [weights for sample in samples for weights in engine.attention(sample)]
+        got = [weights for sample in samples for weights in engine.read_attention(sample)]
         return judge_outcome(measure_attention(got, want), limits, "attention.")
 
     return run
 
 
-def beams_case(
+def make_beams_case(
     engine: Engine,
     samples: Sequence[Sample],
     golden: Golden,

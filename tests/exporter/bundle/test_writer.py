@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.bundle.writer import check_output, install, staging_folder
+from planforge.exporter.bundle.writer import check_output, install, open_staging_folder
 from planforge.exporter.errors import ExporterError, OutputError
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import FileEntry
@@ -67,14 +67,14 @@ def test_killed_at_every_step_the_old_or_the_new_bundle_is_whole(tmp_path: Path)
     steps = 0
     while True:
         output = tmp_path / f"bundle{steps}"
-        with staging_folder(output) as staging:
+        with open_staging_folder(output) as staging:
             install(staging, stage(staging, "old"), output)
         code = install_killed(tmp_path, output, steps)
         seen.append(whole(output))
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        with staging_folder(output) as staging:  # and the next export mends what was left
+        with open_staging_folder(output) as staging:  # and the next export mends what was left
             install(staging, stage(staging, "next"), output)
         assert whole(output) == "next"
         assert len([p for p in output.rglob("*") if p.is_file()]) == 4
@@ -97,11 +97,11 @@ def test_killed_before_the_first_bundle_there_is_none(tmp_path: Path) -> None:
 
 def test_a_new_bundle_removes_the_old_ones_files_only(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
     (output / "notes.txt").write_text("mine")
     (output / "onnx" / "left-by-a-killed-export.onnx").write_text("x")
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "new"), output)
     left = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
     new = {"manifest.json", "onnx/a-new.onnx", "onnx/w-new.data", "tokenizer/t-new.json"}
@@ -110,7 +110,7 @@ def test_a_new_bundle_removes_the_old_ones_files_only(tmp_path: Path) -> None:
 
 def test_an_existing_bundle_needs_force(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
     with pytest.raises(OutputError, match="--force"):
         check_output(output, force=False)
@@ -149,7 +149,7 @@ def test_another_programs_manifest_makes_no_bundle(tmp_path: Path, content: obje
     (folder / "manifest.json").write_text(text)
     with pytest.raises(OutputError, match=words):
         check_output(folder, force=True)
-    with pytest.raises(OutputError, match=words), staging_folder(folder) as staging:
+    with pytest.raises(OutputError, match=words), open_staging_folder(folder) as staging:
         install(staging, stage(staging, "new"), folder)
     assert (folder / "manifest.json").read_text() == text
     assert (folder / "plans" / "background.js").read_text() == "mine"
@@ -171,7 +171,7 @@ def test_a_disk_that_is_full_at_any_step_leaves_the_old_bundle_or_the_new_one(tm
     seen = []
     for step in range(16):
         output = tmp_path / f"bundle{step}"
-        with staging_folder(output) as staging:
+        with open_staging_folder(output) as staging:
             install(staging, stage(staging, "old"), output)
         install_killed(tmp_path, output, step, "full")
         seen.append(whole(output))
@@ -193,7 +193,7 @@ def test_a_disk_that_is_full_at_any_step_leaves_the_old_bundle_or_the_new_one(tm
 )
 def test_a_full_disk_is_told_in_one_line(tmp_path: Path, error: OSError) -> None:
     with pytest.raises(OutputError, match="No space left on device; nothing was changed"):  # noqa: SIM117
-        with staging_folder(tmp_path / "bundle"):
+        with open_staging_folder(tmp_path / "bundle"):
             raise error
     assert list(tmp_path.iterdir()) == []
 
@@ -201,24 +201,24 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path, error: OSError) -> None
 def test_only_what_is_written_there_is_said_to_be_unwritable(tmp_path: Path) -> None:
     """A file of the source that has gone is no fault of the output."""
     source = tmp_path / "source" / "model.safetensors"
-    with pytest.raises(ExporterError) as caught, staging_folder(tmp_path / "bundle"):
+    with pytest.raises(ExporterError) as caught, open_staging_folder(tmp_path / "bundle"):
         source.read_bytes()
     assert str(caught.value) == f"{source}: No such file or directory; {tmp_path / 'bundle'} was not changed"
     assert not isinstance(caught.value, OutputError)
     with pytest.raises(OutputError, match="cannot be written: Is a directory"):  # noqa: SIM117
-        with staging_folder(tmp_path / "bundle") as staging:
+        with open_staging_folder(tmp_path / "bundle") as staging:
             (staging / "onnx").mkdir()
             (staging / "onnx").write_bytes(b"")
-    with pytest.raises(BrokenPipeError), staging_folder(tmp_path / "bundle"):  # of a line of progress
+    with pytest.raises(BrokenPipeError), open_staging_folder(tmp_path / "bundle"):  # of a line of progress
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_names_in_use_are_never_overwritten(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
-    with pytest.raises(OutputError, match="exists already"), staging_folder(output) as staging:
+    with pytest.raises(OutputError, match="exists already"), open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
     assert whole(output) == "old"
 
@@ -229,24 +229,24 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, folder: str) -> None
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious.txt").write_text("mine")
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
     shutil.rmtree(output / folder, ignore_errors=True)
     (output / folder).symlink_to(elsewhere)
-    with pytest.raises(OutputError, match="is a link"), staging_folder(output) as staging:
+    with pytest.raises(OutputError, match="is a link"), open_staging_folder(output) as staging:
         install(staging, stage(staging, "new"), output)
     assert (elsewhere / "precious.txt").read_text() == "mine"
 
 
 def test_what_an_old_manifest_lists_elsewhere_is_not_removed(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
     (output / "notes.txt").write_text("mine")
     old = Bundle.open(output).manifest
     files = {**old.files, "manifest.json": FileEntry("0", 1), "notes.txt": FileEntry("0", 1)}
     (output / "manifest.json").write_text(dataclasses.replace(old, files=files).to_json())
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "new"), output)
     assert whole(output) == "new"
     assert (output / "notes.txt").read_text() == "mine"

@@ -23,7 +23,7 @@ from planforge.exporter.passes.quantize import QuantizeWeights
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.reference.rounding import Rounding
-from planforge.exporter.request import default_precisions
+from planforge.exporter.request import list_usual_precisions
 from planforge.runtime.diagnostics.metrics import Metrics
 from planforge.runtime.errors import InputError
 
@@ -130,7 +130,7 @@ def test_a_precision_counts_once_and_the_first_stays_first() -> None:
     ],
 )
 def test_unless_told_otherwise_a_target_gets_floats(targets: list[str], precisions: list[str]) -> None:
-    assert default_precisions(targets) == precisions
+    assert list_usual_precisions(targets) == precisions
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from planforge.exporter.imported.decoder import ImportedDecoder
 from planforge.exporter.imported.folder import read_folder
 from planforge.runtime.bundle.defaults import GenerationDefaults
 from planforge.runtime.decoding.sampling import process
-from planforge.runtime.generate.checkpoint_options import checkpoint_options
-from planforge.runtime.generate.request import resolve_request
+from planforge.runtime.generate.request import read_checkpoint_options, resolve_request
 
 from ...helpers.models import edit_json, random_gpt2
 from ...helpers.paths import DEMOS
@@ -88,7 +87,7 @@ def test_the_distribution_is_that_of_transformers(folder: Path, config: dict[str
     prompt = np.random.default_rng(1).integers(0, TINY["vocab_size"], 12).tolist()
     prompt += prompt[:3]
     draws, wanted = transformers_scores(folder, logits, prompt)
-    sampling = resolve_request({"generation": "checkpoint"}, checkpoint_options(read(folder))).sampling
+    sampling = resolve_request({"generation": "checkpoint"}, read_checkpoint_options(read(folder))).sampling
     assert sampling.greedy == (not draws)
     found = process(logits, [prompt], sampling)
     if draws:
@@ -136,7 +135,7 @@ def test_what_is_left_out_is_told(folder: Path, caplog: pytest.LogCaptureFixture
 
 def test_the_beams_are_kept_where_no_tokens_are_drawn(folder: Path) -> None:
     edit_json(folder / "generation_config.json", num_beams=4, length_penalty=0.6, early_stopping="never")
-    assert checkpoint_options(read(folder)) == {
+    assert read_checkpoint_options(read(folder)) == {
         "num_beams": 4,
         "length_penalty": 0.6,
         "early_stopping": "never",
@@ -148,7 +147,7 @@ def test_the_beams_are_kept_where_no_tokens_are_drawn(folder: Path) -> None:
 
 def test_a_bundle_from_before_is_greedy() -> None:
     defaults = GenerationDefaults.from_json({"eos": [0], "max_length": 64})
-    assert checkpoint_options(defaults) == {}
+    assert read_checkpoint_options(defaults) == {}
 
 
 def test_an_import_keeps_the_sampling(exported: Path, tmp_path: Path) -> None:
@@ -158,4 +157,4 @@ def test_an_import_keeps_the_sampling(exported: Path, tmp_path: Path) -> None:
         Source("folder", str(folder), folder), read_folder(folder), shared=False
     ).generation
     assert found is not None
-    assert checkpoint_options(found) == {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": None}
+    assert read_checkpoint_options(found) == {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": None}

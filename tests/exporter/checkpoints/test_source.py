@@ -48,7 +48,7 @@ def test_a_hub_id_may_name_a_revision_and_its_commit_is_recorded(
     source = resolve_source(argument)
     assert calls == [asked]
     assert source.kind == "hub" and source.commit == COMMIT
-    entry = source.entry(tmp_path / "bundle")
+    entry = source.describe(tmp_path / "bundle")
     assert entry["argument"] == argument and entry["commit"] == COMMIT
     # What is recorded is found again even where the branch has moved on.
     assert restore_argument(entry, tmp_path / "bundle") == f"{asked[0]}@{COMMIT}"
@@ -67,7 +67,7 @@ def test_a_folder_whose_name_has_an_at_is_a_folder(tmp_path: Path, calls: list[A
     (folder / "config.json").write_text("{}")
     source = resolve_source(str(folder))
     assert (source.kind, source.commit) == ("folder", "") and not calls
-    assert "commit" not in source.entry(tmp_path / "bundle")
+    assert "commit" not in source.describe(tmp_path / "bundle")
 
 
 def test_the_hub_is_asked_once_in_an_export_through_optimum(

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from planforge.exporter import export
-from planforge.exporter.checkpoints.source import demo_folder
+from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.checkpoints.tokenizers.unknown_tokens import remove_unknown_tokens
 from planforge.exporter.errors import CheckpointError
 from planforge.runtime import TextGenerator
@@ -79,7 +79,7 @@ def test_files_without_added_tokens_and_with_holes_are_read() -> None:
 
 
 def test_a_model_whose_tokenizer_got_a_pad_token_is_exported(tmp_path: Path) -> None:
-    checkpoint = Path(shutil.copytree(demo_folder("gpt2-demo"), tmp_path / "checkpoint"))
+    checkpoint = Path(shutil.copytree(find_demo("gpt2-demo"), tmp_path / "checkpoint"))
     file = checkpoint / "tokenizer.json"
     original = file.read_bytes()
     tokenizer = Tokenizer.from_buffer(original)
@@ -88,7 +88,7 @@ def test_a_model_whose_tokenizer_got_a_pad_token_is_exported(tmp_path: Path) -> 
     export(checkpoint, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
     kept = TextGenerator.load(tmp_path / "bundle").tokenizer
     assert kept.vocab_size == Tokenizer.from_buffer(original).get_vocab_size()
-    assert kept.token_id("[PAD]") is None
+    assert kept.find_id("[PAD]") is None
     tokenizer.add_tokens(["forsooth"])
     tokenizer.save(str(file))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json has \d+ tokens, but config\.json's"):

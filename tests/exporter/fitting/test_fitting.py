@@ -118,7 +118,7 @@ def test_the_head_is_one_gemm_in_every_graph_and_all_of_it_is_verified(
     assert report.with_pytorch
     ran = [c for c in report.comparisons if c.backend != "reading the graph"]
     assert all("logits.max_error" in c.metrics for c in ran)
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     report = verify(fitted)
     assert report.passed and not report.with_pytorch
     listed = set(manifest.files) | {"manifest.json"}
@@ -153,10 +153,10 @@ def test_a_head_that_is_not_scikit_learns_is_noticed(encoder_bundle: Path, tmp_p
         bias = file["bias"]
     np.savez(head, weight=weight * 1.01, bias=bias)
     manifest = json.loads((fitted / "manifest.json").read_text())
-    from planforge.runtime.bundle.bundle import sha256_of
+    from planforge.runtime.bundle.bundle import compute_sha256
 
     name = head.relative_to(fitted).as_posix()
-    manifest["files"][name] = {"sha256": sha256_of(head), "bytes": head.stat().st_size}
+    manifest["files"][name] = {"sha256": compute_sha256(head), "bytes": head.stat().st_size}
     (fitted / "manifest.json").write_text(json.dumps(manifest))
     report = verify(fitted, source=encoder_bundle.parent / "checkpoint")
     assert not report.passed

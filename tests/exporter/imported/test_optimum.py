@@ -17,7 +17,7 @@ import transformers
 from onnx import TensorProto, helper
 
 from planforge.exporter import export
-from planforge.exporter.checkpoints.source import demo_folder
+from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.import_folder import import_folder
 from planforge.exporter.imported.optimum import choose_task, write_for_transformers_4
@@ -146,7 +146,7 @@ def test_checkpoints_that_optimum_is_not_asked_for(
 
 
 def test_our_own_demos_are_of_known_tasks() -> None:
-    tasks = [choose_task(demo_folder(name)) for name in ("gpt2-demo", "bert-demo")]
+    tasks = [choose_task(find_demo(name)) for name in ("gpt2-demo", "bert-demo")]
     assert tasks == ["text-generation-with-past", "feature-extraction"]
 
 

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from planforge.exporter.linting import TARGETS, Finding, LintReport, lint
 from planforge.exporter.linting import operator_tables as tables
-from planforge.exporter.linting.lint import graph_targets, graphs_for
+from planforge.exporter.linting.lint import choose_graphs, list_graph_targets
 from planforge.exporter.linting.rules import RULES, list_targets_and_rules
-from planforge.exporter.targets import lint_targets
+from planforge.exporter.targets import find_targets
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import BundleError, InputError
 
@@ -370,16 +370,17 @@ def test_a_target_that_takes_no_graph_of_a_bundle_is_told_why(demo_bundle: Path)
         (["rtx"], [*ort, *portable], portable),
         (["cpu"], [a for a in ort if a.precision == "fp16"], [a for a in ort if a.precision == "fp16"]),
     ):
-        (target,) = lint_targets(names)
-        assert graphs_for(target, artifacts) == expected
+        (target,) = find_targets(names)
+        assert choose_graphs(target, artifacts) == expected
 
 
 def test_of_several_graphs_that_a_target_takes_one_without_errors_is_enough(tmp_path: Path) -> None:
     graphs = ("onnx/decoder.ort.fp32-1.onnx", "onnx/decoder.ort.int8-1.onnx")
     fault = Finding(graphs[1], "cpu", "error", "r", "", (), (), "what", "fix", "source")
-    report = LintReport(tmp_path, graphs, ("cpu",), tuple((graph, "cpu") for graph in graphs), (fault,))
+    checked = tuple((graph, "cpu") for graph in graphs)
+    report = LintReport(tmp_path, dict.fromkeys(graphs, "decoder"), ("cpu",), checked, (fault,))
     assert report.passed and not report.matters(fault)
-    assert report.instead(graphs[1], "cpu") == "; use decoder.ort.fp32-1.onnx"
+    assert report.suggest_other(graphs[1], "cpu") == "; use decoder.ort.fp32-1.onnx"
 
 
 @pytest.mark.parametrize(
@@ -400,7 +401,7 @@ def test_a_graph_is_checked_for_those_who_take_it(
     artifact = dataclasses.replace(
         Bundle.open(demo_bundle).manifest.artifacts[0], graph=graph, dialect=dialect, precision=precision
     )
-    assert graph_targets(artifact) == targets
+    assert list_graph_targets(artifact) == targets
 
 
 def test_an_encoder_without_a_plan_is_checked_for_rtx(head_bundle: Callable[[str], Path]) -> None:

@@ -14,8 +14,8 @@ import pytest
 from planforge.exporter.errors import BuildError
 from planforge.exporter.linting import TARGETS, lint
 from planforge.exporter.linting.rules import RULES
-from planforge.exporter.tensorrt.build import build_plan
-from planforge.exporter.tensorrt.profiles import profiles_for
+from planforge.exporter.tensorrt.build import PlanRequest, build_plan
+from planforge.exporter.tensorrt.profiles import derive_profiles
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.lint import Case, ask, model_of, verdicts_of, write_case
@@ -274,14 +274,9 @@ def test_lint_agrees_with_tensorrt_rtx_on_our_graphs(bundle: Path, tmp_path: Pat
     artifacts = Bundle.open(bundle).manifest.artifacts
     for artifact in artifacts:
         try:
-            profiles = profiles_for(artifact, max_length=32)
-            build_plan(
-                bundle / artifact.file,
-                artifact,
-                sms=["sm86"],
-                profiles=profiles,
-                out=tmp_path / f"{artifact.id}.plan",
-            )
+            profiles = derive_profiles(artifact, max_length=32)
+            out = tmp_path / f"{artifact.id}.plan"
+            build_plan(PlanRequest(bundle / artifact.file, artifact, profiles, out, sms=["sm86"]))
             refused = ""
         except BuildError as error:
             refused = str(error)

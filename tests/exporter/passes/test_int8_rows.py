@@ -100,7 +100,7 @@ def test_products_of_the_same_rows_become_one(monkeypatch: pytest.MonkeyPatch) -
     x = normal(2, 7, K, seed=5)
     (exact,) = run_graph(model, x=x)
     (linears,) = find_linears(model.graph)
-    product = choose_product(normal(400, K, seed=6), linears.weight())
+    product = choose_product(normal(400, K, seed=6), linears.join_weights())
     QuantizeEncoder({linears.names: product})(model)
     assert len(nodes(model, "MatMulIntegerToFloat")) == len(nodes(model, "Split")) == 1
     (got,) = run_graph(model, x=x)

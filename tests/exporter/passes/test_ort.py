@@ -22,12 +22,11 @@ from hypothesis import strategies as st
 
 from planforge.exporter.calibration.calibration import Calibration
 from planforge.exporter.calibration.convert import write_graphs
-from planforge.exporter.graphs import artifact_of, attach_weights
+from planforge.exporter.graphs import attach_weights, make_artifact
 from planforge.exporter.tracing.onnx_export import trace
 from planforge.exporter.tracing.recipes import Choices
 from planforge.exporter.tracing.recipes import gpt2 as recipes
 from planforge.models import GPT2, load_model
-from planforge.runtime.backends.backend import FakeProgram
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding.cache import Context, GroupQueryCache
@@ -35,6 +34,7 @@ from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
 from planforge.runtime.errors import ContextLengthError, InputError
 
 from ...helpers.cache import RoundingCache, in_steps
+from ...helpers.fake_program import FakeProgram
 from ...helpers.graphs import nodes
 from ...helpers.models import TINY, reference_logits, tiny_gpt2
 
@@ -69,11 +69,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     published = tiny_gpt2(folder)
     model = load_model(folder)
     assert isinstance(model, GPT2) and model.config.head_size == D
-    recipe = recipes.make_ort_recipe(model.config, Choices(max_batch=4, max_length=TINY["n_positions"]))
+    recipe = recipes.make_decoder(model.config, Choices(4, TINY["n_positions"]), "ort")
     graphs = {recipe.id: trace(model, recipe)}
     attach_weights(cast(Any, SimpleNamespace(recipes={recipe.id: recipe})), graphs, model)
     scales = scales_of(published)
-    artifacts = [artifact_of(recipe, p, f"onnx/{p}.onnx", "onnx/w.data") for p in ("fp32", "fp32-kv8")]
+    artifacts = [make_artifact(recipe, p, f"onnx/{p}.onnx", "onnx/w.data") for p in ("fp32", "fp32-kv8")]
     write_graphs(graphs, artifacts, Calibration(cache_scales=scales), folder)
     fp32, kv8 = (Decoder(OrtProgram(folder / a.file, threads=1), a) for a in artifacts)
     return Tiny(published, ir.load(folder / "onnx/fp32.onnx"), fp32, kv8, scales)

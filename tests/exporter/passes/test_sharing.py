@@ -18,12 +18,12 @@ import pytest
 from planforge.exporter import build
 from planforge.exporter.bundle.locks import acquire, hold_lock
 from planforge.exporter.bundle.writer import (
-    creation_lock,
     hold_bundle_lock,
     install,
     install_change,
+    locate_creation_lock,
+    open_staging_folder,
     replace_manifest,
-    staging_folder,
 )
 from planforge.exporter.errors import OutputError
 from planforge.exporter.tensorrt import plans
@@ -33,9 +33,9 @@ from ...helpers.staging import stage, whole
 
 STAGES = """
 import pathlib, sys, time
-from planforge.exporter.bundle.writer import staging_folder
+from planforge.exporter.bundle.writer import open_staging_folder
 
-with staging_folder(pathlib.Path(sys.argv[1])) as staging:
+with open_staging_folder(pathlib.Path(sys.argv[1])) as staging:
     (staging / "begun").write_text("")
     print(staging, flush=True)
     time.sleep(100)
@@ -45,9 +45,9 @@ with staging_folder(pathlib.Path(sys.argv[1])) as staging:
 def test_two_exports_to_one_place_write_in_folders_of_their_own(tmp_path: Path) -> None:
     """One process has one number, as processes of two containers that share a volume may have."""
     output = tmp_path / "bundle"
-    with staging_folder(output) as first:
+    with open_staging_folder(output) as first:
         (first / "begun").write_text("by the first")
-        with staging_folder(output) as second:
+        with open_staging_folder(output) as second:
             assert second != first and not any(second.iterdir())
             assert (first / "begun").read_text() == "by the first"
         assert (first / "begun").exists()
@@ -66,7 +66,7 @@ def test_what_a_killed_export_left_is_removed_and_what_a_living_one_writes_stays
         children[0].kill()
         children[0].wait()
         assert folders[0].exists()
-        with staging_folder(output):
+        with open_staging_folder(output):
             pass
         left = {path.name for path in tmp_path.iterdir()}
         assert left == {folders[1].name, f"{folders[1].name}.lock"}
@@ -79,7 +79,7 @@ def test_what_a_killed_export_left_is_removed_and_what_a_living_one_writes_stays
 
 def test_a_bundle_that_came_meanwhile_is_not_replaced_without_force(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with staging_folder(output) as first, staging_folder(output) as second:
+    with open_staging_folder(output) as first, open_staging_folder(output) as second:
         install(second, stage(second, "second"), output, force=False)
         with pytest.raises(OutputError, match="exists; pass --force"):
             install(first, stage(first, "first"), output, force=False)
@@ -89,14 +89,14 @@ def test_a_bundle_that_came_meanwhile_is_not_replaced_without_force(tmp_path: Pa
 
 def test_a_change_of_a_bundle_that_was_replaced_meanwhile_is_refused(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
     opened = Bundle.open(output)
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "new"), output)
     with (
         pytest.raises(OutputError, match="was replaced by another export meanwhile"),
-        staging_folder(output) as staging,
+        open_staging_folder(output) as staging,
     ):
         install_change(staging, opened, lambda manifest: manifest)
     assert whole(output) == "new"
@@ -132,17 +132,17 @@ def test_builds_at_the_same_time_lose_no_plan(own_bundle: Path, monkeypatch: pyt
 @pytest.mark.parametrize("who", ["another export", "whoever sees the bundle alone"])
 def test_one_process_at_a_time_changes_a_bundle(tmp_path: Path, who: str) -> None:
     output = tmp_path / "bundle"
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
     events: list[str] = []
 
     def change(how: Callable[[], None]) -> None:
-        with staging_folder(output) as staging:
+        with open_staging_folder(output) as staging:
             install(staging, stage(staging, "new"), output)
             how()
 
     with ThreadPoolExecutor(1) as pool:
-        with hold_lock(creation_lock(output)) if who == "another export" else hold_bundle_lock(output):
+        with hold_lock(locate_creation_lock(output)) if who == "another export" else hold_bundle_lock(output):
             future = pool.submit(change, lambda: events.append("changed"))
             with pytest.raises(TimeoutError):
                 future.result(timeout=0.3)
@@ -155,7 +155,7 @@ def test_one_process_at_a_time_changes_a_bundle(tmp_path: Path, who: str) -> Non
 def test_a_change_of_a_bundle_needs_no_more_than_its_folder(tmp_path: Path) -> None:
     """A container that has only the bundle mounted may write nothing beside it."""
     output = tmp_path / "bundle"
-    with staging_folder(output) as staging:
+    with open_staging_folder(output) as staging:
         install(staging, stage(staging, "old"), output)
     seen: list[str] = []
 
@@ -163,7 +163,8 @@ def test_a_change_of_a_bundle_needs_no_more_than_its_folder(tmp_path: Path) -> N
         seen.extend(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.lock"))
         return dataclasses.replace(manifest, tools={"a": "1"})
 
-    assert replace_manifest(output, note).tools == {"a": "1"}
+    replace_manifest(output, note)
+    assert Bundle.open(output).manifest.tools == {"a": "1"}
     assert seen == ["bundle/.lock"]
     assert list(tmp_path.rglob("*.lock")) == []
     assert whole(output) == "old"
@@ -183,7 +184,7 @@ def test_a_staging_folder_of_another_user_is_left_alone(
         return really_open(path, *arguments)
 
     monkeypatch.setattr(os, "open", refusing)
-    with staging_folder(tmp_path / "bundle") as staging:
+    with open_staging_folder(tmp_path / "bundle") as staging:
         install(staging, stage(staging, "new"), tmp_path / "bundle")
     assert whole(tmp_path / "bundle") == "new"
     assert theirs.exists() and theirs.with_suffix("").is_dir()

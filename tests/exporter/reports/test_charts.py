@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planforge.exporter.reports.charts import histogram, line_charts
-from planforge.exporter.reports.html import html_report
-from planforge.exporter.reports.tables import COLUMNS, cell_of, describe_nodes_in_fp32, figure, percent
+from planforge.exporter.reports.charts import draw_histogram, draw_line_charts
+from planforge.exporter.reports.html import render_html
+from planforge.exporter.reports.tables import (
+    COLUMNS,
+    describe_nodes_in_fp32,
+    format_figure,
+    format_percent,
+    make_cell,
+)
 from planforge.exporter.verification.fp32_nodes import Fp32Node
 from planforge.exporter.verification.report import VerificationReport
 
@@ -20,10 +26,12 @@ from ...helpers.reports import KEPT, SUBJECT, Page, comparison
 
 
 def test_figures_are_short() -> None:
-    assert [figure(x) for x in (0, 4.891e-6, 0.0123456, 1, 3060, 1.1e5, 1e12)] == [
+    assert [format_figure(x) for x in (0, 4.891e-6, 0.0123456, 1, 3060, 1.1e5, 1e12)] == [
         *("0", "4.89e-6", "0.0123", "1", "3060", "110000", "1e12"),
     ]
-    shares = [percent(x).replace("\N{NO-BREAK SPACE}", " ") for x in (0, 1e-9, 0.0033, 0.9957, 1 - 1e-9, 1)]
+    shares = [
+        format_percent(x).replace("\N{NO-BREAK SPACE}", " ") for x in (0, 1e-9, 0.0033, 0.9957, 1 - 1e-9, 1)
+    ]
     assert shares == ["0 %", "<0.01 %", "0.33 %", "99.57 %", ">99.99 %", "100 %"]
 
 
@@ -32,9 +40,9 @@ def test_figures_are_short() -> None:
 )
 def test_a_figure_near_or_over_its_limit_is_marked(value: float | None, state: str) -> None:
     found = comparison(metrics={"max_error": value})
-    cell = cell_of(found, COLUMNS[0])
+    cell = make_cell(found, COLUMNS[0])
     assert (cell.state, cell.limit) == (state, "≤ 0.1")
-    html = html_report(VerificationReport(True, (found,)), SUBJECT)
+    html = render_html(VerificationReport(True, (found,)), SUBJECT)
     marks = {"": "", "near": "▲ near its limit: ", "over": "✕ over its limit: "}
     assert f"{marks[state]}{cell.text} ≤ 0.1" in Page(html).text
 
@@ -44,15 +52,15 @@ def test_of_several_outputs_the_worst_counts() -> None:
         metrics={"states.max_error": 0.9, "logits.max_error": 0.2, "logits.top1_agreement": 0.7},
         limits={"states.max_error": 1.0, "logits.max_error": 0.1},
     )
-    assert cell_of(found, COLUMNS[0]).text == "0.2"  # twice its limit; 0.9 is inside its own
-    assert cell_of(found, COLUMNS[0], "states").state == "near"
-    page = Page(html_report(VerificationReport(True, (found,)), SUBJECT)).text
+    assert make_cell(found, COLUMNS[0]).text == "0.2"  # twice its limit; 0.9 is inside its own
+    assert make_cell(found, COLUMNS[0], "states").state == "near"
+    page = Page(render_html(VerificationReport(True, (found,)), SUBJECT)).text
     assert "Each output by itself" in page and "max error of logits" in page
 
 
 def test_changes_of_the_likeliest_token_are_shown_as_agreement() -> None:
     found = comparison(metrics={"top1_changes": 0.012}, limits={"top1_changes": 0.02})
-    cell = cell_of(found, next(c for c in COLUMNS if c.title == "top-1"))
+    cell = make_cell(found, next(c for c in COLUMNS if c.title == "top-1"))
     assert (cell.text, cell.limit) == ("98.8\N{NO-BREAK SPACE}%", "≥ 98\N{NO-BREAK SPACE}%")
     assert cell.share == pytest.approx(0.6)
 
@@ -60,7 +68,8 @@ def test_changes_of_the_likeliest_token_are_shown_as_agreement() -> None:
 def test_errors_are_drawn_on_a_logarithmic_scale() -> None:
     errors = {"decoder.ort.fp32": (1e-6, 1e-5, 1e-4), "decoder.ort.int8": (0.01, math.nan, 0.01)}
     found = [comparison(name, errors=values) for name, values in errors.items()]
-    (chart,) = line_charts([*found, comparison(case="without steps")])
+    precisions = {"decoder.ort.fp32": "fp32", "decoder.ort.int8": "int8"}
+    (chart,) = draw_line_charts([*found, comparison(case="without steps")], precisions)
     lines = {line.label: line for line in chart.lines}
     points = [tuple(map(float, p.split())) for p in lines["decoder.ort.fp32"].paths[0][1:].split(" L")]
     (x0, y0), (x1, y1), (x2, y2) = points
@@ -81,7 +90,7 @@ def test_errors_are_drawn_on_a_logarithmic_scale() -> None:
 @given(st.lists(st.lists(st.floats(0) | st.just(math.nan), min_size=1, max_size=4), min_size=1, max_size=20))
 def test_any_errors_can_be_drawn_inside_the_plot_with_labels_apart(errors: list[list[float]]) -> None:
     found = [comparison(f"decoder.ort.{i}", errors=tuple(values)) for i, values in enumerate(errors)]
-    (chart,) = line_charts(found)
+    (chart,) = draw_line_charts(found, {})
     numbers = [
         float(n)
         for line in chart.lines
@@ -99,7 +108,7 @@ def test_the_histogram_counts_by_powers_of_two() -> None:
     nodes = [
         Fp32Node("n", "Add", "", "sums", low, high) for low, high in ((-16, 3), (0, 31), (0, 32), (-1e5, 0))
     ]
-    picture = histogram(nodes)
+    picture = draw_histogram(nodes)
     assert [(bar.count, bar.beyond) for bar in picture.bars] == [(2, False), (1, False), (1, True)]
     assert picture.bars[0].height == 2 * picture.bars[1].height
     powers = {label: x for x, label in picture.powers}
@@ -111,14 +120,14 @@ def test_the_histogram_counts_by_powers_of_two() -> None:
 
 def test_counts_of_the_histogram_do_not_touch_each_other() -> None:
     nodes = [Fp32Node("n", "Add", "", "sums", 0, 2.0**power) for power in range(-24, 41) for _ in range(120)]
-    labelled = [bar for bar in histogram(nodes).bars if bar.label]
+    labelled = [bar for bar in draw_histogram(nodes).bars if bar.label]
     assert 1 < len(labelled) < 65 and {bar.label for bar in labelled} == {"120"}
     assert all(b.x - a.x >= 3 * 7 for a, b in pairwise(labelled))
 
 
 @given(st.lists(st.floats(), min_size=1))
 def test_any_magnitude_has_a_place_in_the_histogram(values: list[float]) -> None:
-    picture = histogram([Fp32Node("n", "Add", "", "sums", value, value) for value in values])
+    picture = draw_histogram([Fp32Node("n", "Add", "", "sums", value, value) for value in values])
     assert sum(bar.count for bar in picture.bars) == len(values)
     for bar in picture.bars:
         assert picture.box.left <= bar.x and bar.x + bar.width <= picture.box.right + 0.2

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from planforge.exporter.errors import BuildError, OutputError
 from planforge.exporter.linting import lint
 from planforge.exporter.tensorrt import build, builder
-from planforge.exporter.tensorrt.memory import estimate_memory, length_of
+from planforge.exporter.tensorrt.memory import estimate_memory, evaluate_length
 from planforge.exporter.tensorrt.older import rewrite_for_tensorrt_8
-from planforge.exporter.tensorrt.profiles import Profile, profiles_for
+from planforge.exporter.tensorrt.profiles import Profile, derive_profiles
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
+from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
 
 from ...helpers.machines import Driver
 from ...helpers.tensorrt_surface import limited
@@ -131,7 +131,7 @@ MIXED = (
 )
 
 
-Built = Callable[..., tuple[Any, build.PlanReport]]
+Built = Callable[..., tuple[Any, Plan]]
 
 
 @pytest.fixture
@@ -139,9 +139,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """Builds a small mixed graph with the names of one release."""
     import tensorrt_rtx
 
-    def run(
-        version: str, release: tuple[int, int] | None = None, **options: Any
-    ) -> tuple[Any, build.PlanReport]:
+    def run(version: str, release: tuple[int, int] | None = None, **options: Any) -> tuple[Any, Plan]:
         trt = limited(tensorrt_rtx, version)
         monkeypatch.setitem(sys.modules, "tensorrt", trt)
         monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(cuda=12020))
@@ -149,24 +147,26 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         path = tmp_path / "g.onnx"
         path.write_bytes(parsed(MIXED).SerializeToString())
         artifact = Artifact("g", "portable", "fp16", 20, "onnx/g.onnx", (), "left", (X, IDS), (Y,))
-        report = build.build_plan(
-            path,
-            artifact,
-            engine="tensorrt",
-            profiles=[Profile("all", {"batch": (1, 1, 3)})],
-            out=tmp_path / "g.plan",
-            options=build.Options(**options),
-            release=release,
+        plan = build.build_plan(
+            build.PlanRequest(
+                path,
+                artifact,
+                [Profile("all", {"batch": (1, 1, 3)})],
+                tmp_path / "g.plan",
+                engine="tensorrt",
+                options=build.Options(**options),
+                release=release,
+            )
         )
-        return trt, report
+        return trt, plan
 
     return run
 
 
 @pytest.mark.parametrize("version", ["10.3", "10.16", "11.1"])
 def test_newer_releases_take_the_graphs_types(version: str, built: Built) -> None:
-    trt, report = built(version)
-    assert (report.sms, report.cuda) == (("sm87",), "12.0")
+    trt, plan = built(version)
+    assert (plan.sms, plan.cuda) == (("sm87",), "12.0")
     assert not any(name in ("precision", "set_output_type") for _, name, _ in trt.calls)
     kind = int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     assert ("Builder", "create_network", (1 << kind,)) in trt.calls
@@ -175,8 +175,8 @@ def test_newer_releases_take_the_graphs_types(version: str, built: Built) -> Non
 def test_8_6_is_told_every_type(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     # The parser behind the names is newer: it keeps whole numbers of 64 bits, which 8.6 does not have.
     monkeypatch.setattr(builder, "use_int32_inputs", lambda artifact: artifact)
-    trt, report = built("8.6")
-    assert report.version.startswith("8.6")
+    trt, plan = built("8.6")
+    assert plan.version.startswith("8.6")
     called = {(owner, name) for owner, name, _ in trt.calls}
     assert ("IBuilderConfig", "set_flag", (trt.BuilderFlag.FP16,)) in trt.calls
     assert ("IBuilderConfig", "set_flag", (trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS,)) in trt.calls
@@ -274,7 +274,7 @@ def test_a_target_of_another_major_version(release: tuple[int, int], installed: 
 def test_the_estimate_counts_what_is_written_in_place_once(demo_bundle: Path) -> None:
     manifest = Bundle.open(demo_bundle).manifest
     artifact = manifest.artifact("decoder.inplace.fp16")
-    profiles = profiles_for(artifact, max_batch=2, max_length=64)
+    profiles = derive_profiles(artifact, max_batch=2, max_length=64)
     found = dict(
         zip(
             [profile.name for profile in profiles],
@@ -302,10 +302,10 @@ def test_lengths_are_computed_as_python_does(tree: Any) -> None:
     def text(node: Any) -> str:
         return node if isinstance(node, str) else f"({text(node[0])}{node[1]}{text(node[2])})"
 
-    assert length_of(text(tree), 0, NAMES) == eval(text(tree), {}, dict(NAMES))
+    assert evaluate_length(text(tree), 0, NAMES) == eval(text(tree), {}, dict(NAMES))
 
 
 @settings(deadline=None)
 @given(st.text())
 def test_other_names_of_axes_count_nothing_and_raise_nothing(text: str) -> None:
-    assert length_of(text, 4, {}) >= 0 or text.strip()
+    assert evaluate_length(text, 4, {}) >= 0 or text.strip()

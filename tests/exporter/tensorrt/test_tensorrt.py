@@ -17,7 +17,7 @@ import pytest
 
 from planforge.exporter.errors import BuildError, OutputError
 from planforge.exporter.tensorrt import build, builder
-from planforge.exporter.tensorrt.profiles import Profile, profiles_for
+from planforge.exporter.tensorrt.profiles import Profile, derive_profiles
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Axis, Plan, TensorSpec
@@ -42,24 +42,27 @@ def graph_and_artifact(bundle: Path, dialect: str = "inplace") -> tuple[Path, Ar
 
 @needs_rtx
 @pytest.mark.parametrize("dialect", ["inplace", "portable"])
-def test_one_plan_for_six_gpus_without_a_gpu(dialect: str, demo_bundle: Path, tmp_path: Path) -> None:
+def test_one_plan_for_six_gpus_without_a_gpu(
+    dialect: str, demo_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from importlib.metadata import version
 
     graph, artifact = graph_and_artifact(demo_bundle, dialect)
-    profiles = profiles_for(artifact, max_length=48)
+    profiles = derive_profiles(artifact, max_length=48)
     out = tmp_path / "decoder.plan"
     name = f"planforge {artifact.id} {'0123456789abcdef' * 4}"
-    report = build.build_plan(graph, artifact, sms=ALL_SMS, profiles=profiles, out=out, name=name)
+    plan = build.build_plan(build.PlanRequest(graph, artifact, profiles, out, sms=ALL_SMS, name=name))
     assert out.read_bytes().count(name.encode()) == 1  # a plan keeps its network's name
-    assert report.sms == ALL_SMS and report.warnings == ()
-    assert report.version == version("tensorrt-rtx-cu13")
+    assert plan.sms == ALL_SMS
+    assert build.logger.name not in {record.name for record in caplog.records}  # no warnings
+    assert plan.version == version("tensorrt-rtx-cu13")
     assert [path.name for path in tmp_path.iterdir()] == ["decoder.plan"]
-    passport = report.passport(artifact.id, "plans/decoder.plan")
-    assert Plan.from_json(passport.to_json()) == passport
-    assert [Profile.from_json(value) for value in passport.profiles] == list(profiles)
-    summary = build.plan_summary(out)
-    assert summary["bytes"] == report.bytes == out.stat().st_size
-    assert (summary["engine"], summary["version"]) == ("tensorrt-rtx", report.version)
+    assert plan.file == "plans/decoder.plan"
+    assert Plan.from_json(plan.to_json()) == plan
+    assert [Profile.from_json(value) for value in plan.profiles] == list(profiles)
+    summary = build.summarize_plan(out)
+    assert summary["bytes"] == out.stat().st_size
+    assert (summary["engine"], summary["version"]) == ("tensorrt-rtx", plan.version)
     assert summary["magic"] == "vtrt" and summary["complete"]
 
 
@@ -75,24 +78,20 @@ def test_the_build_needs_no_torch_and_only_reads_the_bundle(
     monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", code))
     before = {path: path.stat().st_mtime_ns for path in demo_bundle.rglob("*")}
     graph, artifact = graph_and_artifact(demo_bundle)
-    build.build_plan(
-        graph,
-        artifact,
-        sms=["SM86", "sm86"],
-        profiles=profiles_for(artifact),
-        out=tmp_path / "x.plan",
-    )
+    profiles = derive_profiles(artifact)
+    out = tmp_path / "x.plan"
+    build.build_plan(build.PlanRequest(graph, artifact, profiles, out, sms=["SM86", "sm86"]))
     assert {path: path.stat().st_mtime_ns for path in demo_bundle.rglob("*")} == before
 
 
 def test_a_plan_cut_short_and_a_file_that_is_no_plan(tmp_path: Path) -> None:
     path = tmp_path / "x.plan"
     path.write_bytes(b"vtrt" + bytes(12) + (1000).to_bytes(8, "little") + bytes([1, 7, 1, 116]))
-    assert build.plan_summary(path)["version"] == "1.7.1.116"
-    assert build.plan_summary(path)["complete"] is False
+    assert build.summarize_plan(path)["version"] == "1.7.1.116"
+    assert build.summarize_plan(path)["complete"] is False
     path.write_bytes(b"\xffabc")
-    assert build.plan_summary(path)["magic"] == "\\xffabc"
-    assert "engine" not in build.plan_summary(path)
+    assert build.summarize_plan(path)["magic"] == "\\xffabc"
+    assert "engine" not in build.summarize_plan(path)
 
 
 # What cannot be built
@@ -120,13 +119,8 @@ def build_graph(folder: Path, body: str, artifact: Artifact) -> None:
     """Builds a graph written as ONNX text; its profile is the whole range of each axis."""
     axes = {a.name: a for spec in artifact.inputs for a in spec.axes if isinstance(a, Axis)}
     profile = Profile("all", {name: (a.min, a.opt, a.max) for name, a in axes.items()})
-    build.build_plan(
-        write_graph(folder, body),
-        artifact,
-        sms=["sm86"],
-        profiles=[profile],
-        out=folder / "g.plan",
-    )
+    graph = write_graph(folder, body)
+    build.build_plan(build.PlanRequest(graph, artifact, [profile], folder / "g.plan", sms=["sm86"]))
 
 
 QUANTIZE = "y, s, z = DynamicQuantizeLinear(x)"
@@ -254,14 +248,10 @@ def test_weights_missing_or_cut_short(
     if size is not None:
         data = demo_bundle / artifact.data[0]
         (tmp_path / data.name).write_bytes(data.read_bytes()[:size])
+    profiles = derive_profiles(artifact)
+    request = build.PlanRequest(Path(graph), artifact, profiles, tmp_path / "x.plan", sms=["sm86"])
     with pytest.raises(BuildError, match=message):
-        build.build_plan(
-            Path(graph),
-            artifact,
-            sms=["sm86"],
-            profiles=profiles_for(artifact),
-            out=tmp_path / "x.plan",
-        )
+        build.build_plan(request)
 
 
 @needs_rtx
@@ -274,11 +264,9 @@ def test_a_file_that_is_not_onnx(content: bytes | None, tmp_path: Path) -> None:
         build_relu(path, tmp_path / "g.plan")
 
 
-def build_relu(
-    path: Path, out: Path, engine: str = "tensorrt-rtx", sms: tuple[str, ...] = ALL_SMS
-) -> build.PlanReport:
+def build_relu(path: Path, out: Path, engine: str = "tensorrt-rtx", sms: tuple[str, ...] = ALL_SMS) -> Plan:
     profiles = [Profile("all", {"batch": (1, 1, 3)})]
-    return build.build_plan(path, simple_artifact(X), engine=engine, sms=sms, profiles=profiles, out=out)
+    return build.build_plan(build.PlanRequest(path, simple_artifact(X), profiles, out, engine, sms))
 
 
 RELU = "(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }"

@@ -13,10 +13,10 @@ import pytest
 
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
-from planforge.exporter.reports.html import Subject, html_report
+from planforge.exporter.reports.html import Subject, render_html
 from planforge.exporter.tracing.modules import RESULTS, find_layer, find_module, read_results
 from planforge.exporter.verification import verify as verify_module
-from planforge.exporter.verification.bisect import distance
+from planforge.exporter.verification.bisect import measure_distance
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
@@ -125,7 +125,7 @@ def graph_of(bundle: Path, artifact: str) -> ir.Graph:
 def test_without_pytorch_the_fp32_graph_is_the_witness(
     own_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     replace_graph(own_bundle, "decoder.portable.fp16", transposed("h.1.attn.c_proj"))
     report = verify(own_bundle)
     assert not report.with_pytorch
@@ -185,7 +185,7 @@ def test_a_graph_that_onnx_runtime_cannot_load_is_said_in_one_line(own_bundle: P
     assert "MatMull" in failed.failures[0]
     assert "\n" not in failed.failures[0]
     assert "cannot be run alone" in report.unexplained["decoder.portable.fp32"]
-    assert html_report(report, Subject.of(own_bundle, report)).count("MatMull") >= 2
+    assert render_html(report, Subject.of(own_bundle, report)).count("MatMull") >= 2
 
 
 def test_prompts_longer_than_the_context_are_cut(demo_bundle: Path, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_the_layer_is_the_first_number(path: str, layer: int | None) -> None:
 
 def test_distance_is_in_units_of_spread() -> None:
     want = np.array([0.0, 2.0], np.float32)  # whose standard deviation is 1
-    assert distance(want + np.float32(0.5), want) == pytest.approx(0.5)
-    assert distance(np.array([1, 2]), np.array([1, 2])) == 0
-    assert distance(np.array([1, 3]), np.array([1, 2])) == np.inf
-    assert np.isnan(distance(np.array([np.nan, 0]), want))
+    assert measure_distance(want + np.float32(0.5), want) == pytest.approx(0.5)
+    assert measure_distance(np.array([1, 2]), np.array([1, 2])) == 0
+    assert measure_distance(np.array([1, 3]), np.array([1, 2])) == np.inf
+    assert np.isnan(measure_distance(np.array([np.nan, 0]), want))

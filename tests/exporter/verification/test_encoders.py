@@ -147,7 +147,7 @@ def test_planted_faults_are_caught(own: Path, fault: Callable[[ir.Model], None])
 def test_golden_data_catches_them_without_pytorch(
     own: Path, fault: Callable[[ir.Model], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     assert verify(own).passed
     replace_graph(own, "encoder.portable.fp32", fault)
     report = verify(own)
@@ -159,7 +159,7 @@ def test_golden_data_catches_them_without_pytorch(
 def test_golden_data_of_every_head_passes_without_pytorch(
     name: str, head_bundle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     report = verify(Path(shutil.copytree(head_bundle(name), tmp_path / "bundle")))
     assert not report.with_pytorch
     assert not [c.failures for c in report.comparisons if not c.passed]
@@ -263,8 +263,8 @@ def test_bert_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_changed_module_of_a_sentence_transformers_folder_changes_its_hash(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(resolve_source("bert-demo").folder, tmp_path / "minilm"))
-    before = resolve_source(folder).sha256()
+    before = resolve_source(folder).compute_sha256()
     edit_json(
         folder / "1_Pooling" / "config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True
     )
-    assert resolve_source(folder).sha256() != before
+    assert resolve_source(folder).compute_sha256() != before

@@ -15,18 +15,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.exporter.limits import limits_for
+from planforge.exporter.limits import compute_limits
 from planforge.exporter.reference.passages import (
     GOLDEN_ROWS,
     MOST_PASSAGES,
     PASSAGE_TOKENS,
     Passage,
     TextMetrics,
+    cut_passages,
     from_arrays,
+    make_passage,
     measure_text,
-    passage_of,
     to_arrays,
-    windows,
 )
 from planforge.runtime.diagnostics.golden.files import read_golden, write_golden
 from planforge.runtime.diagnostics.metrics import judge
@@ -43,7 +43,7 @@ def by_hand() -> tuple[Passage, Array]:
     want = np.array([log(0.5, 0.25, 0.25), log(0.1, 0.8, 0.1), log(0.2, 0.2, 0.6)], np.float32)
     got = np.array([log(0.25, 0.5, 0.25), log(0.1, 0.8, 0.1), log(0.3, 0.2, 0.5)], np.float32)
     # An offset of all logits of a row changes no probability.
-    return passage_of((2, 0, 1, 0), want + 5), got - 3
+    return make_passage((2, 0, 1, 0), want + 5), got - 3
 
 
 def test_what_text_says_is_what_the_formulas_say() -> None:
@@ -68,7 +68,7 @@ def test_a_gain_counts_as_no_change_and_the_same_as_nothing() -> None:
     assert measure_text([surer], [passage]).perplexity_change == 0.0
     same = measure_text([passage.logits], [passage])
     assert (same.text_kl, same.top1_changes, same.perplexity_change) == (0.0, 0.0, 0.0)
-    assert not judge(same, limits_for("int8", same, TextMetrics.LIMITED))
+    assert not judge(same, compute_limits("int8", same, TextMetrics.LIMITED))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -81,18 +81,20 @@ def test_what_is_not_finite_never_passes(bad: float) -> None:
         assert judge(metrics, limits)
     assert metrics.to_json()["text_kl"] is None  # JSON has no NaN
     with pytest.raises(ValueError, match="not finite"):
-        limits_for("int8", metrics, TextMetrics.LIMITED)
+        compute_limits("int8", metrics, TextMetrics.LIMITED)
 
 
 def test_counted_shares_have_their_cap_and_kl_nine_times_what_rounding_does() -> None:
     gap = TextMetrics(1e-4, 1e-3, 1e-3, True, 100)
-    limits = limits_for("int8", gap, TextMetrics.LIMITED)
+    limits = compute_limits("int8", gap, TextMetrics.LIMITED)
     assert limits == {
         "text_kl": pytest.approx(9e-4),
         "top1_changes": 0.02,
         "perplexity_change": 0.01,
     }
-    assert limits_for("int8", dataclasses.replace(gap, text_kl=1.0), TextMetrics.LIMITED)["text_kl"] == 0.005
+    assert (
+        compute_limits("int8", dataclasses.replace(gap, text_kl=1.0), TextMetrics.LIMITED)["text_kl"] == 0.005
+    )
 
 
 def random_passages(seed: int, lengths: list[int], V: int) -> tuple[list[Passage], list[Array]]:
@@ -102,7 +104,7 @@ def random_passages(seed: int, lengths: list[int], V: int) -> tuple[list[Passage
     for length in lengths:
         logits = 3 * random.standard_normal((length - 1, V)).astype(np.float32)
         tokens = tuple(int(token) for token in random.integers(0, V, length))
-        passages.append(passage_of(tokens, logits))
+        passages.append(make_passage(tokens, logits))
         got.append(logits + 0.5 * random.standard_normal(logits.shape).astype(np.float32))
     return passages, got
 
@@ -159,25 +161,25 @@ def test_golden_data_gives_the_same_verdict(
 def test_passages_are_the_texts_in_order_cut_to_the_context() -> None:
     texts = [[1] * 300, [2] * 100, [3] * 369]
     whole = [token for text in texts for token in text]
-    judged, rest = windows(texts, 1024)
+    judged, rest = cut_passages(texts, 1024)
     assert [len(tokens) for tokens in (*judged, *rest)] == [PASSAGE_TOKENS] * 3  # the last, of one, is none
     assert [token for tokens in (*judged, *rest) for token in tokens] == whole[:768]
-    judged, rest = windows(texts, 100)
+    judged, rest = cut_passages(texts, 100)
     assert [len(tokens) for tokens in (*judged, *rest)] == [100] * 7 + [69]
     assert len(judged) == 5  # three of five
-    assert sum(map(len, windows([[1] * 10**6], 1024))) == MOST_PASSAGES
+    assert sum(map(len, cut_passages([[1] * 10**6], 1024))) == MOST_PASSAGES
 
 
 def test_a_text_of_one_passage_is_judged_and_calibrated_with() -> None:
-    assert windows([[1, 2], [3]], 1024) == ([(1, 2, 3)], [(1, 2, 3)])
-    assert windows([[1]], 1024) == ([], [])
+    assert cut_passages([[1, 2], [3]], 1024) == ([(1, 2, 3)], [(1, 2, 3)])
+    assert cut_passages([[1]], 1024) == ([], [])
 
 
 def test_of_a_large_vocabulary_some_logits_are_held_and_every_token_is_judged() -> None:
     """128 MiB: 50,000 tokens of 4 bytes each make 671 rows, which 5 passages share."""
     logits = np.zeros((255, 50_000), np.float32)
     logits[:, 7] = 1
-    passage = passage_of((7,) * 256, logits, 5)
+    passage = make_passage((7,) * 256, logits, 5)
     assert len(passage.likeliest) == len(passage.logprobs) == 255
     assert len(passage.rows) == len(passage.logits) == 134
     assert (passage.rows[0], passage.rows[-1]) == (0, 254)

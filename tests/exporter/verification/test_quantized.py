@@ -22,13 +22,13 @@ from planforge.exporter.calibration.calibration import Calibration, calibrate, r
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.precisions import PRECISIONS
-from planforge.exporter.reference.passages import windows
+from planforge.exporter.reference.passages import cut_passages
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import GroupQueryCache, cache_bytes
+from planforge.runtime.decoding.cache import GroupQueryCache, count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.diagnostics.golden.files import read_golden
 from planforge.runtime.text.tokenizer import Tokenizer
@@ -123,7 +123,9 @@ def test_weights_are_stored_once_for_all_that_can_share_them(exported: Exported)
 
 def test_an_int8_cache_takes_a_quarter_and_its_model_runs(exported: Exported) -> None:
     manifest = Bundle.open(exported.folder).manifest
-    floats, whole = (cache_bytes(manifest.artifact(f"decoder.ort.{p}"), 2, 100) for p in ("fp32", "fp32-kv8"))
+    floats, whole = (
+        count_cache_bytes(manifest.artifact(f"decoder.ort.{p}"), 2, 100) for p in ("fp32", "fp32-kv8")
+    )
     assert floats == 4 * whole
     texts = {}
     for precision in ("fp32", "int8-kv8"):
@@ -150,7 +152,7 @@ def test_steps_of_the_cache_are_what_the_text_reaches_and_some(
     tokenizer = Tokenizer.from_file(bundle.path(bundle.manifest.tokenizer["files"][0]))
     encoded = [tokenizer.encode(text) for text in read_prompts(exported.prompts)]
     context = bundle.manifest.max_length
-    judged, texts = windows(encoded, context)
+    judged, texts = cut_passages(encoded, context)
     assert texts and not set(texts) & set(judged)  # what is judged calibrates nothing
     assert tuple(arrays["context.tokens"].tolist()) not in texts
     joined = [token for tokens in texts for token in tokens]
@@ -279,7 +281,7 @@ def with_fault(exported: Exported, folder: Path, artifact: str, fault: Callable[
 
 
 def without_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 from planforge.exporter.commands.app import app
 from planforge.exporter.errors import OutputError
-from planforge.exporter.reports.html import Subject, html_report
-from planforge.exporter.reports.junit import junit_xml
-from planforge.exporter.reports.output import check_writable, printable, write_whole
-from planforge.exporter.reports.tables import verification_table
+from planforge.exporter.reports.html import Subject, render_html
+from planforge.exporter.reports.junit import render_junit
+from planforge.exporter.reports.output import check_writable, make_printable, write_whole
+from planforge.exporter.reports.tables import make_tables
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.report import VerificationReport
 
@@ -37,18 +37,18 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 
 
 def test_the_verdict_says_how_many_and_with_what() -> None:
-    page = Page(html_report(passed_report(), SUBJECT)).text
+    page = Page(render_html(passed_report(), SUBJECT)).text
     assert "Passed 2 comparisons of 1 graph with PyTorch, all within their limits." in page
     golden = dataclasses.replace(passed_report(), with_pytorch=False)
-    assert "with golden data, without PyTorch, all within" in Page(html_report(golden, SUBJECT)).text
-    page = Page(html_report(failed_report(), SUBJECT)).text
+    assert "with golden data, without PyTorch, all within" in Page(render_html(golden, SUBJECT)).text
+    page = Page(render_html(failed_report(), SUBJECT)).text
     assert "FAILED 1 of 3 comparisons with PyTorch went wrong, in 1 of 2 graphs." in page
-    nothing = Page(html_report(VerificationReport(True, ()), SUBJECT)).text
+    nothing = Page(render_html(VerificationReport(True, ()), SUBJECT)).text
     assert "FAILED Nothing was compared with PyTorch." in nothing
 
 
 def test_a_failed_page_tells_what_where_and_by_how_much() -> None:
-    page = re.sub(r"\s+", " ", Page(html_report(failed_report(), SUBJECT)).text)
+    page = re.sub(r"\s+", " ", Page(render_html(failed_report(), SUBJECT)).text)
     for words in (
         "h.1.attn node h.1.attn of h.1.attn, layer 1",  # operator, ONNX node, PyTorch module
         "h.1.attn in float16",
@@ -69,7 +69,7 @@ def test_a_failed_page_tells_what_where_and_by_how_much() -> None:
 
 
 def test_a_page_needs_nothing_else_and_may_run_nothing() -> None:
-    html = html_report(failed_report(), SUBJECT)
+    html = render_html(failed_report(), SUBJECT)
     assert "default-src 'none'" in html
     assert not re.search(r"<(script|link|img|iframe)\b|src=|@import|url\(|https?:", html)
     targets = re.findall(r'href="([^"]*)"', html)
@@ -80,17 +80,17 @@ def test_a_page_needs_nothing_else_and_may_run_nothing() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.sampled_from("<>&\"'/{%}ab") | st.characters(exclude_characters=" \t\n"), min_size=1))
 def test_any_text_stays_text_in_the_page(text: str) -> None:
-    html = html_report(failed_report(text), Subject(text, {"from": text}))
+    html = render_html(failed_report(text), Subject(text, {"from": text}))
     html.encode("utf-8")
     page = Page(html)
     assert page.tags == plain_tags()
-    assert page.text.count(printable(text)) >= 15
-    assert printable(page.text) == page.text
+    assert page.text.count(make_printable(text)) >= 15
+    assert make_printable(page.text) == page.text
 
 
 @functools.cache
 def plain_tags() -> list[tuple[str, ...]]:
-    return Page(html_report(failed_report("x"), Subject("x", {"from": "x"}))).tags
+    return Page(render_html(failed_report("x"), Subject("x", {"from": "x"}))).tags
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def plain_tags() -> list[tuple[str, ...]]:
     ["<script>alert(1)</script>", '"><svg onload=x>', "{{ 7 * 7 }}", "</style>", "\x1b[2J\u202e\ud800"],
 )
 def test_hostile_text_stays_text(text: str) -> None:
-    page = Page(html_report(failed_report(text), Subject(text, {"from": text})))
+    page = Page(render_html(failed_report(text), Subject(text, {"from": text})))
     assert page.tags == plain_tags()
-    assert printable(text) in page.text
+    assert make_printable(text) in page.text
 
 
 # ---- a terminal
@@ -109,7 +109,7 @@ def test_hostile_text_stays_text(text: str) -> None:
 def printed(report: VerificationReport) -> str:
     console = Console(width=100, no_color=True, force_terminal=False)
     with console.capture() as capture:
-        console.print(*verification_table(report))
+        console.print(*make_tables(report))
     return capture.get()
 
 
@@ -142,7 +142,7 @@ def test_the_terminal_shows_what_failed_in_full() -> None:
 
 
 def test_junit_has_a_suite_per_graph_and_a_test_per_comparison() -> None:
-    root = ElementTree.fromstring(junit_xml(failed_report(), "my-model"))
+    root = ElementTree.fromstring(render_junit(failed_report(), "my-model"))
     assert (root.tag, root.get("name"), root.get("tests"), root.get("failures")) == (
         "testsuites",
         "my-model",
@@ -160,17 +160,17 @@ def test_junit_has_a_suite_per_graph_and_a_test_per_comparison() -> None:
 
 
 def test_junit_of_nothing_is_a_failure() -> None:
-    root = ElementTree.fromstring(junit_xml(VerificationReport(True, ()), "empty"))
+    root = ElementTree.fromstring(render_junit(VerificationReport(True, ()), "empty"))
     assert root.get("failures") == "1" and len(list(root.iter("failure"))) == 1
 
 
 @given(st.text())
 def test_junit_holds_any_text(text: str) -> None:
-    xml = junit_xml(failed_report(text), text)
+    xml = render_junit(failed_report(text), text)
     root = ElementTree.fromstring(xml.encode("utf-8"))
-    assert root.get("name") == root[0].get("name") == printable(text)
+    assert root.get("name") == root[0].get("name") == make_printable(text)
     (failure,) = root.iter("failure")
-    assert printable(text) in str(failure.get("message"))
+    assert make_printable(text) in str(failure.get("message"))
 
 
 # ---- files
@@ -178,8 +178,8 @@ def test_junit_holds_any_text(text: str) -> None:
 
 @given(st.text())
 def test_printable_text_has_no_control_characters_and_stays_what_it_is(text: str) -> None:
-    shown = printable(text)
-    assert printable(shown) == shown
+    shown = make_printable(text)
+    assert make_printable(shown) == shown
     assert all(c.isprintable() or c.isspace() or ord(c) > 0x7F for c in shown)
     if text.isascii() and text.isprintable():
         assert shown == text
@@ -236,7 +236,7 @@ def test_what_would_fail_at_the_end_fails_before_anything_is_read(
 def test_verify_writes_the_page_and_the_xml_of_what_failed(
     demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     page = tmp_path / "parity.html"
     junit = tmp_path / "parity.xml"
     options = ["--only", "decoder.ort.fp32", "--limit", "mean_error=0"]
@@ -303,7 +303,7 @@ def test_a_browser_shows_the_page(kind: str, demo_bundle: Path, tmp_path: Path) 
     else:
         report = failed_report("a_name_without_end" * 12 if kind == "long names" else "h.1.attn")
     page = tmp_path / "page.html"
-    page.write_text(html_report(report, SUBJECT), encoding="utf-8")
+    page.write_text(render_html(report, SUBJECT), encoding="utf-8")
     colors, background = looked_at(page, 1200)
     assert background == (255, 255, 255) and len(colors) > 100
     verdict = (23, 112, 63) if report.passed else (179, 38, 30)  # the disc beside it

@@ -13,7 +13,7 @@ from planforge.exporter.passes.fp16 import ConvertToFp16
 from planforge.exporter.passes.fp16_ranges import Choice
 from planforge.exporter.passes.weights import Stored
 from planforge.exporter.verification.structure import compare_structure
-from planforge.exporter.verification.verify import recorded_source, tensors_to_compare
+from planforge.exporter.verification.verify import find_recorded_source, list_tensors_to_compare
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 
@@ -23,9 +23,9 @@ from ...helpers.graphs import parse_graph, replace_graph
 
 def faults_read(bundle: Path, artifact: str) -> tuple[str, ...]:
     opened = Bundle.open(bundle)
-    source = recorded_source(opened)
+    source = find_recorded_source(opened)
     assert source is not None
-    tensors = tensors_to_compare(opened, load_model(source.folder))
+    tensors = list_tensors_to_compare(opened, load_model(source.folder))
     return compare_structure(opened, opened.manifest.artifact(artifact), tensors).failures
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from planforge.exporter import export, verify
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
-from planforge.exporter.checkpoints.source import Source, demo_folder
+from planforge.exporter.checkpoints.source import Source, find_demo
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.verification import verify as verify_module
 from planforge.models import load_model
@@ -142,7 +142,7 @@ FAULTS = [
 def test_golden_data_catches_planted_faults(
     own: Path, artifact: str, fault: Callable[[ir.Model], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     replace_graph(own, artifact, fault)
     report = verify(own)
     assert not report.with_pytorch
@@ -160,7 +160,7 @@ def test_attention_of_another_layer_is_caught(
     artifacts = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
     edit_json(bundle / "manifest.json", artifacts=[a for a in artifacts if a["precision"] == "fp32"])
     if not with_pytorch:
-        monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+        monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     assert verify(bundle).passed
 
     def swap(model: ir.Model) -> None:
@@ -179,7 +179,7 @@ def test_attention_of_another_layer_is_caught(
 
 def test_golden_data_knows_the_best_beams(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets that nobody knows are no pass."""
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     nonsense = Hypothesis((3, 4, 5, 0), 0.0, "eos")
     monkeypatch.setattr(Engine, "search", lambda self, samples, search: [[nonsense]] * len(samples))
     failed = [c for c in verify(own).comparisons if not c.passed]
@@ -283,7 +283,7 @@ def test_missing_tokenizers(marian: Path, name: str) -> None:
 
 def test_source_and_target_may_number_their_tokens_differently(tmp_path: Path) -> None:
     """The source's end token is looked up by its spelling, not taken from the target."""
-    folder = Path(shutil.copytree(demo_folder("transformer-demo"), tmp_path / "demo"))
+    folder = Path(shutil.copytree(find_demo("transformer-demo"), tmp_path / "demo"))
     content = json.loads((folder / "tokenizer.source.json").read_text(encoding="utf-8"))
     vocab = content["model"]["vocab"]
     other = next(token for token, number in vocab.items() if number == 5)
@@ -296,7 +296,7 @@ def test_source_and_target_may_number_their_tokens_differently(tmp_path: Path) -
 
 
 def test_a_tokenizer_without_an_unknown_token(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(demo_folder("transformer-demo"), tmp_path / "demo"))
+    folder = Path(shutil.copytree(find_demo("transformer-demo"), tmp_path / "demo"))
     content = json.loads((folder / "tokenizer.source.json").read_text(encoding="utf-8"))
     content["model"]["unk_token"] = "<nothing>"
     edit_json(folder / "tokenizer.source.json", **content)

@@ -20,11 +20,11 @@ from planforge.exporter import verify
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
-from planforge.exporter.limits import limits_for
+from planforge.exporter.limits import compute_limits
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification import verify as verify_module
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.diagnostics.metrics import Metrics, judge, kl_divergence, measure
+from planforge.runtime.diagnostics.metrics import Metrics, judge, measure, measure_kl
 
 from ...helpers.faults import epsilon
 from ...helpers.graphs import nodes, replace_graph
@@ -75,34 +75,34 @@ def test_a_flip_is_told_with_its_margin() -> None:
 def test_what_is_not_finite_never_passes(bad: float, side: str) -> None:
     values = {"got": logits(), "want": logits()}
     values[side][3, 7] = bad
-    for limits in ({"max_error": np.inf, "mean_kl": np.inf}, limits_for("fp32", None), {}):
+    for limits in ({"max_error": np.inf, "mean_kl": np.inf}, compute_limits("fp32", None), {}):
         assert judge(measure(**values), limits)
 
 
 def test_limits_are_three_times_the_gap_under_a_cap() -> None:
     gap = Metrics(0.01, 0.001, 1e-6, 1.0, 1.0, 0.0, True, 9)
-    assert limits_for("fp16", gap) == {
+    assert compute_limits("fp16", gap) == {
         "max_error": pytest.approx(0.03),
         "mean_kl": pytest.approx(9e-6),
     }
     wide = dataclasses.replace(gap, max_error=99.0, mean_kl=99.0)
-    assert limits_for("fp16", wide) == {"max_error": 0.1, "mean_kl": 1e-3}
+    assert compute_limits("fp16", wide) == {"max_error": 0.1, "mean_kl": 1e-3}
     with pytest.raises(ValueError, match="not finite"):
-        limits_for("fp16", dataclasses.replace(gap, finite=False))
+        compute_limits("fp16", dataclasses.replace(gap, finite=False))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "fp32-kv8", "int4"])
 def test_a_limit_is_never_below_fp32s(precision: str) -> None:
     """Rounding may lose nothing on a text, and engines still add in another order."""
     nothing = Metrics(0.0, 0.0, -1.2e-17, 1.0, 1.0, 0.0, True, 9)
-    assert limits_for(precision, nothing) == limits_for("fp32", None)
+    assert compute_limits(precision, nothing) == compute_limits("fp32", None)
     text = TextMetrics(-1.2e-17, 0.0, 0.0, True, 9)
     assert (
-        limits_for(precision, text, TextMetrics.LIMITED)["text_kl"]
-        == limits_for("fp32", None, TextMetrics.LIMITED)["text_kl"]
+        compute_limits(precision, text, TextMetrics.LIMITED)["text_kl"]
+        == compute_limits("fp32", None, TextMetrics.LIMITED)["text_kl"]
     )
     sound = measure(logits(), logits())
-    assert not judge(sound, limits_for(precision, nothing))
+    assert not judge(sound, compute_limits(precision, nothing))
 
 
 def test_divergence_is_never_negative() -> None:
@@ -110,7 +110,7 @@ def test_divergence_is_never_negative() -> None:
     random = np.random.default_rng(0)
     want = random.standard_normal((2000, 300)).astype(np.float32) * 8
     got = want + random.standard_normal(want.shape).astype(np.float32) * np.float32(1e-7)
-    divergence = kl_divergence(want, got)
+    divergence = measure_kl(want, got)
     assert divergence.min() == 0.0
     log_p, log_q = (torch.from_numpy(array).double().log_softmax(-1) for array in (want, got))
     theirs = torch.nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
@@ -201,7 +201,7 @@ def test_a_mask_beyond_fp16_is_found_by_the_executor_alone(own_bundle: Path) -> 
 
 
 def test_without_the_checkpoint_golden_data_judges(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_module, "recorded_source", lambda bundle: None)
+    monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
     report = verify(own_bundle)
     assert report.passed
     assert not report.with_pytorch

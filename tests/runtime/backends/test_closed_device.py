@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planforge.runtime.backends.backend import LoadRequest
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.backends.ort_cuda_backend import OrtCudaBackend
 from planforge.runtime.backends.tensorrt_backend import TensorRtBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import new_cache
+from planforge.runtime.decoding.cache import make_cache
 from planforge.runtime.errors import ClosedError
 
 from ...helpers.emulated_cuda import EmulatedCuda
@@ -28,7 +29,7 @@ Opened = tuple[EmulatedCuda, Any, Any]  # the GPU, a program on it, and a cache 
 
 
 def filled(program: Any, artifact: Any) -> Any:
-    cache: Any = new_cache(program, artifact, 3, 16)
+    cache: Any = make_cache(program, artifact, 3, 16)
     step(cache)
     return cache
 
@@ -45,9 +46,9 @@ def opened(request: pytest.FixtureRequest, demo_bundle: Path) -> Iterator[Opened
     with machine as cuda:
         engine: Any
         if request.param == "tensorrt-rtx":
-            engine = TensorRtBackend("tensorrt-rtx", bundle)
+            engine = TensorRtBackend("tensorrt-rtx", bundle, LoadRequest())
         else:
-            engine = OrtCudaBackend(bundle)
+            engine = OrtCudaBackend(bundle, LoadRequest())
         artifact = engine.artifact(bundle, "decoder", None)
         program = engine.open(bundle, artifact)
         yield cuda, program, filled(program, artifact)
@@ -128,7 +129,7 @@ def test_buffers_that_outlive_the_stream_are_freed_by_the_next_model(demo_bundle
 
         def cache_of_a_closed_model() -> Any:
             bundle = Bundle.open(demo_bundle)
-            engine = TensorRtBackend("tensorrt-rtx", bundle)
+            engine = TensorRtBackend("tensorrt-rtx", bundle, LoadRequest())
             artifact = engine.artifact(bundle, "decoder", None)
             program = engine.open(bundle, artifact)
             cache = filled(program, artifact)

@@ -12,10 +12,11 @@ import pytest
 
 from planforge.runtime import TextGenerator
 from planforge.runtime.backends import tensorrt_backend
+from planforge.runtime.backends.backend import LoadRequest
 from planforge.runtime.backends.device_buffer import DeviceBuffer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.decoding.cache import SlotCache, cache_bytes, new_cache
+from planforge.runtime.decoding.cache import SlotCache, count_cache_bytes, make_cache
 from planforge.runtime.errors import BackendError, InputError, MemoryLimitError, PlanForgeError
 
 from ...helpers.emulated_cuda import EmulatedCuda
@@ -30,13 +31,13 @@ def opened(demo_bundle: Path) -> Iterator[tuple[EmulatedCuda, Any, Any]]:
     """An emulated GPU, the demo's program on it, and its artifact."""
     with emulated_gpu(demo_bundle) as cuda:
         bundle = Bundle.open(demo_bundle)
-        backend = tensorrt_backend.TensorRtBackend("tensorrt-rtx", bundle)
+        backend = tensorrt_backend.TensorRtBackend("tensorrt-rtx", bundle, LoadRequest())
         artifact = backend.artifact(bundle, "decoder", None)
         yield cuda, backend.open(bundle, artifact), artifact
 
 
 def slots(program: Any, artifact: Artifact, batch: int = 1) -> SlotCache:
-    cache = new_cache(program, artifact, batch, 16)
+    cache = make_cache(program, artifact, batch, 16)
     assert isinstance(cache, SlotCache)
     return cache
 
@@ -103,7 +104,7 @@ def test_a_freed_buffer_is_noticed(opened: tuple[EmulatedCuda, Any, Any]) -> Non
 def test_two_programs_cannot_share_a_cache(opened: tuple[EmulatedCuda, Any, Any], demo_bundle: Path) -> None:
     _, program, artifact = opened
     bundle = Bundle.open(demo_bundle)
-    other = tensorrt_backend.TensorRtBackend("tensorrt-rtx", bundle).open(bundle, artifact)
+    other = tensorrt_backend.TensorRtBackend("tensorrt-rtx", bundle, LoadRequest()).open(bundle, artifact)
     cache = slots(program, artifact)
     step(cache)
     cache.program = other
@@ -136,7 +137,7 @@ def test_rows_are_copied_as_numpy_copies_them(opened: tuple[EmulatedCuda, Any, A
 def test_a_full_gpu_says_what_fits(demo_bundle: Path) -> None:
     manifest = Bundle.open(demo_bundle).manifest
     (plan,) = manifest.plans
-    row = cache_bytes(plan.narrow_artifact(manifest.artifact(plan.built_from)), 1, manifest.max_length)
+    row = count_cache_bytes(plan.narrow_artifact(manifest.artifact(plan.built_from)), 1, manifest.max_length)
     memory = 5 * row + 2_000_000  # beside the cache come logits and what the plan computes on the way
     with (
         emulated_gpu(demo_bundle, memory=memory),

@@ -21,11 +21,11 @@ import transformers
 from benchmarks.checkpoints import demo
 from planforge.exporter import build, export
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.backends.cuda_memory import Device, gpu_at, list_gpus
+from planforge.runtime.backends.cuda_memory import Device, find_gpu, list_gpus
 from planforge.runtime.backends.device_buffer import upload_array
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 from planforge.runtime.diagnostics.doctor import diagnose
-from planforge.runtime.diagnostics.metrics import judge, measure, scale_of
+from planforge.runtime.diagnostics.metrics import judge, measure, measure_scale
 from planforge.runtime.diagnostics.selftest import selftest
 from planforge.runtime.errors import BackendUnavailableError, InputError, MemoryLimitError, PlanForgeError
 
@@ -141,7 +141,7 @@ def test_logits_and_tokens_are_pytorchs(place: Place, precision: str, at: Callab
     # Free to choose, it may leave PyTorch's tokens only where both scores are within twice the limit.
     for ours, theirs, scores in zip(tokens, wanted, want, strict=True):
         if ours != theirs:
-            assert scores[theirs] - scores[ours] <= 2 * limits["max_error"] * scale_of(want)
+            assert scores[theirs] - scores[ours] <= 2 * limits["max_error"] * measure_scale(want)
             break
 
 
@@ -163,7 +163,7 @@ def test_a_plan_for_another_gpu_is_refused_before_it_is_loaded(
     place: Place, at: Callable[..., Path], tmp_path: Path
 ) -> None:
     bundle = Path(shutil.copytree(at(place), tmp_path / "bundle"))
-    here = gpu_at(0).sm
+    here = find_gpu(0).sm
     plans = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["plans"]
     edit_json(bundle / "manifest.json", plans=[plan | {"sms": ["sm999"]} for plan in plans])
     with pytest.raises(BackendUnavailableError, match=f"is for sm999, this GPU is {here}"):
@@ -175,7 +175,7 @@ def test_a_plan_whose_passport_lies_is_refused_by_the_library(
     place: Place, at: Callable[..., Path], tmp_path: Path
 ) -> None:
     bundle = Path(shutil.copytree(at(place), tmp_path / "bundle"))
-    here = gpu_at(0).sm
+    here = find_gpu(0).sm
     other = NO_SM if here != NO_SM else "sm120"
     assert other in LIBRARIES["tensorrt-rtx"].sms
     build(bundle, target="rtx", sms=[other])
@@ -202,7 +202,7 @@ def test_a_cache_larger_than_the_gpu_is_refused_and_the_model_goes_on(
     place: Place, at: Callable[..., Path]
 ) -> None:
     bundle = at(place)
-    memory = gpu_at(0).memory
+    memory = find_gpu(0).memory
     with TextGenerator.load(bundle, backend=place.backend, precision="fp16") as model:
         expected = model.generate(PROMPT, max_new_tokens=8).token_ids
         spec = next(spec for spec in model.artifact.inputs if spec.role.startswith("past."))

@@ -17,9 +17,9 @@ import pytest
 from planforge.exporter import build, verify
 from planforge.exporter.commands.inspection import inspect
 from planforge.exporter.reports.tables import collect_details
-from planforge.exporter.tensorrt.build import check_plan_names, plan_summary
+from planforge.exporter.tensorrt.build import check_plan_names, summarize_plan
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.bundle.bundle import Bundle, sha256_of
+from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.errors import BackendError, IntegrityError
 
 from ...helpers.emulated_gpu import emulated_gpu
@@ -34,7 +34,7 @@ def with_plan(bundle: Path, plan: Path) -> Path:
     shutil.copyfile(plan, bundle / name)
 
     def put_right(value: dict[str, Any]) -> None:
-        value["files"][name] = {"sha256": sha256_of(plan), "bytes": plan.stat().st_size}
+        value["files"][name] = {"sha256": compute_sha256(plan), "bytes": plan.stat().st_size}
 
     return with_manifest(bundle, put_right)
 
@@ -48,7 +48,7 @@ def other_model(bundle: Path, copy: Path) -> Path:
     np.roll(weights, 64).tofile(data)
 
     def put_right(value: dict[str, Any]) -> None:
-        value["files"][artifact.data[0]]["sha256"] = sha256_of(data)
+        value["files"][artifact.data[0]]["sha256"] = compute_sha256(data)
         value["plans"] = []
 
     with_manifest(copy, put_right)
@@ -66,7 +66,10 @@ def test_another_models_plan_is_refused_though_its_hash_is_right(own_bundle: Pat
         with emulated_gpu(bundle, others=[other]), pytest.raises(IntegrityError) as caught:
             load(bundle, backend=backend)
         text = str(caught.value)
-        names = [plan_summary(foreign)["network"], plan_summary(own_plan(own_bundle, tmp_path))["network"]]
+        names = [
+            summarize_plan(foreign)["network"],
+            summarize_plan(own_plan(own_bundle, tmp_path))["network"],
+        ]
         assert all(name in text for name in names) and names[0] != names[1]
         assert "is the plan of another graph" in text and "build it again: planforge build" in text
 

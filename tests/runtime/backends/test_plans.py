@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.backends.passport import best_plan, covers
+from planforge.runtime.backends.passport import choose_plan, covers
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.plan import Plan
 from planforge.runtime.errors import (
@@ -227,11 +227,11 @@ def test_of_several_plans_the_one_that_fits_best(
         return replace(plan, file=f"{batch}x{tokens}", profiles=(profile,))
 
     plans = [of(8, 128), of(2, 128), of(2, 64), of(8, 64)]
-    assert best_plan(plans, max_length, memory).file == meant
-    assert best_plan(plans[::-1], max_length, memory).file == meant
+    assert choose_plan(plans, max_length, memory).file == meant
+    assert choose_plan(plans[::-1], max_length, memory).file == meant
     later = replace(plans[0], file="later")
-    assert best_plan([*plans, later], None, 2000).file == "later"
-    assert best_plan([*plans, replace(later, compatible=True)], None, 2000).file == "8x128"
+    assert choose_plan([*plans, later], None, 2000).file == "later"
+    assert choose_plan([*plans, replace(later, compatible=True)], None, 2000).file == "8x128"
 
 
 def test_a_model_that_is_dropped_gives_its_memory_back_when_the_next_one_loads(demo_bundle: Path) -> None:

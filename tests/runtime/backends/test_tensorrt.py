@@ -22,9 +22,10 @@ from planforge.exporter import build
 from planforge.exporter.tensorrt.build import Options
 from planforge.runtime import TextEncoder, TextGenerator, Translator, load
 from planforge.runtime.backends import cuda_memory, tensorrt_backend
+from planforge.runtime.backends.backend import LoadRequest
 from planforge.runtime.bundle.artifact import Artifact
-from planforge.runtime.bundle.bundle import Bundle, sha256_of
-from planforge.runtime.bundle.plan import network_name
+from planforge.runtime.bundle.bundle import Bundle, compute_sha256
+from planforge.runtime.bundle.plan import make_network_name
 from planforge.runtime.errors import InputError, ManifestError, PlanForgeError
 
 from ...helpers.emulated_cuda import EmulatedCuda, Status
@@ -36,25 +37,20 @@ from ...helpers.tensorrt_surface import VERSIONS
 @pytest.fixture(scope="module")
 def portable_plan(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo with a plan whose cache grows."""
-    from planforge.exporter.tensorrt.build import build_plan
-    from planforge.exporter.tensorrt.profiles import profiles_for
+    from planforge.exporter.tensorrt.build import PlanRequest, build_plan
+    from planforge.exporter.tensorrt.profiles import derive_profiles
 
     folder = Path(shutil.copytree(demo_bundle, tmp_path_factory.mktemp("portable") / "bundle"))
     artifact = Bundle.open(folder).manifest.artifact("decoder.portable.fp16")
     out = folder / "plans/growing.plan"
-    report = build_plan(
-        folder / artifact.file,
-        artifact,
-        sms=["sm86"],
-        profiles=profiles_for(artifact),
-        out=out,
-        name=named(folder, artifact),
-    )
+    profiles = derive_profiles(artifact)
+    name = named(folder, artifact)
+    plan = build_plan(PlanRequest(folder / artifact.file, artifact, profiles, out, sms=["sm86"], name=name))
 
     def change(value: dict[str, Any]) -> None:
-        entry = {"sha256": sha256_of(out), "bytes": out.stat().st_size}
+        entry = {"sha256": compute_sha256(out), "bytes": out.stat().st_size}
         value["files"]["plans/growing.plan"] = entry
-        value["plans"] = [report.passport(artifact.id, "plans/growing.plan").to_json()]
+        value["plans"] = [plan.to_json()]
 
     return with_manifest(folder, change)
 
@@ -62,7 +58,7 @@ def portable_plan(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 def named(folder: Path, artifact: Artifact) -> str:
     """What a plan of a bundle's graph must be called."""
     files = Bundle.open(folder).manifest.files
-    return network_name(artifact, {name: entry.sha256 for name, entry in files.items()})
+    return make_network_name(artifact, {name: entry.sha256 for name, entry in files.items()})
 
 
 @pytest.fixture
@@ -273,14 +269,14 @@ LINES = [
     (PROGRAM, "self.staging[name].download(sizes[name])", "pass"),
     (
         PROGRAM,
-        "return new_buffer(self.device, name, shape, self.dtype_of(name))",
+        "return make_buffer(self.device, name, shape, self.find_dtype(name))",
         "return DeviceBuffer(self.device.allocate(2 * int(np.prod(shape)), name), shape, np.dtype('e'))",
     ),
     (PROGRAM, "            self.set_shapes(lane, step.shapes)\n", ""),
     (PROGRAM, "            lane.forget()\n            self.set", "            self.set"),
     (PROGRAM, "(*addresses.values(), *pinned)", "()"),
     (PROGRAM, "context.set_device_memory(self.activations.address, self.activations.size)", "pass"),
-    (PROGRAM, "size = max(activation_bytes(", "size = min(activation_bytes("),
+    (PROGRAM, "size = max(count_activation_bytes(", "size = min(count_activation_bytes("),
     (PROGRAM, "Step(profile, shapes, wanted,", "Step(0, (), wanted,"),
     (PROGRAM, ".on_host(array.shape)[...] = array", ".on_host(array.shape)"),
     (CACHE, "{spec.name: used, out.name: used}", "{spec.name: used}"),
@@ -318,7 +314,7 @@ def replace_line(file: str, line: str, instead: str, monkeypatch: pytest.MonkeyP
     exec(compile(source.replace(line, instead), str(path), "exec"), module.__dict__)
     if file == CACHE:
         decoder = sys.modules["planforge.runtime.decoding.decoder"]
-        monkeypatch.setattr(decoder, "new_cache", module.new_cache)
+        monkeypatch.setattr(decoder, "make_cache", module.make_cache)
     else:
         monkeypatch.setattr(tensorrt_backend, "TensorRtProgram", module.TensorRtProgram)
 
@@ -326,7 +322,10 @@ def replace_line(file: str, line: str, instead: str, monkeypatch: pytest.MonkeyP
 def test_the_unchanged_source_run_in_that_way_gives_the_same(
     tensorrt_bundle: Path, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for file, line in ((PROGRAM, "class TensorRtProgram(DeviceProgram):"), (CACHE, "class SlotCache:")):
+    for file, line in (
+        (PROGRAM, "class TensorRtProgram(DeviceProgram):"),
+        (CACHE, "class SlotCache(Cache):"),
+    ):
         replace_line(file, line, line, monkeypatch)
     with emulated_gpu(tensorrt_bundle, "tensorrt"):
         assert answers(tensorrt_bundle, "tensorrt") == expected
@@ -346,8 +345,8 @@ def test_a_stripped_plan_reads_the_bundles_weights(own_bundle: Path, expected: l
         assert found[:4] == expected[:4]  # with weights as inputs ONNX Runtime rounds otherwise: greedy alone
         assert cuda.used == 0
         opened = Bundle.open(own_bundle)
-        backend = tensorrt_backend.TensorRtBackend("tensorrt-rtx", opened)
-        first, again = (backend.weight(opened, plan.weights[0]) for _ in range(2))
+        backend = tensorrt_backend.TensorRtBackend("tensorrt-rtx", opened, LoadRequest())
+        first, again = (backend.load_weight(opened, plan.weights[0]) for _ in range(2))
         assert first.address == again.address  # two graphs that read a weight have it once
         values = np.fromfile(own_bundle / plan.weights[0].file, "float16", 40, offset=plan.weights[0].offset)
         np.testing.assert_array_equal(first.numpy().reshape(-1)[:40], values)

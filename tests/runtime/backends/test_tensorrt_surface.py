@@ -193,7 +193,12 @@ ATTENTION = (
     ],
 )
 def test_the_builder_builds_with_the_names_of_a_release(
-    version: str, graph: Any, streamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str,
+    graph: Any,
+    streamed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     import onnx.parser
 
@@ -209,8 +214,9 @@ def test_the_builder_builds_with_the_names_of_a_release(
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
     monkeypatch.setattr(build, "build_in_child", builder.build_in_this_process)
-    report = build.build_plan(path, artifact, engine="tensorrt", profiles=[profile], out=tmp_path / "g.plan")
-    assert (report.version, report.sms, report.warnings) == (trt.__version__, ("sm87",), ())
+    plan = build.build_plan(build.PlanRequest(path, artifact, [profile], tmp_path / "g.plan", "tensorrt"))
+    assert (plan.version, plan.sms) == (trt.__version__, ("sm87",))
+    assert build.logger.name not in {record.name for record in caplog.records}  # no warnings
     assert (tmp_path / "g.plan").read_bytes()[:4] == b"vtrt"
     called = {(owner, name) for owner, name, _ in trt.calls}
     assert ("IBuilderConfig", "clear_flag", (trt.BuilderFlag.TF32,)) in trt.calls

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planforge.runtime import load
-from planforge.runtime.backends.threads import cgroup_limit, choose_threads, physical_cores
+from planforge.runtime.backends.threads import choose_threads, count_physical_cores, read_cgroup_limit
 
 Machine = Callable[[dict[str, str]], Path]
 
@@ -53,8 +53,8 @@ def chosen(root: Path, cpus: range = range(4), **environment: str) -> str:
 def test_a_thread_for_each_physical_core_of_the_affinity(machine: Machine) -> None:
     root = machine(siblings("0-1", "2-3", "4-5", "6-7"))
     assert chosen(root, range(8)) == "4 threads: 4 physical cores of 8 logical"
-    assert physical_cores([0, 1], root) == 1
-    assert physical_cores([1, 2, 7], root) == 3
+    assert count_physical_cores([0, 1], root) == 1
+    assert count_physical_cores([1, 2, 7], root) == 3
     assert chosen(root, range(1)) == "1 thread: 1 physical core of 1 logical"
 
 
@@ -63,7 +63,7 @@ def test_core_ids_count_per_package(machine: Machine) -> None:
     for cpu, (package, core) in enumerate([(0, 0), (0, 0), (1, 0), (1, 1)]):
         files[f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"] = str(package)
         files[f"sys/devices/system/cpu/cpu{cpu}/topology/core_id"] = str(core)
-    assert physical_cores(range(4), machine(files)) == 3
+    assert count_physical_cores(range(4), machine(files)) == 3
 
 
 @pytest.mark.parametrize(("name", "cores"), [("x86_64", 3), ("AMD64", 3), ("arm64", 6), ("aarch64", 6)])
@@ -71,8 +71,8 @@ def test_where_the_system_does_not_say(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, cores: int
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: name)
-    assert physical_cores(range(6), tmp_path) == cores
-    assert physical_cores(range(1), tmp_path) == 1
+    assert count_physical_cores(range(6), tmp_path) == cores
+    assert count_physical_cores(range(1), tmp_path) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,29 +93,31 @@ def test_a_cgroup_limit_of_version_2(machine: Machine, limit: str, threads: str,
 def test_no_limit(machine: Machine) -> None:
     root = machine({**FOUR, **V2, "sys/fs/cgroup/app/cpu.max": "max 100000"})
     assert chosen(root) == "2 threads: 2 physical cores of 4 logical"
-    assert cgroup_limit(root / "elsewhere") is None
+    assert read_cgroup_limit(root / "elsewhere") is None
 
 
 def test_the_least_limit_of_a_group_and_those_above_it(machine: Machine) -> None:
     above = {"sys/fs/cgroup/a/cpu.max": "300000 100000", "sys/fs/cgroup/a/b/cpu.max": "max 100000"}
-    assert cgroup_limit(machine({"proc/self/cgroup": "0::/a/b", **above})) == 3.0
+    assert read_cgroup_limit(machine({"proc/self/cgroup": "0::/a/b", **above})) == 3.0
 
 
 def test_a_container_sees_its_own_group_as_the_mount(machine: Machine) -> None:
     root = machine({"proc/self/cgroup": "0::/../../host/path", "sys/fs/cgroup/cpu.max": "250000 100000"})
-    assert cgroup_limit(root) == 2.5
+    assert read_cgroup_limit(root) == 2.5
 
 
 @pytest.mark.parametrize("folder", ["cpu,cpuacct/docker/ab", "cpu,cpuacct", "cpu/docker/ab", "cpu"])
 def test_a_cgroup_limit_of_version_1(machine: Machine, folder: str) -> None:
     files = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "25000"}
-    assert cgroup_limit(machine(V1 | {f"sys/fs/cgroup/{folder}/{k}": v for k, v in files.items()})) == 2.0
+    assert (
+        read_cgroup_limit(machine(V1 | {f"sys/fs/cgroup/{folder}/{k}": v for k, v in files.items()})) == 2.0
+    )
 
 
 def test_no_limit_of_version_1_and_other_controllers(machine: Machine) -> None:
     memory = {"sys/fs/cgroup/memory/docker/ab/cpu.max": "1 1"}
     quota = {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
-    assert cgroup_limit(machine({**V1, **memory, **quota})) is None
+    assert read_cgroup_limit(machine({**V1, **memory, **quota})) is None
 
 
 def test_omp_num_threads_goes_before_the_cores(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,13 +206,13 @@ def test_a_file_is_hashed_once_unless_somebody_writes_to_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
-    sha256_of = bundle_module.sha256_of
+    compute_sha256 = bundle_module.compute_sha256
 
     def counting(path: Path) -> str:
         hashed.append(path.name)
-        return sha256_of(path)
+        return compute_sha256(path)
 
-    monkeypatch.setattr(bundle_module, "sha256_of", counting)
+    monkeypatch.setattr(bundle_module, "compute_sha256", counting)
     bundle = Bundle.open(folder)
     for _ in range(3):
         bundle.path("onnx/weights.data")

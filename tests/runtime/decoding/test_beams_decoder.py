@@ -13,7 +13,7 @@ import transformers
 
 from planforge.exporter import export
 from planforge.runtime import Generation, TextGenerator
-from planforge.runtime.decoding.cache import cache_bytes
+from planforge.runtime.decoding.cache import count_cache_bytes
 from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
 from ...conftest import Once
@@ -261,7 +261,7 @@ def test_beams_do_not_stream() -> None:
 @pytest.mark.parametrize(("short", "batches"), [(0, [2, 6, 6, 6]), (1, [1, 3, 3, 3, 1, 3, 3, 3])])
 def test_the_memory_limit_counts_all_beams(short: int, batches: list[int]) -> None:
     """Two prompts run together where all their beams fit, else one after the other."""
-    alone = cache_bytes(artifact("inplace"), 3, 3 + 4 - 1)
+    alone = count_cache_bytes(artifact("inplace"), 3, 3 + 4 - 1)
     limit = 2 * alone - short
     model, steps = generator("inplace", memory_limit=limit)
     held: list[int] = []
@@ -269,7 +269,7 @@ def test_the_memory_limit_counts_all_beams(short: int, batches: list[int]) -> No
     graph = steps.graph
 
     def recording(given: Given) -> Returned:
-        held.append(model.decoder.budget.held())
+        held.append(model.decoder.budget.count_held())
         ran.append(len(given["input_ids"]))
         return graph(given)
 
@@ -280,11 +280,11 @@ def test_the_memory_limit_counts_all_beams(short: int, batches: list[int]) -> No
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in meant]
     assert ran == batches
     assert set(held) == {alone if short else 2 * alone}
-    assert model.decoder.budget.held() == 0
+    assert model.decoder.budget.count_held() == 0
 
 
 def test_beams_that_do_not_fit_are_refused_before_anything_runs() -> None:
-    limit = cache_bytes(artifact("inplace"), 3, 3 + 4 - 1) - 1
+    limit = count_cache_bytes(artifact("inplace"), 3, 3 + 4 - 1) - 1
     model, steps = generator("inplace", memory_limit=limit)
     with pytest.raises(MemoryLimitError, match=r"for a cache of 3 x 6 tokens; memory_limit is"):
         model.generate(["a", "abc"], num_beams=3, max_new_tokens=4)

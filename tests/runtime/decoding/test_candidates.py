@@ -22,8 +22,8 @@ from planforge.exporter.tensorrt.candidates import add_candidates
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache import LOGITS
-from planforge.runtime.decoding.candidates import choose_tokens, results_for, scores_of
-from planforge.runtime.decoding.sampling import Sampling, choose, row_generators, token_logprobs
+from planforge.runtime.decoding.candidates import choose_results, choose_tokens, read_scores
+from planforge.runtime.decoding.sampling import Sampling, choose, compute_logprobs, make_generators
 from planforge.runtime.errors import BackendError, InputError, ManifestError
 
 from ...helpers.candidates import artifact_of
@@ -49,10 +49,10 @@ PICKING = picking_graph()
 
 
 def picked(logits: npt.NDArray[np.float32]) -> Any:
-    names = [spec.name for spec in artifact_of(V).with_candidates(K).outputs]
+    names = [spec.name for spec in artifact_of(V).add_candidates(K).outputs]
     with np.errstate(all="ignore"):
         results = dict(zip(names, PICKING.run(None, {"given": logits}), strict=True))
-    return scores_of({name: value for name, value in results.items() if name != "logits"})
+    return read_scores({name: value for name, value in results.items() if name != "logits"})
 
 
 some_logits = hnp.arrays(
@@ -79,13 +79,13 @@ def test_candidates_give_the_tokens_and_probabilities_of_all_logits(
     border = np.sort(logits, axis=-1)[:, -(sampling.top_k or 1), None]
     assume(((logits >= border).sum(axis=-1) <= K).all())  # more equal ones than candidates
     histories = [[0]] * len(logits)
-    chosen = choose_tokens(picked(logits), histories, sampling, row_generators(seed, range(len(logits))))
-    meant = choose(logits, histories, sampling, row_generators(seed, range(len(logits))))
+    chosen = choose_tokens(picked(logits), histories, sampling, make_generators(seed, range(len(logits))))
+    meant = choose(logits, histories, sampling, make_generators(seed, range(len(logits))))
     np.testing.assert_array_equal(chosen.tokens, meant)
     # One rounding of a sum of 30 parts and one of its logarithm, at the size of the logits.
     limit = 40 * np.finfo(np.float32).eps * max(1.0, float(np.abs(logits[np.isfinite(logits)]).max()))
     assert chosen.logprobs is not None
-    np.testing.assert_allclose(chosen.logprobs, token_logprobs(logits, meant), atol=limit)
+    np.testing.assert_allclose(chosen.logprobs, compute_logprobs(logits, meant), atol=limit)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -111,8 +111,8 @@ def test_logits_that_cannot_be_used_are_refused_as_before(bad: float) -> None:
 def test_all_logits_are_fetched_where_candidates_are_too_few(
     sampling: Sampling, count: int, enough: bool
 ) -> None:
-    artifact = artifact_of(V).with_candidates(count) if count else artifact_of(V)
-    assert (results_for(artifact, sampling) != LOGITS) == enough
+    artifact = artifact_of(V).add_candidates(count) if count else artifact_of(V)
+    assert (choose_results(artifact, sampling) != LOGITS) == enough
 
 
 def test_a_plan_that_picks_gives_the_same_answers_and_copies_less(own_bundle: Path) -> None:

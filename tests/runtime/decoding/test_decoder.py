@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from planforge.runtime import errors
-from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer, FakeProgram
+from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer
 from planforge.runtime.backends.ort_backend import OrtCpuBackend, OrtProgram
-from planforge.runtime.decoding.cache import GrowingCache, SlotCache, cache_bytes, new_cache
+from planforge.runtime.decoding.cache import GrowingCache, SlotCache, count_cache_bytes, make_cache
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 
 from ...helpers.decoder_graph import (
@@ -34,6 +34,7 @@ from ...helpers.decoder_graph import (
     portable,
     tokens,
 )
+from ...helpers.fake_program import FakeProgram
 
 DIALECTS = ("portable", "inplace")
 
@@ -188,8 +189,8 @@ def test_cache_bytes_is_what_is_allocated(dialect: str, dtype: str) -> None:
             allocated.append(super().allocate(name, shape))
             return allocated[-1]
 
-    new_cache(Counting(inplace, dtype), artifact(dialect, dtype), 3, 10)
-    size = cache_bytes(artifact(dialect, dtype), 3, 10)
+    make_cache(Counting(inplace, dtype), artifact(dialect, dtype), 3, 10)
+    size = count_cache_bytes(artifact(dialect, dtype), 3, 10)
     assert size == sum(buffer.numpy().nbytes for buffer in allocated)
     sets = 2 if dialect == "portable" else 1
     assert size == sets * 2 * 3 * H * 10 * D * (4 if dtype == "float32" else 2)
@@ -204,7 +205,7 @@ def test_a_fake_refuses_an_output_that_its_buffer_does_not_fit() -> None:
 
 def test_an_unknown_dialect_lists_the_known_ones() -> None:
     with pytest.raises(errors.ManifestError, match=r"'other'.*'portable', 'inplace'"):
-        new_cache(FakeProgram(inplace), artifact("other"), 1, 8)
+        make_cache(FakeProgram(inplace), artifact("other"), 1, 8)
 
 
 def test_a_buffer_copies_the_first_slots_of_a_row_over_another() -> None:

@@ -19,8 +19,8 @@ from transformers.generation import logits_process
 
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import TextGenerator, load
-from planforge.runtime.decoding.candidates import results_for
-from planforge.runtime.decoding.sampling import Sampling, choose, process, row_generators
+from planforge.runtime.decoding.candidates import choose_results
+from planforge.runtime.decoding.sampling import Sampling, choose, make_generators, process
 from planforge.runtime.errors import InputError
 
 from ...helpers.candidates import artifact_of
@@ -135,7 +135,7 @@ def test_the_order_is_that_of_transformers(reference: Any, logits: Float32, data
 def test_temperature_0_is_greedy_whatever_else_is_given() -> None:
     logits = np.array([[0.1, 3, 2], [5, 5, 1]], np.float32)
     sampling = Sampling(temperature=0, top_k=2, top_p=0.5, min_p=0.1, seed=1)
-    generators = row_generators(1, [0, 1])
+    generators = make_generators(1, [0, 1])
     assert choose(logits, [[0], [0]], sampling, generators).tolist() == [1, 0]
     assert sampling.greedy
 
@@ -157,17 +157,17 @@ def test_processors_that_leave_nothing_to_choose_are_named(sampling: Sampling, w
 
 
 def test_what_candidates_are_not_enough_for_needs_all_logits() -> None:
-    picking = artifact_of(V).with_candidates(6)
-    assert results_for(picking, Sampling(temperature=0, top_k=999)) != ("logits",)
-    assert results_for(picking, Sampling(top_k=3, min_p=0.1)) != ("logits",)
+    picking = artifact_of(V).add_candidates(6)
+    assert choose_results(picking, Sampling(temperature=0, top_k=999)) != ("logits",)
+    assert choose_results(picking, Sampling(top_k=3, min_p=0.1)) != ("logits",)
     for sampling in (
         Sampling(min_p=0.1),
         Sampling(logit_bias={1: 1.0}),
         Sampling(no_repeat_ngram_size=2),
         Sampling(logits_processor=squeeze),
     ):
-        assert results_for(picking, sampling) == ("logits",)
-    assert results_for(picking, Sampling(), top_logprobs=1) == ("logits",)
+        assert choose_results(picking, sampling) == ("logits",)
+    assert choose_results(picking, Sampling(), top_logprobs=1) == ("logits",)
 
 
 # Whole answers

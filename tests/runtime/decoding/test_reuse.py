@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planforge.runtime import Generation
-from planforge.runtime.decoding.cache import cache_bytes
+from planforge.runtime.decoding.cache import count_cache_bytes
 from planforge.runtime.errors import BackendError, ClosedError, MemoryLimitError
 
 from ...helpers.decoder_graph import CONTEXT, artifact
@@ -91,7 +91,7 @@ def test_a_run_that_failed_is_not_kept() -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_kept_cache_counts_and_gives_way(dialect: str) -> None:
-    whole = cache_bytes(artifact(dialect), 1, CONTEXT)
+    whole = count_cache_bytes(artifact(dialect), 1, CONTEXT)
     small, _ = generator(dialect, memory_limit=whole - 1)
     assert small.generate("abc", max_new_tokens=2).token_ids
     with pytest.raises(MemoryLimitError, match=f"1 x {CONTEXT} tokens"):
@@ -108,7 +108,7 @@ def test_a_kept_cache_counts_and_gives_way(dialect: str) -> None:
 
 
 def test_a_call_that_waits_gets_what_another_keeps_when_it_ends() -> None:
-    model, _ = generator("inplace", memory_limit=cache_bytes(artifact("inplace"), 1, CONTEXT))
+    model, _ = generator("inplace", memory_limit=count_cache_bytes(artifact("inplace"), 1, CONTEXT))
     running = model.stream("abcabc", **REUSE)
     next(running)
     with ThreadPoolExecutor(1) as pool:
@@ -123,12 +123,12 @@ def test_a_call_that_waits_gets_what_another_keeps_when_it_ends() -> None:
 
 
 def test_a_kept_cache_belongs_to_the_thread_that_takes_it_over() -> None:
-    model, _ = generator("inplace", memory_limit=cache_bytes(artifact("inplace"), 1, CONTEXT))
+    model, _ = generator("inplace", memory_limit=count_cache_bytes(artifact("inplace"), 1, CONTEXT))
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: model.generate("abcabc", max_new_tokens=2, **REUSE)).result(timeout=10)
     running = model.stream("abcabc", **REUSE)
     next(running)
-    assert model.decoder.budget.held() > 0
+    assert model.decoder.budget.count_held() > 0
     closing = threading.Timer(10, model.close)  # a thread that waits for itself must not hang the tests
     closing.start()
     try:
@@ -147,6 +147,6 @@ def test_a_closed_model_keeps_nothing() -> None:
     model.generate("abc", max_new_tokens=2, **REUSE)
     model.close()
     pieces.close()
-    assert not model._reuse
+    assert not model._reuse._kept
     with pytest.raises(ClosedError):
         model.generate("abc", **REUSE)

@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as hnp
 from planforge.runtime.decoding.sampling import (
     Sampling,
     choose,
+    compute_logprobs,
     log_softmax,
+    make_generators,
     process,
-    row_generators,
-    token_logprobs,
 )
 from planforge.runtime.errors import BackendError, InputError
 
@@ -136,7 +136,7 @@ def test_draws_follow_the_distribution() -> None:
     logits = np.array([[2.0, 1.0, 0.0, -1.0, -math.inf, -9.0]], dtype=np.float32)
     sampling = Sampling(temperature=1.5, repetition_penalty=1.2, seed=1)
     draws = 20_000
-    generators = row_generators(1, [0])
+    generators = make_generators(1, [0])
     history = [[0, 3]]
     counts = np.zeros(6)
     for _ in range(draws):
@@ -152,7 +152,7 @@ def test_draws_follow_the_distribution() -> None:
 @given(logits=rows, sampling=options.filter(lambda each: not each.greedy), seed=st.integers(0, 99))
 def test_draws_stay_within_what_processing_left(logits: Float32, sampling: Sampling, seed: int) -> None:
     histories: list[list[int]] = [[] for _ in logits]
-    ids = choose(logits, histories, sampling, row_generators(seed, range(len(logits))))
+    ids = choose(logits, histories, sampling, make_generators(seed, range(len(logits))))
     kept = process(logits, histories, sampling)[np.arange(len(logits)), ids]
     assert np.isfinite(kept).all()
 
@@ -161,7 +161,7 @@ def test_draws_stay_within_what_processing_left(logits: Float32, sampling: Sampl
 @given(logits=rows, seed=st.integers(0, 2**80), sampling=options)
 def test_a_row_draws_the_same_in_any_batch(logits: Float32, seed: int, sampling: Sampling) -> None:
     def draw(members: list[int]) -> list[list[int]]:
-        generators = row_generators(seed, members)
+        generators = make_generators(seed, members)
         histories: list[list[int]] = [[] for _ in members]
         steps = [choose(logits[members], histories, sampling, generators) for _ in range(3)]
         drawn: list[list[int]] = np.stack(steps, axis=1).tolist()
@@ -175,13 +175,13 @@ def test_a_row_draws_the_same_in_any_batch(logits: Float32, seed: int, sampling:
 
 def test_generators_are_those_that_the_design_names() -> None:
     expected = np.random.Generator(np.random.PCG64(np.random.SeedSequence(7, spawn_key=(3,))))
-    assert row_generators(7, [3])[0].random() == expected.random()
+    assert make_generators(7, [3])[0].random() == expected.random()
 
 
 def test_without_a_seed_each_call_draws_anew() -> None:
-    first, second = row_generators(None, [0, 0])
+    first, second = make_generators(None, [0, 0])
     assert first.random() == second.random(), "one call has one entropy"
-    assert row_generators(None, [0])[0].random() != row_generators(None, [0])[0].random()
+    assert make_generators(None, [0])[0].random() != make_generators(None, [0])[0].random()
 
 
 @fast
@@ -192,7 +192,7 @@ def test_log_softmax_is_torchs(logits: Float32) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
     ids = np.zeros(len(logits), dtype=np.int64)
     # float32 exponentials, each right to 6e-8, summed in float64
-    np.testing.assert_allclose(token_logprobs(logits, ids), got[:, 0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(compute_logprobs(logits, ids), got[:, 0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
@@ -214,7 +214,7 @@ def test_other_float_types(dtype: Any) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1, top_p=0.5)])
 def test_broken_logits_are_refused(bad: list[float], found: str, sampling: Sampling) -> None:
     logits = np.array([[1, 2], bad], dtype=np.float32)
-    generators = row_generators(0, [0, 1])
+    generators = make_generators(0, [0, 1])
     with warnings.catch_warnings(), pytest.raises(BackendError, match=f"{found} in row 1"):
         warnings.simplefilter("error")
         choose(logits, [[], []], sampling, generators)
@@ -234,14 +234,6 @@ def test_broken_logits_are_refused(bad: list[float], found: str, sampling: Sampl
 def test_options_that_leave_float32_are_refused(sampling: Sampling) -> None:
     with pytest.raises(InputError, match="out of float32"):
         process(np.array([[3, 4]], dtype=np.float32), [[0]], sampling)
-
-
-def test_rows_must_match() -> None:
-    logits = np.zeros((2, 3), dtype=np.float32)
-    with pytest.raises(InputError, match="histories has 1 rows, but logits has 2"):
-        process(logits, [[]], Sampling())
-    with pytest.raises(InputError, match="1 generators were given for 2 rows"):
-        choose(logits, [[], []], Sampling(top_k=2), row_generators(0, [0]))
 
 
 NUMBERS = [0, 0.0, -1, -0.5, math.nan, math.inf, -math.inf, True, "1", [1], 10**400]

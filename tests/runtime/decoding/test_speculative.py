@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planforge.runtime import Generation, TextGenerator, load
-from planforge.runtime.backends.backend import FakeProgram
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.decoding.cache import MASKED_COLUMNS, GrowingCache
@@ -24,6 +23,7 @@ from planforge.runtime.errors import InputError
 
 from ...helpers.cli import planforge
 from ...helpers.decoder_graph import CONTEXT, Given, Returned, V, artifact, assert_close, expected, portable
+from ...helpers.fake_program import FakeProgram
 from ...helpers.generation import (
     DIALECTS,
     LOOKUP,

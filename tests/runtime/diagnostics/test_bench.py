@@ -198,11 +198,11 @@ def test_what_one_step_moves(demo_bundle: Path, minilm_bundle: Path) -> None:
         row = config["n_layer"] * 2 * config["n_embd"] * 4  # keys and values of a token
         # A portable graph reads the past of one set of buffers and writes the present into another.
         sets = 2 if artifact.dialect == "portable" else 1
-        assert bench_work.step_bytes(manifest, subject, 3) == weights + sets * 3 * 12 * row
+        assert bench_work.count_step_bytes(manifest, subject, 3) == weights + sets * 3 * 12 * row
     with TextEncoder.load(minilm_bundle) as encoder:
         embedding = Embedding(encoder, Work(str(minilm_bundle), "auto", "fp32"))
         assert embedding.prompt == 128
-        assert bench_work.step_bytes(Bundle.open(minilm_bundle).manifest, embedding, 1) is None
+        assert bench_work.count_step_bytes(Bundle.open(minilm_bundle).manifest, embedding, 1) is None
 
 
 @given(tokens=st.integers(1, 400), start=st.integers(0, 1000), width=st.integers(1, 5))

@@ -11,12 +11,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planforge.runtime.diagnostics.doctor import diagnose, examine
-from planforge.runtime.diagnostics.jetson import Power, fastest_mode, jetpack_of, parse_mode, parse_release
+from planforge.runtime.diagnostics.jetson import (
+    Power,
+    find_fastest_mode,
+    find_jetpack,
+    parse_mode,
+    parse_release,
+)
 from planforge.runtime.diagnostics.machine import (
     COLUMNS,
     Gpu,
     Graphics,
-    answer_of,
+    ask_command,
     parse_cuda,
     parse_driver,
     parse_gpus,
@@ -183,8 +189,8 @@ def test_a_command_that_gives_no_answer(machine: Machine, monkeypatch: pytest.Mo
 
 def test_a_command_that_may_not_be_run(machine: Machine) -> None:
     (machine.commands / "nvidia-smi").mkdir()
-    assert "Permission denied" in answer_of("nvidia-smi")[1]
-    assert answer_of("no-such-command") == ("", "")
+    assert "Permission denied" in ask_command("nvidia-smi")[1]
+    assert ask_command("no-such-command") == ("", "")
 
 
 @given(text=st.text(max_size=200))
@@ -195,8 +201,8 @@ def test_no_text_is_an_error(text: str) -> None:
     assert parse_gpus(f"{text}\n{RTX_4090}")[-1].sm == "sm89"
     release = parse_release(text)
     assert release is None or release in text.replace(" (release), REVISION: ", ".")
-    jetpack_of(text)
-    assert fastest_mode(text) >= 0
+    find_jetpack(text)
+    assert find_fastest_mode(text) >= 0
     mode, number = parse_mode(text)
     assert mode is None or mode in text
     assert number is None or mode is not None
@@ -265,7 +271,7 @@ def test_the_drivers_cuda(header: str, cuda: str | None) -> None:
     ],
 )
 def test_the_jetpack_of_a_release(release: str | None, version: str | None) -> None:
-    jetpack = jetpack_of(release)
+    jetpack = find_jetpack(release)
     assert (None if jetpack is None else jetpack.version) == version
 
 
@@ -284,7 +290,7 @@ def test_the_jetpack_of_a_release(release: str | None, version: str | None) -> N
     ],
 )
 def test_the_fastest_power_mode_is_found_by_its_name(configuration: str, number: int) -> None:
-    assert fastest_mode(configuration) == number
+    assert find_fastest_mode(configuration) == number
 
 
 @pytest.mark.parametrize(

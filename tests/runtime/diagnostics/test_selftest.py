@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planforge.exporter.tensorrt.profiles import profiles_for
+from planforge.exporter.tensorrt.profiles import derive_profiles
 from planforge.runtime import SelftestResult
-from planforge.runtime.bundle.bundle import Bundle, sha256_of
-from planforge.runtime.bundle.plan import network_name
-from planforge.runtime.diagnostics.golden.files import golden_file
+from planforge.runtime.bundle.bundle import Bundle, compute_sha256
+from planforge.runtime.bundle.plan import make_network_name
+from planforge.runtime.diagnostics.golden.files import find_golden
 from planforge.runtime.diagnostics.metrics import measure
 from planforge.runtime.diagnostics.selftest import selftest
 from planforge.runtime.errors import (
@@ -103,7 +103,7 @@ def test_quantized_graphs_are_held_to_their_own_limits(tmp_path: Path) -> None:
 
 def test_the_tokens_are_those_of_the_golden_data(demo_bundle: Path) -> None:
     """And there are many different ones, so that a constant engine would not pass."""
-    file = golden_file(Bundle.open(demo_bundle))
+    file = find_golden(Bundle.open(demo_bundle))
     assert file is not None
     with np.load(file, allow_pickle=False) as arrays:
         tokens = [arrays[name].tolist() for name in arrays.files if name.endswith(".continuation")]
@@ -159,12 +159,12 @@ def with_plan(bundle: Path, artifact_id: str, batch: int, length: int) -> Path:
     manifest = Bundle.open(bundle).manifest
     artifact = manifest.artifact(artifact_id)
     file.write_bytes(
-        network_name(artifact, {n: entry.sha256 for n, entry in manifest.files.items()}).encode()
+        make_network_name(artifact, {n: entry.sha256 for n, entry in manifest.files.items()}).encode()
     )
-    profiles = profiles_for(artifact, max_batch=batch, max_length=length)
+    profiles = derive_profiles(artifact, max_batch=batch, max_length=length)
 
     def change(value: dict[str, Any]) -> None:
-        value["files"]["plans/made-up.plan"] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+        value["files"]["plans/made-up.plan"] = {"sha256": compute_sha256(file), "bytes": file.stat().st_size}
         value["plans"] = [
             {
                 **{"built_from": artifact_id, "file": "plans/made-up.plan", "engine": "tensorrt-rtx"},
@@ -186,7 +186,7 @@ def narrowed(bundle: Path, batch: int, length: int) -> Path:
     def change(value: dict[str, Any]) -> None:
         for plan in value["plans"]:
             artifact = manifest.artifact(plan["built_from"])
-            profiles = profiles_for(artifact, max_batch=batch, max_length=length)
+            profiles = derive_profiles(artifact, max_batch=batch, max_length=length)
             plan["profiles"] = [profile.to_json() for profile in profiles]
 
     return with_manifest(bundle, change)
@@ -278,7 +278,7 @@ def test_every_file_is_hashed_first(own_bundle: Path, ending: str, monkeypatch: 
 
 @pytest.mark.parametrize("missing", ["limits", "edges", "sample.0.margins"])
 def test_golden_data_of_another_version_is_named(own_bundle: Path, missing: str) -> None:
-    file = golden_file(Bundle.open(own_bundle))
+    file = find_golden(Bundle.open(own_bundle))
     assert file is not None
     with np.load(file, allow_pickle=False) as arrays:
         kept = {name: arrays[name] for name in arrays.files if name != missing}

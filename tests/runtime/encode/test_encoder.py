@@ -15,7 +15,7 @@ import sentence_transformers
 import torch
 import transformers
 
-from planforge.exporter.checkpoints.source import demo_folder
+from planforge.exporter.checkpoints.source import find_demo
 from planforge.runtime import TextEncoder
 from planforge.runtime.backends.backend import Array
 from planforge.runtime.encode.encoder import Encoder
@@ -51,17 +51,17 @@ def model(minilm_bundle: Path) -> Iterator[TextEncoder]:
 
 @pytest.fixture(scope="module")
 def sbert() -> Any:
-    return sentence_transformers.SentenceTransformer(str(demo_folder("bert-demo")), device="cpu")
+    return sentence_transformers.SentenceTransformer(str(find_demo("bert-demo")), device="cpu")
 
 
 @pytest.fixture(scope="module")
 def bert() -> Any:
-    return transformers.BertModel.from_pretrained(demo_folder("bert-demo")).float().eval()
+    return transformers.BertModel.from_pretrained(find_demo("bert-demo")).float().eval()
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return transformers.BertTokenizer.from_pretrained(demo_folder("bert-demo"))
+    return transformers.BertTokenizer.from_pretrained(find_demo("bert-demo"))
 
 
 def encoded(sbert: Any, texts: list[str], **options: Any) -> Array:
@@ -208,7 +208,7 @@ def test_the_log_says_what_was_dropped(model: TextEncoder, caplog: pytest.LogCap
 
 def test_prompts_are_sentence_transformers(model: TextEncoder, caplog: pytest.LogCaptureFixture) -> None:
     prompts = {"query": "search for the answer: ", "document": "title: none | text: "}
-    folder = str(demo_folder("bert-demo"))
+    folder = str(find_demo("bert-demo"))
     sbert = sentence_transformers.SentenceTransformer(
         folder, device="cpu", prompts=prompts, default_prompt_name="document"
     )

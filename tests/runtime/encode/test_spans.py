@@ -11,7 +11,7 @@ import pytest
 
 from planforge.runtime import Answers
 from planforge.runtime.encode.results import Answer
-from planforge.runtime.encode.tagging import find_entities
+from planforge.runtime.encode.spans import find_entities
 from planforge.runtime.errors import ContextLengthError, InputError
 
 from ...helpers.encoders import Case, opened, softmax

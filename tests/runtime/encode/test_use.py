@@ -14,7 +14,7 @@ import pytest
 
 from planforge.runtime import TextEncoder, load
 from planforge.runtime.errors import ClosedError, InputError, ManifestError, MemoryLimitError
-from planforge.runtime.text.reading import READ_AHEAD, chunks, read_ahead
+from planforge.runtime.text.reading import READ_AHEAD, count_read_ahead, split_into_chunks
 
 LONG = "The quick brown fox jumps over the lazy dog, while 我在北京 looks on. " * 30
 
@@ -60,8 +60,8 @@ def test_a_stream_reads_no_more_ahead_than_it_says(model: TextEncoder) -> None:
 
 @pytest.mark.parametrize(("batch_size", "most"), [(1, 1), (2, 16), (None, READ_AHEAD)])
 def test_how_far_is_read_ahead_goes_with_the_batch_size(batch_size: int | None, most: int) -> None:
-    assert read_ahead(batch_size) == most
-    assert [len(chunk) for chunk in chunks(iter(["a"] * (most + 1)), most)] == [most, 1]
+    assert count_read_ahead(batch_size) == most
+    assert [len(chunk) for chunk in split_into_chunks(iter(["a"] * (most + 1)), most)] == [most, 1]
 
 
 def test_progress_counts_finished_texts(model: TextEncoder) -> None:

@@ -19,7 +19,7 @@ from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import Generation, TextGenerator, load
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import cache_bytes
+from planforge.runtime.decoding.cache import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
 
@@ -322,7 +322,7 @@ def test_the_cache_must_fit_the_memory_limit(demo_bundle: Path) -> None:
     with TextGenerator.load(demo_bundle, memory_limit=16_000_000) as model:
         assert isinstance(model.generate("a", max_new_tokens=2), Generation)
         budget = model.decoder.budget
-        alone = cache_bytes(model.artifact, 1, 200)
+        alone = count_cache_bytes(model.artifact, 1, 200)
         budget.limit = budget.weight_bytes + 2 * alone  # two rows at a time, not eight
         answers = model.generate(["a"] * 8, max_new_tokens=200, ignore_eos=True)
         assert {answer.token_ids for answer in answers} == {answers[0].token_ids}

@@ -15,7 +15,7 @@ from planforge.runtime.options import (
     check_choice,
     check_not_pair,
     check_options,
-    option_names,
+    list_options,
 )
 from planforge.runtime.progress import Progress
 
@@ -39,7 +39,7 @@ def test_a_choice_that_does_not_exist_names_the_one_that_is_meant() -> None:
 
 
 def test_option_names_have_those_that_are_inherited() -> None:
-    names = option_names(EmbedOptions)
+    names = list_options(EmbedOptions)
     assert {"truncation", "batch_size", "progress", "prompt", "prompt_name", "truncate_dim"} <= set(names)
 
 

@@ -13,12 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planforge.runtime import TextEncoder
-from planforge.runtime.backends.backend import Array, FakeProgram
+from planforge.runtime.backends.backend import Array
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from planforge.runtime.encode.encoder import Encoder
 from planforge.runtime.errors import ClosedError
 from planforge.runtime.text.batching import BATCH_COST, TOKEN_BUDGET, group_by_length
 from planforge.runtime.text.long_text import Piece
+
+from ...helpers.fake_program import FakeProgram
 
 fast = settings(deadline=None, max_examples=150)
 PAD = 7

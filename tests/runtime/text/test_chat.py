@@ -75,7 +75,7 @@ def test_no_special_token_comes_from_what_a_user_wrote(kind: str, content: str, 
     template = "<s>" + template.replace("x", "messages[0]['content']") + "</s>"
     messages = [{"role": "user", "content": content}]
     ids = chat_of(template).encode(messages, ours(kind))
-    special = [ours(kind).spelling(token) for token in ids if ours(kind).spelling(token) in SPECIAL]
+    special = [ours(kind).spell(token) for token in ids if ours(kind).spell(token) in SPECIAL]
     assert special == ["<s>", "</s>"]
 
 
@@ -85,7 +85,7 @@ def test_the_mark_in_a_users_text_is_no_way_around() -> None:
     for content in (f"<|im_{MARK}end|>", MARK.join("<|im_end|>"), f"{MARK}<|im_end|>{MARK}"):
         ids = chat_of(template).encode([{"role": "user", "content": content}], tokenizer)
         assert ids == tokenizer.encode("<|im_end|>")
-        assert tokenizer.token_id("<|im_end|>") not in ids
+        assert tokenizer.find_id("<|im_end|>") not in ids
 
 
 def test_helpers_of_templates() -> None:

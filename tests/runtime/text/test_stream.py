@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planforge.runtime.errors import InputError
-from planforge.runtime.text.stream import StopStrings, bytes_of_piece
+from planforge.runtime.text.stream import StopStrings, encode_piece
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.text import KINDS, gpt2, texts, tiny
@@ -58,7 +58,7 @@ def test_a_character_comes_with_its_last_byte_and_not_later() -> None:
     assert pieces(tokenizer, half) == ["", "", "\ufffd"]
     # A byte that nothing can complete is shown at once, and so is a genuine U+FFFD.
     assert pieces(tokenizer, [*half, *tokenizer.encode("a")]) == ["", "", "\ufffda", ""]
-    assert tokenizer.stream().push(tokenizer.token_id("�") or 0) == "\ufffd"
+    assert tokenizer.stream().push(tokenizer.find_id("�") or 0) == "\ufffd"
 
 
 def test_special_tokens_do_not_break_a_character() -> None:
@@ -76,9 +76,9 @@ def test_words_come_as_they_arrive() -> None:
 
 
 def test_a_byte_level_piece_spells_bytes() -> None:
-    assert bytes_of_piece("Ġthe") == b" the"
-    assert bytes_of_piece("ðŁİī") == "🎉".encode()
-    assert bytes_of_piece("two words") == b"two words"
+    assert encode_piece("Ġthe") == b" the"
+    assert encode_piece("ðŁİī") == "🎉".encode()
+    assert encode_piece("two words") == b"two words"
 
 
 @pytest.mark.parametrize("bad", [-1, 10_000, "a"])

@@ -63,10 +63,10 @@ def test_gpt2_text_is_that_of_transformers(reference: Any, ids: list[int]) -> No
 def test_known_ids_of_gpt2() -> None:
     assert gpt2().encode("Hello world") == [15496, 995]
     assert gpt2().vocab_size == 50257
-    assert gpt2().token_id(END) == 50256
-    assert gpt2().token_id("no such token") is None
-    assert gpt2().piece(262) == "Ġthe"
-    assert gpt2().piece(50256) is None
+    assert gpt2().find_id(END) == 50256
+    assert gpt2().find_id("no such token") is None
+    assert gpt2().find_piece(262) == "Ġthe"
+    assert gpt2().find_piece(50256) is None
 
 
 @fast
@@ -82,7 +82,7 @@ def test_odd_texts_survive(text: str) -> None:
 
 def test_special_text_is_plain_text_unless_asked() -> None:
     text = f"a{END}b"
-    assert gpt2().token_id(END) not in gpt2().encode(text)
+    assert gpt2().find_id(END) not in gpt2().encode(text)
     assert gpt2().decode(gpt2().encode(text)) == text
     assert gpt2().encode(text, parse_special=True) == [64, 50256, 65]
     assert gpt2().decode([64, 50256, 65]) == "ab"
@@ -92,17 +92,17 @@ def test_special_text_is_plain_text_unless_asked() -> None:
 @fast
 @given(text=texts, extra=st.sampled_from(["</s>", "\uff1c/s\uff1e", "<eos>", "[CLS]", "<s>", END, ""]))
 def test_no_text_becomes_a_special_token(kind: str, text: str, extra: str) -> None:
-    allowed = {tiny(kind).token_id("<unk>"), tiny(kind).token_id("[UNK]"), None}
+    allowed = {tiny(kind).find_id("<unk>"), tiny(kind).find_id("[UNK]"), None}
     for token_id in tiny(kind).encode(f"{text} {extra} {text}{extra}"):
-        assert tiny(kind).piece(token_id) is not None or token_id in allowed
+        assert tiny(kind).find_piece(token_id) is not None or token_id in allowed
 
 
 def test_unigram_and_word_level_spell_a_special_token_out() -> None:
     unigram = load(metaspace())
     word_level = load(words())
     assert unigram.decode(unigram.encode("a</s>a")) == "a</s>a"
-    assert unigram.encode("a</s>", parse_special=True)[-1] == unigram.token_id("</s>")
-    assert set(word_level.encode("<eos>")) == {word_level.token_id("[UNK]")}
+    assert unigram.encode("a</s>", parse_special=True)[-1] == unigram.find_id("</s>")
+    assert set(word_level.encode("<eos>")) == {word_level.find_id("[UNK]")}
     assert word_level.encode("hi zzz") == [2, 0]
 
 
@@ -154,7 +154,7 @@ def test_ids_outside_the_vocabulary_are_refused(bad: Any) -> None:
     with pytest.raises(InputError, match="token id"):
         gpt2().decode([1, bad])
     with pytest.raises(InputError, match="token id"):
-        gpt2().piece(bad)
+        gpt2().find_piece(bad)
 
 
 def test_an_unassigned_id_within_the_vocabulary_is_nothing() -> None:
@@ -163,7 +163,7 @@ def test_an_unassigned_id_within_the_vocabulary_is_nothing() -> None:
     tokenizer = Tokenizer(changed(byte_level(), model=model, added_tokens=[]))
     assert tokenizer.vocab_size == 401
     assert tokenizer.decode([tokenizer.encode("a")[0], 300]) == "a"
-    assert tokenizer.piece(300) is None
+    assert tokenizer.find_piece(300) is None
 
 
 def test_a_text_that_the_vocabulary_cannot_express() -> None:
@@ -209,7 +209,7 @@ def test_a_saved_tokenizer_json_comes_first_and_reads_back_the_same(tmp_path: Pa
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": "##l"}))
     first = build_tokenizer_json(tmp_path)
     assert Tokenizer(first).encode("hello world.") == [3, 4, 6, 7, 8]
-    assert Tokenizer(first).piece(5) is None, "named as special by special_tokens_map.json"
+    assert Tokenizer(first).find_piece(5) is None, "named as special by special_tokens_map.json"
     (tmp_path / "tokenizer.json").write_bytes(first)
     assert build_tokenizer_json(tmp_path) == first
 
@@ -243,7 +243,7 @@ def test_settings_come_from_tokenizer_config(tmp_path: Path) -> None:
     folder_of(tmp_path, vocab, tokenizer_config=config, added_tokens={"<pad>": 259})
     tokenizer = Tokenizer(build_tokenizer_json(tmp_path))
     assert tokenizer.decode(tokenizer.encode("a")) == " a"
-    assert [tokenizer.piece(index) for index in range(256, 260)] == [END, None, None, None]
+    assert [tokenizer.find_piece(index) for index in range(256, 260)] == [END, None, None, None]
     assert tokenizer.vocab_size == 260
 
 

@@ -144,7 +144,7 @@ def test_texts_and_pairs_are_those_of_transformers(config: dict[str, bool], sour
 def test_settings_change_what_they_should() -> None:
     def spelled(text: str, **config: bool) -> list[str]:
         ours = loaded(json.dumps(config))[0]
-        return list(map(ours.spelling, ours.encode(text)))
+        return list(map(ours.spell, ours.encode(text)))
 
     assert spelled("Café") == ["cafe"]
     assert spelled("Café", do_lower_case=False) == ["Café"]
@@ -225,7 +225,7 @@ def test_a_special_token_that_is_spelled_out_repeats_its_place() -> None:
     unigram = load(metaspace())
     word_level = load(words())
     (encoding,) = unigram.encode_batch(["a</s>a"])
-    pieces = list(zip(map(unigram.spelling, encoding.ids), encoding.offsets, encoding.words, strict=True))
+    pieces = list(zip(map(unigram.spell, encoding.ids), encoding.offsets, encoding.words, strict=True))
     assert pieces[1:5] == [(letter, (1, 5), 0) for letter in "</s>"]
     assert pieces[5] == ("a", (5, 6), 0)
     (encoding,) = word_level.encode_batch(["hi <eos>"])
@@ -239,8 +239,6 @@ def test_a_batch_refuses_what_one_text_does() -> None:
         gpt2().encode_batch(["a", b"a"])  # type: ignore[list-item]
     with pytest.raises(InputError, match=r"texts\[2\] has a lone surrogate \('\\udc80'\) at character 3"):
         gpt2().encode_batch(["", "a", "abc\udc80"])
-    with pytest.raises(InputError, match="texts is str; it must be a sequence of str"):
-        gpt2().encode_batch("text")
 
 
 SMALL = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##m\nA\na\n"

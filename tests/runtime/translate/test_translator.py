@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from planforge.exporter.checkpoints.source import demo_folder
+from planforge.exporter.checkpoints.source import find_demo
 from planforge.models import PaddedAttention, SourceAttention, Transformer, load_model
 from planforge.runtime import Translator, load
-from planforge.runtime.decoding.cache import cache_bytes
+from planforge.runtime.decoding.cache import count_cache_bytes
 from planforge.runtime.errors import (
     ClosedError,
     ContextLengthError,
@@ -140,11 +140,11 @@ def test_attention_is_that_of_pytorch(dates_bundle: Path) -> None:
         found = model.align("the 3rd of May, 1998")
     assert "".join(found.source) == "the 3rd of may, 1998</s>"
     assert "".join(found.target) == "1998-05-03</s>"
-    folder = demo_folder("transformer-demo")
+    folder = find_demo("transformer-demo")
     reference = load_model(folder)
     assert isinstance(reference, Transformer)
     ids = [
-        [Tokenizer.from_file(folder / f"tokenizer.{side}.json").token_id(token) for token in tokens]
+        [Tokenizer.from_file(folder / f"tokenizer.{side}.json").find_id(token) for token in tokens]
         for side, tokens in (("source", found.source), ("target", ("<pad>", *found.target[:-1])))
     ]
     source_ids, target_ids = (torch.tensor([row]) for row in ids)
@@ -316,7 +316,7 @@ def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
     texts = SENTENCES[:20]
     with Translator.load(marian_bundle) as model:
         wanted = [result.token_ids for result in model.translate(texts)]
-        limit = model.decoder.budget.weight_bytes + cache_bytes(
+        limit = model.decoder.budget.weight_bytes + count_cache_bytes(
             model.artifact, 1, 64
         )  # a row at a time, not eight
     with Translator.load(marian_bundle, memory_limit=limit) as model:
