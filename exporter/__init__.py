@@ -32,12 +32,9 @@ __all__ = [
 _HOME = {
     "export": ".export_checkpoint",
     "ExportResult": ".pipeline",
-    "FitResult": ".fitting.fitting",
-    "fit_head": ".fitting.fitting",
-    "LintReport": ".linting",
-    "lint": ".linting",
-    "build": ".tensorrt.plans",
-    "BuildResult": ".tensorrt.plans",
+    **dict.fromkeys(("FitResult", "fit_head"), ".fitting.fitting"),
+    **dict.fromkeys(("LintReport", "lint"), ".linting"),
+    **dict.fromkeys(("BuildResult", "build"), ".tensorrt.plans"),
     "verify": ".verification.verify",
     "VerificationReport": ".verification.report",
 }

@@ -45,15 +45,11 @@ class BuildOptionError(BuildError, InputError):
 
 
 class VerificationError(ExporterError):
-    """An exported graph does not compute the model.
-
-    Attributes:
-        failed: the ids of the graphs, where they are known.
-    """
+    """An exported graph does not compute the model."""
 
     def __init__(self, message: str, failed: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
-        self.failed = failed
+        self.failed = failed  # the ids of the graphs, where they are known
 
 
 class PromptsError(VerificationError, InputError):

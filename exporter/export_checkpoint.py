@@ -16,6 +16,8 @@ from .providers import TracedGraphs
 from .request import Request, check_request, choose_targets_and_precisions
 from .tensorrt.plans import Progress
 
+EXPORTERS = ("auto", "planforge", "optimum")
+
 
 def export(
     model: str | Path,
@@ -63,15 +65,12 @@ def export(
             VerificationError; nothing is left at `output` that was not there before.
     """
     targets, precisions = choose_targets_and_precisions(target, precision)
-    request = Request(
-        Path(output), targets, precisions, sms, max_batch, max_length, prompts, verify=verify, force=force
-    )
+    request = Request(Path(output), targets, precisions, sms, max_batch, max_length, prompts, verify, force)
     check_request(request)
     source = resolve_source(model)
-    known = ("auto", "planforge", "optimum")
-    if exporter not in known:
-        hint = did_you_mean(exporter, known)
-        raise InputError(f"exporter {exporter!r} is not one of {', '.join(known)}{hint}")
+    if exporter not in EXPORTERS:
+        hint = did_you_mean(exporter, EXPORTERS)
+        raise InputError(f"exporter {exporter!r} is not one of {', '.join(EXPORTERS)}{hint}")
     if exporter == "auto":
         exporter = "planforge" if has_reference_model(source.folder) else "optimum"
     if exporter == "optimum":

@@ -24,16 +24,16 @@ def attach_weights(
     checkpoint: Checkpoint, graphs: Mapping[str, ir.Model], model: ReferenceModel | None
 ) -> None:
     """Give traced graphs their weights and the recipe's axes; those for ONNX Runtime its operators too."""
-    from .passes.fusions import FuseForOnnxRuntime
-    from .passes.weights import AttachWeights
+    from .passes.fusions import fuse_for_onnx_runtime
+    from .passes.weights import attach_parameters
     from .tracing.graph_check import check_graph, name_axes
 
     tensors = {} if model is None else list_tensors(model)
     for recipe_id, graph in graphs.items():
         recipe = checkpoint.recipes[recipe_id]
-        AttachWeights(tensors)(graph)
+        attach_parameters(graph, tensors)
         if recipe.dialect == "ort":
-            FuseForOnnxRuntime()(graph)
+            fuse_for_onnx_runtime(graph)
         name_axes(graph, recipe.constraints)
         check_graph(graph, recipe.inputs, recipe.outputs)
 
@@ -134,11 +134,6 @@ def make_artifact(recipe: Recipe, precision: str, file: str, data: str) -> Artif
         aliases=recipe.aliases,
         constraints=recipe.constraints,
     )
-
-
-def find_recipe_id(artifact: Artifact) -> str:
-    """Return the id of the recipe that an artifact's graph was traced by."""
-    return f"{artifact.graph}.{artifact.dialect}"
 
 
 def describe_in_fp32(artifact: Artifact) -> Artifact:

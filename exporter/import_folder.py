@@ -58,9 +58,7 @@ def import_folder(
             left at `output` that was not there before.
     """
     targets, precisions = choose_targets_and_precisions(target, precision)
-    request = Request(
-        Path(output), targets, precisions, sms, max_batch, max_length, prompts, verify=verify, force=force
-    )
+    request = Request(Path(output), targets, precisions, sms, max_batch, max_length, prompts, verify, force)
     check_request(request)
     check_import(request)
     at = Path(folder)

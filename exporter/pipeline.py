@@ -23,7 +23,7 @@ from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
 from .comparison.tasks import examine_model
 from .errors import BuildError
-from .graphs import find_recipe_id, plan_artifacts
+from .graphs import plan_artifacts
 from .linting import lint
 from .precisions import PRECISIONS
 from .processes import ChildGroup
@@ -97,7 +97,7 @@ def stage_bundle(
 ) -> StagedBundle:
     """Write all of a bundle's files to a folder beside it, and verify them."""
     checkpoint = provider.checkpoint
-    graphs = provider.make_graphs(list(dict.fromkeys(map(find_recipe_id, artifacts))), progress)
+    graphs = provider.make_graphs(list(dict.fromkeys(a.recipe_id for a in artifacts)), progress)
     manifest = begin_manifest(checkpoint, artifacts, staging, request.output)
     examiner = None
     calibration = Calibration()
@@ -150,7 +150,7 @@ def plans_beside(
     with ThreadPoolExecutor(1) as pool:
         try:
             yield pool.submit(
-                children.run, build_plans, staging, manifest, targets, request.sms, None, progress, refused
+                children.run, build_plans, staging, manifest, targets, request.sms, progress, refused
             )
         finally:
             children.stop()  # the pool waits for its thread

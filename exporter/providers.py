@@ -122,8 +122,7 @@ class ImportedGraphs(GraphProvider):
 
             progress("reading the model to compare with")
             checkpoint = self.checkpoint
-            heads = () if checkpoint.encoder is None else checkpoint.encoder.heads
-            self._reference = load_reference(checkpoint.source.folder, checkpoint.task, heads)
+            self._reference = load_reference(checkpoint.source.folder, checkpoint.task, checkpoint.encoder)
         return self._reference
 
     def leave_out(self, failed: Iterable[Artifact]) -> GraphProvider | None:

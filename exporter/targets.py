@@ -63,20 +63,15 @@ def _make_jetpack(name: str, version: Version, about: str, source: str) -> Targe
     return replace(_VERSIONS[version], name=f"jetpack{name}", about=text, source=source)
 
 
+# Not fp16, which a CPU computes in fp32, with casts.
+_CPU = Target(
+    "cpu", "onnxruntime", (1, 31), (7, 26), "ONNX Runtime 1.31 on a CPU", ORT_MEASURED, "ort", ("fp16",)
+)
 # Every engine and board once: what `planforge lint` checks for unless told otherwise.
 TARGETS = {
     target.name: target
     for target in (
-        Target(
-            "cpu",
-            "onnxruntime",
-            (1, 31),
-            (7, 26),
-            "ONNX Runtime 1.31 on a CPU",
-            ORT_MEASURED,
-            dialect="ort",
-            without=("fp16",),  # a CPU computes it in fp32, with casts
-        ),
+        _CPU,
         Target("rtx", "tensorrt-rtx", (1, 7), (7, 24), "TensorRT-RTX 1.7", RTX_MEASURED, dialect="inplace"),
         *_VERSIONS.values(),
         _make_jetpack("5.1", (8, 5), "5.1 on Xavier and Orin", "https://github.com/edgehook/Jetson-AI-task"),
@@ -90,16 +85,13 @@ INSTALLED = "tensorrt"  # also a target: the version that is installed
 # Other names on the command line.
 _OTHERS = {
     "portable": Target(
-        "portable", "onnxruntime", (1, 31), (7, 26), "any engine for ONNX", ANY_ENGINE, dialect="portable"
+        "portable", "onnxruntime", (1, 31), (7, 26), "any engine for ONNX", ANY_ENGINE, "portable"
     ),
-    "cuda": Target(
-        "cuda",
-        "onnxruntime",
-        (1, 31),
-        (7, 26),
-        "ONNX Runtime 1.31 on an NVIDIA GPU",
-        ANY_ENGINE,
-        dialect="ort",
+    "cuda": replace(
+        _CPU,
+        name="cuda",
+        about="ONNX Runtime 1.31 on an NVIDIA GPU",
+        source=ANY_ENGINE,
         without=("int8", "int4", "fp32-kv8", "int8-kv8", "int4-kv8"),  # were never tried there
     ),
     "tensorrt11": _VERSIONS[(11, 2)],

@@ -40,12 +40,13 @@ if TYPE_CHECKING:
     )
     from .encode.text_encoder import TextEncoder
     from .generate.generation import Generation, GenerationCandidate, Timings
-    from .generate.prompts import Prompt
+    from .generate.row_reader import Prompt
     from .generate.score import Score
     from .generate.text_generator import TextGenerator
     from .options import (
         AnswerOptions,
         BatchGenerationOptions,
+        BatchTranslationOptions,
         EmbedOptions,
         EncoderOptions,
         FeatureOptions,
@@ -72,6 +73,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailableError",
     "BatchGenerationOptions",
+    "BatchTranslationOptions",
     "BundleError",
     "BundleNotFoundError",
     "Candidate",
@@ -133,7 +135,7 @@ MODULES = {
     "Item": "text.reading",
     "LogitsProcessor": "decoding.processors",
     "Message": "text.chat",
-    "Prompt": "generate.prompts",
+    "Prompt": "generate.row_reader",
     "Score": "generate.score",
     **dict.fromkeys(("SelftestResult", "selftest"), "diagnostics.selftest"),
     "TextGenerator": "generate.text_generator",

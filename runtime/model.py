@@ -10,8 +10,8 @@ from .backends.backend import Backend, LoadRequest
 from .backends.ladder import open_on
 from .backends.threads import Threads
 from .bundle.bundle import Bundle
-from .errors import InputError, ManifestError
-from .opening import check_load_request, make_load_request
+from .errors import InputError
+from .opening import check_load_request, find_class_name, make_load_request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from .options import LoadOptions
 
 C = TypeVar("C", bound="Model")
-
-CLASS_NAMES = {  # by the task that a bundle is for
-    "text-generation": "TextGenerator",
-    "text-encoding": "TextEncoder",
-    "translation": "Translator",
-}
 
 
 class Model(ABC):
@@ -57,13 +51,12 @@ class Model(ABC):
         """
         request = make_load_request(options)
         opened = Bundle.open(bundle)
+        name = find_class_name(opened)
         task = opened.manifest.task
-        if task not in CLASS_NAMES:
-            raise ManifestError(f"{opened.folder} is for {task!r}, which this version does not run")
         if task != cls._TASK:
             raise InputError(
                 f"{opened.folder} is a bundle for {task}, which {cls.__name__} does not do; open it with"
-                f" {CLASS_NAMES[task]}.load, or with load()"
+                f" {name}.load, or with load()"
             )
         return cls._load(opened, request)
 

@@ -13,12 +13,26 @@ from .bundle.bundle import Bundle
 from .bundle.json_reader import Reader
 from .bundle.manifest import Artifact, Manifest
 from .errors import InputError, ManifestError, MemoryLimitError
-from .options import LoadOptions, check_options, check_whole, list_options
+from .options import LoadOptions, check_options, check_whole
+
+CLASS_NAMES = {  # by the task that a bundle is for
+    "text-generation": "TextGenerator",
+    "text-encoding": "TextEncoder",
+    "translation": "Translator",
+}
+
+
+def find_class_name(bundle: Bundle) -> str:
+    """Return the name of the class that runs a bundle; refuse a task of a later version."""
+    task = bundle.manifest.task
+    if task not in CLASS_NAMES:
+        raise ManifestError(f"{bundle.folder} is for {task!r}, which this version does not run")
+    return CLASS_NAMES[task]
 
 
 def make_load_request(options: LoadOptions) -> LoadRequest:
     """Return what a caller of `load` asks for; refuse an option that there is not."""
-    check_options(options, list_options(LoadOptions))
+    check_options(options, LoadOptions)
     return LoadRequest(**options)
 
 

@@ -175,6 +175,18 @@ class TranslationOptions(TypedDict, total=False):
     parse_special: bool
 
 
+class BatchTranslationOptions(TranslationOptions, total=False):
+    """The options of the methods of `Translator` that take several texts.
+
+    Attributes:
+        progress: True counts finished texts on stderr; a callable gets their number.
+        batch_size: the most texts that run together; as many as the bundle allows unless given.
+    """
+
+    progress: ProgressOption
+    batch_size: int | None
+
+
 class GenerationOptions(TypedDict, total=False):
     """The options of every method of `TextGenerator` that generates.
 
@@ -281,8 +293,9 @@ def list_options(options: type) -> tuple[str, ...]:
     return tuple(options.__annotations__)
 
 
-def check_options(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse an option that does not exist; name the one that may be meant, and all that there are."""
+def check_options(given: Iterable[str], options: type) -> None:
+    """Refuse what is no option of a TypedDict; name the one that may be meant, and all that there are."""
+    known = list_options(options)
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or "."

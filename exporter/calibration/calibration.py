@@ -17,7 +17,7 @@ from ..comparison.decoders import DecoderExaminer
 from ..comparison.tasks import AnyExaminer
 from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NotFiniteError
-from ..graphs import describe_in_fp32, find_recipe_id
+from ..graphs import describe_in_fp32
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
 from ..passes.int8_encoder import UNSMOOTHING, Linears, find_linears
 from ..passes.int8_rows import RowProduct, RowRule, choose_product, round_product
@@ -97,7 +97,7 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
     products = {}
     if bits:
         assert is_module(model)  # an import of graphs alone has no precision with quantized weights
-        ort_recipes = {find_recipe_id(a) for a in manifest.artifacts if a.dialect == "ort"}
+        ort_recipes = {a.recipe_id for a in manifest.artifacts if a.dialect == "ort"}
         in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
         if 8 in bits and manifest.task == "text-encoding":
             products = choose_row_products(model, in_ort[0].graph, run)
@@ -111,9 +111,9 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":
-            graph = graphs[find_recipe_id(artifact)].graph
+            graph = graphs[artifact.recipe_id].graph
             ranges = measure_ranges(examiner, artifact, graphs)
-            fp32_nodes[find_recipe_id(artifact)] = choose_fp32_nodes(graph, ranges)
+            fp32_nodes[artifact.recipe_id] = choose_fp32_nodes(graph, ranges)
     return Calibration(blocks, scales, products, fp32_nodes)
 
 
@@ -128,15 +128,15 @@ def measure_ranges(
             largest[name] = max(largest.get(name, 0.0), float(np.abs(array).max()))
 
     def open_other(other: Artifact) -> ExecutedProgram:
-        return ExecutedProgram(graphs[find_recipe_id(other)], other)
+        return ExecutedProgram(graphs[other.recipe_id], other)
 
     bundle = examiner.bundle
     others = tuple(map(describe_in_fp32, bundle.manifest.artifacts))  # a decoder reads its encoder
-    examiner = replace(examiner, bundle=Bundle(bundle.folder, replace(bundle.manifest, artifacts=others)))
+    in_fp32 = Bundle(bundle.folder, replace(bundle.manifest, artifacts=others))
     full = describe_in_fp32(artifact)
-    trial = examiner.make_trial(full, whole=True, open_other=open_other)
+    trial = replace(examiner, bundle=in_fp32, open_other=open_other).make_trial(full, whole=True)
     try:
-        trial.drive(ExecutedProgram(graphs[find_recipe_id(artifact)], full, keep_largest))
+        trial.drive(ExecutedProgram(graphs[artifact.recipe_id], full, keep_largest))
     except NotFiniteError as error:
         raise ExportError(f"the model is not finite in fp32 already: {error}") from error
     return largest
@@ -240,7 +240,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
             continue
         graph = load_graph(bundle.path(artifact.file)).graph
         if artifact.precision == "fp16":
-            fp32_nodes[find_recipe_id(artifact)] = read_choices(graph)
+            fp32_nodes[artifact.recipe_id] = read_choices(graph)
         if "bits" in artifact.quantization:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Artifact
 from ..errors import ExportError
-from ..graphs import find_recipe_id, is_cache
-from ..passes.fp16 import ConvertToFp16
-from ..passes.int8_encoder import QuantizeEncoder
-from ..passes.kv_cache import QuantizeCache
-from ..passes.quantize import QuantizeWeights
-from ..passes.tables import SplitSharedTable
+from ..graphs import is_cache
+from ..passes.fp16 import convert_to_fp16
+from ..passes.int8_encoder import quantize_encoder
+from ..passes.kv_cache import quantize_cache
+from ..passes.quantize import quantize_weights
+from ..passes.tables import split_shared_table
 from ..passes.weights import save_with_shared_weights
 from ..precisions import PRECISIONS
 from ..tracing.graph_check import check_graph
@@ -31,8 +31,7 @@ def write_graphs(
     for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
         sharing = {a.file: a for a in artifacts if data in a.data}
         models = {
-            Path(file).name: convert_graph(graphs[find_recipe_id(a)], a, calibration)
-            for file, a in sharing.items()
+            Path(file).name: convert_graph(graphs[a.recipe_id], a, calibration) for file, a in sharing.items()
         }
         save_with_shared_weights(models, folder / "onnx", Path(data).name)
 
@@ -44,16 +43,16 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
     try:
         if artifact.precision == "fp16":
             outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
-            ConvertToFp16(outputs, calibration.fp32_nodes.get(find_recipe_id(artifact)))(graph)
+            convert_to_fp16(graph, outputs, calibration.fp32_nodes.get(artifact.recipe_id))
         if artifact.precision == "int8" and calibration.products:
-            QuantizeEncoder(calibration.products)(graph)
+            quantize_encoder(graph, calibration.products)
         if precision.weight_bits:
             blocks = calibration.blocks[precision.weight_bits]
-            QuantizeWeights(precision.weight_bits, blocks.size, dict(blocks.done))(graph)
+            quantize_weights(graph, precision.weight_bits, blocks.size, dict(blocks.done))
         elif artifact.dialect == "ort" and artifact.precision != "fp16":
-            SplitSharedTable()(graph)
+            split_shared_table(graph)
         if precision.cache_bits:
-            QuantizeCache(calibration.cache_scales)(graph)
+            quantize_cache(graph, calibration.cache_scales)
     except ValueError as error:
         raise ExportError(f"{artifact.id}: {error}") from error
     check_graph(graph, artifact.inputs, artifact.outputs)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...runtime.bundle.defaults import GenerationDefaults
 from ...runtime.decoding.beam import make_search
+from ...runtime.decoding.sampling import FLOAT32_MAX
 from ...runtime.errors import InputError
 from ..errors import CheckpointError
 
@@ -46,7 +47,6 @@ UNSUPPORTED_BY_DECODERS: dict[str, tuple[object, ...]] = {
     "watermarking_config": (None,),
 }
 USUAL_TOP_K = 50  # of a checkpoint that samples and has no top_k: transformers' own default
-FLOAT32_MAX = 3.4028234e38
 TOKENS = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
 
 

@@ -86,10 +86,7 @@ def find_demo(name: str) -> Path:
 
 
 def resolve_source(model: str | Path | Source) -> Source:
-    """Return the checkpoint that MODEL names: a demo, a folder, or a hub id with a revision if need be.
-
-    A folder wins over a hub id of the same name; a Source is returned as it is.
-    """
+    """Return the checkpoint that MODEL names: a demo, else a folder, else a hub id, "org/name@revision"."""
     if isinstance(model, Source):
         return model
     argument = str(model)

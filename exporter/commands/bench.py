@@ -7,10 +7,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ...runtime.commands.console import print_json, print_tables, show_stages, split_names
-from ...runtime.commands.run_options import BackendOption, BundleArgument, JsonOption, ThreadsOption
+from ...runtime.commands.run_options import (
+    BackendOption,
+    BundleArgument,
+    JsonOption,
+    ThreadsOption,
+    make_option,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,28 +25,19 @@ if TYPE_CHECKING:
 def bench(
     bundle: BundleArgument,
     backend: BackendOption = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="Those to measure, such as fp32,int8.", show_default="all")
-    ] = None,
+    precision: Annotated[str | None, make_option("Those to measure, such as fp32,int8.", "all")] = None,
     threads: ThreadsOption = None,
-    prompt_tokens: Annotated[
-        int | None, typer.Option(help="Of each text.", show_default="32; of an encoder 128")
-    ] = None,
-    new_tokens: Annotated[
-        int | None, typer.Option(help="To generate; no end token ends them.", show_default="64")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Texts of one call.")] = 1,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write JSON to a file.", show_default=False)
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help=r"Draw it; needs planforge\[plot].", show_default=False)
-    ] = None,
+    prompt_tokens: Annotated[int | None, make_option("Of each text.", "32; of an encoder 128")] = None,
+    new_tokens: Annotated[int | None, make_option("To generate; no end token ends them.", "64")] = None,
+    batch: Annotated[int, make_option("Texts of one call.", True)] = 1,
+    output: Annotated[Path | None, make_option("Write JSON to a file.", False, "--output", "-o")] = None,
+    plot: Annotated[Path | None, make_option(r"Draw it; needs planforge\[plot].")] = None,
     set_default: Annotated[
         bool,
-        typer.Option(
+        make_option(
+            "Let load() take the fastest whose gate passed, or one as fast, more exact.",
+            True,
             "--set-default",
-            help="Let load() take the fastest whose gate passed, or one as fast, more exact.",
         ),
     ] = False,
     as_json: JsonOption = False,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...runtime.commands.console import show, show_stages, split_names
-from ...runtime.commands.run_options import BundleArgument, JsonOption
+from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
 from ...runtime.errors import InputError
 from .options import SmOption
 
@@ -17,41 +15,35 @@ def build(
     bundle: BundleArgument,
     target: Annotated[
         str | None,
-        typer.Option(
-            help="rtx, jetpack6.0, jetpack6.2, jetpack7.2, tensorrt11, tensorrt (the installed version), ...",
-            show_default="rtx",
+        make_option(
+            "rtx, jetpack6.0, jetpack6.2, jetpack7.2, tensorrt11, tensorrt (the installed version), ...",
+            "rtx",
         ),
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Instead of a target: tensorrt-rtx or tensorrt.", show_default=False),
-    ] = None,
+    engine: Annotated[str | None, make_option("Instead of a target: tensorrt-rtx or tensorrt.")] = None,
     sm: SmOption = None,
     maximum: Annotated[
-        list[str] | None,
-        typer.Option("--max", help="batch=N,length=N: below the graph's.", show_default=False),
+        list[str] | None, make_option("batch=N,length=N: below the graph's.", False, "--max")
     ] = None,
     workspace: Annotated[
-        int | None, typer.Option(help="MiB for TensorRT to work in.", min=1, show_default="all there is")
+        int | None, make_option("MiB for TensorRT to work in.", "all there is", min=1)
     ] = None,
     timing_cache: Annotated[
-        Path | None,
-        typer.Option(help="A file that makes the next build faster; not for rtx.", show_default=False),
+        Path | None, make_option("A file that makes the next build faster; not for rtx.")
     ] = None,
     strip: Annotated[
-        bool, typer.Option("--strip", help="Leave the weights out; they come from the bundle's at load.")
+        bool, make_option("Leave the weights out; they come from the bundle's at load.", True, "--strip")
     ] = False,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            help="Pick the K likeliest tokens on the GPU: for greedy and up to this --top-k at less copying.",
+        make_option(
+            "Pick the K likeliest tokens on the GPU: for greedy and up to this --top-k at less copying.",
             min=1,
-            show_default=False,
         ),
     ] = None,
     compatible: Annotated[
         bool,
-        typer.Option("--compatible", help="For later GPUs and versions too; not for rtx, nor on Jetson."),
+        make_option("For later GPUs and versions too; not for rtx, nor on Jetson.", True, "--compatible"),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -68,7 +60,7 @@ def build(
             sms=split_names(sm),
             limits=dict(parse_limit(text) for texts in maximum or () for text in split_names(texts) or ()),
             options=Options(
-                workspace=None if workspace is None else workspace * 2**20,
+                workspace=workspace and workspace * 2**20,
                 timing_cache=None if timing_cache is None else str(timing_cache.resolve()),
                 strip=strip,
                 compatible=compatible,

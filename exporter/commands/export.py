@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...runtime.commands.console import show, show_stages, split_names
-from ...runtime.commands.run_options import JsonOption
+from ...runtime.commands.run_options import JsonOption, make_option
 from .options import (
     ForceOption,
     MaxBatchOption,
@@ -32,19 +32,17 @@ def export(
     max_length: MaxLengthOption = None,
     outputs: Annotated[
         str | None,
-        typer.Option(
-            help="Of an encoder, beside its last hidden state and heads: hidden_states (of all layers),"
-            " hidden_states.3, pooler_output. Of an encoder-decoder: cross_attentions.",
-            show_default=False,
+        make_option(
+            "Of an encoder, beside its last hidden state and heads: hidden_states (of all layers),"
+            " hidden_states.3, pooler_output. Of an encoder-decoder: cross_attentions."
         ),
     ] = None,
     exporter: Annotated[
         str,
-        typer.Option(help="planforge, optimum, or auto: optimum for all but GPT-2, BERT and Transformers."),
+        make_option("planforge, optimum, or auto: optimum for all but GPT-2, BERT and Transformers.", True),
     ] = "auto",
     optimum_python: Annotated[
-        str | None,
-        typer.Option(help="The python of an environment with optimum-onnx.", show_default="this one"),
+        str | None, make_option("The python of an environment with optimum-onnx.", "this one")
     ] = None,
     verify: VerifyOption = True,
     prompts: PromptsOption = None,
@@ -80,9 +78,9 @@ def import_bundle(
     output: OutputOption,
     source: Annotated[
         str | None,
-        typer.Option(
-            help="The checkpoint, to compare with.",
-            show_default="FOLDER; without weights in it, the bundle is compared with FOLDER's own graphs",
+        make_option(
+            "The checkpoint, to compare with.",
+            "FOLDER; without weights in it, the bundle is compared with FOLDER's own graphs",
         ),
     ] = None,
     precision: PrecisionsOption = None,

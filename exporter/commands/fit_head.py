@@ -8,23 +8,24 @@ from typing import Annotated
 import typer
 
 from ...runtime.commands.console import print_json, print_tables, show_stages
-from ...runtime.commands.run_options import BundleArgument, JsonOption
+from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
 from .options import ForceOption
 
 
 def fit_head(
     bundle: BundleArgument,
     table: Annotated[Path, typer.Argument(help="Rows of text TAB label.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The new bundle.", show_default=False)],
+    output: Annotated[Path, make_option("The new bundle.", False, "--output", "-o")],
     features: Annotated[
         str,
-        typer.Option(
-            help="embedding, or averaged over the tokens: embeddings, second_to_last, last, sum_last_four,"
-            " concat_last_four, sum_all."
+        make_option(
+            "embedding, or averaged over the tokens: embeddings, second_to_last, last, sum_last_four,"
+            " concat_last_four, sum_all.",
+            True,
         ),
     ] = "embedding",
-    test_share: Annotated[float, typer.Option(help="Of the texts, held out to measure with.")] = 0.25,
-    seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
+    test_share: Annotated[float, make_option("Of the texts, held out to measure with.", True)] = 0.25,
+    seed: Annotated[int, make_option("Of the split.", True)] = 0,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

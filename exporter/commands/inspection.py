@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
+from ...runtime.bundle.plan import sum_profile_memory
 from ...runtime.commands.tables import FittingTable, format_size
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
@@ -233,10 +234,8 @@ def describe_ranges(profile: Mapping[str, Any]) -> str:
 
 def describe_memory(profile: Mapping[str, Any]) -> str:
     """Return the GPU memory that a profile needs, as in "312.0 MB"; "" where that is not known."""
-    memory = profile.get("memory")
-    if not isinstance(memory, dict) or not all(isinstance(size, int) for size in memory.values()):
-        return ""
-    return format_size(sum(memory.values()))
+    memory = sum_profile_memory(profile)
+    return format_size(memory) if memory else ""
 
 
 def inspect_onnx(path: Path) -> Inspection:

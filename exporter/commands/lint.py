@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...runtime.commands.console import print_json, print_tables, show_stages, split_names
-from ...runtime.commands.run_options import JsonOption
+from ...runtime.commands.run_options import JsonOption, make_option
 
 
 def lint(
@@ -17,13 +17,12 @@ def lint(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(
-            help="Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.",
-            show_default="the bundle's own; of a file all",
+        make_option(
+            "Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.", "the bundle's own; of a file all"
         ),
     ] = None,
     as_json: JsonOption = False,
-    rules: Annotated[bool, typer.Option("--rules", help="List targets and rules with sources.")] = False,
+    rules: Annotated[bool, make_option("List targets and rules with sources.", True, "--rules")] = False,
 ) -> None:
     """Say what will fail or be wrong on a target, and how to fix it. Reads no weights, needs no torch."""
     with show_stages():

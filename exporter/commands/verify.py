@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...runtime.commands.console import print_json, print_tables, show_stages
-from ...runtime.commands.run_options import BundleArgument, JsonOption
+from ...runtime.commands.run_options import BundleArgument, JsonOption, make_option
 from ...runtime.errors import InputError, PlanForgeError
+from .options import PromptsOption
 
 if TYPE_CHECKING:
     from ..verification.report import VerificationReport
@@ -18,31 +19,18 @@ if TYPE_CHECKING:
 
 def verify(
     bundle: BundleArgument,
-    source: Annotated[
-        str | None, typer.Option(help="The checkpoint.", show_default="the recorded one")
-    ] = None,
-    backend: Annotated[str, typer.Option(help="The engine to check.")] = "ort-cpu",
-    prompts: Annotated[
-        Path | None, typer.Option(help="A prompt a line.", show_default="built-in texts")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a page for a browser.", show_default=False)
-    ] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML, for CI.", show_default=False)] = None,
+    source: Annotated[str | None, make_option("The checkpoint.", "the recorded one")] = None,
+    backend: Annotated[str, make_option("The engine to check.", True)] = "ort-cpu",
+    prompts: PromptsOption = None,
+    report: Annotated[Path | None, make_option("Write a page for a browser.")] = None,
+    junit: Annotated[Path | None, make_option("Write JUnit XML, for CI.")] = None,
     limits: Annotated[
-        list[str] | None,
-        typer.Option("--limit", help="METRIC=VALUE, below the usual limit.", show_default=False),
+        list[str] | None, make_option("METRIC=VALUE, below the usual limit.", False, "--limit")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A graph's id, such as decoder.ort.int8.", show_default="all")
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(help="Of an .onnx file: another one to compare it with.", show_default=False),
-    ] = None,
+    only: Annotated[list[str] | None, make_option("A graph's id, such as decoder.ort.int8.", "all")] = None,
+    against: Annotated[Path | None, make_option("Of an .onnx file: another one to compare it with.")] = None,
     inputs: Annotated[
-        Path | None,
-        typer.Option(help="Of an .onnx file: a .npz with an array per input.", show_default="made up"),
+        Path | None, make_option("Of an .onnx file: a .npz with an array per input.", "made up")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -6,8 +6,9 @@ V vocabulary
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +20,12 @@ from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.decoders import fill_context, make_cases
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Outcome, judge_outcome, measure
-from ..execution.trial import Reading, Step, Trial, count_positions
+from ..execution.trial import Step, Trial, count_positions
 from ..limits import COUNTED, Gaps, compute_limits
 from ..precisions import PRECISIONS
 from ..reference.decoder_samples import Expectation, open_plain_tokenizer, to_arrays
 from ..reference.passages import TextMetrics, measure_text, read_passages
-from .examiner import Examiner, OpenProgram
+from .examiner import Examiner, Limits, OpenProgram
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -65,13 +66,13 @@ class DecoderExaminer(Examiner[Decoder]):
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Decoder:
         return Decoder(open_program(artifact), artifact)
 
-    def list_cases(self, engine: Decoder, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:
+    def list_cases(self, engine: Decoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         compared = make_cases(engine, self.expected, limits, open_plain_tokenizer(self.bundle))
         if self.expected.passages and "text_kl" in limits:
             compared["real text, every token"] = lambda: self.compare_passages(engine, limits)
         return compared
 
-    def compare_passages(self, engine: Decoder, limits: Mapping[str, float]) -> Outcome:
+    def compare_passages(self, engine: Decoder, limits: Limits) -> Outcome:
         passages = self.expected.passages
         metrics = measure_text(read_passages(engine, passages), passages)
         if metrics.rows >= ENOUGH:
@@ -87,9 +88,7 @@ class DecoderExaminer(Examiner[Decoder]):
         names = [name for name in metrics.LIMITED if name not in COUNTED]
         return judge_outcome(metrics, limits, names=names)
 
-    def list_slow_cases(
-        self, engine: Decoder, artifact: Artifact, limits: Mapping[str, float]
-    ) -> dict[str, Case]:
+    def list_slow_cases(self, engine: Decoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         sample = self.expected.samples[0]
 
         def compare_every_position() -> Outcome:
@@ -104,9 +103,7 @@ class DecoderExaminer(Examiner[Decoder]):
 
         return {"prefill of every position": compare_every_position, "full context": compare_full_context}
 
-    def make_trial(
-        self, artifact: Artifact, whole: bool = False, open_other: OpenProgram | None = None
-    ) -> Trial:
+    def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
         """Return a trial of two texts of unequal length as a padded batch, then a token for each on top."""
         texts = self.choose_trial_texts(whole)
         prompts = [text[:-1] for text in texts]
@@ -119,16 +116,13 @@ class DecoderExaminer(Examiner[Decoder]):
             run.prefill(prompts)
             run.decode(last)
 
-        def make_reading(text: Sequence[int]) -> Reading:
-            def read(model: ReferenceModel, rounding: Rounding | None) -> object:
-                from ..reference.decoder import make_reference
+        def read(text: Sequence[int], model: ReferenceModel, rounding: Rounding | None) -> object:
+            from ..reference.decoder import make_reference
 
-                return make_reference(model, rounding).compute_logits(text, slice(None))
-
-            return read
+            return make_reference(model, rounding).compute_logits(text, slice(None))
 
         steps = (Step("prefill", prefill), Step("decode", decode))
-        return Trial(drive, steps, tuple(make_reading(text) for text in texts))
+        return Trial(drive, steps, tuple(partial(read, text) for text in texts))
 
     def choose_trial_texts(self, whole: bool) -> list[list[int]]:
         """Return the tokens of a trial's texts."""

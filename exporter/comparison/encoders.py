@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +19,12 @@ from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Metrics, VectorMetrics
 from ...runtime.encode.encoder import Encoder
 from ...runtime.text.long_text import Piece
-from ..execution.trial import Reading, Step, Trial, count_positions
+from ..execution.trial import Step, Trial, count_positions
 from ..limits import Gaps, compute_limits
 from ..reference.encoder_samples import Expectation, compute_outputs, run_model
 from ..reference.fitted_head import HEAD, LinearHead
 from ..reference.model import is_module
-from .examiner import Examiner, OpenProgram
+from .examiner import Examiner, Limits, OpenProgram
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -92,12 +93,10 @@ class EncoderExaminer(Examiner[Encoder]):
     def open(self, artifact: Artifact, open_program: OpenProgram) -> Encoder:
         return Encoder(open_program(artifact), artifact, self.padding)
 
-    def list_cases(self, engine: Encoder, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:
+    def list_cases(self, engine: Encoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         return golden.make_cases(engine, self.expected, limits)
 
-    def list_slow_cases(
-        self, engine: Encoder, artifact: Artifact, limits: Mapping[str, float]
-    ) -> dict[str, Case]:
+    def list_slow_cases(self, engine: Encoder, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         longest = self.expected.samples[-1]
         batch = self.choose_trial_samples()
         return {
@@ -105,21 +104,19 @@ class EncoderExaminer(Examiner[Encoder]):
             f"{len(longest)} tokens": golden.make_batch_case(engine, [longest], limits),
         }
 
-    def make_trial(
-        self, artifact: Artifact, whole: bool = False, open_other: OpenProgram | None = None
-    ) -> Trial:
+    def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
         """Return a trial of two texts and a single token as a padded batch; a whole trial has all samples."""
         samples = list(self.expected.samples) if whole else self.choose_trial_samples()
 
         def drive(program: Program) -> None:
             golden.run_batch(Encoder(program, artifact, self.padding), samples)
 
-        def make_reading(piece: Piece) -> Reading:
-            return lambda model, rounding: run_model(model, piece)
+        def read(piece: Piece, model: ReferenceModel, rounding: Rounding | None) -> object:
+            return run_model(model, piece)
 
         lengths = np.array([len(sample.piece) for sample in samples])
         step = Step("batch", count_positions(np.arange(lengths.max()) < lengths[:, None]))
-        return Trial(drive, (step,), tuple(make_reading(sample.piece) for sample in samples))
+        return Trial(drive, (step,), tuple(partial(read, sample.piece) for sample in samples))
 
     def choose_trial_samples(self) -> list[golden.Sample]:
         """Return two texts and a single token."""
@@ -128,31 +125,26 @@ class EncoderExaminer(Examiner[Encoder]):
 
 
 def add_fitted_head(
-    old: EncoderExaminer, new: Bundle, limits: Mapping[str, Mapping[str, float]]
+    old: EncoderExaminer, new: Bundle, limits: Mapping[str, Limits]
 ) -> tuple[EncoderExaminer, dict[str, dict[str, float]]]:
     """Return the examiner of a bundle with a fitted head, and its limits, from those without the head.
 
-    The limits are the caps alone: without PyTorch the effect of rounding is not known.
+    The head's limits are the caps alone: without PyTorch the effect of rounding is not known.
     """
     head = LinearHead.load(new)
     assert head is not None
     artifact = old.bundle.manifest.artifacts[0]
     spec = new.manifest.artifacts[0].output(HEAD)
     encoder = old.open(artifact, lambda each: OrtCpuBackend().open(old.bundle, each))
-    roles = [s.role for s in artifact.outputs if s.role.startswith("hidden.")]
-    layers = sorted(roles, key=lambda role: int(role.removeprefix("hidden.")))
-    roles = layers + [s.role for s in artifact.outputs if s.role == "sentence_embedding"]
+    roles = [s.role for s in artifact.outputs if s.role.startswith(("hidden.", "sentence_embedding"))]
+    last = max(int(role.removeprefix("hidden.")) for role in roles if role.startswith("hidden."))
     samples = []
     for sample in old.expected.samples:
         (arrays,) = encoder.run_batch([sample.piece], roles)
         states = dict(zip(roles, arrays, strict=True))
-        last = int(layers[-1].removeprefix("hidden."))
         by_layer = [states.get(f"hidden.{layer}", np.empty(0)) for layer in range(last + 1)]
         logits = head.compute_logits(by_layer, states.get("sentence_embedding"))
         samples.append(replace(sample, outputs={**sample.outputs, spec.name: logits}))
     encoder.close()
-    with_caps = {}
-    for precision, own in limits.items():
-        caps = compute_limits(precision, None, golden.choose_metrics(spec).LIMITED)
-        with_caps[precision] = dict(own) | {f"{spec.name}.{name}": cap for name, cap in caps.items()}
-    return EncoderExaminer(new, replace(old.expected, samples=tuple(samples))), with_caps
+    examiner = EncoderExaminer(new, replace(old.expected, samples=tuple(samples)))
+    return examiner, {name: {**examiner.choose_limits(name, {}), **own} for name, own in limits.items()}

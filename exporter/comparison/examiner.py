@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Comparison, Outcome
-from ..execution.node_executor import ExecutedProgram, NotFiniteError, name_rounding_engine
+from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
 from ..limits import Gaps
 from ..passes.weight_files import load_graph
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 OpenProgram: TypeAlias = Callable[[Artifact], Program]
+Limits: TypeAlias = Mapping[str, float]  # by the metrics' names
 
 
 class Engine(Protocol):
@@ -42,6 +43,7 @@ class Examiner(ABC, Generic[EngineT]):
 
     bundle: Bundle
     expected: Any  # the model's results
+    open_other: OpenProgram | None = None  # opens what a trial's graph runs with; else the bundle's file is
 
     @abstractmethod
     def collect_golden(self) -> Arrays:
@@ -64,26 +66,19 @@ class Examiner(ABC, Generic[EngineT]):
         """Open a graph, and the one that it runs with if it has one."""
 
     @abstractmethod
-    def list_cases(self, engine: EngineT, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:
+    def list_cases(self, engine: EngineT, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         """Return the cases to compare an engine in, by their names."""
 
     @abstractmethod
-    def list_slow_cases(
-        self, engine: EngineT, artifact: Artifact, limits: Mapping[str, float]
-    ) -> dict[str, Case]:
+    def list_slow_cases(self, engine: EngineT, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         """Return the few cases to compare a graph in that is run node by node, which is slow."""
 
     @abstractmethod
-    def make_trial(
-        self, artifact: Artifact, whole: bool = False, open_other: OpenProgram | None = None
-    ) -> Trial:
-        """Return a trial: a little real text to run through a graph; as much as ranges need if `whole`.
-
-        `open_other` opens the graph that this one runs with, instead of the bundle's file.
-        """
+    def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
+        """Return a trial: a little real text to run through a graph; as much as ranges need if `whole`."""
 
     def compare(
-        self, artifact: Artifact, limits: Mapping[str, float], progress: Progress = lambda _: None
+        self, artifact: Artifact, limits: Limits, progress: Progress = lambda _: None
     ) -> list[Comparison]:
         """Compare a graph with the model in every case on ONNX Runtime; in fp16 also node by node.
 
@@ -91,24 +86,22 @@ class Examiner(ABC, Generic[EngineT]):
         """
         backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
 
-        def compare_cases(engine: EngineT, name: str, cases: Mapping[str, Case]) -> list[Comparison]:
-            comparisons = []
+        def compare_cases(engine: EngineT, name: str, cases: Mapping[str, Case]) -> Iterator[Comparison]:
             for case, run in cases.items():
                 progress(f"verifying {artifact.id}: {case}{'' if name == backend.name else f', {name}'}")
                 try:
                     outcome = run()
                 except NotFiniteError as error:
                     outcome = Outcome({"finite": False}, {}, (str(error),))
-                comparisons.append(Comparison(artifact=artifact.id, backend=name, case=case, **vars(outcome)))
-            return comparisons
+                yield Comparison(artifact=artifact.id, backend=name, case=case, **vars(outcome))
 
         engine = self.open(artifact, lambda other: backend.open(self.bundle, other))
         try:
-            comparisons = compare_cases(engine, backend.name, self.list_cases(engine, artifact, limits))
+            comparisons = [*compare_cases(engine, backend.name, self.list_cases(engine, artifact, limits))]
         finally:
             engine.close()
         if artifact.precision == "fp16":
             engine = self.open(artifact, lambda a: ExecutedProgram(load_graph(self.bundle.path(a.file)), a))
-            name = name_rounding_engine(artifact.precision)
-            comparisons += compare_cases(engine, name, self.list_slow_cases(engine, artifact, limits))
+            cases = self.list_slow_cases(engine, artifact, limits)
+            comparisons += compare_cases(engine, ROUNDING_ENGINE, cases)
         return comparisons

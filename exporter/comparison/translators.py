@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from ...runtime.translate.sources import open_tokenizers
 from ..execution.trial import Reading, Step, Trial, count_positions
 from ..limits import Gaps, compute_limits
 from ..reference.translation_samples import Expectation
-from .examiner import Examiner, OpenProgram
+from .examiner import Examiner, Limits, OpenProgram
 
 if TYPE_CHECKING:
     from ..reference.model import ReferenceModel
@@ -99,7 +99,7 @@ class TranslationExaminer(Examiner[Engine]):
             open_tokenizers(self.bundle),
         )
 
-    def list_cases(self, engine: Engine, artifact: Artifact, limits: Mapping[str, float]) -> dict[str, Case]:
+    def list_cases(self, engine: Engine, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         """Return the cases of one of the two graphs; PyTorch scores targets that are not known."""
         if artifact.graph == "encoder":
             return make_encoder_cases(engine, self.expected, limits)
@@ -111,16 +111,12 @@ class TranslationExaminer(Examiner[Engine]):
 
         return make_decoder_cases(engine, self.expected, limits, None if reference is None else score)
 
-    def list_slow_cases(
-        self, engine: Engine, artifact: Artifact, limits: Mapping[str, float]
-    ) -> dict[str, Case]:
+    def list_slow_cases(self, engine: Engine, artifact: Artifact, limits: Limits) -> dict[str, Case]:
         samples = [*self.expected.samples[:2], *self.expected.samples[-2:]]  # two texts, one token, the most
         make_case = make_cross_case if artifact.graph == "encoder" else make_at_once_case
         return {f"{len(samples)} sources": make_case(engine, samples, limits)}
 
-    def make_trial(
-        self, artifact: Artifact, whole: bool = False, open_other: OpenProgram | None = None
-    ) -> Trial:
+    def make_trial(self, artifact: Artifact, whole: bool = False) -> Trial:
         """Return a trial of two unequal, padded sources; for a decoder of their targets, then a token."""
         sources = [sample.source for sample in self.expected.samples]
         # With the start token a prompt is no longer than a full target.
@@ -134,7 +130,9 @@ class TranslationExaminer(Examiner[Engine]):
             def open_program(other: Artifact) -> Program:
                 if other == artifact:
                     return program
-                return OrtCpuBackend().open(self.bundle, other) if open_other is None else open_other(other)
+                if self.open_other is not None:
+                    return self.open_other(other)
+                return OrtCpuBackend().open(self.bundle, other)
 
             return self.open(artifact, open_program)
 

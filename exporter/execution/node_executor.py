@@ -7,19 +7,20 @@ GPU passes there. Alone in a session of its own, each node must round its result
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
+from ...runtime.backends.backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape
 from ...runtime.backends.ort_backend import open_plain_session, wrap_ort_errors
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
 from ..passes.fp16_ranges import ATTENTION_PARTS
 
 NODE_BY_NODE = "node by node"
+ROUNDING_ENGINE = f"{NODE_BY_NODE}, rounded to fp16"  # what stands for an engine that computes in fp16
 SCORES, MASKED_SCORES, WEIGHTS = ATTENTION_PARTS
 
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -80,7 +81,7 @@ class NodeExecutor:
             if value.const_value is not None
         }
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Arrays) -> dict[str, Array]:
         """Run the graph and return all of its outputs by name; NotFiniteError tells of the first bad node."""
         values: dict[ir.Value, Array] = dict(self.constants)
         values |= {value: inputs[str(value.name)] for value in list_inputs(self.graph)}
@@ -145,14 +146,9 @@ class NodeExecutor:
 
     def open_session(self, node: ir.Node, feeds: list[Array | None]) -> Any:
         """Return a session of just this node."""
-        inputs = [
-            None if feed is None else make_input(f"in{i}", feed, find_shape(node, feed))
-            for i, feed in enumerate(feeds)
-        ]
-        outputs = [
-            ir.Value(name=f"out{i}", type=self.choose_type(node, value))
-            for i, value in enumerate(node.outputs)
-        ]
+        inputs = [None if feed is None else make_input(f"in{i}", feed, node) for i, feed in enumerate(feeds)]
+        kinds = [self.choose_type(node, value) for value in node.outputs]
+        outputs = [ir.Value(name=f"out{i}", type=kind) for i, kind in enumerate(kinds)]
         attributes = [load_attribute(attribute) for attribute in node.attributes.values()]
         alone = ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs)
         present = [value for value in inputs if value is not None]
@@ -194,7 +190,7 @@ class WideExecutor(NodeExecutor):
         wide = result.dtype == ir.DataType.FLOAT16 and node.op_type != "Cast"
         return ir.TensorType(ir.DataType.FLOAT) if wide else result.type
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, inputs: Arrays) -> dict[str, Array]:
         return super().run({name: self.widen(array) for name, array in inputs.items()})
 
     def run_node(self, node: ir.Node, feeds: list[Array | None]) -> list[Array]:
@@ -215,9 +211,7 @@ class ExecutedProgram:
     def free_memory(self) -> int | None:
         return None
 
-    def run(
-        self, inputs: Mapping[str, Array], buffers: Mapping[str, Buffer], outputs: Sequence[str] | None = None
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         self.runs += 1
         arrays = {name: buffer.array for name, buffer in buffers.items() if isinstance(buffer, ArrayBuffer)}
         # What another graph gave may be in another precision.
@@ -254,11 +248,6 @@ def load_attribute(attribute: ir.Attr) -> ir.Attr:
     return ir.AttrTensor(attribute.name, ir.tensor(attribute.value.numpy(), name=attribute.value.name))
 
 
-def name_rounding_engine(precision: str) -> str:
-    """Return the name that stands for an engine where a graph was executed node by node."""
-    return f"{NODE_BY_NODE}, rounded to {precision}"
-
-
 def list_inputs(graph: ir.Graph) -> list[ir.Value]:
     """Return the inputs that a graph has to be given: old files list their weights among them."""
     return [value for value in graph.inputs if str(value.name) not in graph.initializers]
@@ -283,6 +272,7 @@ def find_shape(node: ir.Node, feed: Array) -> Shape | None:
     return feed.shape if node.domain else None
 
 
-def make_input(name: str, array: Array, shape: Shape | None) -> ir.Value:
-    dtype = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+def make_input(name: str, feed: Array, node: ir.Node) -> ir.Value:
+    dtype = ir.TensorType(ir.DataType.from_numpy(feed.dtype))
+    shape = find_shape(node, feed)
     return ir.Value(name=name, type=dtype, shape=None if shape is None else ir.Shape(shape))

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from .build import evaluate
+from .evaluate import evaluate
 
 SWITCH = "use_cache_branch"  # the input of a merged decoder: true for later steps
 SHAPES = ((1, 1), (1, 2), (3, 7), (2, 40))  # shapes of the ids that a condition is tried with

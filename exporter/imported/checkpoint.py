@@ -18,6 +18,8 @@ from ..checkpoints.tokenizers.files import read_settings
 from ..errors import CheckpointError, raise_checkpoint_errors
 from ..tracing.recipes import Choices, Recipe
 from .folder import LENGTHS, Folder
+from .shapes import fold_shapes
+from .signature import set_signature
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
@@ -96,17 +98,28 @@ class ImportedCheckpoint(Checkpoint):
         """Return recipes of `portable`, and of `ort` where attention over shared buffers is possible."""
 
     @abstractmethod
+    def prepare_graphs(self, tensors: Tensors) -> None:
+        """Do to the graphs, once, what all recipes want; `tensors` are the checkpoint's by name."""
+
+    @abstractmethod
+    def make_graph(self, recipe: Recipe) -> ir.Model:
+        """Return a copy of a recipe's graph, with the attention of its dialect."""
+
     def make_graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
         """Return graphs with weights by their recipes' ids; `tensors` are the checkpoint's by name."""
+        self.prepare_graphs(tensors)
+        made = {}
+        for name in sorted(wanted):
+            recipe = self.recipes[name]
+            made[name] = self.make_graph(recipe)
+            set_signature(made[name], recipe.inputs, recipe.outputs)
+            if recipe.graph == "decoder" and recipe.dialect == "ort":
+                fold_shapes(made[name])
+        return made
 
     def read_context(self, found: Folder) -> int:
         """Return the most tokens that the model takes."""
-        context = found.read_integer(LENGTHS)
-        if context is None:
-            raise CheckpointError(
-                f"{found.path / 'config.json'} says no length: none of {', '.join(LENGTHS)}"
-            )
-        return context
+        return found.require_integer("length", LENGTHS)
 
     def read_tokenizer_length(self) -> int | None:
         """Return the length at which the checkpoint's tokenizer cuts texts, if it has one."""

@@ -15,9 +15,8 @@ from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
 from .graph import choose_rows, read_heads, read_vocab_size, simplify_graph
 from .names import name_weights
-from .shapes import fold_shapes
 from .shared_buffers import share_buffers
-from .signature import DECODER, set_signature
+from .signature import DECODER
 
 log = logging.getLogger("planforge")
 
@@ -95,16 +94,12 @@ class ImportedDecoder(ImportedCheckpoint):
             log.warning("attention stays as it is: %s", self.unshared)
         return not self.unshared
 
-    def make_graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+    def prepare_graphs(self, tensors: Tensors) -> None:
         name_weights(self.graph, tensors)
         choose_rows(self.graph)
-        made = {}
-        for name in sorted(wanted):
-            recipe = self.recipes[name]
-            made[name] = self.graph.clone()
-            if recipe.dialect == "ort":
-                share_buffers(made[name], self.heads, self.config.query_heads)
-            set_signature(made[name], recipe.inputs, recipe.outputs)
-            if recipe.dialect == "ort":
-                fold_shapes(made[name])
+
+    def make_graph(self, recipe: Recipe) -> ir.Model:
+        made = self.graph.clone()
+        if recipe.dialect == "ort":
+            share_buffers(made, self.heads, self.config.query_heads)
         return made

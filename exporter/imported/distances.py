@@ -13,9 +13,9 @@ from onnx_ir.passes import common
 
 from ...runtime.backends.backend import Array
 from ..errors import ExportError
-from ..passes.weights import add_initializer
+from ..passes.build import Builder
 from .attention import Attention
-from .build import Builder, evaluate, make_example_input
+from .evaluate import evaluate, make_example_input
 from .graph import depends_on_shapes
 
 LONGEST_TABLE = 2048  # longest context whose whole bias is computed once to read its table off
@@ -50,8 +50,7 @@ def add_distance_bias(
     """Return a mask and a table's biases for distances (B, T, S), of at least 0, added up as (B, H, T, S)."""
     if table is None:
         return mask
-    constant = add_initializer(op.graph, name, ir.tensor(table))
-    found = op("Gather", constant, op("Max", behind, 0), axis=0)
+    found = op("Gather", op.add_constant(table, name), op("Max", behind, 0), axis=0)
     bias = op("Transpose", found, perm=[0, 3, 1, 2])
     return bias if mask is None else op("Add", mask, bias)
 
@@ -81,7 +80,7 @@ def tabulate_distances(model: ir.Model, ids: ir.Value, length: int) -> None:
     for value, bias in zip(found.values(), arrays, strict=True):
         table = read_distance_table(bias, length)
         if table is not None:
-            constant = add_initializer(graph, f"{value.name}/table", ir.tensor(table))
+            constant = op.add_constant(table, f"{value.name}/table")
             rows = op("Transpose", op("Gather", constant, index, axis=0), perm=[2, 0, 1])
             ir.convenience.replace_all_uses_with(value, op("Unsqueeze", rows, [0]))
     common.RemoveUnusedNodesPass()(model)

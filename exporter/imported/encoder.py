@@ -6,7 +6,7 @@ B batch, T tokens, E hidden size, V vocabulary, C classes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,22 +14,20 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...runtime.backends.ort_backend import open_plain_session
-from ...runtime.bundle.manifest import Axis, TensorSpec
+from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.encode.pooling import POOLINGS
 from ..checkpoints.checkpoint import LEAST_LENGTH
 from ..errors import CheckpointError, ExportError, raise_checkpoint_errors, shorten_error
 from ..tracing.recipes import Recipe, bert
-from ..tracing.recipes.recipe import index_recipes
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, LAYERS, Folder
 from .graph import choose_rows, simplify_graph
 from .names import name_weights
-from .signature import ENCODER, ENDS, POOLED, STATE_NAMES, set_signature
+from .signature import ENCODER, ENDS, POOLED, STATE_NAMES
 
 if TYPE_CHECKING:
     from ...models.sentence import SentenceConfig
 
-ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
 SPANS = dict(zip(ENDS, ("question_answering.start", "question_answering.end"), strict=True))
 PADDING_POSITIONS = (0, 1)  # padding's position, where a model does not read it from config.json
 WIDTHS = ("hidden_size", "dim")
@@ -72,13 +70,7 @@ class ImportedEncoder(ImportedCheckpoint):
             )
 
     def read_config(self, found: Folder) -> EncoderConfig:
-        def require_integer(names: tuple[str, ...]) -> int:
-            value = found.read_integer(names)
-            if value is None:
-                raise CheckpointError(f"{found.path / 'config.json'} says none of {', '.join(names)}")
-            return value
-
-        vocabulary = require_integer(("vocab_size",))
+        vocabulary = found.require_integer("vocabulary", ("vocab_size",))
         graph = self.graph.graph
         self.roles = {str(v.name): self.find_role(v, vocabulary) for v in graph.outputs}
         if not any(self.roles.values()):
@@ -89,13 +81,13 @@ class ImportedEncoder(ImportedCheckpoint):
             for v in graph.outputs
             if self.roles[str(v.name)].endswith("_classification") and v.shape is not None
         ]
-        width = require_integer(WIDTHS)
+        width = found.require_integer("width", WIDTHS)
         return EncoderConfig(
             vocabulary,
             hidden_size=width,
             intermediate_size=found.read_integer(FEED_FORWARD) or 4 * width,
-            num_attention_heads=require_integer(HEADS),
-            num_hidden_layers=require_integer(LAYERS),
+            num_attention_heads=found.require_integer("heads", HEADS),
+            num_hidden_layers=found.require_integer("layers", LAYERS),
             heads=tuple(dict.fromkeys(heads)),
             num_labels=classes[0] if classes and isinstance(classes[0], int) else 0,
             sentence=None if self.modules is None else self.modules.config,
@@ -147,53 +139,27 @@ class ImportedEncoder(ImportedCheckpoint):
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
         """Return recipes of both dialects, which differ by operators alone."""
-        choices = self.choices
-        batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
-        tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
-        rows = Axis("rows", 1, 1, choices.max_batch * min(bert.ROWS, choices.max_length))
-        read = [str(value.name) for value in self.graph.graph.inputs]
-        inputs = [TensorSpec(name, ROLES[name], "int64", (batch, tokens)) for name in ROLES if name in read]
-        has_rows = "masked_lm" in self.config.heads
-        if has_rows:
-            inputs.append(TensorSpec("logit_rows", "logit_rows", "int64", (rows,)))
-        axes: dict[str, tuple[Axis | int, ...]] = {
-            "hidden": (batch, tokens, self.config.hidden_size),
-            "masked_lm": (rows, self.config.vocab_size),
-            "sequence_classification": (batch, self.config.num_labels),
-            "token_classification": (batch, tokens, self.config.num_labels),
-            **dict.fromkeys(SPANS.values(), (batch, tokens)),
-        }
+        axes = bert.list_axes(self.config, self.choices)
         last = f"hidden.{self.config.num_hidden_layers}"
         outputs = [
             TensorSpec(name, last if role == "hidden" else role, "float32", axes[role])
             for name, role in self.roles.items()
             if role
         ]
-        portable = Recipe(
-            graph="encoder",
-            dialect="portable",
-            opset=self.graph.opset_imports[""],
-            padding_side="right",
-            module=None,
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            example=bert.EXAMPLE,
-            constraints=("logit_rows < batch * tokens",) if has_rows else (),
-        )
-        return index_recipes((portable, replace(portable, dialect="ort")))
+        inputs = [str(value.name) for value in self.graph.graph.inputs]
+        return bert.make_both_dialects(inputs, outputs, axes, self.graph.opset_imports[""])
 
-    def make_graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+    def prepare_graphs(self, tensors: Tensors) -> None:
         name_weights(self.graph, tensors)
         if "masked_lm" in self.config.heads:
             choose_rows(self.graph)
-        made = {name: self.graph.clone() for name in sorted(wanted)}
-        for name, graph in made.items():
-            set_signature(graph, self.recipes[name].inputs, self.recipes[name].outputs)
-        return made
+
+    def make_graph(self, recipe: Recipe) -> ir.Model:
+        return self.graph.clone()
 
 
 def make_inputs_of_one_word(names: Sequence[str], word: int, length: int) -> dict[str, npt.NDArray[np.int64]]:
     """Return a graph's inputs (1, T) for a sequence that repeats one word's id."""
     ids = np.full((1, length), word, np.int64)
     by_role = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
-    return {name: by_role[ROLES[name]] for name in names}
+    return {name: by_role[bert.ROLES[name]] for name in names}

@@ -54,6 +54,13 @@ class Folder:
         """Return the first of some settings that is an integer."""
         return next((self.config[n] for n in names if type(self.config.get(n)) is int), None)
 
+    def require_integer(self, what: str, names: tuple[str, ...]) -> int:
+        """Return the first of some settings that is an integer, or say what config.json lacks."""
+        value = self.read_integer(names)
+        if value is None:
+            raise CheckpointError(f"{self.path / 'config.json'} says no {what}: none of {', '.join(names)}")
+        return value
+
 
 def read_architecture(config: Mapping[str, Any]) -> str:
     """Return the name of the model's class in a config.json; "" where it says nothing."""

@@ -16,9 +16,10 @@ from onnx_ir.passes import common
 
 from ...models.masked import MASKED
 from ..errors import ExportError
+from ..passes.build import Builder
+from ..passes.rows import gather_rows
 from ..tracing.graph_check import read_axis_name
 from .branches import decide_branches
-from .build import Builder
 
 PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 LOWEST = -1e30  # a mask's numbers below this hide something
@@ -85,13 +86,10 @@ def choose_rows(model: ir.Model) -> None:
         head = require_producer(given[0])
         between.append(head)
     states = head.inputs[0]
+    assert states is not None
     rows = add_input(graph, "logit_rows", ["rows"])
-    op = Builder(graph, head, "logit_rows")
-    flat = op("Reshape", states, [-1, read_width(head)])
-    chosen = op("Gather", flat, rows, axis=0)
-    for value in (flat, chosen):
-        value.shape = ir.Shape([None, read_width(head)])
-    head.replace_input_with(0, chosen)
+    shape = ir.Shape(["rows", read_width(head)])
+    head.replace_input_with(0, gather_rows(Builder(graph, head, "logit_rows"), states, rows, shape))
     vocabulary = read_vocab_size(model)
     for node in between:
         node.outputs[0].shape = ir.Shape(["rows", vocabulary])

@@ -15,6 +15,8 @@ import onnx_ir as ir
 
 from ..passes.weights import EXTERNAL_FROM_BYTES
 
+Message = onnx.ModelProto | onnx.GraphProto | onnx.TensorProto
+
 # Field numbers in onnx.proto, and protobuf's wire types.
 GRAPH = 7
 INITIALIZER = 5
@@ -28,33 +30,29 @@ def load_mapped(path: Path) -> ir.Model:
     """Load a graph whose large weights are read only when they are used."""
     proto = onnx.ModelProto()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for field, start, first, last in read_fields(data, 0, len(data)):
-            if field == GRAPH:
-                merge_graph(proto.graph, data, first, last, path.name)
-            else:
-                proto.MergeFromString(data[start:last])
+        merge_message(proto, data, 0, len(data), path.name)
     model: ir.Model = ir.from_proto(proto)
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
 
 
-def merge_graph(graph: onnx.GraphProto, data: mmap.mmap, begin: int, end: int, name: str) -> None:
-    """Add what the file of this name has of a graph; of large raw data only its place in the file."""
+def merge_message(message: Message, data: mmap.mmap, begin: int, end: int, name: str) -> None:
+    """Add what the file of this name has of a message; of large raw data only its place in the file."""
     for field, start, first, last in read_fields(data, begin, end):
-        if field == INITIALIZER:
-            merge_tensor(graph.initializer.add(), data, first, last, name)
-        else:
-            graph.MergeFromString(data[start:last])
-
-
-def merge_tensor(tensor: onnx.TensorProto, data: mmap.mmap, begin: int, end: int, name: str) -> None:
-    for field, start, first, last in read_fields(data, begin, end):
-        if field == RAW_DATA and last - first >= EXTERNAL_FROM_BYTES:
-            tensor.data_location = onnx.TensorProto.EXTERNAL
+        if isinstance(message, onnx.ModelProto) and field == GRAPH:
+            merge_message(message.graph, data, first, last, name)
+        elif isinstance(message, onnx.GraphProto) and field == INITIALIZER:
+            merge_message(message.initializer.add(), data, first, last, name)
+        elif (
+            isinstance(message, onnx.TensorProto)
+            and field == RAW_DATA
+            and last - first >= EXTERNAL_FROM_BYTES
+        ):
+            message.data_location = onnx.TensorProto.EXTERNAL
             for key, value in (("location", name), ("offset", first), ("length", last - first)):
-                tensor.external_data.add(key=key, value=str(value))
+                message.external_data.add(key=key, value=str(value))
         else:
-            tensor.MergeFromString(data[start:last])
+            message.MergeFromString(data[start:last])
 
 
 def read_fields(data: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
+from ..passes.build import Builder
 from ..passes.weights import EXTERNAL_FROM_BYTES, TRANSPOSED, Stored, make_lazy_tensor
 
 
@@ -73,11 +74,9 @@ def tie_tables(model: ir.Model) -> None:
             matrix = large[value]
             if matrix.shape.numpy() != turned or not np.array_equal(matrix.numpy(), large[table].numpy().T):
                 continue
-            name = f"{value.name}/tied"
-            result = ir.Value(name=name, type=value.type, shape=value.shape)
-            transpose = ir.node("Transpose", [table], {"perm": [1, 0]}, outputs=[result], name=name)
-            graph.insert_before(graph[0], transpose)
-            ir.convenience.replace_all_uses_with(value, result)
+            tied = Builder(graph, graph[0], f"{value.name}/tied")("Transpose", table, perm=[1, 0])
+            tied.shape = value.shape
+            ir.convenience.replace_all_uses_with(value, tied)
             del graph.initializers[str(value.name)]
 
 

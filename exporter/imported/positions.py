@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from ..errors import ExportError
-from .build import Builder, evaluate, make_example_input
+from ..passes.build import Builder
+from .evaluate import evaluate, make_example_input
 from .graph import depends_on_shapes, walk_back
 
 SPREADS = ("Unsqueeze", "Expand", "Cast")

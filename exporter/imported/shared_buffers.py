@@ -12,9 +12,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..errors import ExportError
+from ..passes.build import Builder
 from ..passes.weights import MICROSOFT
 from .attention import Attention, find_self_attentions
-from .build import Builder
 from .graph import Heads, add_input
 
 
@@ -38,21 +38,19 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
     inputs = {str(value.name): value for value in graph.inputs}
     found = find_self_attentions(graph, heads)
     rows = add_past_lengths(graph, inputs["input_ids"])
-    if "position_ids" in inputs:
-        ir.convenience.replace_all_uses_with(inputs["position_ids"], rows.positions)
     for attention in found:
         write_shared_attention(graph, attention, rows, heads, queries)
     model.opset_imports.setdefault(MICROSOFT, 1)
     common.RemoveUnusedNodesPass()(model)
     check_caches(graph)
-    for name in [name for name in ("attention_mask", "position_ids") if name in inputs]:
-        if inputs[name].uses():
-            raise ExportError(f"{name} is used outside of attention")
-        graph.inputs.remove(inputs[name])
+    if mask := inputs.get("attention_mask"):
+        if mask.uses():
+            raise ExportError("attention_mask is used outside of attention")
+        graph.inputs.remove(mask)
 
 
 def add_past_lengths(graph: ir.Graph, ids: ir.Value) -> Rows:
-    """Add the input past_lengths (B,), and return the rows' places that follow from it."""
+    """Add the input past_lengths (B,), and return what follows from it, in place of position_ids too."""
     past = add_input(graph, "past_lengths", ["batch"], ir.DataType.INT32)
     op = Builder(graph, graph[0], "rows")
     tokens = op("Shape", ids, start=1, end=2)  # (1,)
@@ -61,7 +59,11 @@ def add_past_lengths(graph: ir.Graph, ids: ir.Value) -> Rows:
     total = op("Add", op("ReduceMax", past, [0], keepdims=0), op("Squeeze", counted, [0]))
     offsets = op("Range", 0, op("Squeeze", tokens, [0]), 1)
     column = op("Cast", op("Unsqueeze", past, [1]), to=ir.DataType.INT64)
-    return Rows(last, total, op("Add", column, offsets))
+    positions = op("Add", column, offsets)
+    for value in [value for value in graph.inputs if value.name == "position_ids"]:
+        ir.convenience.replace_all_uses_with(value, positions)
+        graph.inputs.remove(value)
+    return Rows(last, total, positions)
 
 
 def write_shared_attention(
@@ -80,7 +82,7 @@ def write_shared_attention(
         return op("Reshape", moved, [0, 0, count * heads.size])
 
     biased = () if bias is None else (None, None, None, bias)  # after unused inputs of rotary positions
-    context = op(
+    node = op.add(
         "GroupQueryAttention",
         join_heads(attention.queries, queries),
         join_heads(attention.keys, heads.cached),
@@ -95,9 +97,7 @@ def write_shared_attention(
         kv_num_heads=heads.cached,
         scale=attention.scale,
     )
-    node = context.producer()
-    assert node is not None
-    spread = op("Reshape", context, [0, 0, queries, heads.size])
+    spread = op("Reshape", node.outputs[0], [0, 0, queries, heads.size])
     moved = op("Transpose", spread, perm=[0, 2, 1, 3])
     ir.convenience.replace_all_uses_with(attention.product.outputs[0], moved)
     for old, new in zip(attention.present, node.outputs[1:], strict=True):

@@ -13,23 +13,29 @@ from onnx_ir.passes import common
 
 from ...runtime.backends.backend import Array
 from ..errors import ExportError
+from ..passes.build import Builder
 from ..passes.weights import MICROSOFT
 from ..tracing.recipes import Recipe, transformer
 from ..tracing.recipes.recipe import HEAD_SIZES, index_recipes
 from .attention import find_self_attentions, find_source_attentions
 from .branches import choose_branch
-from .build import Builder, drop_unused_inputs
 from .checkpoint import ImportedCheckpoint, Tensors
-from .cross_attention import add_projections, add_source_mask, find_projections, write_source_attention
 from .distances import add_distance_bias, compute_distance_tables, tabulate_distances
+from .evaluate import drop_unused_inputs
 from .folder import LENGTHS, Folder, read_graph
 from .graph import Heads, add_input, choose_rows, read_heads, read_vocab_size, simplify_graph
-from .growing_cache import add_growing_mask, write_growing_attention
 from .names import name_weights
+from .plain_attention import (
+    add_growing_mask,
+    add_projections,
+    add_source_mask,
+    find_projections,
+    write_growing_attention,
+    write_source_attention,
+)
 from .positions import use_positions
-from .shapes import fold_shapes
 from .shared_buffers import add_past_lengths, check_caches, write_shared_attention
-from .signature import FIRST_STEP, LATER_STEP, SOURCE_ENCODER, set_signature
+from .signature import FIRST_STEP, LATER_STEP, SOURCE_ENCODER
 
 USUAL_LENGTH = 512  # for a model without positions whose files give no length, such as T5
 
@@ -109,26 +115,20 @@ class ImportedTranslator(ImportedCheckpoint):
             made.append(replace(decoder, inputs=inputs, opset=self.graph.opset_imports[""]))
         return index_recipes(made)
 
-    def make_graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
+    def prepare_graphs(self, tensors: Tensors) -> None:
         ids = next(value for value in self.source_graph.graph.inputs if value.name == "input_ids")
         tabulate_distances(self.source_graph, ids, self.config.max_positions)
         found = find_self_attentions(self.graph.graph, self.heads)
-        tables = compute_distance_tables(self.graph, found, self.config.max_positions)
+        self.tables = compute_distance_tables(self.graph, found, self.config.max_positions)
         for model in (self.source_graph, self.graph):
             name_weights(model, tensors)
         choose_rows(self.graph)
-        made = {}
-        for name in sorted(wanted):
-            recipe = self.recipes[name]
-            shared = recipe.graph == "decoder" and recipe.dialect == "ort"
-            if recipe.graph == "encoder":
-                made[name] = self.source_graph.clone()
-            else:
-                made[name] = self.graph.clone()
-                rewrite_attention(made[name], self.heads, tables, shared)
-            set_signature(made[name], recipe.inputs, recipe.outputs)
-            if shared:
-                fold_shapes(made[name])
+
+    def make_graph(self, recipe: Recipe) -> ir.Model:
+        if recipe.graph == "encoder":
+            return self.source_graph.clone()
+        made = self.graph.clone()
+        rewrite_attention(made, self.heads, self.tables, recipe.dialect == "ort")
         return made
 
 
@@ -143,8 +143,6 @@ def rewrite_attention(model: ir.Model, heads: Heads, tables: list[Array | None],
     mask: ir.Value | None = None
     if shared:
         rows = add_past_lengths(graph, ids)
-        ir.convenience.replace_all_uses_with(inputs["position_ids"], rows.positions)
-        graph.inputs.remove(inputs["position_ids"])
         slots = op("Range", 0, op("Cast", rows.total, to=ir.DataType.INT64), 1)
         behind = op("Sub", op("Unsqueeze", rows.positions, [2]), slots)
     else:

@@ -246,9 +246,8 @@ def check_control_flow(model: LintModel, target: Target) -> Iterator[Hit]:
     for node in model.nodes:
         if node.op_type == "If" and not is_constant(find_input(node, 0)):
             for pair in zip(*(graph.outputs for graph in list_subgraphs(node)), strict=False):
-                shapes = [dims_of(value) for value in pair]
-                ranks = [str(len(shape)) for shape in shapes if shape is not None]
-                if None not in shapes and len(set(ranks)) > 1:
+                ranks = [str(len(shape)) for shape in map(dims_of, pair) if shape is not None]
+                if len(set(ranks)) > 1:
                     told = " and ".join(ranks)
                     yield Hit(f"the outputs of its branches have {told} axes; they must have as many", node)
         if node.op_type == "Loop":

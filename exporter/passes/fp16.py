@@ -7,7 +7,7 @@ verified is what is built.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -20,67 +20,68 @@ HALF = ir.DataType.FLOAT16
 NAMES = {FLOAT: "fp32", HALF: "fp16"}
 
 
-@dataclass
-class ConvertToFp16(ir.passes.InPlacePass):
-    """Computes in fp16, but for chosen nodes; casts stand where the precision changes."""
+Casts = dict[tuple[ir.Value, ir.DataType], ir.Value]
 
-    # Graph outputs, such as logits. Other float inputs and outputs (caches) become fp16.
-    fp32_outputs: Collection[str]
-    # The nodes that stay in fp32, or are scaled, by name; without them, sums and the nodes whose constants
-    # fp16 cannot hold.
-    choices: Mapping[str, Choice] | None = None
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        graph = model.graph
-        if untyped := [value.name for value in list_values(graph) if value.dtype is None]:
-            raise ValueError(f"these values have no type, so no precision can be chosen: {untyped}")
-        for number, node in enumerate(graph):
-            node.name = node.name or f"{node.op_type}_{number}"
-        choices = dict(choose_fp32_nodes(graph, {}) if self.choices is None else self.choices)
-        for node in [node for node in graph if node.name in choices]:
-            choice = choices[str(node.name)]
-            choice.write(node)
-            if choice.shift is not None:
-                del choices[str(node.name)]
-                multiplied = scale_product(graph, node, choice.shift)
-                choices[str(multiplied.name)] = choice
-        was_float = {value for value in list_values(graph) if value.dtype == FLOAT}
-        self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        for value in graph.inputs:
-            if value in was_float:
-                value.type = ir.TensorType(HALF)  # a new one: clones of a graph share theirs
-        for node in list(graph):
-            precision = FLOAT if str(node.name) in choices else HALF
-            for index, read in enumerate(node.inputs):
-                if read is not None and read in was_float:
-                    node.replace_input_with(index, self.convert_value(graph, read, precision, node))
-            for output in node.outputs:
-                if output in was_float:
-                    output.type = ir.TensorType(precision)
-            retype_attributes(node, precision)
-        for index, value in enumerate(graph.outputs):
-            wanted = FLOAT if value.name in self.fp32_outputs else HALF
-            if value in was_float and value.dtype != wanted:
-                graph.outputs[index] = cast_output(graph, value, wanted)
-        for name, value in list(graph.initializers.items()):
-            if not value.uses() and not value.is_graph_output():
-                del graph.initializers[name]
-        return ir.passes.PassResult(model, modified=True)
+def convert_to_fp16(
+    model: ir.Model, fp32_outputs: Collection[str], choices: Mapping[str, Choice] | None = None
+) -> None:
+    """Compute in fp16, but for chosen nodes; casts stand where the precision changes.
 
-    def convert_value(self, graph: ir.Graph, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
-        """Return `value` as `dtype`: itself, a converted constant, or behind a Cast that its users share."""
-        if value.dtype == dtype:
-            return value
-        if (value, dtype) not in self.casts:
-            if value.const_value is not None:
-                converted = convert_constant(value)  # constants begin as fp32
-                graph.register_initializer(converted)
-            else:
-                cast = make_cast(value, dtype)
-                graph.insert_before(user, cast)
-                converted = cast.outputs[0]
-            self.casts[value, dtype] = converted
-        return self.casts[value, dtype]
+    `fp32_outputs` are outputs such as logits; other float inputs and outputs (caches) become fp16. `choices`
+    are the nodes that stay in fp32, or are scaled, by name; without them, sums and the nodes whose constants
+    fp16 cannot hold.
+    """
+    graph = model.graph
+    if untyped := [value.name for value in list_values(graph) if value.dtype is None]:
+        raise ValueError(f"these values have no type, so no precision can be chosen: {untyped}")
+    for number, node in enumerate(graph):
+        node.name = node.name or f"{node.op_type}_{number}"
+    chosen = dict(choose_fp32_nodes(graph, {}) if choices is None else choices)
+    for node in [node for node in graph if node.name in chosen]:
+        choice = chosen[str(node.name)]
+        choice.write(node)
+        if choice.shift is not None:
+            del chosen[str(node.name)]
+            multiplied = scale_product(graph, node, choice.shift)
+            chosen[str(multiplied.name)] = choice
+    was_float = {value for value in list_values(graph) if value.dtype == FLOAT}
+    casts: Casts = {}
+    for value in graph.inputs:
+        if value in was_float:
+            value.type = ir.TensorType(HALF)  # a new one: clones of a graph share theirs
+    for node in list(graph):
+        precision = FLOAT if str(node.name) in chosen else HALF
+        for index, read in enumerate(node.inputs):
+            if read is not None and read in was_float:
+                node.replace_input_with(index, convert_value(casts, read, precision, node))
+        for output in node.outputs:
+            if output in was_float:
+                output.type = ir.TensorType(precision)
+        retype_attributes(node, precision)
+    for index, value in enumerate(graph.outputs):
+        wanted = FLOAT if value.name in fp32_outputs else HALF
+        if value in was_float and value.dtype != wanted:
+            graph.outputs[index] = cast_output(graph, value, wanted)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+
+
+def convert_value(casts: Casts, value: ir.Value, dtype: ir.DataType, user: ir.Node) -> ir.Value:
+    """Return `value` as `dtype`: itself, a converted constant, or behind a Cast that its users share."""
+    if value.dtype == dtype:
+        return value
+    if (value, dtype) not in casts:
+        assert isinstance(user.graph, ir.Graph)
+        if value.const_value is not None:
+            casts[value, dtype] = convert_constant(value)  # constants begin as fp32
+            user.graph.register_initializer(casts[value, dtype])
+        else:
+            cast = make_cast(value, dtype)
+            user.graph.insert_before(user, cast)
+            casts[value, dtype] = cast.outputs[0]
+    return casts[value, dtype]
 
 
 def scale_product(graph: ir.Graph, product: ir.Node, shift: int) -> ir.Node:

@@ -12,23 +12,19 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import pattern
 from onnxscript.rewriter.ort_fusions.bias_gelu import fuse_bias_gelu
 
-from .rows import GatherRowsEarly
+from .rows import gather_rows_early
 from .weights import MICROSOFT
 
 
-class FuseForOnnxRuntime(ir.passes.InPlacePass):
-    """Joins bias and GELU, and queries, keys and values that one node reads; chooses rows early."""
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        before = len(model.graph)
-        drop_reshapes_there_and_back(model.graph)
-        fuse_bias_gelu(model)
-        fast_gelu.apply_to_model(model)
-        pack_queries_keys_values(model.graph)
-        GatherRowsEarly()(model)
-        RemoveUnusedNodesPass()(model)
-        model.graph.opset_imports[MICROSOFT] = 1
-        return ir.passes.PassResult(model, modified=len(model.graph) != before)
+def fuse_for_onnx_runtime(model: ir.Model) -> None:
+    """Join bias and GELU, and queries, keys and values that one node reads; choose rows early."""
+    drop_reshapes_there_and_back(model.graph)
+    fuse_bias_gelu(model)
+    fast_gelu.apply_to_model(model)
+    pack_queries_keys_values(model.graph)
+    gather_rows_early(model)
+    RemoveUnusedNodesPass()(model)
+    model.graph.opset_imports[MICROSOFT] = 1
 
 
 def drop_reshapes_there_and_back(graph: ir.Graph) -> None:

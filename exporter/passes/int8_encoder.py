@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from .build import Builder
 from .int8_rows import RowProduct, RowRule
 from .weights import MICROSOFT, View, Weight, add_initializer, find_bias_add, find_vector, find_weight
 
@@ -40,7 +41,7 @@ class Linears:
 
 
 def find_linears(graph: ir.Graph) -> list[Linears]:
-    """Return what `QuantizeEncoder` replaces. Rows that are not tokens (a pooler's) are too few to matter."""
+    """Return what can become int8. Rows that are not tokens (a pooler's) are too few to matter."""
     found: dict[ir.Value, list[tuple[ir.Node, Weight]]] = {}
     for node in graph:
         read = node.inputs[0] if node.op_type == "MatMul" else None
@@ -53,99 +54,71 @@ def find_linears(graph: ir.Graph) -> list[Linears]:
     ]
 
 
-@dataclass
-class QuantizeEncoder(ir.passes.InPlacePass):
-    """Makes an encoder's products int8."""
+def quantize_encoder(model: ir.Model, products: Mapping[tuple[str, ...], RowProduct]) -> None:
+    """Make an encoder's products int8, those whose parameters' names `products` has."""
+    op = Builder(model.graph, None, "int8")
+    for linears in find_linears(model.graph):
+        if linears.names in products:
+            op.before = linears.matmuls[0]
+            replace_linears(op, linears, multiply_rows(op, linears, products[linears.names]))
+    RemoveUnusedNodesPass()(model)
+    model.graph.opset_imports[MICROSOFT] = 1
 
-    products: Mapping[tuple[str, ...], RowProduct]  # the int8 products, by the parameters' names
 
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        self.graph = model.graph
-        found = [linears for linears in find_linears(model.graph) if linears.names in self.products]
-        for linears in found:
-            self.before = linears.matmuls[0]
-            self.replace(linears, self.products[linears.names])
-        RemoveUnusedNodesPass()(model)
-        model.graph.opset_imports[MICROSOFT] = 1
-        return ir.passes.PassResult(model, modified=bool(found))
+def multiply_rows(op: Builder, linears: Linears, product: RowProduct) -> ir.Value:
+    """Return the product (B, T, N) of what linears read, without their biases."""
+    name = linears.names[0]
+    x = linears.read
+    K, N = product.weight.shape
+    if product.smoothing is not None:
+        x = op("Mul", x, op.add_constant(1 / product.smoothing, name + UNSMOOTHING))
+    q, steps = quantize_rows(op, x, product.rule, K)
+    columns = add_columns(op, name + COLUMNS, product)
+    scale = op.add_constant(product.scale, f"{name}{COLUMNS}.scale")
+    zero = np.uint8(product.rule.zero)
+    result = op("MatMulIntegerToFloat", q, columns, 1.0, scale, zero, domain=MICROSOFT)
+    shape = op("Concat", op("Shape", linears.read, start=0, end=2), [N], axis=0)
+    return op("Mul", op("Reshape", result, shape), steps)
 
-    def replace(self, linears: Linears, product: RowProduct) -> None:
-        name = linears.names[0]
-        x = linears.read
-        K, N = product.weight.shape
-        if product.smoothing is not None:
-            x = self.add("Mul", [x, self.add_constant(name + UNSMOOTHING, 1 / product.smoothing)])
-        q, steps = self.quantize_rows(x, product.rule, K)
-        columns = self.add_columns(name + COLUMNS, product)
-        one = self.add_constant("int8.one", np.array(1, np.float32))
-        scale = self.add_constant(f"{name}{COLUMNS}.scale", product.scale)
-        zero = self.add_zero(product.rule)
-        result = self.add("MatMulIntegerToFloat", [q, columns, one, scale, zero], domain=MICROSOFT)
-        leading = self.add("Shape", [linears.read], start=0, end=2)
-        shape = self.add("Concat", [leading, self.add_constant(f"int8.width.{N}", np.array([N]))], axis=0)
-        y = self.add("Mul", [self.add("Reshape", [result, shape]), steps])
-        self.connect(linears, y)
 
-    def add_columns(self, name: str, product: RowProduct) -> ir.Value:
-        """Return a constant of columns (K, N) for one product alone; what several multiply by is stored once.
+def quantize_rows(op: Builder, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.Value, ir.Value]:
+    """Return q (B * T, K) uint8 and the steps (B, T, 1) of x (B, T, K)."""
+    largest = op("ReduceMax", op("Abs", x) if rule.absolute else x, [-1], keepdims=1)
+    steps = op("Mul", op("Max", largest, rule.floor), 1 / rule.top)
+    flat = op("Reshape", steps, [-1])
+    zeros = op("Expand", np.uint8(rule.zero), op("Shape", flat))
+    return op("QuantizeLinear", op("Reshape", x, [-1, K]), flat, zeros, axis=0), steps
 
-        Without VNNI ONNX Runtime rewrites the columns of each product, and fails where two share a constant.
-        """
-        stored = self.graph.initializers.get(name)
-        if stored is None or stored.const_value is None:
-            return self.add_constant(name, product.weight)
-        view = View(stored.const_value, 0, product.weight.shape)
-        return add_initializer(self.graph, f"{name}.{len(self.graph.initializers)}", view)
 
-    def quantize_rows(self, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.Value, ir.Value]:
-        """Return q (B * T, K) uint8 and the steps (B, T, 1) of x (B, T, K)."""
-        last = self.add_constant("int8.last", np.array([-1]))
-        largest = self.add("ReduceMax", [self.add("Abs", [x]) if rule.absolute else x, last], keepdims=1)
-        floor = self.add_constant(f"int8.floor.{rule.floor:.6g}", np.array(rule.floor, np.float32))
-        share = self.add_constant(f"int8.share.{rule.top}", np.array(1 / rule.top, np.float32))
-        steps = self.add("Mul", [self.add("Max", [largest, floor]), share])
-        flat = self.add("Reshape", [steps, last])
-        zeros = self.add("Expand", [self.add_zero(rule), self.add("Shape", [flat])])
-        rows = self.add("Reshape", [x, self.add_constant(f"int8.rows.{K}", np.array([-1, K]))])
-        return self.add("QuantizeLinear", [rows, flat, zeros], axis=0), steps
+def add_columns(op: Builder, name: str, product: RowProduct) -> ir.Value:
+    """Return a constant of columns (K, N) for one product alone; what several multiply by is stored once.
 
-    def add_zero(self, rule: RowRule) -> ir.Value:
-        return self.add_constant(f"int8.zero.{rule.zero}", np.array(rule.zero, np.uint8))
+    Without VNNI ONNX Runtime rewrites the columns of each product, and fails where two share a constant.
+    """
+    stored = op.graph.initializers.get(name)
+    if stored is None or stored.const_value is None:
+        return op.add_constant(product.weight, name)
+    view = View(stored.const_value, 0, product.weight.shape)
+    return add_initializer(op.graph, f"{name}.{len(op.graph.initializers)}", view)
 
-    def connect(self, linears: Linears, y: ir.Value) -> None:
-        """Give y (B, T, N) to the readers of the old products; several biases become one."""
-        name = linears.names[0]
-        old = [node.outputs[0] for node in linears.matmuls]
-        parts: Sequence[ir.Value] = [y]
-        if len(old) > 1:
-            biases = [bias for bias in map(find_bias_add, linears.matmuls) if bias is not None]
-            if len(biases) == len(old):
-                vectors = [find_vector(bias) for bias in biases]
-                joined = np.concatenate([v.const_value.numpy() for v in vectors if v and v.const_value])
-                y = self.add("Add", [y, self.add_constant(f"{name}.biases", joined)])
-                old = [bias.outputs[0] for bias in biases]
-            widths = self.add_constant(f"{name}.widths", np.array([w.rows for w in linears.weights]))
-            parts = self.add_node("Split", [y, widths], len(old), axis=-1).outputs
-        for before, after in zip(old, parts, strict=True):
-            after.type = before.type
-            after.shape = before.shape
-            ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
-            after.name = before.name
-            before.name = None
 
-    def add_constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-        return add_initializer(self.graph, name, ir.tensor(array, name=name))
-
-    def add(self, operator: str, inputs: Sequence[ir.Value], domain: str = "", **attributes: int) -> ir.Value:
-        """Add a node with one result, and return the result."""
-        return self.add_node(operator, inputs, 1, domain, **attributes).outputs[0]
-
-    def add_node(
-        self, operator: str, inputs: Sequence[ir.Value], outputs: int, domain: str = "", **attributes: int
-    ) -> ir.Node:
-        node = ir.node(operator, inputs, attributes or None, domain=domain, num_outputs=outputs)
-        node.name = f"int8_{operator}_{len(self.graph)}"
-        for number, value in enumerate(node.outputs):
-            value.name = f"{node.name}_{number}"
-        self.graph.insert_before(self.before, node)
-        return node
+def replace_linears(op: Builder, linears: Linears, y: ir.Value) -> None:
+    """Give y (B, T, N) to the readers of the old products; several biases become one."""
+    name = linears.names[0]
+    old = [node.outputs[0] for node in linears.matmuls]
+    parts: Sequence[ir.Value] = [y]
+    if len(old) > 1:
+        biases = [bias for bias in map(find_bias_add, linears.matmuls) if bias is not None]
+        if len(biases) == len(old):
+            vectors = [find_vector(bias) for bias in biases]
+            joined = np.concatenate([v.const_value.numpy() for v in vectors if v and v.const_value])
+            y = op("Add", y, op.add_constant(joined, f"{name}.biases"))
+            old = [bias.outputs[0] for bias in biases]
+        widths = [weight.rows for weight in linears.weights]
+        parts = op.add("Split", y, widths, results=len(old), axis=-1).outputs
+    for before, after in zip(old, parts, strict=True):
+        after.type = before.type
+        after.shape = before.shape
+        ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
+        after.name = before.name
+        before.name = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,25 +13,19 @@ from .weights import add_initializer
 KEY_SCALE = 12  # the input of GroupQueryAttention; the values' follows
 
 
-@dataclass
-class QuantizeCache(ir.passes.InPlacePass):
-    """Makes every cache int8, with a scale for each head and channel."""
-
-    scales: Mapping[str, npt.NDArray[np.float32]]  # (H * D,) by the cache's input, such as "cache.0.key"
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        graph = model.graph
-        for node in graph:
-            if node.op_type != "GroupQueryAttention":
-                continue
-            caches = [value for value in node.inputs[3:5] if value is not None]
-            node.resize_inputs(KEY_SCALE + len(caches))
-            for i, (cache, present) in enumerate(zip(caches, node.outputs[1:], strict=True)):
-                assert cache.name is not None
-                scale = ir.tensor(self.scales[cache.name], name=f"{cache.name}.scale")
-                node.replace_input_with(KEY_SCALE + i, add_initializer(graph, str(scale.name), scale))
-                cache.type = present.type = ir.TensorType(ir.DataType.INT8)
-            for kind in ("k", "v"):
-                node.attributes[f"{kind}_quant_type"] = ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL")
-            node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", 8)
-        return ir.passes.PassResult(model, modified=True)
+def quantize_cache(model: ir.Model, scales: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Make every cache int8, with the scales (H * D,) of its input, such as "cache.0.key"."""
+    graph = model.graph
+    for node in graph:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        caches = [value for value in node.inputs[3:5] if value is not None]
+        node.resize_inputs(KEY_SCALE + len(caches))
+        for i, (cache, present) in enumerate(zip(caches, node.outputs[1:], strict=True)):
+            assert cache.name is not None
+            scale = ir.tensor(scales[cache.name], name=f"{cache.name}.scale")
+            node.replace_input_with(KEY_SCALE + i, add_initializer(graph, str(scale.name), scale))
+            cache.type = present.type = ir.TensorType(ir.DataType.INT8)
+        for kind in ("k", "v"):
+            node.attributes[f"{kind}_quant_type"] = ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL")
+        node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", 8)

@@ -6,7 +6,7 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, ir.Value]]:
 
 
 def find_quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
-    """Return the weights that `QuantizeWeights` rounds: names, and functions that give (N, K)."""
+    """Return the weights that `quantize_weights` rounds: names, and functions that give (N, K)."""
     found = [(weight.name, weight.array) for _, weight in find_products(graph)]
     for _, table in find_lookups(graph):
         assert table.const_value is not None
@@ -106,7 +106,7 @@ def find_quantizable(graph: ir.Graph) -> list[tuple[str, Callable[[], Array]]]:
 
 
 def read_stored_bits(graph: ir.Graph) -> dict[str, int]:
-    """Return the bits of each weight that `QuantizeWeights` has rounded, by name."""
+    """Return the bits of each weight that `quantize_weights` has rounded, by name."""
     quantized = [node for node in graph if WEIGHT in node.metadata_props]
     return {node.metadata_props[WEIGHT]: node.attributes["bits"].as_int() for node in quantized}
 
@@ -118,75 +118,68 @@ def find_extremes(blocks: Array) -> Array:
     return np.where(found == 0, np.finfo(np.float32).tiny, found)
 
 
-@dataclass
-class QuantizeWeights(ir.passes.InPlacePass):
-    """Quantizes the constant side of each MatMul, and the tables of words, with a scale per block."""
+def quantize_weights(model: ir.Model, bits: int, size: int, done: dict[str, Blocks] | None = None) -> None:
+    """Quantize the constant side of each MatMul, and the tables of words, to 8 or 4 `bits`.
 
-    bits: int  # 8 or 4
-    size: int  # columns of a block, one of `BLOCK_SIZES`
-    done: dict[str, Blocks] = field(default_factory=dict)  # is quantized already, by name; others are added
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        graph = model.graph
-        for node, weight in find_products(graph):
-            self.replace_product(graph, node, weight)
-        for node, table in find_lookups(graph):
-            self.replace_gather(graph, node, table)
-        RemoveUnusedNodesPass()(model)
-        graph.opset_imports[MICROSOFT] = 1
-        return ir.passes.PassResult(model, modified=True)
-
-    def find_blocks(self, name: str, array: Callable[[], Array]) -> Blocks:
-        """Return the quantized weight `name`; `array` gives its numbers (N, K)."""
-        if name not in self.done:
+    `size`, one of `BLOCK_SIZES`, is the number of columns of a block, which has a scale. What `done` has by
+    name is quantized already; others are added to it.
+    """
+    graph = model.graph
+    done = {} if done is None else done
+    for name, array in find_quantizable(graph):
+        if name not in done:
             try:
-                self.done[name] = quantize(array(), self.bits, self.size)
+                done[name] = quantize(array(), bits, size)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-        return self.done[name]
+    for node, weight in find_products(graph):
+        replace_product(graph, node, weight, done[weight.name])
+    for node, table in find_lookups(graph):
+        replace_lookup(graph, node, str(table.name), done[str(table.name)])
+    RemoveUnusedNodesPass()(model)
+    graph.opset_imports[MICROSOFT] = 1
 
-    def make_tensors(self, name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
-        """Return the tensors for the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
-        stem = f"{name}.int{blocks.bits}"
-        return ir.tensor(blocks.pack(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
 
-    def replace_product(self, graph: ir.Graph, node: ir.Node, weight: Weight) -> None:
-        blocks = self.find_blocks(weight.name, weight.array)
-        packed, scale = self.make_tensors(weight.name, blocks)
-        K = blocks.scale.shape[1] * blocks.size
-        if (add := find_bias_add(node)) is not None:  # the product adds it too
-            weight = replace(weight, bias=find_vector(add))
-            ir.convenience.replace_all_uses_with(add.outputs[0], node.outputs[0], replace_graph_outputs=True)
-            node.outputs[0].name = add.outputs[0].name
-            add.outputs[0].name = None
-            graph.remove(add, safe=True)
-        attributes = {"K": K, "bits": blocks.bits, "block_size": blocks.size, "accuracy_level": ACCURACY_INT8}
+def make_tensors(name: str, blocks: Blocks) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+    """Return the tensors for the weights file: (N, K / b, bytes) uint8 and (N, K / b) float32."""
+    stem = f"{name}.int{blocks.bits}"
+    return ir.tensor(blocks.pack(), name=stem), ir.tensor(blocks.scale, name=f"{stem}.scale")
 
-        def make_part(first: int, rows: int) -> ir.Node:
-            inputs = [node.inputs[0]]
-            for base in (packed, scale):
-                view = View(base, first, (rows, *base.shape.numpy()[1:]))
-                inputs.append(add_initializer(graph, f"{base.name}.{first}", view))
-            if (bias := slice_bias(graph, weight, first, rows)) is not None:
-                inputs += [None, None, bias]
-            part = ir.node("MatMulNBits", inputs, {**attributes, "N": rows}, domain=MICROSOFT)
-            part.metadata_props[WEIGHT] = weight.name
-            return part
 
-        replace_by_parts(graph, node, [make_part(first, rows) for first, rows in split_rows(len(blocks.q))])
+def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, blocks: Blocks) -> None:
+    packed, scale = make_tensors(weight.name, blocks)
+    if (add := find_bias_add(node)) is not None:  # the product adds it too
+        weight = replace(weight, bias=find_vector(add))
+        ir.convenience.replace_all_uses_with(add.outputs[0], node.outputs[0], replace_graph_outputs=True)
+        node.outputs[0].name = add.outputs[0].name
+        add.outputs[0].name = None
+        graph.remove(add, safe=True)
+    K = blocks.scale.shape[1] * blocks.size
+    attributes = {"K": K, "bits": blocks.bits, "block_size": blocks.size, "accuracy_level": ACCURACY_INT8}
 
-    def replace_gather(self, graph: ir.Graph, node: ir.Node, table: ir.Value) -> None:
-        constant = table.const_value
-        assert constant is not None and table.name is not None
-        blocks = self.find_blocks(table.name, constant.numpy)
-        packed, scale = self.make_tensors(table.name, blocks)
-        flat = (len(blocks.q), packed.size // len(blocks.q))
-        inputs = [
-            add_initializer(graph, f"{packed.name}.table", View(packed, 0, flat)),
-            node.inputs[1],
-            add_initializer(graph, f"{scale.name}.table", View(scale, 0, scale.shape.numpy())),
-        ]
-        attributes = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 1}
-        gather = ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT)
-        gather.metadata_props[WEIGHT] = table.name
-        replace_by_parts(graph, node, [gather])
+    def make_part(first: int, rows: int) -> ir.Node:
+        inputs = [node.inputs[0]]
+        for base in (packed, scale):
+            view = View(base, first, (rows, *base.shape.numpy()[1:]))
+            inputs.append(add_initializer(graph, f"{base.name}.{first}", view))
+        if (bias := slice_bias(graph, weight, first, rows)) is not None:
+            inputs += [None, None, bias]
+        part = ir.node("MatMulNBits", inputs, {**attributes, "N": rows}, domain=MICROSOFT)
+        part.metadata_props[WEIGHT] = weight.name
+        return part
+
+    replace_by_parts(graph, node, [make_part(first, rows) for first, rows in split_rows(len(blocks.q))])
+
+
+def replace_lookup(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> None:
+    packed, scale = make_tensors(name, blocks)
+    flat = (len(blocks.q), packed.size // len(blocks.q))
+    inputs = [
+        add_initializer(graph, f"{packed.name}.table", View(packed, 0, flat)),
+        node.inputs[1],
+        add_initializer(graph, f"{scale.name}.table", View(scale, 0, scale.shape.numpy())),
+    ]
+    attributes = {"bits": blocks.bits, "block_size": blocks.size, "gather_axis": 0, "quantize_axis": 1}
+    gather = ir.node("GatherBlockQuantized", inputs, attributes, domain=MICROSOFT)
+    gather.metadata_props[WEIGHT] = name
+    replace_by_parts(graph, node, [gather])

@@ -15,27 +15,22 @@ PARTS = 8
 SPLIT_FROM_ROWS = 16384
 
 
-class SplitSharedTable(ir.passes.InPlacePass):
-    """Multiplies by the rows of a large table as they lie in the weights file, some of them at a time."""
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        graph = model.graph
-        modified = False
-        for node in list(graph):
-            x = node.inputs[0] if node.inputs else None
-            is_matrix = x is not None and x.shape is not None and len(x.shape) == 2  # all that Gemm takes
-            weight = find_weight(node) if is_matrix else None
-            if weight is None or weight.constant is None or len(split_rows(weight.rows)) == 1:
-                continue
-            parts = []
-            for first, count in split_rows(weight.rows):
-                rows = add_rows(graph, weight.constant, first, count)
-                bias = slice_bias(graph, weight, first, count)
-                parts.append(ir.node("Gemm", [x, rows, bias], {"transB": 1}))
-            replace_by_parts(graph, node, parts)
-            modified = True
-        RemoveUnusedNodesPass()(model)
-        return ir.passes.PassResult(model, modified=modified)
+def split_shared_table(model: ir.Model) -> None:
+    """Multiply by the rows of a large table as they lie in the weights file, some of them at a time."""
+    graph = model.graph
+    for node in list(graph):
+        x = node.inputs[0] if node.inputs else None
+        is_matrix = x is not None and x.shape is not None and len(x.shape) == 2  # all that Gemm takes
+        weight = find_weight(node) if is_matrix else None
+        if weight is None or weight.constant is None or len(split_rows(weight.rows)) == 1:
+            continue
+        parts = []
+        for first, count in split_rows(weight.rows):
+            rows = add_rows(graph, weight.constant, first, count)
+            bias = slice_bias(graph, weight, first, count)
+            parts.append(ir.node("Gemm", [x, rows, bias], {"transB": 1}))
+        replace_by_parts(graph, node, parts)
+    RemoveUnusedNodesPass()(model)
 
 
 def slice_bias(graph: ir.Graph, weight: Weight, first: int, count: int) -> ir.Value | None:

@@ -26,45 +26,35 @@ ROWS = ".rows."
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
 
 
-@dataclass
-class AttachWeights(ir.passes.InPlacePass):
-    """Turns the inputs that carry a parameter's name into initializers with its values.
+def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None:
+    """Turn the inputs that carry a parameter's name into initializers with its values.
 
     A parameter that the graph only reads transposed is stored transposed, so that no engine has to
     turn it round, and hold it twice, while loading. A tensor that has several names in the model gets
     the first of them in every graph, and one that is transposed has a name of its own: graphs that
-    share a weights file must mean the same by a name.
+    share a weights file must mean the same by a name. `parameters` has tensors by all of their names.
     """
-
-    parameters: Mapping[str, Tensor]  # tensors by all of their names
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        graph = model.graph
-        names: dict[int, str] = {}
-        for name, tensor in self.parameters.items():
-            names.setdefault(id(tensor), name)
-        weights = [value for value in graph.inputs if value.name in self.parameters]
-        for value in weights:
-            assert value.name is not None
-            tensor = self.parameters[value.name]
-            array = tensor.detach().numpy()
-            graph.inputs.remove(value)
-            value.name = names[id(tensor)]
-            transposes = [node for node, _ in value.uses()]
-            if transposes and all(is_matrix_transpose(node) for node in transposes):
-                array = array.T
-                Stored(value.name, transposed=True).write(value)
-                value.name += TRANSPOSED
-                value.shape = ir.Shape(array.shape)
-                for node in transposes:
-                    ir.convenience.replace_all_uses_with(node.outputs[0], value)
-                    graph.remove(node, safe=True)
-            value.const_value = make_lazy_tensor(
-                partial(np.asarray, array), array.shape, array.dtype, value.name
-            )
-            graph.register_initializer(value)
-        model.metadata_props[DESCRIBED] = "1"
-        return ir.passes.PassResult(model, modified=bool(weights))
+    graph = model.graph
+    names: dict[int, str] = {}
+    for name, tensor in parameters.items():
+        names.setdefault(id(tensor), name)
+    for value in [value for value in graph.inputs if value.name in parameters]:
+        tensor = parameters[str(value.name)]
+        array = tensor.detach().numpy()
+        graph.inputs.remove(value)
+        value.name = names[id(tensor)]
+        transposes = [node for node, _ in value.uses()]
+        if transposes and all(is_matrix_transpose(node) for node in transposes):
+            array = array.T
+            Stored(value.name, transposed=True).write(value)
+            value.name += TRANSPOSED
+            value.shape = ir.Shape(array.shape)
+            for node in transposes:
+                ir.convenience.replace_all_uses_with(node.outputs[0], value)
+                graph.remove(node, safe=True)
+        value.const_value = make_lazy_tensor(partial(np.asarray, array), array.shape, array.dtype, value.name)
+        graph.register_initializer(value)
+    model.metadata_props[DESCRIBED] = "1"
 
 
 def is_described(model: ir.Model) -> bool:

@@ -13,8 +13,8 @@ from ...runtime.backends.backend import Array
 from ...runtime.backends.ort_backend import open_plain_session
 from ...runtime.diagnostics.metrics import Logits
 from ..imported.branches import SWITCH
-from ..imported.cross_attention import CROSS, STATES
 from ..imported.folder import LAYERS, Folder
+from ..imported.plain_attention import CROSS, STATES
 from .decoder import Reference
 from .transformers_reference import name_results
 from .translation import UncachedReference

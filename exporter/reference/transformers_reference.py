@@ -5,7 +5,7 @@ T tokens, E hidden size, N outputs and K inputs of a linear layer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ..imported.signature import STATE_NAMES
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ...runtime.bundle.defaults import EncoderDefaults
     from ...runtime.text.long_text import Piece
     from .model import ReferenceModel
 
@@ -31,17 +32,12 @@ AUTO_MODELS = {
 OF_LOGITS = ("masked_lm", "sequence_classification", "token_classification")
 
 
-def load_reference(folder: Path, task: str, heads: Sequence[str] = ()) -> ReferenceModel:
-    """Return the reference of an imported bundle: transformers' model, or the folder's graphs as they are."""
-    if has_weights(folder):
-        return load_transformers_model(folder, task, heads)
-    from .onnx_reference import OnnxGraphs
+def load_reference(folder: Path, task: str, encoder: EncoderDefaults | None) -> ReferenceModel:
+    """Return transformers' model in fp32, for the first head or else the task; or the folder's graphs."""
+    if not has_weights(folder):
+        from .onnx_reference import OnnxGraphs
 
-    return OnnxGraphs(read_folder(folder))
-
-
-def load_transformers_model(folder: Path, task: str, heads: Sequence[str] = ()) -> nn.Module:
-    """Load a checkpoint with its weights in fp32, for a bundle's task or an encoder's heads."""
+        return OnnxGraphs(read_folder(folder))
     try:
         import transformers
         from transformers.utils import logging as progress
@@ -52,6 +48,7 @@ def load_transformers_model(folder: Path, task: str, heads: Sequence[str] = ()) 
     import torch
 
     progress.disable_progress_bar()
+    heads = () if encoder is None else encoder.heads
     auto = getattr(transformers, AUTO_MODELS[heads[0] if heads else task])
     try:
         model = auto.from_pretrained(

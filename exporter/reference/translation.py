@@ -70,7 +70,7 @@ class Reference:
 
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
         """Search the best targets, with a copy of the source for every beam."""
-        beams = BeamSearch(1, self.start, search)
+        beams = BeamSearch([[self.start]], search)
         copies = (search.num_beams, 1, 1, 1)
         memory = [(k.repeat(copies), v.repeat(copies)) for k, v in self.compute_keys_values(source)]
         everything = SourceAttention(memory, torch.ones(search.num_beams, len(source), dtype=torch.int64))
@@ -123,7 +123,7 @@ class UncachedReference(Reference, ABC):
         return logits[0], np.zeros((0, 0, len(target), 0), np.float32)
 
     def search(self, source: Sequence[int], search: Search) -> list[Hypothesis]:
-        beams = BeamSearch(1, self.start, search)
+        beams = BeamSearch([[self.start]], search)
         states = self.encode(source)
         rows: list[list[int]] = [[] for _ in range(search.num_beams)]
         while not beams.done:

@@ -78,11 +78,10 @@ class PlanRequest:
 
 def build_plan(request: PlanRequest) -> Plan:
     """Build a plan and return its passport, as of a file in a bundle's plans/."""
-    engine = request.engine
     options = request.options
     out = request.out
-    sms = resolve_architectures(engine, request.sms)
-    check_build_options(engine, options)
+    sms = resolve_architectures(request.engine, request.sms)
+    check_build_options(request.engine, options)
     if options.candidates:
         check_candidates(request.artifact, options.candidates)
     partial = out.with_name(f".{out.name}.partial")
@@ -92,7 +91,7 @@ def build_plan(request: PlanRequest) -> Plan:
             {
                 "onnx": str(request.onnx.resolve()),
                 "artifact": request.artifact.to_json(),
-                "engine": engine,
+                "engine": request.engine,
                 "sms": sms,
                 "profiles": profiles,
                 "out": str(partial.resolve()),
@@ -112,7 +111,7 @@ def build_plan(request: PlanRequest) -> Plan:
     return Plan(
         built_from=request.artifact.id,
         file=f"plans/{out.name}",
-        engine=engine,
+        engine=request.engine,
         version=answer["version"],
         sms=tuple(answer["sms"]),
         profiles=profiles,
@@ -213,17 +212,16 @@ def summarize_plan(path: Path) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         beginning = file.read(NAME_WITHIN)
-    header = beginning[:28]
     size = path.stat().st_size
     summary: dict[str, Any] = {
         "bytes": size,
         "sha256": compute_sha256(path),
-        "magic": header[:4].decode("ascii", errors="backslashreplace"),
+        "magic": beginning[:4].decode("ascii", errors="backslashreplace"),
     }
-    if header[:4] == RTX_MAGIC and len(header) == 28:
+    if beginning.startswith(RTX_MAGIC) and size >= 28:
         summary["engine"] = "tensorrt-rtx"
-        summary["version"] = ".".join(str(byte) for byte in header[24:28])
-        summary["complete"] = size == int.from_bytes(header[16:24], "little")
+        summary["version"] = ".".join(str(byte) for byte in beginning[24:28])
+        summary["complete"] = size == int.from_bytes(beginning[16:24], "little")
     if match := NETWORK_NAME.search(beginning):
         summary["network"] = match[0].decode()
     return summary

@@ -130,13 +130,12 @@ def build_plans(
     manifest: Manifest,
     targets: Sequence[str],
     sms: Sequence[str] | None,
-    limits: Mapping[str, int] | None,
     progress: Progress,
-    refused: Callable[[str, BuildError], None] | None = None,
+    refused: Callable[[str, BuildError], None] | None,
 ) -> list[Plan]:
     """Build the plans of an export's targets. A default target's missing engine is logged, not an error.
 
-    Where TensorRT refuses a graph, `refused` is called with the target's name; by default that is an error.
+    Where TensorRT refuses a graph, `refused` is called with the target's name; None makes that an error.
     """
     bundle = Bundle(staging, manifest)
     plans: list[Plan] = []
@@ -148,7 +147,7 @@ def build_plans(
             log.warning("no plan was built: pip install 'planforge[%s]', then `planforge build`", engine)
             continue
         try:
-            plans += build_plans_for(bundle, name, sms, limits, staging, progress)
+            plans += build_plans_for(bundle, name, sms, None, staging, progress)
         except BuildError as error:
             if refused is None:
                 raise

@@ -93,7 +93,7 @@ def limit_axes(artifact: Artifact, max_batch: int | None, max_length: int | None
         length = check_maximum("length", max_length, 2, artifact.axis("tokens").max)
         maxima |= {"tokens": length, "source_tokens": length, SLOTS: length, "past": length - 1}
     ranges: dict[str, Range] = {}
-    for name, (_, axis) in find_first_uses(artifact).items():
+    for name, axis in find_axes(artifact).items():
         high = min(axis.max, maxima.get(name, axis.max))
         ranges[name] = (high, high, high) if name == SLOTS else (axis.min, min(axis.opt, high), high)
     return {name: r for name, r in ranges.items() if name not in find_sums(artifact)}
@@ -102,9 +102,7 @@ def limit_axes(artifact: Artifact, max_batch: int | None, max_length: int | None
 def compute_batch_maxima(artifact: Artifact, max_batch: int) -> dict[str, int]:
     """Return the maximum of "batch", and of "sources" for a decoder with a source, whose rows are beams."""
     rows = artifact.axis("batch").max
-    if "sources" not in find_first_uses(artifact):
-        return {"batch": check_maximum("batch", max_batch, 1, rows)}
-    sources = artifact.axis("sources").max
+    sources = artifact.axis("sources").max if "sources" in find_axes(artifact) else rows
     check_maximum("batch", max_batch, 1, sources)
     return {"sources": max_batch, "batch": max_batch * (rows // sources)}
 
@@ -125,9 +123,9 @@ def complete_profile(name: str, axes: Mapping[str, Range], artifact: Artifact) -
 
 def find_sums(artifact: Artifact) -> dict[str, list[str]]:
     """Return the axes that are sums of others, from constraints such as "total = past + tokens"."""
-    names = find_first_uses(artifact)
+    axes = find_axes(artifact)
     sides = [text.split(" = ", 1) for text in artifact.constraints if " = " in text]
-    return {total: parts.split(" + ") for total, parts in sides if total in names}
+    return {total: parts.split(" + ") for total, parts in sides if total in axes}
 
 
 def add_ranges(axes: Mapping[str, Range], names: Sequence[str]) -> Range:
@@ -136,11 +134,11 @@ def add_ranges(axes: Mapping[str, Range], names: Sequence[str]) -> Range:
     return low, opt, high
 
 
-def find_first_uses(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
-    """Return every named axis among the inputs, with the first input that has it."""
-    uses: dict[str, tuple[str, Axis]] = {}
+def find_axes(artifact: Artifact) -> dict[str, Axis]:
+    """Return every named axis among the inputs, as the first input that has it gives it."""
+    found: dict[str, Axis] = {}
     for spec in artifact.inputs:
         for axis in spec.axes:
             if isinstance(axis, Axis):
-                uses.setdefault(axis.name, (spec.name, axis))
-    return uses
+                found.setdefault(axis.name, axis)
+    return found

@@ -7,9 +7,9 @@ in its own precision, converted once more from the checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -83,13 +83,7 @@ class Band:
     witness: str
 
 
-@dataclass(frozen=True)
-class Witnesses:
-    """The references that the results of a graph are compared with."""
-
-    nodes: Mapping[Key, Band] = field(default_factory=dict)  # results by step and name
-    # those of them that are a module's result in PyTorch
-    modules: Mapping[Key, Band] = field(default_factory=dict)
+Bands: TypeAlias = Mapping[Key, Band]  # what one reference says of a graph's results
 
 
 class LeftItsBandError(Exception):
@@ -99,7 +93,9 @@ class LeftItsBandError(Exception):
         self.culprit = culprit
 
 
-def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: Witnesses) -> Culprit | None:
+def find_culprit(
+    graph: ir.Model, artifact: Artifact, trial: Trial, references: Sequence[Bands]
+) -> Culprit | None:
     """Execute a graph until a node leaves its band; return None if none does."""
 
     def describe(
@@ -125,7 +121,7 @@ def find_culprit(graph: ir.Model, artifact: Artifact, trial: Trial, witnesses: W
     def hold(node: ir.Node, name: str, array: Array) -> None:
         step = program.runs - 1
         got = remove_padding(trial, step, array)
-        for bands in (witnesses.nodes, witnesses.modules):
+        for bands in references:
             band = bands.get((step, name))
             if band is None or got.shape != band.want.shape:
                 continue

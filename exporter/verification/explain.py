@@ -22,14 +22,14 @@ from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer
 from ..errors import VerificationError
 from ..execution.trial import Key, Trial
-from ..graphs import describe_in_fp32, find_recipe_id
+from ..graphs import describe_in_fp32
 from ..limits import CAPS
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import HEAD
 from ..reference.model import is_module
 from ..tracing.modules import find_results_by_scope, find_scope, read_results
-from .bisect import Band, Culprit, Witnesses, find_culprit, make_module_bands, make_node_bands, remove_padding
+from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands, remove_padding
 from .report import VerificationReport
 from .structure import READING
 
@@ -81,7 +81,7 @@ def explain(
     sound = [a for a in manifest.artifacts if a.precision == "fp32" and a not in failed]
     healthy: Mapping[str, ir.Model] = {}
     if model is not None and trace is not None:
-        recipes = list(dict.fromkeys(find_recipe_id(artifact) for artifact in failed))
+        recipes = list(dict.fromkeys(artifact.recipe_id for artifact in failed))
         progress(f"tracing {', '.join(recipes)} again, to find the nodes at fault")
         try:
             healthy = trace(recipes)
@@ -99,12 +99,11 @@ def explain(
             trial = examiner.make_trial(traced)
             if healthy:
                 assert model is not None and is_module(model) and calibration is not None
-                witnesses = convert_witnesses(
-                    traced, trial, healthy[find_recipe_id(artifact)], model, calibration
-                )
+                fresh = healthy[artifact.recipe_id]
+                references = convert_references(traced, trial, fresh, model, calibration)
             else:
-                witnesses = find_witnesses(examiner, traced, graph, sound, model, calibration)
-            culprit = find_culprit(graph, traced, trial, witnesses)
+                references = find_references(examiner, traced, graph, sound, model, calibration)
+            culprit = find_culprit(graph, traced, trial, references)
         except (PlanForgeError, ValueError) as error:
             unexplained[artifact.id] = f"no node can be named: {error}"
             continue
@@ -120,7 +119,7 @@ def explain_no_culprit(artifact: Artifact, manifest: Manifest, traced: bool) -> 
     if not PRECISIONS[artifact.precision].is_quantized:
         return INSIDE
     ids = {other.id for other in manifest.artifacts}
-    by_nodes = traced or f"{find_recipe_id(artifact)}.fp32" in ids
+    by_nodes = traced or f"{artifact.recipe_id}.fp32" in ids
     return LOSS if by_nodes else f"{LOSS}; or add fp32 to --precision, which every node is held against"
 
 
@@ -131,45 +130,46 @@ def remove_fitted_head(artifact: Artifact, manifest: Manifest) -> Artifact:
     return dataclasses.replace(artifact, outputs=tuple(s for s in artifact.outputs if s.role != HEAD))
 
 
-def convert_witnesses(
+def convert_references(
     artifact: Artifact, trial: Trial, healthy: ir.Model, model: nn.Module, calibration: Calibration
-) -> Witnesses:
+) -> list[Bands]:
     """Return the references: PyTorch, and a healthy graph in fp32 and in the artifact's precision."""
     full_artifact = describe_in_fp32(artifact)
     full = convert_graph(healthy, full_artifact, calibration)
     own = convert_graph(healthy, artifact, calibration)
-    return Witnesses(
+    rounding = calibration.make_rounding(artifact.precision)
+    return [
         make_node_bands(trial, artifact, full, full_artifact, own),
-        make_module_bands(trial, model, calibration.make_rounding(artifact.precision), read_results(own)),
-    )
+        make_module_bands(trial, model, rounding, read_results(own)),
+    ]
 
 
-def find_witnesses(
+def find_references(
     examiner: AnyExaminer,
     artifact: Artifact,
     graph: ir.Model,
     sound: Sequence[Artifact],
     model: ReferenceModel | None,
     calibration: Calibration | None,
-) -> Witnesses:
+) -> list[Bands]:
     """Return all references for a graph that failed; `sound` are the bundle's in fp32 that did not."""
-    nodes: dict[Key, Band] = {}
-    modules: dict[Key, Band] = {}
+    nodes: Bands = {}
+    modules: Bands = {}
     trial = examiner.make_trial(artifact)
-    twin = next((other for other in sound if find_recipe_id(other) == find_recipe_id(artifact)), None)
+    twin = next((other for other in sound if other.recipe_id == artifact.recipe_id), None)
     if twin is not None and artifact.precision != "fp32":
         nodes = make_hidden_bands(examiner, trial, artifact.precision, twin)
-    if model is not None and is_module(model):
+    if model is not None and calibration is not None and is_module(model):
         results = find_module_results(graph, [path for path, _ in model.named_modules()])
-        rounding = None if calibration is None else calibration.make_rounding(artifact.precision)
-        if results and (rounding is not None or artifact.precision == "fp32"):
+        if results:
+            rounding = calibration.make_rounding(artifact.precision)
             modules = make_module_bands(trial, model, rounding, results)
     if not modules and artifact.precision == "fp32":
         others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]
         modules = make_sibling_bands(examiner, graph, others[0]) if others else {}
     if not nodes and not modules:
         raise VerificationError(NO_REFERENCE if artifact.precision == "fp32" else ADD_FP32)
-    return Witnesses(nodes, modules)
+    return [nodes, modules]
 
 
 def make_hidden_bands(examiner: AnyExaminer, trial: Trial, precision: str, twin: Artifact) -> dict[Key, Band]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from ...runtime.backends.backend import Array, Program
+from ...runtime.backends.backend import Array, Arrays, Program
 from ...runtime.backends.ort_backend import OrtProgram
 from ...runtime.backends.threads import choose_threads
 from ...runtime.bundle.manifest import Artifact, TensorSpec
@@ -24,7 +23,7 @@ from ..execution.node_executor import NODE_BY_NODE, ExecutedProgram, NotFiniteEr
 from ..execution.trial import Step, Trial
 from ..limits import CAPS, compute_limits
 from ..passes.weight_files import load_graph
-from .bisect import Band, Culprit, Witnesses, find_culprit
+from .bisect import Band, Culprit, find_culprit
 from .report import VerificationReport
 from .structure import compare_files
 
@@ -127,7 +126,7 @@ def verify_file(
 
 
 def compare_with_file(
-    file: OnnxFile, other: OnnxFile, feeds: Mapping[str, Array], engine: Results, nodes: Results
+    file: OnnxFile, other: OnnxFile, feeds: Arrays, engine: Results, nodes: Results
 ) -> tuple[Comparison, tuple[Culprit, ...]]:
     """Compare a file's results, on ONNX Runtime and node by node, with another's; find the node at fault."""
     precisions = (file.artifact.precision, other.artifact.precision)
@@ -159,7 +158,7 @@ def check_same_inputs(file: OnnxFile, other: OnnxFile) -> None:
         )
 
 
-def check_feeds(file: OnnxFile, feeds: Mapping[str, Array]) -> None:
+def check_feeds(file: OnnxFile, feeds: Arrays) -> None:
     """Refuse arrays of another shape than a file takes."""
     for value in list_inputs(file.model.graph):
         shape = value.shape
@@ -171,11 +170,11 @@ def check_feeds(file: OnnxFile, feeds: Mapping[str, Array]) -> None:
             raise InputError(f"{file.path}: input {value.name!r} is {shape}, given is an array of {got}")
 
 
-def cast_inputs(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def cast_inputs(file: OnnxFile, feeds: Arrays) -> dict[str, Array]:
     return {spec.name: np.asarray(feeds[spec.name], spec.dtype) for spec in file.artifact.inputs}
 
 
-def run_on_engine(file: OnnxFile, feeds: Mapping[str, Array]) -> dict[str, Array] | BackendError:
+def run_on_engine(file: OnnxFile, feeds: Arrays) -> dict[str, Array] | BackendError:
     """Return the results of ONNX Runtime, or why it cannot load the file."""
     try:
         program = OrtProgram(file.path, choose_threads(None).count)
@@ -199,7 +198,7 @@ def describe_inputs(file: OnnxFile) -> str:
     return "; ".join(found[:MOST_INPUTS]) + ("" if len(found) <= MOST_INPUTS else "; ...")
 
 
-def run_node_by_node(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
+def run_node_by_node(file: OnnxFile, feeds: Arrays) -> Results:
     """Return the results node by node, or which one is not finite, or which node cannot run alone."""
     try:
         return ExecutedProgram(file.model, file.artifact).run(cast_inputs(file, feeds), {})
@@ -209,7 +208,7 @@ def run_node_by_node(file: OnnxFile, feeds: Mapping[str, Array]) -> Results:
         return BackendError(shorten_error(error))
 
 
-def measure_rounding(file: OnnxFile, feeds: Mapping[str, Array], precision: str) -> Gap:
+def measure_rounding(file: OnnxFile, feeds: Arrays, precision: str) -> Gap:
     """Return a file's results in fp32 and rounded to fp16; None if it cannot be run so, or is not fp16."""
     if precision != "fp16":
         return None
@@ -233,7 +232,7 @@ def compare_outputs(
     return Comparison(artifact=file.path.name, backend="ort-cpu", case=case, **vars(outcome))
 
 
-def judge_outputs(got: Mapping[str, Array], want: Mapping[str, Array], precision: str, gap: Gap) -> Outcome:
+def judge_outputs(got: Arrays, want: Arrays, precision: str, gap: Gap) -> Outcome:
     names = ("max_error", "cosine_gap")
     metrics: dict[str, float | bool | int | None] = {}
     limits: dict[str, float] = {}
@@ -266,9 +265,7 @@ def measure_rows(got: Array, want: Array) -> VectorMetrics:
     return measure_vectors(a, b)
 
 
-def find_node_at_fault(
-    file: OnnxFile, other: OnnxFile, feeds: Mapping[str, Array], allowed: float
-) -> tuple[Culprit, ...]:
+def find_node_at_fault(file: OnnxFile, other: OnnxFile, feeds: Arrays, allowed: float) -> tuple[Culprit, ...]:
     """Return the first node of a file that is further than allowed from its namesake in the other."""
 
     def drive(program: Program) -> None:
@@ -277,7 +274,7 @@ def find_node_at_fault(
     trial = Trial(drive, (Step("run", np.zeros((0, 0), np.int64)),), ())
     values = trial.collect_values(other.model, other.artifact)
     bands = {key: Band(array, allowed, other.path.name) for key, array in values.items()}
-    culprit = find_culprit(file.model, file.artifact, trial, Witnesses(bands))
+    culprit = find_culprit(file.model, file.artifact, trial, [bands])
     return () if culprit is None else (dataclasses.replace(culprit, artifact=file.path.name),)
 
 

@@ -14,6 +14,7 @@ from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
 from ..passes.fp16_ranges import Choice
 from ..tracing.modules import find_module
+from .bisect import find_range
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ def list_fp32_nodes(
         if choice is None or array.dtype.kind != "f" or not array.size:
             return
         key = str(node.name)
-        low = float(array.min())
-        high = float(array.max())
+        low, high = find_range(array)
         if key in found:
             low = min(low, found[key].low)
             high = max(high, found[key].high)

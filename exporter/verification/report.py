@@ -12,6 +12,7 @@ from typing import Any
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.diagnostics.golden.files import PREFIX, Arrays, write_golden
 from ...runtime.diagnostics.metrics import Comparison
+from ..comparison.examiner import Limits
 from ..errors import VerificationError
 from .bisect import Culprit
 from .fp32_nodes import Fp32Node
@@ -119,11 +120,7 @@ class VerificationReport:
 
 
 def keep_checks(
-    folder: Path,
-    manifest: Manifest,
-    report: VerificationReport,
-    golden: Arrays,
-    limits: Mapping[str, Mapping[str, float]],
+    folder: Path, manifest: Manifest, report: VerificationReport, golden: Arrays, limits: Mapping[str, Limits]
 ) -> Manifest:
     """Write golden data and parity.json below `folder`; return the manifest with each graph's gate."""
     name = manifest.export_id[:8]

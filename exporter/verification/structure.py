@@ -6,13 +6,13 @@ An epsilon that is a tenth of the right one, or weights that are 1 % off, may hi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.backends.backend import Array
+from ...runtime.backends.backend import Array, Arrays
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.metrics import Comparison
@@ -34,10 +34,7 @@ SCALES_APART = 1.75  # of a cache, from those that real text gives here: other t
 
 
 def compare_structure(
-    bundle: Bundle,
-    artifact: Artifact,
-    tensors: Mapping[str, Array] | None = None,
-    cache_scales: Mapping[str, Array] | None = None,
+    bundle: Bundle, artifact: Artifact, tensors: Arrays | None = None, cache_scales: Arrays | None = None
 ) -> Comparison:
     """Compare a graph's attributes; its weights with the checkpoint's, int8 caches with scales, if given."""
     graph = load_graph(bundle.path(artifact.file)).graph
@@ -49,14 +46,7 @@ def compare_structure(
         *shorten(filter(None, weights)),
         *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
     ]
-    return Comparison(
-        artifact=artifact.id,
-        backend=READING,
-        case=CASE if tensors is not None else "attributes",
-        metrics={"weights": len(weights)},
-        limits={},
-        failures=tuple(failures),
-    )
+    return report_reading(artifact.id, "attributes" if tensors is None else CASE, len(weights), failures)
 
 
 def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> Comparison:
@@ -77,13 +67,14 @@ def compare_files(name: str, model: ir.Model, other: ir.Model, against: str) -> 
             compared += 1
             if fault := describe_difference(constant.numpy(), meant.numpy(), f"that of {against}"):
                 failures.append(f"weight {value.name!r} of {describe_node(node)} {fault}")
+    case = f"attributes and {compared} of {len(weights)} weights, against {against}"
+    return report_reading(name, case, compared, shorten(failures))
+
+
+def report_reading(artifact: str, case: str, weights: int, failures: Sequence[str]) -> Comparison:
+    """Return what reading a graph has found, with the number of weights that were compared."""
     return Comparison(
-        artifact=name,
-        backend=READING,
-        case=f"attributes and {compared} of {len(weights)} weights, against {against}",
-        metrics={"weights": compared},
-        limits={},
-        failures=tuple(shorten(failures)),
+        {"weights": weights}, {}, tuple(failures), artifact=artifact, backend=READING, case=case
     )
 
 
@@ -136,7 +127,7 @@ def find_wrong_scales(graph: ir.Graph) -> Iterator[str]:
             yield f"{describe_node(node)} has scale {scale:g}, heads of {size} need {meant:g}"
 
 
-def find_wrong_cache_scales(graph: ir.Graph, meant: Mapping[str, Array]) -> Iterator[str]:
+def find_wrong_cache_scales(graph: ir.Graph, meant: Arrays) -> Iterator[str]:
     """Yield scales far from what the model's keys and values need: steps too coarse, or values clipped."""
     for node in graph:
         if node.op_type != "GroupQueryAttention" or len(node.inputs) < KEY_SCALE + 2:
@@ -176,7 +167,7 @@ def find_attention_scale(node: ir.Node) -> float | np.floating[Any] | None:
     return number
 
 
-def check_weights(graph: ir.Graph, tensors: Mapping[str, Array]) -> Iterator[str]:
+def check_weights(graph: ir.Graph, tensors: Arrays) -> Iterator[str]:
     """Yield what is wrong with each weight that is kept as floats, or ""."""
     for value, constant, node in list_weights(graph):
         stored = Stored.read(value)

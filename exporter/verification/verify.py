@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import find_golden, read_golden
-from ...runtime.diagnostics.metrics import Comparison, Metrics, ScoreMetrics, VectorMetrics
+from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, ScoreMetrics, VectorMetrics
 from ...runtime.errors import BackendError, InputError
 from ..calibration.calibration import Calibration, compute_cache_scales, read_calibration
 from ..calibration.prompts import read_prompts
@@ -22,7 +22,7 @@ from ..comparison.decoders import ENOUGH, DecoderExaminer
 from ..comparison.examiner import Progress
 from ..comparison.tasks import AnyExaminer, examine_golden, examine_model
 from ..errors import SourceError, VerificationError
-from ..execution.node_executor import name_rounding_engine
+from ..execution.node_executor import ROUNDING_ENGINE
 from ..graphs import list_tensors
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
@@ -171,9 +171,7 @@ def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
     if bundle.manifest.source.get("exporter"):
         from ..reference.transformers_reference import load_reference
 
-        encoder = bundle.manifest.encoder
-        heads = () if encoder is None else encoder.heads
-        return load_reference(checkpoint.folder, bundle.manifest.task, heads)
+        return load_reference(checkpoint.folder, bundle.manifest.task, bundle.manifest.encoder)
     return load_our_model(checkpoint.folder)
 
 
@@ -319,15 +317,10 @@ def compare_all(
             trial = examiner.make_trial(artifact)
             nodes_in_fp32[artifact.id], broken = list_fp32_nodes(graph, artifact, trial)
             steps = " and ".join(step.name for step in trial.steps)
+            case = f"every result of {steps}, padded, is finite"
+            finite = Outcome({"finite": broken is None}, {}, () if broken is None else (str(broken),))
             comparisons.append(
-                Comparison(
-                    artifact=artifact.id,
-                    backend=name_rounding_engine(artifact.precision),
-                    case=f"every result of {steps}, padded, is finite",
-                    metrics={"finite": broken is None},
-                    limits={},
-                    failures=() if broken is None else (str(broken),),
-                )
+                Comparison(artifact=artifact.id, backend=ROUNDING_ENGINE, case=case, **vars(finite))
             )
         give_back_memory()
     return VerificationReport(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -11,8 +13,12 @@ import numpy.typing as npt
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
+from ..errors import ClosedError
+from ..memory_budget import MemoryBudget
 
 Array: TypeAlias = npt.NDArray[Any]
+Arrays: TypeAlias = Mapping[str, Array]  # by the names of a graph's inputs or outputs
+Buffers: TypeAlias = "Mapping[str, Buffer]"
 Shape: TypeAlias = tuple[int, ...]
 
 
@@ -63,12 +69,7 @@ class Program(Protocol):
         """Return the bytes that `allocate` still has; None where that is the host's memory."""
         ...
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        buffers: Mapping[str, Buffer],
-        outputs: Sequence[str] | None = None,
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Run one step; return those of `outputs`, or of all, that no buffer was given for, in new arrays.
 
         Inputs are host arrays. Buffers stay in the engine's memory, by input or output name; an output bound
@@ -113,3 +114,30 @@ class ArrayBuffer:
 
     def numpy(self) -> Array:
         return np.array(self.array)
+
+
+class GraphRunner:
+    """Base of what runs an opened graph, within a budget of memory."""
+
+    def __init__(self, program: Program, artifact: Artifact, budget: MemoryBudget | None = None) -> None:
+        self.program = program
+        self.artifact = artifact
+        self.budget = MemoryBudget(None) if budget is None else budget
+        self.closed = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let one thread at a time reach the engine, unless it is gone."""
+        with self._lock:
+            if self.closed:
+                raise ClosedError
+            yield
+
+    def close(self) -> None:
+        """Free the engine; closing twice is fine."""
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                self.program.close()
+        self.budget.close()

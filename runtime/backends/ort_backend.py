@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,7 @@ import numpy as np
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError, ClosedError
-from .backend import Array, ArrayBuffer, Buffer, Shape
+from .backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape
 from .dialects import CPU_DIALECTS, choose_artifact
 from .requirements import EXACT_PRODUCTS, check_version, products_saturate, warn_if_slow
 from .threads import choose_threads
@@ -95,12 +95,7 @@ class OrtProgram:
             raise BackendError(f"the graph has no tensor {name!r}; it has {', '.join(self.dtypes)}")
         return self.dtypes[name]
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        buffers: Mapping[str, Buffer],
-        outputs: Sequence[str] | None = None,
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         session = self.session  # a step that runs keeps it, also where another thread closes meanwhile
         if session is None:
             raise ClosedError
@@ -169,11 +164,7 @@ def make_session(
     """
     ort = import_onnxruntime()
     # Without enable_fallback=0 it prints on stdout what went wrong, and tries the same again.
-    arguments = {
-        "providers": list(providers),
-        "enable_fallback": 0,
-        "disabled_optimizers": list(disabled),
-    }
+    arguments = {"providers": list(providers), "enable_fallback": 0, "disabled_optimizers": list(disabled)}
     try:
         return ort.InferenceSession(model, options, **arguments)
     except RuntimeError as error:

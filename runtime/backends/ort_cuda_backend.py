@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError
-from .backend import Array, Buffer, LoadRequest, Shape
+from .backend import Array, Arrays, Buffer, Buffers, LoadRequest, Shape
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact
@@ -87,12 +87,7 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         with self.turn():
             return make_buffer(self.device, name, shape, self.find_dtype(name))
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        buffers: Mapping[str, Buffer],
-        outputs: Sequence[str] | None = None,
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         on_device = check_buffers(buffers, self.output_names, self)
         with self.turn():
             return super().run(inputs, on_device, outputs)

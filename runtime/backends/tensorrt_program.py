@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import BackendError, ClosedError, InputError
-from .backend import Array, Buffer, Shape
+from .backend import Array, Arrays, Buffers, Shape
 from .cuda_memory import Device, Graph, Memory
 from .device_buffer import DeviceBuffer, DeviceProgram, Staging, check_buffers, make_buffer
 from .runtime_cache import RuntimeCache
@@ -105,12 +105,7 @@ class TensorRtProgram(DeviceProgram):
             raise BackendError(f"{self.name} has no tensor {name!r}; it has {', '.join(self.dtypes)}")
         return self.dtypes[name]
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        buffers: Mapping[str, Buffer],
-        outputs: Sequence[str] | None = None,
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         if self.closed:
             raise ClosedError  # before a wrong argument is said; `turn` says it for sure
         bound = check_buffers(buffers, self.outputs, self)

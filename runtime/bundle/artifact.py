@@ -81,7 +81,12 @@ class Artifact:
 
     @property
     def id(self) -> str:
-        return f"{self.graph}.{self.dialect}.{self.precision}"
+        return f"{self.recipe_id}.{self.precision}"
+
+    @property
+    def recipe_id(self) -> str:
+        """The id of the recipe that its graph was traced by, which those of all precisions share."""
+        return f"{self.graph}.{self.dialect}"
 
     @property
     def passed(self) -> bool:

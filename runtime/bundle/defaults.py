@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ManifestError
@@ -37,9 +37,6 @@ class GenerationDefaults:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0  # for tokens that the prompt or the answer already has; 1.0 is none
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @staticmethod
     def from_json(value: Any) -> GenerationDefaults:
@@ -96,9 +93,6 @@ class EncoderDefaults:
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put before a text, by name
     default_prompt: str | None = None  # the name of the prompt that every text gets
     fitted: FittedHead | None = None  # the classification head, where it is not the checkpoint's
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @staticmethod
     def from_json(value: Any) -> EncoderDefaults:

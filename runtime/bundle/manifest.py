@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import ManifestError
@@ -65,8 +65,8 @@ class Manifest:
             "task": self.task,
             "export_id": self.export_id,
             "config": dict(self.config),
-            "generation": self.generation and self.generation.to_json(),
-            "encoder": self.encoder and self.encoder.to_json(),
+            "generation": self.generation and asdict(self.generation),
+            "encoder": self.encoder and asdict(self.encoder),
             "tokenizer": dict(self.tokenizer),
             "files": {name: vars(entry) for name, entry in sorted(self.files.items())},
             "artifacts": [a.to_json() for a in self.artifacts],

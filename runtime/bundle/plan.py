@@ -100,9 +100,7 @@ class Plan:
 
     def estimate_memory(self) -> int:
         """Return the estimated bytes on the GPU at the largest shapes; 0 where the passport gives none."""
-        sizes = [profile.get("memory") for profile in self.profiles]
-        known = [size.values() for size in sizes if isinstance(size, dict)]
-        return max((sum(values) for values in known if all(isinstance(v, int) for v in values)), default=0)
+        return max(map(sum_profile_memory, self.profiles), default=0)
 
     def list_settings(self) -> tuple[Any, ...]:
         """Return the settings that it was built for; of plans with equal ones `build` keeps the last."""
@@ -160,3 +158,11 @@ class Plan:
             candidates=r.get("candidates", int, 0),
             sources=r.texts("sources"),
         )
+
+
+def sum_profile_memory(profile: Mapping[str, Any]) -> int:
+    """Return the estimated bytes on the GPU at a profile's largest shapes; 0 where it gives none."""
+    memory = profile.get("memory")
+    if not isinstance(memory, dict) or not all(isinstance(size, int) for size in memory.values()):
+        return 0
+    return sum(memory.values())

@@ -45,33 +45,26 @@ errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Settings:
-    """The options given before the command."""
+    """What holds for the whole command."""
 
-    debug = False
-
-
-class Shown:
-    """The stages that are shown now; they end before results are printed."""
-
-    stages: Stages | None = None
+    debug = False  # the option given before the command
+    stages: Stages | None = None  # that are shown now; they end before results are printed
 
 
 @contextmanager
 def show_stages() -> Iterator[Stages]:
     """Show the stages of a command: a bar on a terminal's stderr, else a line each with the time it took."""
-    with Stages(errors) as Shown.stages:
-        try:
-            yield Shown.stages
-        finally:
-            Shown.stages.end()
+    stages = Stages(errors)
+    Settings.stages = stages
+    try:
+        yield stages
+    finally:
+        stages.end()
 
 
 @contextmanager
 def end_with_exit_code(context: typer.Context) -> Iterator[None]:
-    """Turn what a command raises into one line on stderr and an exit code; --debug shows the traceback.
-
-    The context names the command that runs, whose extra a missing module belongs to.
-    """
+    """Turn what a command raises into one line on stderr and an exit code; --debug shows the traceback."""
     forget_changes()
     try:
         yield
@@ -83,10 +76,10 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
             raise
         fail(f"this command needs {error.name}: pip install 'planforge[{extra}]'", FAILED, error)
     except Terminated as error:
-        say(f"terminated{describe_stage()}; {describe_changes()}")
+        say(f"terminated; {describe_changes()}")
         raise typer.Exit(128 + error.number) from None
     except KeyboardInterrupt:
-        say(f"\ninterrupted{describe_stage()}; {describe_changes()}")
+        say(f"\ninterrupted; {describe_changes()}")
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -108,16 +101,11 @@ def say(line: str) -> None:
         errors.print(line, markup=False)
 
 
-def describe_stage() -> str:
-    """Return the stage that was interrupted, in words."""
-    return Shown.stages.describe() if Shown.stages is not None else ""
-
-
 def emit(text: str, end: str = "\n") -> None:
     """Print to stdout; control characters of a model's text reach a pipe, never a terminal."""
     if sys.stdout.isatty():
-        if Shown.stages is not None:
-            Shown.stages.clear()
+        if Settings.stages is not None:
+            Settings.stages.clear()
         text = escape_controls(text)
     with guard_stdout():
         sys.stdout.write(text + end)  # typer.echo would take escape sequences out of what goes to a pipe
@@ -150,15 +138,16 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_tables(tables: Sequence[RenderableType]) -> None:
     """Print tables to stdout with an empty line between two, as wide as the terminal or `FILE_WIDTH`."""
     parts = [part for table in tables for part in ("", table)][1:]
-    if sys.stdout.isatty():
-        end_stages()
-        with guard_stdout():
+    end_stages()
+    with guard_stdout():
+        if sys.stdout.isatty():
             PlainConsole().print(*parts, sep="\n")
-        return
-    console = PlainConsole(width=FILE_WIDTH)
-    with console.capture() as capture:
-        console.print(*parts, sep="\n")
-    print_lines(line.rstrip() for line in capture.get().splitlines())
+            return
+        console = PlainConsole(width=FILE_WIDTH)
+        with console.capture() as capture:
+            console.print(*parts, sep="\n")
+        for line in capture.get().splitlines():
+            sys.stdout.write(line.rstrip() + "\n")
 
 
 def show(result: Any, as_json: bool) -> None:
@@ -172,9 +161,8 @@ def show(result: Any, as_json: bool) -> None:
 
 
 def end_stages() -> None:
-    """Finish the stages before results are printed."""
-    if Shown.stages is not None:
-        Shown.stages.end()
+    if Settings.stages is not None:
+        Settings.stages.end()
 
 
 @contextmanager

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-GENERATION_PANEL = "Text generation"
-CHAT_PANEL = "Conversations"
-SEARCH_PANEL = "Beam search: text generation, translation"
-TRANSLATION_PANEL = "Translation"
-ENCODER_PANEL = "Encoders"
-LONG_PANEL = "Long texts, many texts"
-INPUT_PANEL = "Input and output"
-ENGINE_PANEL = "Engine"
 
+def make_option(
+    help: str, shown: str | bool = False, *names: str, panel: str | None = None, min: int | None = None
+) -> Any:
+    """Return an option with what `--help` shows for its default: True shows the default itself.
 
-def make_option(panel: str, help: str, shown: str | bool = False, name: str | None = None) -> Any:
-    """Return an option that `--help` shows in a panel, with what stands there for its default.
-
-    True shows the default itself. Without a name the option is called as its parameter.
+    Without names the option is called as its parameter.
     """
-    names = () if name is None else (name,)
-    return typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel)
+    return typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel, min=min)
 
+
+generation_option = partial(make_option, panel="Text generation")
+chat_option = partial(make_option, panel="Conversations")
+search_option = partial(make_option, panel="Beam search: text generation, translation")
+translation_option = partial(make_option, panel="Translation")
+encoder_option = partial(make_option, panel="Encoders")
+long_option = partial(make_option, panel="Long texts, many texts")
+input_option = partial(make_option, panel="Input and output")
+engine_option = partial(make_option, panel="Engine")
 
 BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+JsonOption = Annotated[bool, make_option("Print JSON for machines.", True, "--json")]
 
 SEARCH = ("num_beams", "length_penalty", "early_stopping", "n_best", "no_repeat_ngram_size")
 MANY = ("truncation", "batch_size")
@@ -65,167 +67,134 @@ TASKS: dict[str, tuple[str, ...]] = {
     "answer": (*ALL_TEXTS, "n_best"),
 }
 TextsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin."),
+    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin.")
 ]
-TaskOption = Annotated[str | None, make_option(INPUT_PANEL, f"{', '.join(TASKS)}.", "by the bundle's heads")]
+TaskOption = Annotated[str | None, input_option(f"{', '.join(TASKS)}.", "by the bundle's heads")]
 InputFileOption = Annotated[
     Path | None,
-    make_option(
-        INPUT_PANEL,
+    input_option(
         'JSON lines, "-" for stdin: {"text"}, {"text", "pair"}, {"question", "context"} or'
         ' {"query", "text"}.',
-        name="--input",
+        False,
+        "--input",
     ),
 ]
 ParseSpecialOption = Annotated[
-    bool, make_option(INPUT_PANEL, "Read <|endoftext|>, [SEP] and the like.", True, "--parse-special")
+    bool, input_option("Read <|endoftext|>, [SEP] and the like.", True, "--parse-special")
 ]
 JsonLinesOption = Annotated[
-    bool, make_option(INPUT_PANEL, "Print JSON for machines: a line for each text.", True, "--json")
+    bool, input_option("Print JSON for machines: a line for each text.", True, "--json")
 ]
 
-# Text generation
 MaxNewTokensOption = Annotated[
     int | None,
-    make_option(
-        GENERATION_PANEL,
-        "At most so many new tokens.",
-        "64; of a translation the checkpoint's, or all its positions",
+    generation_option(
+        "At most so many new tokens.", "64; of a translation the checkpoint's, or all its positions"
     ),
 ]
 TemperatureOption = Annotated[
-    float | None, make_option(GENERATION_PANEL, "Sample at this temperature; 0 is greedy.", "greedy")
+    float | None, generation_option("Sample at this temperature; 0 is greedy.", "greedy")
 ]
-TopKOption = Annotated[
-    int | None, make_option(GENERATION_PANEL, "Sample from the k likeliest; fill_mask, rank: show k.")
-]
-TopPOption = Annotated[float | None, make_option(GENERATION_PANEL, "Sample from the nucleus.", "all")]
+TopKOption = Annotated[int | None, generation_option("Sample from the k likeliest; fill_mask, rank: show k.")]
+TopPOption = Annotated[float | None, generation_option("Sample from the nucleus.", "all")]
 MinPOption = Annotated[
     float | None,
-    make_option(
-        GENERATION_PANEL, "Sample from what has this share of the likeliest token's probability.", "all"
-    ),
+    generation_option("Sample from what has this share of the likeliest token's probability.", "all"),
 ]
 RepetitionPenaltyOption = Annotated[
-    float | None, make_option(GENERATION_PANEL, "1.0 does nothing; of translations too.", "1.0")
+    float | None, generation_option("1.0 does nothing; of translations too.", "1.0")
 ]
 NoRepeatOption = Annotated[
-    int | None, make_option(GENERATION_PANEL, "No run of so many tokens twice; of translations too.", "off")
+    int | None, generation_option("No run of so many tokens twice; of translations too.", "off")
 ]
-SeedOption = Annotated[int | None, make_option(GENERATION_PANEL, "Make sampling repeatable.")]
-StopOption = Annotated[list[str] | None, make_option(GENERATION_PANEL, "End at this text.")]
+SeedOption = Annotated[int | None, generation_option("Make sampling repeatable.")]
+StopOption = Annotated[list[str] | None, generation_option("End at this text.")]
 IgnoreEosOption = Annotated[
-    bool | None, make_option(GENERATION_PANEL, "Go on behind the end token.", name="--ignore-eos")
+    bool | None, generation_option("Go on behind the end token.", False, "--ignore-eos")
 ]
 GenerationOption = Annotated[
     str | None,
-    make_option(
-        GENERATION_PANEL,
+    generation_option(
         "'checkpoint' samples as the checkpoint's generation_config says, 'none' does not.",
         "none; of --chat checkpoint",
     ),
 ]
 SpeculativeOption = Annotated[
     str | None,
-    make_option(
-        GENERATION_PANEL,
+    generation_option(
         "'prompt-lookup' guesses from what came before: faster where it repeats, the same but for ties.",
         "off",
     ),
 ]
 TopLogprobsOption = Annotated[
-    int | None, make_option(GENERATION_PANEL, "With --json, so many likeliest tokens of each step.", "none")
+    int | None, generation_option("With --json, so many likeliest tokens of each step.", "none")
 ]
 
-# Conversations
 ChatOption = Annotated[
     bool | None,
-    make_option(
-        CHAT_PANEL,
+    chat_option(
         "Texts are a user's messages, worded by the checkpoint's chat template; lines on stdin are one"
         " conversation, in which /reset begins anew and /exit ends.",
-        name="--chat",
+        False,
+        "--chat",
     ),
 ]
-SystemOption = Annotated[str | None, make_option(CHAT_PANEL, "What a --chat begins with.")]
+SystemOption = Annotated[str | None, chat_option("What a --chat begins with.")]
 
-# Beam search
 NumBeamsOption = Annotated[
-    int | None, make_option(SEARCH_PANEL, "Beams of the search; 1 is greedy.", "1; the checkpoint's")
+    int | None, search_option("Beams of the search; 1 is greedy.", "1; the checkpoint's")
 ]
-NBestOption = Annotated[
-    int | None, make_option(SEARCH_PANEL, "How many candidates; of the task answer, answers.", "1")
-]
+NBestOption = Annotated[int | None, search_option("How many candidates; of the task answer, answers.", "1")]
 LengthPenaltyOption = Annotated[
-    float | None, make_option(SEARCH_PANEL, "Above 0 favours long texts.", "1; the checkpoint's")
+    float | None, search_option("Above 0 favours long texts.", "1; the checkpoint's")
 ]
-EarlyStoppingOption = Annotated[
-    str | None, make_option(SEARCH_PANEL, "true, false or never.", "false; the checkpoint's")
-]
+EarlyStoppingOption = Annotated[str | None, search_option("true, false or never.", "false; the checkpoint's")]
 
-# Translation
-MinNewTokensOption = Annotated[
-    int | None, make_option(TRANSLATION_PANEL, "No end before.", "the checkpoint's")
-]
+MinNewTokensOption = Annotated[int | None, translation_option("No end before.", "the checkpoint's")]
 AttentionOption = Annotated[
     Path | None,
-    make_option(
-        TRANSLATION_PANEL,
-        "Draw what each token of a translation looked at; needs an export with --outputs cross_attentions.",
+    translation_option(
+        "Draw what each token of a translation looked at; needs an export with --outputs cross_attentions."
     ),
 ]
-AttentionLayerOption = Annotated[int | None, make_option(TRANSLATION_PANEL, "Of --attention.", "average")]
-AttentionHeadOption = Annotated[int | None, make_option(TRANSLATION_PANEL, "Of --attention.", "average")]
+AttentionLayerOption = Annotated[int | None, translation_option("Of --attention.", "average")]
+AttentionHeadOption = Annotated[int | None, translation_option("Of --attention.", "average")]
 
-# Encoders
-PairOption = Annotated[str | None, make_option(ENCODER_PANEL, "A second text beside each.")]
-QuestionOption = Annotated[str | None, make_option(ENCODER_PANEL, "What each text is to answer.")]
-QueryOption = Annotated[str | None, make_option(ENCODER_PANEL, "Rank the texts by how well they fit it.")]
-PoolingOption = Annotated[str | None, make_option(ENCODER_PANEL, "cls, mean or max.", "the checkpoint's")]
+PairOption = Annotated[str | None, encoder_option("A second text beside each.")]
+QuestionOption = Annotated[str | None, encoder_option("What each text is to answer.")]
+QueryOption = Annotated[str | None, encoder_option("Rank the texts by how well they fit it.")]
+PoolingOption = Annotated[str | None, encoder_option("cls, mean or max.", "the checkpoint's")]
 TruncateDimOption = Annotated[
-    int | None, make_option(ENCODER_PANEL, "Keep only so many of a vector's first numbers.", "all")
+    int | None, encoder_option("Keep only so many of a vector's first numbers.", "all")
 ]
-PromptNameOption = Annotated[
-    str | None, make_option(ENCODER_PANEL, "A prompt of the checkpoint, by its name.")
-]
-PromptOption = Annotated[str | None, make_option(ENCODER_PANEL, "A text to put before each, '' for none.")]
+PromptNameOption = Annotated[str | None, encoder_option("A prompt of the checkpoint, by its name.")]
+PromptOption = Annotated[str | None, encoder_option("A text to put before each, '' for none.")]
 LayersOption = Annotated[
     str | None,
-    make_option(
-        ENCODER_PANEL, "embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.", "last"
-    ),
+    encoder_option("embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.", "last"),
 ]
 
-# Long texts, many texts
 TruncationOption = Annotated[
     str | None,
-    make_option(
-        LONG_PANEL,
+    long_option(
         "Of too long a text keep its head, its tail, head+tail, or all of it in windows; none refuses it."
         " Text generation: tail or none; translation: head, tail or none.",
         "by the task",
     ),
 ]
-StrideOption = Annotated[int | None, make_option(LONG_PANEL, "Tokens that two windows share.", "a quarter")]
+StrideOption = Annotated[int | None, long_option("Tokens that two windows share.", "a quarter")]
 BatchSizeOption = Annotated[
     int | None,
-    make_option(
-        LONG_PANEL, "Texts that run together; 1 answers each line as soon as it comes.", "the bundle's most"
-    ),
+    long_option("Texts that run together; 1 answers each line as soon as it comes.", "the bundle's most"),
 ]
 
-# Engine
-BackendOption = Annotated[
-    str, make_option(ENGINE_PANEL, "auto, tensorrt-rtx, tensorrt, ort-cuda or ort-cpu.", True)
-]
-DeviceOption = Annotated[int, make_option(ENGINE_PANEL, "The GPU's number.", True)]
+BackendOption = Annotated[str, engine_option("auto, tensorrt-rtx, tensorrt, ort-cuda or ort-cpu.", True)]
+DeviceOption = Annotated[int, engine_option("The GPU's number.", True)]
 PrecisionOption = Annotated[
     str | None,
-    make_option(
-        ENGINE_PANEL,
+    engine_option(
         "One that the bundle has: fp32, fp16, int8, int4, or these with -kv8.",
         "as recorded by bench --set-default, else the bundle's first",
     ),
 ]
-ThreadsOption = Annotated[int | None, make_option(ENGINE_PANEL, "Cores to use.", "the physical cores")]
+ThreadsOption = Annotated[int | None, engine_option("Cores to use.", "the physical cores")]

@@ -29,12 +29,6 @@ class Stages:
         self._began = time.monotonic()
         self._counted = time.monotonic()
 
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.clear()
-
     def __call__(self, line: str) -> None:
         """Show that a stage begins, or goes on with something else behind its ": "."""
         if self._console.is_terminal:
@@ -71,16 +65,9 @@ class Stages:
                 self._bar.stop()
                 self._bar = None
 
-    def describe(self) -> str:
-        """Return the unfinished stage, as in " while loading, after 3 s"; "" if there is none."""
-        return f" while {self._stage}, after {self._measure():.0f} s" if self._stage else ""
-
-    def _measure(self) -> float:
-        return time.monotonic() - self._began
-
     def _say_stage(self) -> None:
         if self._stage and not self._console.is_terminal:
-            self._print(f"{self._stage} ({self._measure():.1f} s)")
+            self._print(f"{self._stage} ({time.monotonic() - self._began:.1f} s)")
 
     def _print(self, line: str) -> None:
         with suppress(OSError):  # a stderr that nobody reads stops no work

@@ -28,7 +28,7 @@ from .extensions import (
     penalize,
 )
 from .processors import Float32
-from .sampling import Logits, check_integer, check_logits, is_number
+from .sampling import Logits, check_integer, check_logits, check_positive, is_number
 
 Ending: TypeAlias = Literal["eos", "length", "context", "cancelled"]
 MAX_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, and stay in float32
@@ -63,16 +63,13 @@ class Search:
                 "is the usual choice"
             )
         penalty = self.length_penalty
-        if not is_finite(penalty) or abs(penalty) * math.log(self.max_new_tokens) > math.log(MAX_PENALTY):
+        is_finite = is_number(penalty) and math.isfinite(penalty)
+        if not is_finite or abs(penalty) * math.log(self.max_new_tokens) > math.log(MAX_PENALTY):
             raise InputError(
                 f"length_penalty is {penalty!r}; it must be a number for which max_new_tokens "
                 f"({self.max_new_tokens}) to its power stays within 1e-30 and 1e30; 0.0 disables it"
             )
-        if not is_finite(self.repetition_penalty) or self.repetition_penalty <= 0:
-            raise InputError(
-                f"repetition_penalty is {self.repetition_penalty!r}; it must be a finite number over 0; 1.0 "
-                "disables it"
-            )
+        check_positive("repetition_penalty", self.repetition_penalty, "1.0 disables it")
         least = self.constraints.min_new_tokens
         if least > self.max_new_tokens:
             raise InputError(
@@ -123,40 +120,31 @@ class Hypothesis:
 class BeamSearch:
     """One batch being searched; feed `tokens`, copy cache rows as `advance` says, until `done`.
 
-    Each source has num_beams rows of the engine, which all begin alike, with the decoder's start token.
+    Each prompt has num_beams rows of the engine, which begin alike, and at most `limits` new tokens, or
+    max_new_tokens if that is less. A translation's is the decoder's start token. A prompt's tokens count for
+    no_repeat_ngram_size and repetition_penalty, but for no length, as with transformers' decoders.
     """
 
-    def __init__(self, sources: int, start: int, search: Search) -> None:
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], search: Search, limits: Sequence[int] | None = None
+    ) -> None:
+        if not all(prompts):
+            raise InputError("a prompt has no tokens; begin with the model's first token at least")
+        most = search.max_new_tokens
         self.search = search
-        R = sources * search.num_beams
-        self.histories = [[start] for _ in range(R)]  # what each row has been fed so far, `tokens` included
+        R = len(prompts) * search.num_beams
+        # What each row has been fed so far, `tokens` included.
+        self.histories = [list(prompt) for prompt in prompts for _ in range(search.num_beams)]
         self.logprobs: list[list[float]] = [[] for _ in range(R)]  # of the tokens that each row chose
         self.active = [True] * R  # rows whose source is still searched; the others' logits are ignored
-        self._prompt_lengths = [1] * sources
-        self._limits = [search.max_new_tokens] * sources  # of new tokens
-        self._finished: list[list[Hypothesis]] = [[] for _ in range(sources)]
+        self._prompt_lengths = [len(prompt) for prompt in prompts]
+        self._limits = [min(limit, most) for limit in limits or [most] * len(prompts)]  # of new tokens
+        self._finished: list[list[Hypothesis]] = [[] for _ in prompts]
         # At first a source's rows are alike: all but one are dead, or each token would come num_beams times.
         self._sums = np.full(R, -np.inf, dtype=np.float32)
         self._sums[:: search.num_beams] = 0
         self._ranks = np.arange(R)  # of a source's rows, the best first; orders equal candidates
         self._room: Float32 | None = None
-
-    @classmethod
-    def continue_prompts(
-        cls, prompts: Sequence[Sequence[int]], search: Search, limits: Sequence[int]
-    ) -> BeamSearch:
-        """Return a search for what follows prompts, by at most `limits` new tokens each.
-
-        The prompts' tokens count for no_repeat_ngram_size and repetition_penalty, but for no length, as with
-        transformers' decoders.
-        """
-        beams = cls(len(prompts), 0, search)
-        if not all(prompts):
-            raise InputError("a prompt has no tokens; begin with the model's first token at least")
-        beams.histories = [list(prompt) for prompt in prompts for _ in range(search.num_beams)]
-        beams._prompt_lengths = [len(prompt) for prompt in prompts]
-        beams._limits = [min(limit, search.max_new_tokens) for limit in limits]
-        return beams
 
     @property
     def done(self) -> bool:
@@ -332,7 +320,3 @@ class BeamSearch:
             self._room = np.empty((self.search.num_beams + 1, width), dtype=np.float32)
         self._room[:, V:] = -np.inf
         return self._room
-
-
-def is_finite(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)

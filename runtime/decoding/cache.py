@@ -262,11 +262,7 @@ class GroupQueryCache(SlotCache):
         return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}
 
 
-LAYOUTS: dict[str, type[Cache]] = {
-    "portable": GrowingCache,
-    "inplace": SlotCache,
-    "ort": GroupQueryCache,
-}
+LAYOUTS: dict[str, type[Cache]] = {"portable": GrowingCache, "inplace": SlotCache, "ort": GroupQueryCache}
 
 
 def make_cache(
@@ -295,10 +291,8 @@ def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int
     rows = free // count_cache_bytes(artifact, 1, capacity)
     lengths = [past.axis_names()[2] for past, _ in pair_cache_tensors(artifact)]
     slots = next((length for length in lengths if isinstance(length, int)), None)  # of a plan
-    smaller = "a smaller max_length may"
-    if slots is not None:
-        smaller = "a plan built with a smaller --max length=N may"
-    fits = f"a batch of {rows} would fit" if rows else f"not even one row would fit; {smaller}"
+    smaller = "a smaller max_length" if slots is None else "a plan built with a smaller --max length=N"
+    fits = f"a batch of {rows} would fit" if rows else f"not even one row would fit; {smaller} may"
     raise MemoryLimitError(
         f"a cache for {batch} rows of {slots or capacity} tokens needs {needed / 1e6:.1f} MB of the GPU's"
         f" memory, of which {free / 1e6:.1f} MB are free; {fits}",

@@ -5,16 +5,14 @@ B batch, T tokens, N logit rows, V vocabulary
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..backends.backend import Array, Program
-from ..bundle.manifest import Artifact
-from ..errors import ClosedError
-from ..memory_budget import MemoryBudget, Reservation
+from ..backends.backend import Array, GraphRunner
+from ..errors import InputError
+from ..memory_budget import Reservation
 from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, count_cache_bytes, make_cache
 from .candidates import read_scores
 
@@ -23,15 +21,8 @@ SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
 NEED_LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory
 
 
-class Decoder:
+class Decoder(GraphRunner):
     """Runs one decoder graph. Each `DecoderRun` has a cache of its own; steps of two threads take turns."""
-
-    def __init__(self, program: Program, artifact: Artifact, budget: MemoryBudget | None = None) -> None:
-        self.program = program
-        self.artifact = artifact
-        self.budget = MemoryBudget(None) if budget is None else budget  # that the caches are held in
-        self.lock = threading.Lock()
-        self.closed = False
 
     def start(
         self, batch: int, capacity: int, context: PendingContext = NONE_PENDING, copies: int = 1
@@ -41,20 +32,28 @@ class Decoder:
         A translation's source, its context, is computed when all of the run's memory is held. The rows
         become `copies` times as many when the run is told to `spread`.
         """
-        # Without the lock: others' steps must go on while this one waits.
+        # Without the turn: others' steps must go on while this one waits.
         rows = batch * copies
         count = count_cache_bytes(self.artifact, rows, capacity) + context.byte_count
         reservation = self.budget.hold(count, name_cache(rows, capacity), NEED_LESS)
         try:
             seen = context.compute()
-            with self.lock:
-                self.check_open()
+            with self.turn():
                 cache = make_cache(self.program, self.artifact, batch, capacity, seen, copies)
         except BaseException:
             reservation.release()
             raise
         weakref.finalize(cache, reservation.release).atexit = False
         return DecoderRun(self, cache, reservation)
+
+    def check_beams(self, num_beams: int) -> None:
+        """Refuse more beams than the graph takes rows."""
+        rows = self.artifact.axis("batch").max
+        if num_beams > rows:
+            raise InputError(
+                f"num_beams={num_beams} is more than the {rows} rows that this bundle allows; ask for fewer,"
+                " or export it again with a larger max_batch"
+            )
 
     def check_memory(self, batch: int, capacity: int, context_bytes: int = 0) -> None:
         """Refuse a run that `memory_limit` has no room for even when it is alone."""
@@ -65,18 +64,6 @@ class Decoder:
         """Return whether `memory_limit` has room for a run that is alone."""
         available = self.budget.count_available()
         return available is None or count_cache_bytes(self.artifact, batch, capacity) <= available
-
-    def check_open(self) -> None:
-        """Refuse to reach an engine that is gone; to be called with the lock held."""
-        if self.closed:
-            raise ClosedError
-
-    def close(self) -> None:
-        with self.lock:
-            if not self.closed:
-                self.closed = True
-                self.program.close()
-        self.budget.close()
 
 
 def name_cache(batch: int, capacity: int) -> str:
@@ -147,20 +134,17 @@ class DecoderRun:
     ) -> dict[str, Array]:
         """Run the graph once; return the named results."""
         self.reservation.use()
-        with self.decoder.lock:
-            self.decoder.check_open()
+        with self.decoder.turn():
             return self.cache.step(ids, valid, np.asarray(logit_rows, np.int64), outputs)
 
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy rows of the cache over others, as (source, target); no target is a source."""
-        with self.decoder.lock:
-            self.decoder.check_open()
+        with self.decoder.turn():
             self.cache.copy_rows(copies)
 
     def spread(self) -> None:
         """Copy each row of the cache to as many adjacent ones as `Decoder.start` left room for."""
-        with self.decoder.lock:
-            self.decoder.check_open()
+        with self.decoder.turn():
             self.cache.spread()
 
 

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -27,6 +27,7 @@ from ..errors import InputError, PlanForgeError
 from ..options import check_whole
 from .bench_work import Work
 from .machine import find_processor_name
+from .packages import find_package
 
 ROUNDS = 5  # as many rounds as fill the seconds, at least and at most
 MOST_ROUNDS = 50
@@ -87,12 +88,10 @@ class BenchResult:
     def best_default(self) -> Case:
         """Return the case that load() should take: the most exact of those that are as fast as the fastest.
 
-        A case is as fast where its p25 to p75 of tokens per second reaches that of the fastest, or where the
-        fastest gains less than `LEAST_GAIN`. What has not passed its gate takes no part.
+        What has not passed its gate takes no part.
         """
         fastest = self.fastest()
-        passed = [case for case in self.cases if case.gate_passed]
-        as_fast = [case for case in passed if is_as_fast(case, fastest)]
+        as_fast = [case for case in self.cases if case.gate_passed and is_as_fast(case, fastest)]
         ranks = {name: rank for rank, name in enumerate(EXACTNESS)}
         return min(as_fast, key=lambda case: ranks.get(case.precision, len(ranks)))
 
@@ -102,7 +101,7 @@ class BenchResult:
 
 
 def is_as_fast(case: Case, fastest: Case) -> bool:
-    """Return whether a case's rounds cannot be told from the fastest case's, or lose too little to matter."""
+    """Tell whether a case's p25 to p75 reaches the fastest's, or the fastest gains too little to matter."""
     overlaps = case.tokens_per_s_range["p75"] >= fastest.tokens_per_s_range["p25"]
     return overlaps or fastest.tokens_per_s < LEAST_GAIN * case.tokens_per_s
 
@@ -257,11 +256,10 @@ def describe_machine(threads: Threads, read: float) -> dict[str, Any]:
         "threads_reason": threads.reason,
         "read_gb_per_s": round(read / 1e9, 1),
         "python": platform.python_version(),
-        "versions": dict(list_versions()),
+        "versions": {
+            "planforge": importlib.metadata.version("planforge"),
+            **find_package("onnxruntime").versions,
+            **find_package("numpy").versions,
+            **find_package("tokenizers").versions,
+        },
     }
-
-
-def list_versions() -> Iterator[tuple[str, str]]:
-    for name in ("planforge", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield name, importlib.metadata.version(name)

@@ -145,15 +145,14 @@ def check_tensorrt(facts: Facts) -> Obstacle | None:
 
 
 def check_packages(library: str, facts: Facts) -> Obstacle | None:
-    """Return the obstacle where a TensorRT library or CUDA's bindings are missing or too new."""
-    engine = facts.package(LIBRARIES[library].module)
-    bindings = facts.package("cuda.bindings")
+    """Return the obstacle where a TensorRT library, if any, or CUDA's bindings are missing or too new."""
+    needed = {library: facts.package(LIBRARIES[library].module)} if library else {}
+    needed["cuda-bindings"] = facts.package("cuda.bindings")
     driver = find_cuda(facts)
-    for package in (engine, bindings):
+    for package in needed.values():
         if driver and package.cuda and package.cuda > driver:
             reason = f"{package} is for CUDA {package.cuda}, the driver has {facts.graphics.cuda}"
             return reason, suggest_replacement(package, library, facts)
-    needed = {library: engine, "cuda-bindings": bindings}
     absent = [name for name, package in needed.items() if not package.versions]
     if not absent:
         return None
@@ -231,23 +230,11 @@ def check_cuda_provider(facts: Facts) -> Obstacle | None:
     return None
 
 
-def check_bindings(facts: Facts) -> Obstacle | None:
-    """Return the obstacle where CUDA's bindings, which keep the cache on the GPU, are missing or too new."""
-    bindings = facts.package("cuda.bindings")
-    driver = find_cuda(facts)
-    remedy = suggest_install("", ["cuda-bindings"], facts)
-    if not bindings.versions:
-        return "cuda-bindings is not installed", remedy
-    if driver and bindings.cuda and bindings.cuda > driver:
-        return f"{bindings} is for CUDA {bindings.cuda}, the driver has {facts.graphics.cuda}", remedy
-    return None
-
-
 # The backends, the best first: the module that runs each, and what may stand in its way.
 LADDER: dict[str, tuple[str, tuple[Check, ...]]] = {
     "tensorrt-rtx": ("tensorrt_rtx", (check_gpu, check_rtx, partial(check_packages, "tensorrt-rtx"))),
     "tensorrt": ("tensorrt", (check_gpu, check_tensorrt, partial(check_packages, "tensorrt"))),
-    "ort-cuda": ("onnxruntime", (check_gpu, check_cuda_provider, check_bindings)),
+    "ort-cuda": ("onnxruntime", (check_gpu, check_cuda_provider, partial(check_packages, ""))),
     "ort-cpu": ("onnxruntime", (check_onnxruntime,)),
 }
 

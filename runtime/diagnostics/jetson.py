@@ -10,14 +10,7 @@ from ..backends.threads import read_text
 from .machine import Gpu, Graphics, ask_command
 
 # By the board's name, or by what its device tree calls the chip.
-ARCHITECTURES = {
-    "xavier": "sm72",
-    "tegra194": "sm72",
-    "orin": "sm87",
-    "tegra234": "sm87",
-    "thor": "sm110",
-    "tegra264": "sm110",
-}
+ARCHITECTURES = {"sm72": ("xavier", "tegra194"), "sm87": ("orin", "tegra234"), "sm110": ("thor", "tegra264")}
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,8 @@ def find_jetpack(release: str | None) -> JetPack | None:
 
 def find_sm(text: str) -> str | None:
     """Return the compute capability of the board or GPU that a text names."""
-    return next((sm for word, sm in ARCHITECTURES.items() if word in text.lower()), None)
+    lower = text.lower()
+    return next((sm for sm, names in ARCHITECTURES.items() if any(name in lower for name in names)), None)
 
 
 def read_power(root: Path) -> Power:

@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..backends.backend import Backend, LoadRequest
-from ..backends.ladder import open_on
+from ..backends.backend import LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BundleError
 from ..load import find_class
-from ..options import check_whole
 
 # Imported when they are needed, so that `import planforge.runtime` stays quick.
 if TYPE_CHECKING:
@@ -102,21 +100,15 @@ def selftest(
 
     started = time.perf_counter()
     opened = Bundle.open(bundle)
-    check_whole("device", device, 0, 1023, optional=True, what="the GPU's number")
     model_class = find_class(opened)
     arrays, limits = load_golden(opened)
     progress("checking files")
     opened.verify_files()
     progress("loading it")
 
-    request = LoadRequest(backend=backend, precision=precision, device=device)
-
-    def open_model(engine: Backend) -> Any:
-        return model_class._open(opened, engine, request)
-
-    engine, model = open_on(opened, request, open_model)
     comparisons = []
-    with model:
+    request = LoadRequest(backend=backend, precision=precision, device=device)
+    with model_class._load(opened, request) as model:
         try:
             subjects = SUBJECTS[opened.manifest.task](model, arrays, limits)
         except KeyError as error:
@@ -126,9 +118,11 @@ def selftest(
             for case, run in subject.cases.items():
                 progress(f"{name}: {case}")
                 outcome = run()
-                comparisons.append(Comparison(artifact=name, backend=engine.name, case=case, **vars(outcome)))
+                comparisons.append(
+                    Comparison(artifact=name, backend=model.backend, case=case, **vars(outcome))
+                )
     return SelftestResult(
-        backend=engine.name,
+        backend=model.backend,
         artifacts=tuple(subject.artifact.id for subject in subjects),
         comparisons=tuple(comparisons),
         skipped=tuple(each for subject in subjects for each in subject.skipped),

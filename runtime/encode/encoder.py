@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..backends.backend import Array, Program
+from ..backends.backend import Array, GraphRunner, Program
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact, TensorSpec
-from ..errors import ClosedError, ManifestError
+from ..errors import ManifestError
 from ..memory_budget import MemoryBudget
 from ..text.batching import TOKEN_BUDGET, group_by_length
 from ..text.long_text import Piece
 
 
-class Encoder:
+class Encoder(GraphRunner):
     """An opened encoder graph, which pads with the token `pad`."""
 
     def __init__(
@@ -33,15 +32,11 @@ class Encoder:
         budget: MemoryBudget | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        self.budget = MemoryBudget(None) if budget is None else budget  # that batches and outputs are held in
+        super().__init__(program, artifact, budget)
         self.config = config or {}  # whose sizes a memory limit needs
-        self.program = program
-        self.artifact = artifact
         self.pad = pad
         self.max_batch = artifact.axis("batch").max
         self.inputs = {spec.role: spec.name for spec in artifact.inputs}
-        self.lock = threading.Lock()
-        self.closed = False
 
     def run_batches(
         self,
@@ -86,14 +81,11 @@ class Encoder:
             ids[b, : len(piece)] = piece.ids
             mask[b, : len(piece)] = 1
             segments[b, : len(piece)] = piece.segments
-        values = {"ids": ids, "mask": mask, "segments": segments}
         # A graph with a masked-word head always computes one row at least.
-        flat = [b * T + t for b, positions in enumerate(rows or ()) for t in positions]
-        values["logit_rows"] = np.asarray(flat or [0], np.int64)
+        flat = [b * T + t for b, positions in enumerate(rows or ()) for t in positions] or [0]
+        values = {"ids": ids, "mask": mask, "segments": segments, "logit_rows": np.asarray(flat, np.int64)}
         specs = [self.artifact.output(role) for role in roles]
-        with self.lock:
-            if self.closed:
-                raise ClosedError
+        with self.turn():
             outputs = self.program.run(
                 {name: values[role] for role, name in self.inputs.items()}, {}, [s.name for s in specs]
             )
@@ -109,14 +101,6 @@ class Encoder:
             else:
                 by_role.append(list(array))
         return [list(arrays) for arrays in zip(*by_role, strict=True)]
-
-    def close(self) -> None:
-        """Free the engine; closing twice is fine."""
-        with self.lock:
-            if not self.closed:
-                self.closed = True
-                self.program.close()
-        self.budget.close()
 
 
 def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mapping[str, Any]) -> None:

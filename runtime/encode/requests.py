@@ -9,8 +9,7 @@ from typing import TypeAlias, TypeVar
 
 from ..backends.backend import Array
 from ..bundle.defaults import EncoderDefaults
-from ..errors import InputError
-from ..options import EncoderOptions, Truncation, check_batch_size, check_choice, check_options, list_options
+from ..options import EncoderOptions, Truncation, check_batch_size, check_choice, check_options, check_whole
 from ..progress import Progress
 from ..text.long_text import TRUNCATIONS, FittedText, fit
 from ..text.reading import Item, count_read_ahead, name_item, run_in_chunks
@@ -60,12 +59,11 @@ class RequestRunner:
 
     def read_options(self, options: EncoderOptions, known: type, truncation: Truncation) -> Reading:
         """Check a call's options; `truncation` is what the task does unless told otherwise."""
-        check_options(options, list_options(known))
+        check_options(options, known)
         truncation = options.get("truncation", truncation)
         check_choice("truncation", truncation, (None, *TRUNCATIONS))
         stride = options.get("stride")
-        if stride is not None and (type(stride) is not int or stride < 0):
-            raise InputError(f"stride={stride!r} must be None or a whole number from 0")
+        check_whole("stride", stride, 0, optional=True)
         return Reading(
             truncation=truncation,
             stride=stride,

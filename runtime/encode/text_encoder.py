@@ -20,7 +20,7 @@ from ..errors import InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import choose_length, count_weight_bytes, list_tokenizer_files, open_programs
-from ..options import RankOptions, check_options, check_whole, list_options
+from ..options import RankOptions, check_options, check_whole
 from ..text.long_text import SPECIAL_TOKENS
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
 from ..text.tokenizer import Tokenizer
@@ -163,7 +163,7 @@ class TextEncoder(Model):
             texts: where; of a long one's windows the best counts.
             **options: see `RankOptions`.
         """
-        check_options(options, list_options(RankOptions))
+        check_options(options, RankOptions)
         top_k = options.pop("top_k", None)
         check_whole("top_k", top_k, 1, optional=True)
         check_text(query)

@@ -54,7 +54,7 @@ def search_answers(
     """
     start = time.perf_counter()
     capacity = find_capacity(decoder.artifact, [len(prompt) for prompt in prompts], limits)
-    beams = BeamSearch.continue_prompts(prompts, search, limits)
+    beams = BeamSearch(prompts, search, limits)
     run = decoder.start(len(prompts), capacity, copies=search.num_beams)
     logits = np.repeat(run.prefill(prompts), search.num_beams, axis=0)  # all beams of a prompt begin alike
     run.spread()
@@ -80,17 +80,6 @@ def make_candidate(tokenizer: Tokenizer, hypothesis: Hypothesis, logprobs: bool)
     )
 
 
-def count_prompts(decoder: Decoder, search: Search) -> int:
-    """Return how many prompts may run together; refuse more beams than the bundle allows rows."""
-    rows = decoder.artifact.axis("batch").max
-    if search.num_beams > rows:
-        raise InputError(
-            f"num_beams={search.num_beams} is more than the {rows} rows that this bundle allows; ask for"
-            " fewer, or export it again with a larger max_batch"
-        )
-    return rows // search.num_beams
-
-
 def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: bool = False) -> Search | None:
     """Return how a call searches, or None where it follows one answer only; refuse what beams do not take.
 
@@ -106,8 +95,7 @@ def resolve_search(request: GenerationRequest, eos: Sequence[int], *, streams: b
         max_new_tokens=request.max_new_tokens,
         repetition_penalty=sampling.repetition_penalty,
         constraints=Constraints(
-            eos=() if request.ignore_eos else tuple(eos),
-            no_repeat_ngram_size=sampling.no_repeat_ngram_size,
+            eos=() if request.ignore_eos else tuple(eos), no_repeat_ngram_size=sampling.no_repeat_ngram_size
         ),
     )
     if search.num_beams == 1:

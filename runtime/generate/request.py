@@ -18,7 +18,6 @@ from ..options import (
     check_choice,
     check_options,
     check_whole,
-    list_options,
 )
 
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
@@ -80,11 +79,7 @@ class GenerationRequest:
 
 
 def resolve_request(
-    options: GenerationOptions,
-    checkpoint: GenerationOptions,
-    *,
-    streams: bool = False,
-    several: bool = False,
+    options: GenerationOptions, checkpoint: GenerationOptions, *, streams: bool = False, several: bool = False
 ) -> GenerationRequest:
     """Return a call's request: the options given, before the checkpoint's, before the defaults.
 
@@ -92,7 +87,7 @@ def resolve_request(
     tokens, streams and what else beams do not take, its drawing to beams. An option that is given wins, also
     as None. The checkpoint's count with generation="checkpoint"; `several` prompts bring more options.
     """
-    check_options(options, list_options(BatchGenerationOptions if several else GenerationOptions))
+    check_options(options, BatchGenerationOptions if several else GenerationOptions)
     given: dict[str, Any] = dict(options)
     source = given.pop("generation", None)
     check_choice("generation", source, (None, "checkpoint"))

@@ -140,10 +140,7 @@ class Row:
 
     def _finish_text(self) -> str:
         """Return the text that was held back, up to a stop string in it."""
-        text = ""
-        if self.stop.found is None:
-            text = self.stop.push(self.stream.finish())
-        return text + self.stop.finish()
+        return self.stop.push(self.stream.finish()) + self.stop.finish()
 
     def _make_top_logprob(self, token: int, logprob: float) -> TopLogprob:
         text = ""

@@ -34,8 +34,8 @@ class Score:
         return math.exp(-self.total / len(self.logprobs))
 
 
-def check_scorable(tokens: Sequence[int], max_length: int) -> None:
-    """Refuse tokens that have no score: fewer than two, or more than the context holds."""
+def score_tokens(decoder: Decoder, tokens: Sequence[int], max_length: int) -> Score:
+    """Return the score of tokens; refuse fewer than two, and more than the context holds."""
     if len(tokens) < 2:
         raise InputError(f"score needs a text of at least 2 tokens, this one has {len(tokens)}")
     if len(tokens) > max_length:
@@ -44,10 +44,6 @@ def check_scorable(tokens: Sequence[int], max_length: int) -> None:
             tokens=len(tokens),
             limit=max_length,
         )
-
-
-def score_tokens(decoder: Decoder, tokens: Sequence[int]) -> Score:
-    """Return the score of at least two tokens."""
     logprobs: list[float] = []
     for logits in decoder.start(1, len(tokens)).extend(tokens[:-1]):
         following = np.asarray(tokens[len(logprobs) + 1 :][: len(logits)])

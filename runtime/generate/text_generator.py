@@ -29,13 +29,12 @@ from ..options import BatchGenerationOptions, GenerationOptions, check_batch_siz
 from ..progress import Progress
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
-from .beams import answer_by_beams, count_prompts, resolve_search
+from .beams import answer_by_beams, resolve_search
 from .generation import Generation, make_generation
-from .prompts import Prompt, count_vocabulary, is_one_prompt
 from .request import GenerationRequest, describe_request, read_checkpoint_options, resolve_request
 from .row import Row
-from .row_reader import RowReader
-from .score import Score, check_scorable, score_tokens
+from .row_reader import Prompt, RowReader, count_vocabulary, is_one_prompt
+from .score import Score, score_tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -214,8 +213,7 @@ class TextGenerator(Model):
             ContextLengthError: more tokens than the context.
         """
         tokens = self._rows.encode_prompt(text, parse_special, may_be_empty=True)
-        check_scorable(tokens, self.max_length)
-        return score_tokens(self.decoder, tokens)
+        return score_tokens(self.decoder, tokens, self.max_length)
 
     def count_tokens(self, text: str | Sequence[Message], *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a prompt, or of a conversation as `chat` words it.
@@ -248,6 +246,7 @@ class TextGenerator(Model):
         request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))
         request.sampling.check_vocabulary(self._rows.vocabulary)
         check_batch_size(request.batch_size, self.max_batch)
+        self.decoder.check_beams(request.num_beams)
         if options.get("generation") == "checkpoint" and not self._told:
             self._told = True
             log.info(
@@ -257,10 +256,9 @@ class TextGenerator(Model):
         return request
 
     def _limit_rows(self, request: GenerationRequest) -> int:
-        most = request.batch_size or self.max_batch
-        if request.search is not None:
-            return min(most, count_prompts(self.decoder, request.search))
-        return 1 if request.one_by_one else most
+        if request.one_by_one:
+            return 1
+        return min(request.batch_size or self.max_batch, self.max_batch // request.num_beams)
 
     def _split_rows(self, rows: Sequence[Row], request: GenerationRequest) -> Iterator[list[Row]]:
         """Yield rows that run together: in their order, as many as batch_size and memory_limit allow."""

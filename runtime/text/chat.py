@@ -1,4 +1,4 @@
-"""Turns the messages of a conversation into the tokens of a prompt."""
+"""Turns the messages of a conversation into the tokens of a prompt, and cuts one that is too long."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .chat_template import ChatTemplate
 
 MAX_BYTES = 2**20  # of a template
+SYSTEM = ("system", "developer")  # roles whose messages are never dropped
 MARK = "\ufdd0"  # Unicode keeps it from being a character of any text
 
 Message: TypeAlias = Mapping[str, object]
@@ -191,3 +192,57 @@ def check_template_size(size: int) -> None:
     """Refuse a template of more than 1 MiB by a ValueError."""
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes are more than the {MAX_BYTES} that a template may have")
+
+
+@dataclass(frozen=True)
+class CutChat:
+    """A conversation as far as it fits."""
+
+    tokens: list[int]  # of the messages that are left
+    dropped_messages: int
+    dropped_tokens: int  # by how many the conversation became shorter
+
+
+def cut_chat(
+    messages: Sequence[Message], encode: Callable[[Sequence[Message]], list[int]], limit: int
+) -> CutChat:
+    """Drop as few of a conversation's oldest turns as make it fit in `limit` tokens.
+
+    A turn is a user's message and all that follows until the next user's. The last turn stays, and so do
+    the system's messages, whether or not what is left fits.
+    """
+    whole = encode(messages)
+    turns = split_turns(messages)
+    if len(whole) <= limit or len(turns) < 2:
+        return CutChat(whole, 0, 0)
+
+    def encode_without(count: int) -> list[int]:
+        dropped = {index for turn in turns[:count] for index in turn}
+        return encode([message for index, message in enumerate(messages) if index not in dropped])
+
+    fewest = 1
+    most = len(turns) - 1
+    while fewest < most:  # a conversation that lost more turns is shorter
+        middle = (fewest + most) // 2
+        if len(encode_without(middle)) <= limit:
+            most = middle
+        else:
+            fewest = middle + 1
+    tokens = encode_without(fewest)
+    return CutChat(tokens, sum(map(len, turns[:fewest])), len(whole) - len(tokens))
+
+
+def split_turns(messages: Sequence[Message]) -> list[list[int]]:
+    """Return the places of the messages of each turn, without the system's.
+
+    What is said before the first user's message is a turn of its own.
+    """
+    turns: list[list[int]] = []
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role in SYSTEM:
+            continue
+        if role == "user" or not turns:
+            turns.append([])
+        turns[-1].append(index)
+    return turns

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..errors import InputError, ManifestError, TokenizerError
-from .stream import TextStream
+from .stream import IncrementalDecoder
 from .tokenizer import Tokenizer, check_text
 
 # What the exporter writes before an entry's spelling. tokenizers' Unigram needs one list for two things:
@@ -117,7 +117,7 @@ class PieceTokenizer(Tokenizer):
         """Return what one id adds to a text, before `decode` trims it."""
         return (self.find_piece(token_id) or "").replace(SPACE, " ")
 
-    def stream(self) -> TextStream:
+    def stream(self) -> IncrementalDecoder:
         return _PieceStream(self)
 
     def _split_code(self, text: str) -> tuple[list[int], str]:
@@ -246,7 +246,7 @@ class Lattice:
         return self._scores.get(piece, -math.inf) == -math.inf
 
 
-class _PieceStream(TextStream):
+class _PieceStream(IncrementalDecoder):
     """Gives what `PieceTokenizer.decode` gives: white space waits until something follows it."""
 
     def __init__(self, tokenizer: PieceTokenizer) -> None:

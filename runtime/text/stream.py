@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not UTF-8, or not yet
 
 
-class TextStream:
+class IncrementalDecoder:
     """Turns token ids, one at a time, into the text they add.
 
     The pieces joined are exactly ``tokenizer.decode(all ids)``, and no piece ends within a UTF-8

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from ..errors import InputError, TokenizerError
-from .stream import TextStream
+from .stream import IncrementalDecoder
 
 MAX_BYTES = 256 * 2**20
 WAY_OUT = "save it again with save_pretrained of transformers, or copy the file once more"
@@ -136,9 +136,9 @@ class Tokenizer:
         """Decode what a model chose: ids beyond the vocabulary, which some models have, add nothing."""
         return self.decode([token for token in ids if token < self.vocab_size])
 
-    def stream(self) -> TextStream:
+    def stream(self) -> IncrementalDecoder:
         """Return a new decoder for ids that come one at a time."""
-        return TextStream(self)
+        return IncrementalDecoder(self)
 
     def _check_id(self, token_id: int) -> int:
         try:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..decoding.chunk import FinishReason
-from ..errors import InputError
+from ..options import check_whole
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
@@ -89,16 +89,12 @@ class Alignment:
             InputError: no such layer or head.
         """
         layers, heads = self.weights.shape[:2]
+        check_whole("layer", layer, 0, layers - 1, optional=True)
+        check_whole("head", head, 0, heads - 1, optional=True)
         chosen = self.weights
         if layer is not None:
-            chosen = chosen[[check_index("layer", layer, layers)]]
+            chosen = chosen[[layer]]
         if head is not None:
-            chosen = chosen[:, [check_index("head", head, heads)]]
+            chosen = chosen[:, [head]]
         average: Array = chosen.mean((0, 1))
         return average
-
-
-def check_index(name: str, value: int, count: int) -> int:
-    if type(value) is not int or not 0 <= value < count:
-        raise InputError(f"{name}={value!r} must be a whole number from 0 to {count - 1}, or None for all")
-    return value

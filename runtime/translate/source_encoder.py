@@ -6,31 +6,27 @@ B sources, S tokens of the longest, H heads, D head size
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from ..backends.backend import Program
+from ..backends.backend import GraphRunner, Program
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, TensorSpec
 from ..decoding.cache import Context, PendingContext, find_cache_shape
 from ..decoding.decoder import pad
-from ..errors import ClosedError, ManifestError
+from ..errors import ManifestError
 
 
-class SourceEncoder:
+class SourceEncoder(GraphRunner):
     """An opened encoder graph whose outputs are the keys and values of the decoder's layers."""
 
     def __init__(self, program: Program, artifact: Artifact, decoder: Artifact) -> None:
-        self.program = program
-        self.artifact = artifact
+        super().__init__(program, artifact)
         self.reads = pair_cross_tensors(artifact, decoder)
         self.mask = decoder.input("source_mask").name
         self.max_batch = artifact.axis("batch").max
-        self.lock = threading.Lock()
-        self.closed = False
 
     def prepare(self, sources: Sequence[Sequence[int]]) -> PendingContext:
         """Return what `encode` is to compute, and the memory that it takes."""
@@ -50,22 +46,13 @@ class SourceEncoder:
         mask = valid.astype(np.int64)
         values = {"ids": ids, "mask": mask}
         inputs = {spec.name: values[spec.role] for spec in self.artifact.inputs}
-        with self.lock:
-            if self.closed:
-                raise ClosedError
+        with self.turn():
             written = {
                 output.name: self.program.allocate(output.name, find_cache_shape(output, *ids.shape))
                 for output, _ in self.reads
             }
             self.program.run(inputs, written)
         return Context({self.mask: mask}, {read.name: written[output.name] for output, read in self.reads})
-
-    def close(self) -> None:
-        """Free the engine; closing twice is fine."""
-        with self.lock:
-            if not self.closed:
-                self.closed = True
-                self.program.close()
 
 
 def pair_cross_tensors(encoder: Artifact, decoder: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:

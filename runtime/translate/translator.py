@@ -25,7 +25,7 @@ from ..errors import ClosedError, InputError, ManifestError
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, count_weight_bytes, open_programs
-from ..options import ProgressOption, TranslationOptions, check_batch_size, check_options, list_options
+from ..options import BatchTranslationOptions, TranslationOptions, check_batch_size, check_options
 from ..progress import Progress
 from ..text.batching import group_by_length
 from ..text.reading import check_each, check_text, count_read_ahead, name_item, run_in_chunks, run_one_or_all
@@ -38,7 +38,7 @@ from .sources import Source, SourceReader, open_tokenizers
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token")
+NOT_OF_THE_SEARCH = ("truncation", "parse_special", "on_token", "batch_size", "progress")
 
 
 class Translator(Model):
@@ -103,38 +103,21 @@ class Translator(Model):
 
     @overload
     def translate(  # type: ignore[overload-overlap]  # a str is no iterable of texts here
-        self,
-        texts: str,
-        *,
-        batch_size: int | None = ...,
-        progress: ProgressOption = ...,
-        **options: Unpack[TranslationOptions],
+        self, texts: str, **options: Unpack[BatchTranslationOptions]
     ) -> Translation: ...
     @overload
     def translate(
-        self,
-        texts: Iterable[str],
-        *,
-        batch_size: int | None = ...,
-        progress: ProgressOption = ...,
-        **options: Unpack[TranslationOptions],
+        self, texts: Iterable[str], **options: Unpack[BatchTranslationOptions]
     ) -> list[Translation]: ...
     def translate(
-        self,
-        texts: str | Iterable[str],
-        *,
-        batch_size: int | None = None,
-        progress: ProgressOption = False,
-        **options: Unpack[TranslationOptions],
+        self, texts: str | Iterable[str], **options: Unpack[BatchTranslationOptions]
     ) -> Translation | list[Translation]:
         """Translate one text, or each of several.
 
         Args:
             texts: one text, or several; those of similar length run together.
-            batch_size: the most texts that run together; as many as the bundle allows unless given.
-            progress: True counts finished texts on stderr; a callable gets their number.
-            **options: see `TranslationOptions`: what they mean in transformers, and as the checkpoint says
-                unless given.
+            **options: see `BatchTranslationOptions`: what they mean in transformers, and as the checkpoint
+                says unless given.
 
         Raises:
             InputError: an option or a text that cannot be used; nothing has run yet of its thousand texts.
@@ -145,17 +128,10 @@ class Translator(Model):
             >>> model.translate("the 3rd of May, 1998").text
             '1998-05-03'
         """
-        return run_one_or_all(
-            texts, lambda many: self.iterate(many, batch_size=batch_size, progress=progress, **options)
-        )
+        return run_one_or_all(texts, lambda many: self.iterate(many, **options))
 
     def iterate(
-        self,
-        texts: Iterable[str],
-        *,
-        batch_size: int | None = None,
-        progress: ProgressOption = False,
-        **options: Unpack[TranslationOptions],
+        self, texts: Iterable[str], **options: Unpack[BatchTranslationOptions]
     ) -> Iterator[Translation]:
         """Translate any number of texts: results come in order, and never all of them are held.
 
@@ -164,13 +140,14 @@ class Translator(Model):
         are `translate`'s.
         """
         search = self._make_search(options)
-        on_token = resolve_on_token(options, search)
+        on_token = options.get("on_token")
         reader = self._make_reader(options)
+        batch_size = options.get("batch_size")
         # A caller's batch_size counts texts; each takes num_beams rows of the decoder.
         rows = check_batch_size(batch_size, self.encoder.max_batch)
         max_batch = min(rows, self.decoder.artifact.axis("batch").max // search.num_beams)
         checked = check_each(texts, check_text)
-        report = Progress(progress)
+        report = Progress(options.get("progress", False))
 
         def run_chunk(done: int, chunk: Sequence[str]) -> Iterator[dict[int, Translation]]:
             sources = []
@@ -201,7 +178,7 @@ class Translator(Model):
         search = self._make_search(options, greedy=True)
         if search.num_beams != 1:
             raise InputError(f"stream is greedy: num_beams={search.num_beams} must be 1; use translate")
-        on_token = resolve_on_token(options, search)
+        on_token = options.get("on_token")
         reader = self._make_reader(options)
         source = reader.read(check_text(text))
         reader.report()
@@ -224,7 +201,7 @@ class Translator(Model):
             raise InputError(
                 "this bundle does not give its attention; export it again with --outputs cross_attentions"
             )
-        check_options(options, list_options(TranslationOptions))
+        check_options(options, TranslationOptions)
         source = self._make_reader(options).read(check_text(text)).tokens
         target = self.translate(text, **options).token_ids
         run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
@@ -256,25 +233,27 @@ class Translator(Model):
         )
 
     def _make_search(self, options: TranslationOptions, *, greedy: bool = False) -> Search:
-        """Check the options; `greedy` searches without beams unless the caller asks for them."""
+        """Check the options; `greedy` is of one text, without beams unless the caller asks for them."""
         if self.decoder.closed:
             raise ClosedError
-        known = list_options(TranslationOptions)
-        check_options(options, known if greedy else (*known, "batch_size", "progress"))
+        check_options(options, TranslationOptions if greedy else BatchTranslationOptions)
         room = min(self.max_length, self.decoder.artifact.axis("tokens").max)
         usual = self.defaults.max_new_tokens or room
         given = {name: value for name, value in options.items() if name not in NOT_OF_THE_SEARCH}
         if greedy and given.get("num_beams") is None:
             given["num_beams"] = 1
         search = make_search(replace(self.defaults, max_new_tokens=min(usual, room)), **given)
-        rows = self.decoder.artifact.axis("batch").max
-        if search.num_beams > rows:
-            raise InputError(
-                f"num_beams={search.num_beams} is more than the {rows} that this bundle allows; ask for"
-                " fewer, or export it again with a larger max_batch"
-            )
+        self.decoder.check_beams(search.num_beams)
         if search.max_new_tokens > room:
             raise InputError(f"max_new_tokens={search.max_new_tokens} is more than the model's {room}")
+        on_token = options.get("on_token")
+        if on_token is not None and not callable(on_token):
+            raise InputError(f"on_token={on_token!r:.80} must be a function that takes a chunk, or None")
+        if on_token is not None and search.num_beams > 1:
+            raise InputError(
+                f"on_token does not go with num_beams={search.num_beams}: of beams it is known at the end"
+                " which one is the translation; give num_beams=1, or leave it out"
+            )
         return search
 
     def _start_run(self, sources: Sequence[Sequence[int]], search: Search) -> DecoderRun:
@@ -289,7 +268,7 @@ class Translator(Model):
             TranslationRow(self.target_tokenizer, len(source.tokens), row=row, number=number)
             for row, (number, source) in enumerate(sources.items())
         ]
-        beams = BeamSearch(len(sources), self.start, search)
+        beams = BeamSearch([[self.start]] * len(sources), search)
         start = time.perf_counter()
         run = self._start_run([source.tokens for source in sources.values()], search)
         encode = time.perf_counter() - start
@@ -329,7 +308,7 @@ class Translator(Model):
     ) -> Generator[Chunk, None, None]:
         """Yield the chunks of a greedy translation; the last one has the finish reason."""
         row = TranslationRow(self.target_tokenizer, len(source.tokens))
-        beams = BeamSearch(1, self.start, search)
+        beams = BeamSearch([[self.start]], search)
         run: DecoderRun | None = None
         while row.finish_reason is None:
             if cancelled.is_set():
@@ -358,16 +337,3 @@ def take_step(run: DecoderRun, beams: BeamSearch) -> None:
     copies = beams.advance(run.decode(beams.tokens))
     if not beams.done:
         run.copy_rows(copies)
-
-
-def resolve_on_token(options: TranslationOptions, search: Search) -> OnToken | None:
-    """Return what a caller wants to be called with after each step; refuse it of beams."""
-    on_token = options.get("on_token")
-    if on_token is not None and not callable(on_token):
-        raise InputError(f"on_token={on_token!r:.80} must be a function that takes a chunk, or None")
-    if on_token is not None and search.num_beams > 1:
-        raise InputError(
-            f"on_token does not go with num_beams={search.num_beams}: of beams it is known at the end which"
-            " one is the translation; give num_beams=1, or leave it out"
-        )
-    return on_token

@@ -162,7 +162,7 @@ def test_a_plan_whose_partner_is_refused_is_dropped_and_told(
 
     def build_all(refused: Any) -> list[Any]:
         found: Any = plans.build_plans(
-            tmp_path, bundle.manifest, ["cpu", "rtx"], ["sm86"], None, lambda _: None, refused
+            tmp_path, bundle.manifest, ["cpu", "rtx"], ["sm86"], lambda _: None, refused
         )
         return list(found)
 

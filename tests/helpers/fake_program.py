@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
+from planforge.runtime.backends.backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape
 
 
 class FakeProgram:
@@ -15,7 +15,7 @@ class FakeProgram:
 
     def __init__(
         self,
-        function: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+        function: Callable[[Arrays], Arrays],
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         self.function = function
@@ -28,12 +28,7 @@ class FakeProgram:
     def free_memory(self) -> int | None:
         return None
 
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        buffers: Mapping[str, Buffer],
-        outputs: Sequence[str] | None = None,
-    ) -> dict[str, Array]:
+    def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         bound = {name: buffer.array for name, buffer in buffers.items() if isinstance(buffer, ArrayBuffer)}
         results = self.function({**bound, **inputs})
         for name, value in results.items():

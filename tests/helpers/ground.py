@@ -14,11 +14,11 @@ import onnx_ir as ir
 from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.calibration.prompts import read_prompts
 from planforge.exporter.comparison.tasks import examine_model
-from planforge.exporter.graphs import describe_in_fp32, find_recipe_id
+from planforge.exporter.graphs import describe_in_fp32
 from planforge.exporter.tracing.modules import read_results
 from planforge.exporter.verification.bisect import (
+    Bands,
     Culprit,
-    Witnesses,
     find_culprit,
     make_module_bands,
     make_node_bands,
@@ -67,19 +67,19 @@ class Ground:
         gaps = {} if rounding is None else self.examiner.measure_gaps(self.model, rounding)
         return self.examiner.choose_limits(precision, gaps)
 
-    def witnesses(self, artifact: Artifact) -> Witnesses:
+    def witnesses(self, artifact: Artifact) -> list[Bands]:
         """What a graph's nodes are held against, run as the runtime runs them now."""
         trial = self.examiner.make_trial(artifact)
-        full_id = f"{find_recipe_id(artifact)}.fp32"
+        full_id = f"{artifact.recipe_id}.fp32"
         own, full = (
             ir.load(self.bundle.path(self.bundle.manifest.artifact(name).file))
             for name in (artifact.id, full_id)
         )
         rounding = self.calibration.make_rounding(artifact.precision)
-        return Witnesses(
+        return [
             make_node_bands(trial, artifact, full, describe_in_fp32(artifact), own),
             make_module_bands(trial, self.model, rounding, read_results(own)),
-        )
+        ]
 
     @contextmanager
     def damaged(self, artifact_id: str, fault: Fault) -> Iterator[Bundle]:
@@ -94,7 +94,7 @@ class Ground:
                 path.write_bytes(content)
 
     def examined(
-        self, bundle: Bundle, artifact: Artifact, witnesses: Witnesses | None = None
+        self, bundle: Bundle, artifact: Artifact, witnesses: list[Bands] | None = None
     ) -> tuple[list[Comparison], Culprit | None]:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
         examiner = dataclasses.replace(self.examiner, bundle=bundle)

@@ -117,8 +117,7 @@ def find_role_names(settings: Mapping[str, Any]) -> dict[str, str]:
 def read_named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens by the names that transformers has for them, such as ``bos_token``."""
     extra = settings.get("extra_special_tokens")
-    named: dict[str, Any] = dict(extra) if isinstance(extra, dict) else {}
-    named.update(settings)
+    named = {**(extra if isinstance(extra, dict) else {}), **settings}
     texts = {name: _token_text(entry) for name, entry in named.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
 

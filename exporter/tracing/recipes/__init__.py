@@ -16,11 +16,9 @@ class FamilyRecipes(Protocol):
 
     def read_context(self, config: Any) -> int:
         """Return the most tokens that the model takes."""
-        ...
 
     def make_recipes(self, config: Any, choices: Choices) -> dict[str, Recipe]:
         """Return the recipe of each graph in each dialect that it can have, by `Recipe.id`."""
-        ...
 
 
 FAMILIES: dict[str, FamilyRecipes] = {"bert": bert, "gpt2": gpt2, "transformer": transformer}

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
 from .recipe import Choices, Recipe, index_recipes, wrap_model
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ....models import BertConfig
+
+Axes: TypeAlias = Mapping[str, tuple[Axis | int, ...]]
 
 TASK = "text-encoding"
 MAX_BATCH = 32  # where an export names none
 ROWS = 16  # masked words of a text, at most: a row of logits is as wide as the vocabulary
 EXAMPLE = {"batch": 2, "tokens": 5, "rows": 3}
+# The inputs, with transformers' names, and their roles.
+ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
 
 
 def read_context(config: BertConfig) -> int:
@@ -25,35 +32,60 @@ def read_context(config: BertConfig) -> int:
 
 def make_recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
     layers, pooler_output = resolve_extra_outputs(config, choices.outputs)
-    batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
-    tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
-    rows = Axis("rows", 1, 1, choices.max_batch * min(ROWS, choices.max_length))
-    inputs = [
-        TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
-        TensorSpec("attention_mask", "mask", "int64", (batch, tokens)),
-    ]
-    if config.type_vocab_size:
-        inputs.append(TensorSpec("token_type_ids", "segments", "int64", (batch, tokens)))
-    has_rows = "masked_lm" in config.heads
-    if has_rows:
-        inputs.append(TensorSpec("logit_rows", "logit_rows", "int64", (rows,)))
+    axes = list_axes(config, choices)
 
     def hidden(name: str, layer: int) -> TensorSpec:
-        return TensorSpec(name, f"hidden.{layer}", "float32", (batch, tokens, config.hidden_size))
+        return TensorSpec(name, f"hidden.{layer}", "float32", axes["hidden"])
 
     outputs = [
         hidden("last_hidden_state", config.num_hidden_layers),
-        *make_head_specs(config, batch, tokens, rows),
+        *make_head_specs(config, axes),
         *(hidden(f"hidden_states.{layer}", layer) for layer in layers),
     ]
     if pooler_output:
-        outputs.append(TensorSpec("pooler_output", "pooler_output", "float32", (batch, config.hidden_size)))
+        outputs.append(TensorSpec("pooler_output", "pooler_output", "float32", axes["pooler_output"]))
+    inputs = [name for name in ROLES if name != "token_type_ids" or config.type_vocab_size]
+    wrap = wrap_model("PortableEncoder", layers, pooler_output)
+    return make_both_dialects(inputs, outputs, axes, 20, wrap)
+
+
+def list_axes(config: BertConfig, choices: Choices) -> Axes:
+    """Return the axes of inputs and outputs by their roles; those of any layer's states as "hidden"."""
+    batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
+    tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
+    rows = Axis("rows", 1, 1, choices.max_batch * min(ROWS, choices.max_length))
+    return {
+        **dict.fromkeys(ROLES.values(), (batch, tokens)),
+        "logit_rows": (rows,),
+        "hidden": (batch, tokens, config.hidden_size),
+        "pooler_output": (batch, config.hidden_size),
+        "masked_lm": (rows, config.vocab_size),
+        "next_sentence": (batch, 2),
+        "sequence_classification": (batch, config.num_labels),
+        "token_classification": (batch, tokens, config.num_labels),
+        "question_answering.start": (batch, tokens),
+        "question_answering.end": (batch, tokens),
+    }
+
+
+def make_both_dialects(
+    names: Collection[str],
+    outputs: Sequence[TensorSpec],
+    axes: Axes,
+    opset: int,
+    module: Callable[[Any], nn.Module] | None = None,
+) -> dict[str, Recipe]:
+    """Return an encoder's recipes, by the names of its inputs; a masked_lm gets logit_rows beside them."""
+    inputs = [TensorSpec(name, role, "int64", axes[role]) for name, role in ROLES.items() if name in names]
+    has_rows = any(spec.role == "masked_lm" for spec in outputs)
+    if has_rows:
+        inputs.append(TensorSpec("logit_rows", "logit_rows", "int64", axes["logit_rows"]))
     portable = Recipe(
         graph="encoder",
         dialect="portable",
-        opset=20,
+        opset=opset,
         padding_side="right",
-        module=wrap_model("PortableEncoder", layers, pooler_output),
+        module=module,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         example=EXAMPLE,
@@ -62,27 +94,22 @@ def make_recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
     return index_recipes((portable, replace(portable, dialect="ort")))
 
 
-def make_head_specs(config: BertConfig, batch: Axis, tokens: Axis, rows: Axis) -> list[TensorSpec]:
+def make_head_specs(config: BertConfig, axes: Axes) -> list[TensorSpec]:
     """Return an output per head, with transformers' names."""
-    axes: dict[str, tuple[Axis | int, ...]] = {
-        "masked_lm": (rows, config.vocab_size),
-        "next_sentence": (batch, 2),
-        "sequence_classification": (batch, config.num_labels),
-        "token_classification": (batch, tokens, config.num_labels),
-    }
     names = {"masked_lm": "prediction_logits", "next_sentence": "seq_relationship_logits"}
     specs = []
     for head in config.heads:
         if head == "question_answering":
             for end in ("start", "end"):
-                specs.append(TensorSpec(f"{end}_logits", f"{head}.{end}", "float32", (batch, tokens)))
+                specs.append(TensorSpec(f"{end}_logits", f"{head}.{end}", "float32", axes[f"{head}.{end}"]))
         else:
             name = names.get(head, "logits") if len(config.heads) > 1 else "logits"
             specs.append(TensorSpec(name, head, "float32", axes[head]))
     if config.sentence is not None:
         dense = config.sentence.dense
         width = dense[-1].out_features if dense else config.hidden_size * len(config.sentence.pooling)
-        specs.append(TensorSpec("sentence_embedding", "sentence_embedding", "float32", (batch, width)))
+        pooled = (axes["pooler_output"][0], width)
+        specs.append(TensorSpec("sentence_embedding", "sentence_embedding", "float32", pooled))
     return specs
 
 

@@ -74,7 +74,7 @@ class Engine:
         return [row[:, :, list(sample.steps)] for row in both]
 
     def search(self, samples: Sequence[Sample], search: Search) -> list[list[Hypothesis]]:
-        beams = BeamSearch(len(samples), self.start, search)
+        beams = BeamSearch([[self.start]] * len(samples), search)
         run = self.start_run([s.source for s in samples], search.num_beams, search.max_new_tokens)
         while not beams.done:
             copies = beams.advance(run.decode(beams.tokens))

@@ -19,7 +19,7 @@ from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.limits import CAPS, Gaps
-from planforge.exporter.passes.quantize import QuantizeWeights
+from planforge.exporter.passes.quantize import quantize
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.reference.rounding import Rounding
@@ -242,7 +242,7 @@ def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
     assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
     assert "export fp32" in words
     with pytest.raises(ValueError, match="multiple of the block of 32"):
-        QuantizeWeights(4, 32).find_blocks("odd", given["h.0.mlp.c_fc.weight"])
+        quantize(given["h.0.mlp.c_fc.weight"](), 4, 32)
 
 
 def test_the_caps_are_those_of_the_design() -> None:

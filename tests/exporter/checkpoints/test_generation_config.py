@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def read(folder: Path) -> GenerationDefaults:
     """What the export keeps, after the way through the manifest's JSON."""
     found = Checkpoint(Source("folder", str(folder), folder)).generation
     assert found is not None
-    return GenerationDefaults.from_json(json.loads(json.dumps(found.to_json())))
+    return GenerationDefaults.from_json(json.loads(json.dumps(asdict(found))))
 
 
 def transformers_scores(folder: Path, logits: Any, prompt: list[int]) -> Any:

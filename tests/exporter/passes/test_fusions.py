@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
-from planforge.exporter.passes.fusions import FuseForOnnxRuntime
+from planforge.exporter.passes.fusions import fuse_for_onnx_runtime
 
 from ...helpers.graphs import nodes, normal, parse_graph, run_graph
 
@@ -29,7 +29,7 @@ g ({inputs}) => ({outputs})
 def assert_fused(model: ir.Model, operators: Sequence[str], **inputs: npt.NDArray[Any]) -> None:
     """Fusing gives these operators, and the numbers of before."""
     before = run_graph(model, **inputs)
-    FuseForOnnxRuntime()(model)
+    fuse_for_onnx_runtime(model)
     assert [node.op_type for node in model.graph if node.op_type != "Constant"] == operators
     for got, want in zip(run_graph(model, **inputs), before, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

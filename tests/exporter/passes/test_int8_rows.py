@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.exporter.passes.int8_encoder import QuantizeEncoder, find_linears
+from planforge.exporter.passes.int8_encoder import find_linears, quantize_encoder
 from planforge.exporter.passes.int8_rows import RowProduct, RowRule, choose_product
-from planforge.exporter.passes.weights import AttachWeights
+from planforge.exporter.passes.weights import attach_parameters
 from planforge.runtime import TextEncoder, Translator
 from planforge.runtime.bundle.bundle import Bundle
 
@@ -65,7 +65,7 @@ def graph(body: str, **parameters: Array) -> ir.Model:
         f'<ir_version: 10, opset_import: ["" : 21]> g (float[b, t, {K}] x{given}) => (float[b, t, {N}] y)'
         f" {{ {body} }}"
     )
-    AttachWeights({name: torch.from_numpy(array) for name, array in parameters.items()})(model)
+    attach_parameters(model, {name: torch.from_numpy(array) for name, array in parameters.items()})
     return model
 
 
@@ -80,7 +80,7 @@ def test_a_product_is_that_of_integers(rule: RowRule, smoothing: Array | None, b
     )
     product = RowProduct(smoothing, rule, WHOLE, SCALE)
     (linears,) = find_linears(model.graph)
-    QuantizeEncoder({linears.names: product})(model)
+    quantize_encoder(model, {linears.names: product})
     assert not nodes(model, "MatMul") and len(nodes(model, "MatMulIntegerToFloat")) == 1
     x = normal(3, 5, K, seed=7) * np.exp(normal(3, 5, 1, seed=8))
     x[0, 0] = 0  # a row of nothing has a step all the same
@@ -101,7 +101,7 @@ def test_products_of_the_same_rows_become_one(monkeypatch: pytest.MonkeyPatch) -
     (exact,) = run_graph(model, x=x)
     (linears,) = find_linears(model.graph)
     product = choose_product(normal(400, K, seed=6), linears.join_weights())
-    QuantizeEncoder({linears.names: product})(model)
+    quantize_encoder(model, {linears.names: product})
     assert len(nodes(model, "MatMulIntegerToFloat")) == len(nodes(model, "Split")) == 1
     (got,) = run_graph(model, x=x)
     both = integers(x, product)

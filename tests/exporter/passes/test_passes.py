@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from planforge.exporter.errors import ExportError
-from planforge.exporter.passes.fp16 import ConvertToFp16
-from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
+from planforge.exporter.passes.fp16 import convert_to_fp16
+from planforge.exporter.passes.weights import attach_parameters, save_with_shared_weights
 from planforge.exporter.tracing.graph_check import check_graph, name_axes
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
 
@@ -65,7 +65,7 @@ def weights() -> dict[str, torch.Tensor]:
 def test_attached_weights_compute_the_same() -> None:
     model = graph(LINEAR)
     parameters = weights()
-    AttachWeights(parameters)(model)
+    attach_parameters(model, parameters)
     assert [value.name for value in model.graph.inputs] == ["x"]
     x = np.random.default_rng(0).standard_normal((3, 4), np.float32)
     expected = torch.nn.functional.linear(torch.from_numpy(x), parameters["weight"], parameters["bias"])
@@ -74,7 +74,7 @@ def test_attached_weights_compute_the_same() -> None:
 
 def test_a_weight_read_transposed_only_is_stored_transposed() -> None:
     model = graph(LINEAR)
-    AttachWeights(weights())(model)
+    attach_parameters(model, weights())
     assert "Transpose" not in [node.op_type for node in model.graph]
     assert list(model.graph.initializers["weight.transposed"].shape or ()) == [4, 6]
 
@@ -86,7 +86,7 @@ def test_a_weight_read_both_ways_is_stored_as_it_is() -> None:
         "mixed = MatMul (weight, turned)\n z = MatMul (y, mixed)",
     )
     model = graph(lines)
-    AttachWeights(weights())(model)
+    attach_parameters(model, weights())
     assert list(model.graph.initializers["weight"].shape or ()) == [6, 4]
     assert "Transpose" in [node.op_type for node in model.graph]
 
@@ -96,7 +96,7 @@ def test_graphs_of_one_precision_share_one_weights_file(tmp_path: Path) -> None:
     text = LINEAR.replace("[6, 4]", "[384, 4]").replace("[6]", "[384]").replace("n, 6]", "n, 384]")
     models = {"a.onnx": graph(text), "b.onnx": graph(text)}
     for model in models.values():
-        AttachWeights(parameters)(model)
+        attach_parameters(model, parameters)
     save_with_shared_weights(models, tmp_path, "w.data")
     assert (tmp_path / "w.data").stat().st_size < 1.2 * sum(p.nbytes for p in parameters.values())
     x = np.ones((2, 4), np.float32)
@@ -110,7 +110,7 @@ def test_graphs_of_one_precision_share_one_weights_file(tmp_path: Path) -> None:
 
 def test_fp16_keeps_normalization_in_fp32_and_types_everything() -> None:
     model = graph(NORMED)
-    ConvertToFp16(fp32_outputs=["logits"])(model)
+    convert_to_fp16(model, fp32_outputs=["logits"])
     onnx.checker.check_model(ir.to_proto(model), full_check=True)  # the types are consistent
     types = {str(v.name): v.dtype for v in (*model.graph.inputs, *model.graph.outputs)}
     half = ir.DataType.FLOAT16
@@ -126,7 +126,7 @@ def test_fp16_computes_the_same_within_its_rounding() -> None:
     x = np.random.default_rng(1).standard_normal((5, 8), np.float32).astype(np.float16)
     single = graph(NORMED)
     half = graph(NORMED)
-    ConvertToFp16(fp32_outputs=["logits"])(half)
+    convert_to_fp16(half, fp32_outputs=["logits"])
     expected = run(single, x=x.astype(np.float32))
     for got, want in zip(run(half, x=x), expected, strict=True):
         # A handful of roundings, each of half a unit in the last of fp16's 11 bits.
@@ -135,7 +135,7 @@ def test_fp16_computes_the_same_within_its_rounding() -> None:
 
 def test_fp16_needs_types() -> None:
     with pytest.raises(ValueError, match=r"no type.*normal"):
-        ConvertToFp16(fp32_outputs=[])(ir.from_proto(onnx.parser.parse_model(NORMED)))
+        convert_to_fp16(ir.from_proto(onnx.parser.parse_model(NORMED)), fp32_outputs=[])
 
 
 def test_fp16_casts_a_value_once_for_all_its_users() -> None:
@@ -145,7 +145,7 @@ def test_fp16_casts_a_value_once_for_all_its_users() -> None:
         "again = LayerNormalization (halved, shift, scale)",
     ).replace("y = Add (halved, again)", "both = Add (other, again)\n y = Add (halved, both)")
     model = graph(text)
-    ConvertToFp16(fp32_outputs=["logits"])(model)
+    convert_to_fp16(model, fp32_outputs=["logits"])
     read = [node.inputs[0] for node in model.graph if node.op_type == "Cast"]
     assert len(read) == len(set(read))
 
@@ -153,14 +153,14 @@ def test_fp16_casts_a_value_once_for_all_its_users() -> None:
 def test_fp16_leaves_a_clones_original_alone() -> None:
     original = graph(NORMED)
     before = ir.to_proto(original).SerializeToString()
-    ConvertToFp16(fp32_outputs=["logits"])(original.clone())
+    convert_to_fp16(original.clone(), fp32_outputs=["logits"])
     assert ir.to_proto(original).SerializeToString() == before
 
 
 @pytest.mark.parametrize("value", ["70000", "-70000"])
 def test_what_reads_a_constant_that_fp16_cannot_hold_stays_in_fp32(value: str) -> None:
     model = graph(NORMED.replace("{0.5}", f"{{{value}}}"))
-    ConvertToFp16(fp32_outputs=["logits"])(model)
+    convert_to_fp16(model, fp32_outputs=["logits"])
     half = model.graph.initializers["half"]
     assert half.dtype == ir.DataType.FLOAT
     readers = {node for node, _ in half.uses()}

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from planforge.exporter.passes import tables
-from planforge.exporter.passes.quantize import QuantizeWeights, find_quantizable, read_stored_bits
-from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, SplitSharedTable
-from planforge.exporter.passes.weights import AttachWeights, save_with_shared_weights
+from planforge.exporter.passes.quantize import find_quantizable, quantize_weights, read_stored_bits
+from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, split_shared_table
+from planforge.exporter.passes.weights import attach_parameters, save_with_shared_weights
 
 from ...helpers.blocks import RANGE, Array, by_block, dequantized
 from ...helpers.graphs import nodes, normal, parse_graph, run_graph
@@ -52,7 +52,7 @@ g (float[{x}] x{", int64[a, b] ids" if "ids" in body else ""}{given}) => (float[
 }}
 """
     model = parse_graph(text)
-    AttachWeights(parameters)(model)
+    attach_parameters(model, parameters)
     return model
 
 
@@ -100,7 +100,7 @@ def test_a_product_by_a_quantized_weight(form: str, bits: int, size: int) -> Non
     if "bias" not in body:
         del given["bias"]
     model = graph(body, given, more=more)
-    QuantizeWeights(bits, size)(model)
+    quantize_weights(model, bits, size)
     (product,) = nodes(model, "MatMulNBits")
     assert not any(nodes(model, operator) for operator in ("MatMul", "Gemm", "Add"))
     attributes = {name: product.attributes.get_int(name) for name in ("bits", "block_size", "accuracy_level")}
@@ -116,7 +116,7 @@ def test_a_product_by_a_quantized_weight(form: str, bits: int, size: int) -> Non
 
 def test_activations_may_have_more_axes() -> None:
     model = graph(FORMS["MatMul by a weight stored transposed"], parameters(), x="p, q, 256", y="p, q, 48")
-    QuantizeWeights(8, 64)(model)
+    quantize_weights(model, 8, 64)
     x = normal(2, 3, K)
     got = run_graph(model, x=x)[0]
     assert got.shape == (2, 3, 48)
@@ -131,7 +131,7 @@ TIED = f"{TURN} embedded = Gather (weight, ids)\n y = MatMul (x, turned)"
 def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
     given = {"weight": parameters()["weight"]}
     model = graph(TIED, given, more=", float[a, b, 256] embedded")
-    QuantizeWeights(bits, 64)(model)
+    quantize_weights(model, bits, 64)
     (product,), (lookup,) = nodes(model, "MatMulNBits"), nodes(model, "GatherBlockQuantized")
     weight = weight_of(product)
     table = dequantized(constant(lookup.inputs[0]), constant(lookup.inputs[2]), bits)
@@ -147,7 +147,7 @@ def test_a_table_of_words_and_head_is_rounded_once(bits: int) -> None:
 def test_a_lookup_alone_is_exact_too() -> None:
     given = {"words": torch.from_numpy(normal(7, 64))}
     model = graph("y = Gather (words, ids)", given, y="a, b, 64")
-    QuantizeWeights(8, 32)(model)
+    quantize_weights(model, 8, 32)
     (lookup,) = nodes(model, "GatherBlockQuantized")
     table = dequantized(constant(lookup.inputs[0]), constant(lookup.inputs[2]), 8)
     np.testing.assert_allclose(table, given["words"], atol=np.abs(given["words"].numpy()).max() / 254 * 1.01)
@@ -160,7 +160,7 @@ def test_a_lookup_alone_is_exact_too() -> None:
 def test_a_narrow_head_stays_as_it_is(rows: int, rounded: bool) -> None:
     given = parameters(rows)
     model = graph(FORMS["Gemm by rows and bias"], given, y=f"n, {rows}")
-    QuantizeWeights(4, 32)(model)
+    quantize_weights(model, 4, 32)
     assert bool(nodes(model, "MatMulNBits")) == rounded
     if not rounded:
         x = normal(3, K)
@@ -188,7 +188,10 @@ def test_other_sums_are_still_computed(form: str, split: bool, monkeypatch: pyte
     x = normal(4, K)
     model = graph(OTHERS[form], given, more=", float[n, 48] z" if " z = " in OTHERS[form] else "")
     want = run_graph(model, x=x)
-    (SplitSharedTable() if split else QuantizeWeights(8, 32))(model)
+    if split:
+        split_shared_table(model)
+    else:
+        quantize_weights(model, 8, 32)
     for got, exact in zip(run_graph(model, x=x), want, strict=True):
         # Both sides are rounded to 127 steps: a hundredth of the results' size.
         np.testing.assert_allclose(got, exact, atol=1e-3 if split else 0.03 * np.abs(exact).max())
@@ -199,16 +202,16 @@ def test_a_sum_with_a_single_number_is_still_computed() -> None:
     model = graph(FORMS["MatMul and a sum"], given)
     x = normal(4, K)
     want = run_graph(model, x=x)[0]
-    QuantizeWeights(8, 32)(model)
+    quantize_weights(model, 8, 32)
     np.testing.assert_allclose(run_graph(model, x=x)[0], want, atol=0.5)
 
 
 def test_a_weight_of_two_graphs_is_rounded_once() -> None:
     done: dict[str, Any] = {}
     models = [graph(FORMS["Gemm by rows and bias"], parameters()) for _ in range(2)]
-    QuantizeWeights(8, 32, done)(models[0])
+    quantize_weights(models[0], 8, 32, done)
     first = done["weight"]
-    QuantizeWeights(8, 32, done)(models[1])
+    quantize_weights(models[1], 8, 32, done)
     assert list(done) == ["weight"] and done["weight"] is first
 
 
@@ -216,7 +219,7 @@ def test_the_weight_of_a_width_that_no_block_divides_is_named() -> None:
     model = graph(FORMS["Gemm by rows and bias"], parameters(width=96), x="n, 96")
     assert [(name, read().shape) for name, read in find_quantizable(model.graph)] == [("weight", (48, 96))]
     with pytest.raises(ValueError, match=r"weight: a width of 96 is not a multiple of the block of 64"):
-        QuantizeWeights(8, 64)(model)
+        quantize_weights(model, 8, 64)
 
 
 ROWS = SPLIT_FROM_ROWS + 5  # not a multiple of the number of parts
@@ -244,7 +247,10 @@ def test_a_large_table_is_opened_in_parts_and_stored_once(
     for parts in (1, PARTS):
         monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 10**9 if parts == 1 else SPLIT_FROM_ROWS)
         model, given = large(bias)
-        (SplitSharedTable() if bits is None else QuantizeWeights(bits, 32))(model)
+        if bits is None:
+            split_shared_table(model)
+        else:
+            quantize_weights(model, bits, 32)
         products = nodes(model, "MatMulNBits" if bits else "Gemm")
         if bits or bias or parts > 1:
             assert len(products) == parts
@@ -266,7 +272,7 @@ def test_a_large_table_is_opened_in_parts_and_stored_once(
 
 def test_parts_cover_the_rows_in_the_weights_file(tmp_path: Path) -> None:
     model, _ = large(False)
-    QuantizeWeights(4, 32)(model)
+    quantize_weights(model, 4, 32)
     save_with_shared_weights({"m.onnx": model}, tmp_path, "m.data")
     saved = ir.load(tmp_path / "m.onnx")
     for index, source in ((1, 0), (2, 2)):  # the numbers and their scales
@@ -287,7 +293,7 @@ def test_two_graphs_keep_a_shared_table_once(tmp_path: Path) -> None:
     head, _ = large(False)
     words = graph("y = Gather (weight, ids)", {"weight": parameters(ROWS, 32)["weight"]}, y="a, b, 32")
     for model in (head, words):
-        QuantizeWeights(8, 32, done)(model)
+        quantize_weights(model, 8, 32, done)
     save_with_shared_weights({"head.onnx": head, "words.onnx": words}, tmp_path, "m.data")
     table = ROWS * 32 + ROWS * 4
     assert table <= (tmp_path / "m.data").stat().st_size < table + 2 * 65536

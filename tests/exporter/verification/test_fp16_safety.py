@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.exporter.execution.node_executor import NodeExecutor, NotFiniteError
-from planforge.exporter.passes.fp16 import ConvertToFp16
+from planforge.exporter.passes.fp16 import convert_to_fp16
 from planforge.exporter.passes.fp16_ranges import (
     FP16_MAX,
     HEADROOM,
@@ -122,7 +122,7 @@ def test_plain_fp16_is_not_finite_and_the_safe_graph_is(overflowing: Exported) -
     tokens = [5, 300, 17, 64, 9, 120]
     full = overflowing.graphs["decoder.portable.fp32"]
     plain = full.clone()
-    ConvertToFp16(["logits"])(plain)
+    convert_to_fp16(plain, ["logits"])
     with pytest.raises(NotFiniteError, match="inf"):
         NodeExecutor(plain).run(feeds_of(plain, tokens))
     safe = overflowing.graphs["decoder.portable.fp16"]
@@ -205,7 +205,7 @@ def test_a_product_is_scaled_by_a_power_of_two_and_what_reads_it_stays_in_fp32()
     )
     assert choices["node_0"].shift is not None
     assert {name for name, choice in choices.items() if choice.shift is None} == {"node_1", "node_2"}
-    ConvertToFp16(["y"], choices)(model)
+    convert_to_fp16(model, ["y"], choices)
     got = NodeExecutor(model).run({"x": x.astype(np.float16)})["y"]
     np.testing.assert_allclose(got, want, rtol=2**-10)
     assert read_choices(model.graph)["node_0"] == choices["node_0"]
@@ -236,5 +236,5 @@ def test_weights_beyond_fp16_stay_in_fp32() -> None:
     model = parse_graph(PRODUCT.replace("{1000,", "{100000,"))
     choices = choose_fp32_nodes(model.graph, {})
     assert choices == {"node_0": Choice(reads="w")}
-    ConvertToFp16(["y"], choices)(model)
+    convert_to_fp16(model, ["y"], choices)
     assert fp32_share(model.graph) == 1

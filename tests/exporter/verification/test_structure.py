@@ -9,7 +9,7 @@ import pytest
 
 from planforge.exporter import export
 from planforge.exporter.passes import tables
-from planforge.exporter.passes.fp16 import ConvertToFp16
+from planforge.exporter.passes.fp16 import convert_to_fp16
 from planforge.exporter.passes.fp16_ranges import Choice
 from planforge.exporter.passes.weights import Stored
 from planforge.exporter.verification.structure import compare_structure
@@ -62,7 +62,7 @@ def test_weights_of_scaled_products_are_read(own_bundle: Path) -> None:
     def scaled(model: ir.Model) -> None:
         full = ir.load(own_bundle / Bundle.open(own_bundle).manifest.artifact("decoder.portable.fp32").file)
         product = node_of(full, "h.1.mlp.c_proj", "MatMul", "Gemm")
-        ConvertToFp16(["logits"], {str(product.name): Choice(reached=4e5, shift=3)})(full)
+        convert_to_fp16(full, ["logits"], {str(product.name): Choice(reached=4e5, shift=3)})
         model.graph = full.graph
 
     replace_graph(own_bundle, "decoder.portable.fp16", scaled)

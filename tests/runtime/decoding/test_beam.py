@@ -61,7 +61,7 @@ def some_sources(count: int) -> Any:
 
 
 def ours(sources: Any, search: Search) -> list[list[Hypothesis]]:
-    beams = BeamSearch(len(sources), PAD, search)
+    beams = BeamSearch([[PAD]] * len(sources), search)
     with torch.no_grad():
         encoded = marian().model.encoder(sources).last_hidden_state
         encoded = encoded.repeat_interleave(search.num_beams, 0)
@@ -244,7 +244,7 @@ def test_best_candidates_are_the_best_of_all(
 def test_full_vocabulary_as_torch() -> None:
     logits = np.random.default_rng(0).normal(0, 3, (4, 58101)).astype(np.float32)
     expected = torch.log_softmax(torch.from_numpy(logits[0]), -1).topk(4)
-    beams = BeamSearch(1, 58100, Search(num_beams=4, n_best=4, constraints=MARIAN, max_new_tokens=2))
+    beams = BeamSearch([[58100]], Search(num_beams=4, n_best=4, constraints=MARIAN, max_new_tokens=2))
     assert beams.advance(logits) == []  # all rows have been fed the same
     assert beams.tokens == expected.indices.tolist()
     before = logits.copy()
@@ -270,7 +270,7 @@ def test_copied_rows_hold_what_their_hypotheses_are(
     random = np.random.default_rng(seed)
     constraints = Constraints(eos=(0,), forced_bos=forced_bos)
     options: dict[str, Any] = {"num_beams": num_beams, "early_stopping": early_stopping}
-    beams = BeamSearch(sources, 1, Search(constraints=constraints, max_new_tokens=12, **options))
+    beams = BeamSearch([[1]] * sources, Search(constraints=constraints, max_new_tokens=12, **options))
     cache: list[list[int]] = [[] for _ in beams.tokens]
     while not beams.done:
         active = beams.active.copy()
@@ -297,7 +297,7 @@ def test_copied_rows_hold_what_their_hypotheses_are(
 
 
 def test_rows_of_ended_sources_are_ignored() -> None:
-    beams = BeamSearch(2, 3, Search(max_new_tokens=3, constraints=Constraints(eos=(0,))))
+    beams = BeamSearch([[3], [3]], Search(max_new_tokens=3, constraints=Constraints(eos=(0,))))
     logits = np.array([[9, 0, 0, 0], [0, 0, 9, 0]], dtype=np.float16)
     beams.advance(logits)
     assert (beams.active, beams.done) == ([False, True], False)
@@ -314,7 +314,7 @@ def test_greedy_takes_the_first_of_equal_logits_and_no_other() -> None:
     row[0, [20, 300, 500]] = np.nextafter(np.float32(1), np.float32(0)), 1, 1
     logprobs = torch.log_softmax(torch.from_numpy(row), -1)[0]
     assert logprobs[20] == logprobs[300]  # rounded, the lower one of the logits equals the others
-    beams = BeamSearch(1, 1, Search(constraints=Constraints(eos=(0,)), max_new_tokens=1))
+    beams = BeamSearch([[1]], Search(constraints=Constraints(eos=(0,)), max_new_tokens=1))
     beams.advance(row)
     assert beams.list_hypotheses()[0][0].token_ids == (300,)
     exact = torch.log_softmax(torch.from_numpy(row).double(), -1)[0, 300]
@@ -323,7 +323,7 @@ def test_greedy_takes_the_first_of_equal_logits_and_no_other() -> None:
 
 def test_fewer_hypotheses_where_all_is_forced() -> None:
     search = Search(num_beams=3, n_best=3, max_new_tokens=1, constraints=Constraints(eos=(0,), forced_eos=0))
-    beams = BeamSearch(1, 1, search)
+    beams = BeamSearch([[1]], search)
     beams.advance(np.zeros((3, 9), dtype=np.float32))
     assert beams.list_hypotheses() == [[Hypothesis((0,), 0.0, "eos")]]
 
@@ -331,7 +331,7 @@ def test_fewer_hypotheses_where_all_is_forced() -> None:
 def test_constraints_that_leave_nothing() -> None:
     constraints = Constraints(eos=(0,), no_repeat_ngram_size=1, min_new_tokens=5)
     for num_beams in (1, 2):
-        beams = BeamSearch(1, 1, Search(num_beams=num_beams, constraints=constraints))
+        beams = BeamSearch([[1]], Search(num_beams=num_beams, constraints=constraints))
         logits = np.zeros((num_beams, 3), dtype=np.float32)
         beams.advance(logits)
         with pytest.raises(InputError, match="leave no token at position 2 of source 0; loosen"):
@@ -341,7 +341,7 @@ def test_constraints_that_leave_nothing() -> None:
 @pytest.mark.parametrize("num_beams", [1, 2])
 @pytest.mark.parametrize(("value", "found"), [(np.nan, "NaN"), (np.inf, "infinity")])
 def test_bad_logits(num_beams: int, value: float, found: str) -> None:
-    beams = BeamSearch(2, 1, Search(num_beams=num_beams, constraints=MARIAN))
+    beams = BeamSearch([[1], [1]], Search(num_beams=num_beams, constraints=MARIAN))
     logits = np.zeros((2 * num_beams, VOCABULARY), dtype=np.float32)
     logits[num_beams, 7] = value
     with pytest.raises(BackendError, match=f"{found} in row {num_beams}"):
@@ -379,7 +379,7 @@ def test_bad_options() -> None:
 
 def test_bad_calls() -> None:
     search = Search(constraints=MARIAN, max_new_tokens=1)
-    beams = BeamSearch(1, PAD, search)
+    beams = BeamSearch([[PAD]], search)
     logits = np.zeros((1, VOCABULARY), dtype=np.float32)
     for wrong in (logits[0], np.repeat(logits, 2, 0)):
         with pytest.raises(InputError, match=r"shape .* of 1 rows that is not done; give \(1, V\)"):

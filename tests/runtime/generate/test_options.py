@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
@@ -20,16 +20,20 @@ from planforge.runtime.options import (
 from planforge.runtime.progress import Progress
 
 
+class Known(TypedDict, total=False):
+    temperature: float
+    top_k: int
+
+
 def test_an_unknown_option_names_the_one_that_is_meant_and_all_there_are() -> None:
-    known = ("temperature", "top_k")
-    check_options({"top_k": 3}, known)
+    check_options({"top_k": 3}, Known)
     with pytest.raises(InputError) as caught:
-        check_options({"temprature": 0.8}, known)
+        check_options({"temprature": 0.8}, Known)
     assert str(caught.value) == (
         "unknown option 'temprature'; did you mean 'temperature'? There are: temperature, top_k"
     )
     with pytest.raises(InputError) as caught:
-        check_options(["top_k", "zzz"], known)
+        check_options(["top_k", "zzz"], Known)
     assert str(caught.value) == "unknown option 'zzz'. There are: temperature, top_k"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planforge.runtime import TextGenerator
 from planforge.runtime.errors import ContextLengthError, InputError
-from planforge.runtime.text.chat_turns import cut_chat, split_turns
+from planforge.runtime.text.chat import cut_chat, split_turns
 
 from ...helpers.chat import READ_PARTS, TEMPLATES, ours, witness
 from ...helpers.chat_templates import PLAIN, chat_of, kinds, texts

@@ -265,7 +265,7 @@ def test_what_is_no_text_is_refused(model: Translator) -> None:
     ("options", "message"),
     [
         ({"num_beams": 0}, "num_beams is 0"),
-        ({"num_beams": 65}, "num_beams=65 is more than the 64 that this bundle allows"),
+        ({"num_beams": 65}, "num_beams=65 is more than the 64 rows that this bundle allows"),
         ({"n_best": "a"}, "n_best is 'a'"),
         ({"n_best": 3, "num_beams": 2}, "n_best is 3; it must be at most num_beams"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),

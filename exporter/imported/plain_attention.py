@@ -1,9 +1,11 @@
-"""Rewrites an imported encoder-decoder's attention over the source.
+"""Rewrites an imported encoder-decoder's attention in plain operators.
 
-optimum's decoder projects keys and values in its first step; here the encoder does, so that they are computed
-once and every step is the same.
+optimum's decoder projects keys and values of the source in its first step; here the encoder does, so that
+they are computed once and every step is the same. Its later steps take one token and no padding; here they
+take any number of tokens, and padding.
 
-B sources, K beams of each, T tokens of this step, S tokens of the source, H heads, D head size, E hidden size
+B rows, or sources; K beams of each source, T tokens of this step, S tokens that they attend to, H heads,
+D head size, E hidden size
 """
 
 from __future__ import annotations
@@ -16,11 +18,10 @@ import onnx_ir as ir
 
 from ...models.masked import MASKED
 from ..errors import ExportError
+from ..passes.build import Builder
 from ..passes.weights import add_initializer
 from .attention import Attention
-from .build import Builder
 from .graph import Heads, require_producer
-from .growing_cache import add_attention
 
 STATES = "encoder_hidden_states"
 CROSS = re.compile(r"present\.(\d+)\.encoder\.(key|value)")
@@ -78,10 +79,8 @@ def add_projections(encoder: ir.Model, found: Sequence[Projection]) -> None:
     states = next(value for value in graph.outputs if value.name == "last_hidden_state")
     states.name = STATES
     graph.outputs.clear()
-    last = ir.node("Identity", [states])
-    graph.append(last)
     for each in found:
-        op = Builder(graph, last, each.name)
+        op = Builder(graph, None, each.name)
         x = op("MatMul", states, copy_constant(graph, each.weight))
         x.shape = ir.Shape([None, None, each.heads * each.size])
         if each.bias is not None:
@@ -90,7 +89,6 @@ def add_projections(encoder: ir.Model, found: Sequence[Projection]) -> None:
         result = op("Transpose", apart, perm=[0, 2, 1, 3])
         result.name = each.name
         graph.outputs.append(result)
-    graph.remove(last, safe=True)
 
 
 def copy_constant(graph: ir.Graph, value: ir.Value) -> ir.Value:
@@ -121,3 +119,35 @@ def write_source_attention(
     queries = fold(attention.queries, together)
     context = add_attention(op, queries, attention.keys, attention.values, attention.scale, mask)
     ir.convenience.replace_all_uses_with(attention.product.outputs[0], fold(context, apart))
+
+
+def add_growing_mask(op: Builder, ids: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return what a mask (B, S) adds to scores (B, 1, T, S), and how far tokens are behind each (1, T, S)."""
+    total = op("Squeeze", op("Shape", mask, start=1, end=2), [0])
+    tokens = op("Squeeze", op("Shape", ids, start=1, end=2), [0])
+    columns = op("Range", 0, total, 1)
+    own = op("Range", op("Sub", total, tokens), total, 1)
+    behind = op("Sub", op("Unsqueeze", own, [1]), columns)  # (T, S)
+    counts = op("Cast", op("Unsqueeze", mask, [1, 2]), to=ir.DataType.BOOL)
+    visible = op("And", counts, op("GreaterOrEqual", behind, 0))
+    added = op("Where", visible, 0.0, MASKED)
+    return added, op("Unsqueeze", behind, [0])
+
+
+def write_growing_attention(graph: ir.Graph, attention: Attention, bias: ir.Value) -> None:
+    """Replace a layer's attention by softmax(q k^T * scale + bias) v; the bias spreads to (B, H, T, S)."""
+    keys, values = attention.present
+    op = Builder(graph, attention.product, str(keys.name))
+    context = add_attention(op, attention.queries, keys, values, attention.scale, bias)
+    ir.convenience.replace_all_uses_with(attention.product.outputs[0], context)
+
+
+def add_attention(
+    op: Builder, q: ir.Value, k: ir.Value, v: ir.Value, scale: float, bias: ir.Value
+) -> ir.Value:
+    """Add attention of q (B, H, T, D) over k and v (B, H, S, D)."""
+    if scale != 1.0:
+        q = op("Mul", q, scale)
+    scores = op("MatMul", q, op("Transpose", k, perm=[0, 1, 3, 2]))
+    weights = op("Softmax", op("Add", scores, bias), axis=-1)
+    return op("MatMul", weights, v)

@@ -1,0 +1,67 @@
+"""Adds nodes to a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from .weights import add_initializer
+
+# The input that an operator's results have the type of, where it is not the first.
+TYPED_BY = {"MatMulIntegerToFloat": 2, "QuantizeLinear": 2, "Where": 1}
+
+
+class Builder:
+    """Adds nodes before one of a graph, or to its end; they are named after `name`."""
+
+    def __init__(self, graph: ir.Graph, before: ir.Node | None, name: str) -> None:
+        self.graph = graph
+        self.before = before
+        self.name = name
+
+    def __call__(self, operator: str, *inputs: Any, **options: Any) -> ir.Value:
+        """Add a node as `add` does, and return its first result."""
+        return self.add(operator, *inputs, **options).outputs[0]
+
+    def add(
+        self, operator: str, *inputs: Any, domain: str = "", results: int = 1, **attributes: Any
+    ) -> ir.Node:
+        """Add a node.
+
+        An input is a value, None, or a number or an array, which becomes a constant: a Python number int64
+        or float32.
+        """
+        values = [x if x is None or isinstance(x, ir.Value) else self.add_constant(x) for x in inputs]
+        name = f"{self.name}_{operator.lower()}_{len(self.graph)}"
+        node = ir.node(operator, values, attributes, domain=domain, num_outputs=results, name=name)
+        for number, result in enumerate(node.outputs):
+            result.type = infer_type(node)
+            result.name = f"{name}.{number}"
+        if self.before is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self.before, node)
+        return node
+
+    def add_constant(self, number: npt.ArrayLike, name: str = "") -> ir.Value:
+        """Return a constant, which is in the graph once; a large one needs a name."""
+        array = np.asarray(number)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        name = name or f"constant/{array.dtype}/{array.tolist()}"
+        return add_initializer(self.graph, name, ir.tensor(array, name=name))
+
+
+def infer_type(node: ir.Node) -> ir.TypeProtocol | None:
+    """Return the type of a node's results, for the operators that are used here."""
+    if node.op_type == "Shape":
+        return ir.TensorType(ir.DataType.INT64)
+    if node.op_type == "Cast":
+        return ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
+    if node.op_type in ("And", "GreaterOrEqual"):
+        return ir.TensorType(ir.DataType.BOOL)
+    given = node.inputs[TYPED_BY.get(node.op_type, 0)]
+    return None if given is None else given.type
