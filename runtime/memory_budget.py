@@ -40,6 +40,16 @@ class Reservation:
         self._budget.give_back(self)
 
 
+class Lease:
+    """Releases a reservation when it is freed: as an object's last field, behind the memory in the others."""
+
+    def __init__(self, reservation: Reservation) -> None:
+        self.reservation = reservation
+
+    def __del__(self) -> None:
+        self.reservation.release()
+
+
 class MemoryBudget:
     """Counts what the calls of one model hold; without a limit in bytes it counts nothing."""
 

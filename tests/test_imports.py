@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +41,9 @@ def test_generating_loads_nothing_of_the_other_tasks(demo_bundle: Path) -> None:
     code = f"load({str(demo_bundle)!r}).generate('In the', max_new_tokens=2)"
     loaded = modules_after(f"from planforge.runtime import load\n{code}", whole=True)
     assert "planforge.runtime.generate.text_generator" in loaded
-    others = ("translator", "text_encoder", "task_streams", "encoder_results")
-    assert not loaded & {f"planforge.runtime.tasks.{name}" for name in others}
+    others = ("translate.translator", "encode.text_encoder", "encode.task_streams", "encode.results")
+    assert not loaded & {f"planforge.runtime.{name}" for name in others}
+    assert all(importlib.util.find_spec(f"planforge.runtime.{name}") for name in others)
 
 
 def test_run_and_inspect_load_neither_torch_nor_onnx(demo_bundle: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from ..backends.backend import Array, Buffer, Program
 from ..bundle.manifest import Artifact, TensorSpec
 from ..errors import ContextLengthError, InputError, ManifestError, MemoryLimitError
+from ..memory_budget import Lease
 
 LOGITS = ("logits",)
 MASKED_COLUMNS = 32  # forgotten columns that stay in a growing cache, masked, before it is copied together
@@ -41,6 +42,8 @@ NONE_PENDING = PendingContext(0, lambda: NO_CONTEXT)
 
 class Cache(ABC):
     """The keys and values of one batch, in the layout of one dialect; see `make_cache`."""
+
+    lease: Lease | None = None  # on the memory of its buffers
 
     def __init__(
         self,

@@ -5,14 +5,13 @@ B batch, T tokens, N logit rows, V vocabulary
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ..backends.backend import Array, GraphRunner
 from ..errors import InputError
-from ..memory_budget import Reservation
+from ..memory_budget import Lease, Reservation
 from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, count_cache_bytes, make_cache
 from .candidates import read_scores
 
@@ -43,7 +42,7 @@ class Decoder(GraphRunner):
         except BaseException:
             reservation.release()
             raise
-        weakref.finalize(cache, reservation.release).atexit = False
+        cache.lease = Lease(reservation)  # a finalizer of the cache would run before its buffers are freed
         return DecoderRun(self, cache, reservation)
 
     def check_beams(self, num_beams: int) -> None:
