@@ -38,7 +38,7 @@ class Work:
 
     @property
     def units(self) -> int:
-        """What a rate counts: new tokens of all rows, or texts."""
+        """What a rate counts: new tokens of the batch, or texts."""
         return len(self.texts) * (self.new_tokens or 1)
 
 

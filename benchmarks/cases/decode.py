@@ -74,13 +74,13 @@ def cases(work: Path) -> list[Case]:
         Case(
             "decode-fp32-b8",
             "decode",
-            "GPT-2 124M, fp32, batch 8: new tokens/s of all rows",
+            "GPT-2 124M, fp32, batch 8: new tokens/s of the batch",
             entries(FP32, eight),
         ),
         Case(
             "decode-8bit-b8",
             "decode",
-            "GPT-2 124M, 8-bit, batch 8: new tokens/s of all rows",
+            "GPT-2 124M, 8-bit, batch 8: new tokens/s of the batch",
             entries(BITS_8, eight),
             targets=ahead("per_s", ctranslate2=1.8),
         ),
