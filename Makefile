@@ -49,7 +49,7 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, a
 test: .venv/.ready-dev build/optimum-venv/.ready ## the whole suite, two files at a time
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# optimum wants an older transformers than the tests' witness is.
+# optimum wants an older transformers than the tests' reference is.
 build/optimum-venv/.ready: tests/optimum_requirements.txt
 	@echo "Installing optimum into build/optimum-venv (once) ..."
 	@$(PYTHON) -m venv --clear build/optimum-venv

@@ -13,7 +13,7 @@ from .import_folder import export_and_import
 from .imported.optimum import has_reference_model
 from .pipeline import ExportResult, write_bundle
 from .providers import TracedGraphs
-from .request import Request, check_request, choose_targets_and_precisions
+from .request import parse_request
 from .tensorrt.plans import Progress
 
 EXPORTERS = ("auto", "planforge", "optimum")
@@ -43,8 +43,7 @@ def export(
             "org/name@revision" for a branch, a tag or a commit.
         output: the bundle's folder; must not exist unless `force`.
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
-            "int4-kv8"; the first is what `load` runs unless told otherwise. By default fp32, and fp16 where a
-            target's graphs can have it.
+            "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it.
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
@@ -64,18 +63,31 @@ def export(
         PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
             VerificationError; nothing is left at `output` that was not there before.
     """
-    targets, precisions = choose_targets_and_precisions(target, precision)
-    request = Request(Path(output), targets, precisions, sms, max_batch, max_length, prompts, verify, force)
-    check_request(request)
+    request = parse_request(
+        output=output,
+        precision=precision,
+        target=target,
+        sms=sms,
+        max_batch=max_batch,
+        max_length=max_length,
+        verify=verify,
+        force=force,
+        prompts=prompts,
+    )
     source = resolve_source(model)
+    if choose_exporter(exporter, source.folder, outputs) == "optimum":
+        return export_and_import(source, request, optimum_python, progress)
+    checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
+    return write_bundle(TracedGraphs(checkpoint), request, progress)
+
+
+def choose_exporter(exporter: str, folder: Path, outputs: Sequence[str]) -> str:
+    """Return "planforge" or "optimum"; refuse an unknown exporter, and outputs that optimum cannot add."""
     if exporter not in EXPORTERS:
         hint = did_you_mean(exporter, EXPORTERS)
         raise InputError(f"exporter {exporter!r} is not one of {', '.join(EXPORTERS)}{hint}")
     if exporter == "auto":
-        exporter = "planforge" if has_reference_model(source.folder) else "optimum"
-    if exporter == "optimum":
-        if outputs:
-            raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
-        return export_and_import(source, request, optimum_python, progress)
-    checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
-    return write_bundle(TracedGraphs(checkpoint), request, progress)
+        exporter = "planforge" if has_reference_model(folder) else "optimum"
+    if exporter == "optimum" and outputs:
+        raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
+    return exporter

@@ -14,7 +14,7 @@ from .imported.folder import has_weights, read_folder
 from .imported.optimum import choose_task, export_with_optimum
 from .pipeline import ExportResult, write_bundle
 from .providers import ImportedGraphs
-from .request import Request, check_request, choose_targets_and_precisions
+from .request import Request, parse_request
 from .tensorrt.plans import Progress
 
 log = logging.getLogger("planforge")
@@ -57,9 +57,17 @@ def import_folder(
         PlanForgeError: CheckpointError, ExportError, OutputError, BuildError or VerificationError; nothing is
             left at `output` that was not there before.
     """
-    targets, precisions = choose_targets_and_precisions(target, precision)
-    request = Request(Path(output), targets, precisions, sms, max_batch, max_length, prompts, verify, force)
-    check_request(request)
+    request = parse_request(
+        output=output,
+        precision=precision,
+        target=target,
+        sms=sms,
+        max_batch=max_batch,
+        max_length=max_length,
+        verify=verify,
+        force=force,
+        prompts=prompts,
+    )
     check_import(request)
     at = Path(folder)
     if not at.is_dir():

@@ -15,14 +15,14 @@ from .tensorrt.build import resolve_architectures
 from .tensorrt.plans import USUAL_TARGETS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """The choices of an export, as `export` describes them; `check_request` checks them."""
+    """The choices of an export, as `export` describes them, which `parse_request` has checked."""
 
     output: Path
-    targets: Sequence[str]
-    precisions: Sequence[str]
-    sms: Sequence[str] | None = None
+    targets: tuple[str, ...]
+    precisions: tuple[str, ...]
+    sms: tuple[str, ...] | None = None
     max_batch: int | None = None
     max_length: int | None = None
     prompts: str | Path | None = None
@@ -38,6 +38,35 @@ class Request:
     def needs_shared_buffers(self) -> bool:
         """Whether a precision runs only in attention over shared buffers."""
         return any("portable" not in PRECISIONS[name].dialects for name in self.precisions)
+
+
+def parse_request(
+    *,
+    output: str | Path,
+    precision: Sequence[str] | None,
+    target: Sequence[str] | None,
+    sms: Sequence[str] | None,
+    max_batch: int | None,
+    max_length: int | None,
+    verify: bool,
+    force: bool,
+    prompts: str | Path | None,
+) -> Request:
+    """Return the choices of an export, checked; an output that must not be replaced is refused too."""
+    targets, precisions = choose_targets_and_precisions(target, precision)
+    request = Request(
+        output=Path(output),
+        targets=tuple(targets),
+        precisions=tuple(precisions),
+        sms=None if sms is None else tuple(sms),
+        max_batch=max_batch,
+        max_length=max_length,
+        prompts=prompts,
+        verify=verify,
+        force=force,
+    )
+    check_request(request)
+    return request
 
 
 def choose_targets_and_precisions(
@@ -70,7 +99,7 @@ def check_request(request: Request) -> None:
         engine = find_target(name).engine
         if engine not in LIBRARIES:
             continue
-        if is_installed(engine) or tuple(targets) != USUAL_TARGETS:
+        if is_installed(engine) or targets != USUAL_TARGETS:
             resolve_architectures(engine, sms or LIBRARIES[engine].sms)
         if "fp16" not in request.precisions:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")

@@ -13,7 +13,7 @@ def check_whole(config: Any, *names: str, least: int = 1) -> None:
     for name in names:
         value = getattr(config, name)
         if type(value) is not int or value < least:
-            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+            raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
 
 
 def check_multiple(config: Any, name: str, of: str) -> None:

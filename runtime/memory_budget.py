@@ -89,7 +89,11 @@ class MemoryBudget:
             reservation.release()
 
     def hold(self, count: int, what: str, way_out: str = "Use smaller batches") -> Reservation:
-        """Hold bytes until they are released; waits for other calls where it fits only without them."""
+        """Hold bytes until they are released; waits for other calls where it fits only without them.
+
+        Raises a MemoryLimitError where it does not fit, or not beside what this thread holds already, or
+        other calls did not end in time, and a ClosedError where the model was closed while the call waited.
+        """
         asked = Reservation(self, count, what)
         if self.limit is not None:
             self.check(count, what, way_out)

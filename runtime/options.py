@@ -323,9 +323,7 @@ def check_whole(
         return
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
     note = f" ({what})" if what else ""
-    raise InputError(
-        f"{name}={value!r} must be {'None or ' if optional else ''}a whole number {allowed}{note}"
-    )
+    raise InputError(f"{name}={value!r} must be {'None or ' if optional else ''}an integer {allowed}{note}")
 
 
 def check_batch_size(batch_size: int | None, most: int) -> int:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -128,12 +129,27 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[
     return shared
 
 
-@pytest.fixture(scope="session", autouse=True)
-def trace_each_graph_once(once: Callable[[str], Once]) -> Generator[None, None, None]:
-    """Trace in the tests' own process, which has PyTorch loaded, and each graph once.
+TRACES = ROOT / "build" / "traces"
 
-    Tracing reads a checkpoint's description alone, so graphs of equal descriptions are the same. A test that
-    replaces `start_trace`, and every test of the command, traces in child processes as users do.
+
+def hash_tracer() -> str:
+    """Return a hash of all that a traced graph depends on beside the checkpoint's description."""
+    digest = hashlib.sha256()
+    for package in ("torch", "onnx-ir", "onnxscript"):
+        digest.update(version(package).encode())
+    for folder in ("models", "exporter/tracing"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trace_each_graph_once() -> Generator[None, None, None]:
+    """Trace in the tests' own process, which has PyTorch loaded, and each graph once, also across runs.
+
+    Tracing reads a checkpoint's description alone, so graphs of equal descriptions are the same. They are
+    kept in build/traces until the tracer or its packages change. A test that replaces `start_trace`, and
+    every test of the command, traces in child processes as users do.
     """
     from torch.onnx._internal.exporter import _registration
 
@@ -145,25 +161,30 @@ def trace_each_graph_once(once: Callable[[str], Once]) -> Generator[None, None, 
     start_trace = onnx_export.start_trace
     trace_in_child = onnx_export.trace_in_child
     one_at_a_time = threading.Lock()
+    traces = TRACES / hash_tracer()
+    for older in TRACES.glob("*"):
+        if older != traces:
+            shutil.rmtree(older, ignore_errors=True)
+    traces.mkdir(parents=True, exist_ok=True)
 
     def trace_once(checkpoint: Path, recipe: str, choices: Any, out: Path) -> Any:
         if onnx_export.start_trace is not start_trace:
             return trace_in_child(checkpoint, recipe, choices, out)
         description = describe(checkpoint)
         words = (description.family.name, repr(description.config), recipe, repr(choices))
-        name = "traced-" + hashlib.sha256("|".join(words).encode()).hexdigest()[:16]
-        with one_at_a_time, once(name) as (folder, first):
-            if first:
-                folder.mkdir(exist_ok=True)
+        traced = traces / f"{hashlib.sha256('|'.join(words).encode()).hexdigest()[:16]}.onnx"
+        with one_at_a_time, FileLock(traced.with_suffix(".lock")):
+            if not traced.exists():
                 onnx_export.write_trace(
                     str(checkpoint.resolve()),
                     recipe,
                     str(choices.max_batch),
                     str(choices.max_length),
                     ",".join(choices.outputs),
-                    str(folder / "graph.onnx"),
+                    str(traced.with_suffix(".partial")),
                 )
-        shutil.copy(folder / "graph.onnx", out)
+                traced.with_suffix(".partial").rename(traced)
+        shutil.copy(traced, out)
         return onnx_ir.load(out)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -88,7 +88,7 @@ class Settings:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, not a token's number")
         return tuple(values)
 
-    def read_integer(self, name: str, meant: str = "a whole number") -> int | None:
+    def read_integer(self, name: str, meant: str = "an integer") -> int | None:
         """Return an integer; None where it is not set."""
         value = self.value.get(name)
         if value is not None and type(value) is not int:
@@ -180,7 +180,7 @@ def add_sampling(defaults: GenerationDefaults, settings: Settings) -> Generation
     top_k = settings.read_integer("top_k")
     if top_k is None:
         top_k = USUAL_TOP_K
-    settings.require(0 <= top_k <= FLOAT32_MAX, "top_k", top_k, "a whole number of at least 0")
+    settings.require(0 <= top_k <= FLOAT32_MAX, "top_k", top_k, "an integer of at least 0")
     top_p = settings.read_number("top_p", 1.0)  # from 1.0 on transformers does not look at it
     settings.require(top_p >= 0.0, "top_p", top_p, "a number from 0 to 1")
     min_p = settings.read_number("min_p", 0.0)

@@ -25,19 +25,23 @@ if TYPE_CHECKING:
 def bench(
     bundle: BundleArgument,
     backend: BackendOption = "auto",
-    precision: Annotated[str | None, make_option("Those to measure, such as fp32,int8.", "all")] = None,
+    precision: Annotated[
+        str | None, make_option("Those to measure, such as fp32,int8.", show_default="all")
+    ] = None,
     threads: ThreadsOption = None,
-    prompt_tokens: Annotated[int | None, make_option("Of each text.", "32; of an encoder 128")] = None,
-    new_tokens: Annotated[int | None, make_option("To generate; no end token ends them.", "64")] = None,
-    batch: Annotated[int, make_option("Texts of one call.", True)] = 1,
-    output: Annotated[Path | None, make_option("Write JSON to a file.", False, "--output", "-o")] = None,
+    prompt_tokens: Annotated[
+        int | None, make_option("Of each text.", show_default="32; of an encoder 128")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, make_option("To generate; no end token ends them.", show_default="64")
+    ] = None,
+    batch: Annotated[int, make_option("Texts of one call.", show_default=True)] = 1,
+    output: Annotated[Path | None, make_option("Write JSON to a file.", "--output", "-o")] = None,
     plot: Annotated[Path | None, make_option(r"Draw it; needs planforge\[plot].")] = None,
     set_default: Annotated[
         bool,
         make_option(
-            "Let load() take the fastest whose gate passed, or one as fast, more exact.",
-            True,
-            "--set-default",
+            "Let load() take the fastest whose gate passed, or one as fast, more exact.", "--set-default"
         ),
     ] = False,
     as_json: JsonOption = False,

@@ -17,33 +17,31 @@ def build(
         str | None,
         make_option(
             "rtx, jetpack6.0, jetpack6.2, jetpack7.2, tensorrt11, tensorrt (the installed version), ...",
-            "rtx",
+            show_default="rtx",
         ),
     ] = None,
     engine: Annotated[str | None, make_option("Instead of a target: tensorrt-rtx or tensorrt.")] = None,
     sm: SmOption = None,
-    maximum: Annotated[
-        list[str] | None, make_option("batch=N,length=N: below the graph's.", False, "--max")
-    ] = None,
+    maximum: Annotated[list[str] | None, make_option("batch=N,length=N: below the graph's.", "--max")] = None,
     workspace: Annotated[
-        int | None, make_option("MiB for TensorRT to work in.", "all there is", min=1)
+        int | None, make_option("MiB for TensorRT to work in.", show_default="all there is", minimum=1)
     ] = None,
     timing_cache: Annotated[
         Path | None, make_option("A file that makes the next build faster; not for rtx.")
     ] = None,
     strip: Annotated[
-        bool, make_option("Leave the weights out; they come from the bundle's at load.", True, "--strip")
+        bool, make_option("Leave the weights out; they come from the bundle's at load.", "--strip")
     ] = False,
     top_k: Annotated[
         int | None,
         make_option(
             "Pick the K likeliest tokens on the GPU: for greedy and up to this --top-k at less copying.",
-            min=1,
+            minimum=1,
         ),
     ] = None,
     compatible: Annotated[
         bool,
-        make_option("For later GPUs and versions too; not for rtx, nor on Jetson.", True, "--compatible"),
+        make_option("For later GPUs and versions too; not for rtx, nor on Jetson.", "--compatible"),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,9 +56,9 @@ def build(
             target=target,
             engine=engine,
             sms=split_names(sm),
-            limits=dict(parse_limit(text) for texts in maximum or () for text in split_names(texts) or ()),
+            limits=parse_limits(maximum or []),
             options=Options(
-                workspace=workspace and workspace * 2**20,
+                workspace=None if workspace is None else workspace * 2**20,
                 timing_cache=None if timing_cache is None else str(timing_cache.resolve()),
                 strip=strip,
                 compatible=compatible,
@@ -71,9 +69,13 @@ def build(
     show(summarize_bundle(result.bundle), as_json)
 
 
-def parse_limit(text: str) -> tuple[str, int]:
-    """Return the axis and the number of a text such as batch=4."""
-    name, _, number = text.partition("=")
-    if not number.isdecimal():
-        raise InputError(f"--max {text!r} must be batch=N or length=N")
-    return name, int(number)
+def parse_limits(options: list[str]) -> dict[str, int]:
+    """Return the numbers by their axes in texts such as "batch=4,length=128"; a later one counts."""
+    limits = {}
+    for option in options:
+        for text in split_names(option) or []:
+            name, _, number = text.partition("=")
+            if not number.isdecimal():
+                raise InputError(f"--max {text!r} must be batch=N or length=N")
+            limits[name] = int(number)
+    return limits

@@ -39,10 +39,13 @@ def export(
     ] = None,
     exporter: Annotated[
         str,
-        make_option("planforge, optimum, or auto: optimum for all but GPT-2, BERT and Transformers.", True),
+        make_option(
+            "planforge, optimum, or auto: optimum for all but GPT-2, BERT and Transformers.",
+            show_default=True,
+        ),
     ] = "auto",
     optimum_python: Annotated[
-        str | None, make_option("The python of an environment with optimum-onnx.", "this one")
+        str | None, make_option("The python of an environment with optimum-onnx.", show_default="this one")
     ] = None,
     verify: VerifyOption = True,
     prompts: PromptsOption = None,
@@ -80,7 +83,7 @@ def import_bundle(
         str | None,
         make_option(
             "The checkpoint, to compare with.",
-            "FOLDER; without weights in it, the bundle is compared with FOLDER's own graphs",
+            show_default="FOLDER; without weights in it, the bundle is compared with FOLDER's own graphs",
         ),
     ] = None,
     precision: PrecisionsOption = None,

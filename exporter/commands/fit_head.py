@@ -15,17 +15,19 @@ from .options import ForceOption
 def fit_head(
     bundle: BundleArgument,
     table: Annotated[Path, typer.Argument(help="Rows of text TAB label.", show_default=False)],
-    output: Annotated[Path, make_option("The new bundle.", False, "--output", "-o")],
+    output: Annotated[Path, make_option("The new bundle.", "--output", "-o")],
     features: Annotated[
         str,
         make_option(
             "embedding, or averaged over the tokens: embeddings, second_to_last, last, sum_last_four,"
             " concat_last_four, sum_all.",
-            True,
+            show_default=True,
         ),
     ] = "embedding",
-    test_share: Annotated[float, make_option("Of the texts, held out to measure with.", True)] = 0.25,
-    seed: Annotated[int, make_option("Of the split.", True)] = 0,
+    test_share: Annotated[
+        float, make_option("Of the texts, held out to measure with.", show_default=True)
+    ] = 0.25,
+    seed: Annotated[int, make_option("Of the split.", show_default=True)] = 0,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

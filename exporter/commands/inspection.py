@@ -208,12 +208,14 @@ def make_plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:
 
 def describe_extras(plan: Plan) -> str:
     """Return what a plan was built with, as in ", without weights, picks 64 tokens"."""
-    extras = {
-        ", without weights": plan.weights,
-        f", picks {plan.candidates} tokens": plan.candidates,
-        ", for later versions too": plan.compatible,
-    }
-    return "".join(text for text, holds in extras.items() if holds)
+    extras = ""
+    if plan.weights:
+        extras += ", without weights"
+    if plan.candidates:
+        extras += f", picks {plan.candidates} tokens"
+    if plan.compatible:
+        extras += ", for later versions too"
+    return extras
 
 
 def describe_profile(profile: Mapping[str, Any]) -> str:

@@ -18,11 +18,12 @@ def lint(
     target: Annotated[
         str | None,
         make_option(
-            "Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.", "the bundle's own; of a file all"
+            "Where it is to run, such as tensorrt10.3,jetpack6.2,rtx,cpu.",
+            show_default="the bundle's own; of a file all",
         ),
     ] = None,
     as_json: JsonOption = False,
-    rules: Annotated[bool, make_option("List targets and rules with sources.", True, "--rules")] = False,
+    rules: Annotated[bool, make_option("List targets and rules with sources.", "--rules")] = False,
 ) -> None:
     """Say what will fail or be wrong on a target, and how to fix it. Reads no weights, needs no torch."""
     with show_stages():

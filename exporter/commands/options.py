@@ -7,13 +7,13 @@ from typing import Annotated
 
 from ...runtime.commands.run_options import make_option
 
-OutputOption = Annotated[Path, make_option("The bundle's folder.", False, "--output", "-o")]
+OutputOption = Annotated[Path, make_option("The bundle's folder.", "--output", "-o")]
 PrecisionsOption = Annotated[
     str | None,
     make_option(
         "fp32, fp16, int8, int4, and with keys and values in int8 fp32-kv8, int8-kv8, int4-kv8; the"
         " first is what run takes.",
-        "fp32, and fp16 but for cpu",
+        show_default="fp32, and fp16 but for cpu",
     ),
 ]
 TargetsOption = Annotated[
@@ -21,20 +21,25 @@ TargetsOption = Annotated[
     make_option(
         "cpu, cuda (ONNX Runtime), portable (ONNX for any engine), rtx (a plan for RTX GPUs),"
         " jetpack6.2, tensorrt11, ... (for the GPU here).",
-        "cpu,rtx",
+        show_default="cpu,rtx",
     ),
 ]
 SmOption = Annotated[
     str | None,
     make_option(
         "GPU architectures: sm75 (RTX 20), sm80 (A100), sm86 (RTX 30), sm89 (RTX 40), sm120 (RTX 50), sm121.",
-        "all",
+        show_default="all",
     ),
 ]
-MaxBatchOption = Annotated[int | None, make_option("The largest batch.", "8 of a decoder, 32 of an encoder")]
-MaxLengthOption = Annotated[
-    int | None, make_option("Context in tokens.", "the model's; of a decoder from optimum at most 4,096")
+MaxBatchOption = Annotated[
+    int | None, make_option("The largest batch.", show_default="8 of a decoder, 32 of an encoder")
 ]
-VerifyOption = Annotated[bool, make_option("Compare every graph with PyTorch.", True)]
-PromptsOption = Annotated[Path | None, make_option("A prompt a line, to verify with.", "built-in texts")]
-ForceOption = Annotated[bool, make_option("Replace the bundle at OUTPUT.", True, "--force")]
+MaxLengthOption = Annotated[
+    int | None,
+    make_option("Context in tokens.", show_default="the model's; of a decoder from optimum at most 4,096"),
+]
+VerifyOption = Annotated[bool, make_option("Compare every graph with PyTorch.", show_default=True)]
+PromptsOption = Annotated[
+    Path | None, make_option("A prompt a line, to verify with.", show_default="built-in texts")
+]
+ForceOption = Annotated[bool, make_option("Replace the bundle at OUTPUT.", "--force")]

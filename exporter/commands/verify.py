@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 def verify(
     bundle: BundleArgument,
-    source: Annotated[str | None, make_option("The checkpoint.", "the recorded one")] = None,
-    backend: Annotated[str, make_option("The engine to check.", True)] = "ort-cpu",
+    source: Annotated[str | None, make_option("The checkpoint.", show_default="the recorded one")] = None,
+    backend: Annotated[str, make_option("The engine to check.", show_default=True)] = "ort-cpu",
     prompts: PromptsOption = None,
     report: Annotated[Path | None, make_option("Write a page for a browser.")] = None,
     junit: Annotated[Path | None, make_option("Write JUnit XML, for CI.")] = None,
     limits: Annotated[
-        list[str] | None, make_option("METRIC=VALUE, below the usual limit.", False, "--limit")
+        list[str] | None, make_option("METRIC=VALUE, below the usual limit.", "--limit")
     ] = None,
-    only: Annotated[list[str] | None, make_option("A graph's id, such as decoder.ort.int8.", "all")] = None,
+    only: Annotated[
+        list[str] | None, make_option("A graph's id, such as decoder.ort.int8.", show_default="all")
+    ] = None,
     against: Annotated[Path | None, make_option("Of an .onnx file: another one to compare it with.")] = None,
     inputs: Annotated[
-        Path | None, make_option("Of an .onnx file: a .npz with an array per input.", "made up")
+        Path | None, make_option("Of an .onnx file: a .npz with an array per input.", show_default="made up")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -106,7 +106,7 @@ def fit_head(
     if not isinstance(test_share, float) or not 0 < test_share < 1:
         raise InputError(f"test_share={test_share!r} must be a number between 0 and 1")
     if type(seed) is not int or not 0 <= seed < 2**32:
-        raise InputError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
+        raise InputError(f"seed={seed!r} must be an integer from 0 to {2**32 - 1}")
     opened = Bundle.open(bundle)
     output = Path(output)
     check_bundle(opened.manifest, opened.folder)

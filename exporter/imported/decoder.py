@@ -43,7 +43,7 @@ class ImportedDecoder(ImportedCheckpoint):
 
     def read_graphs(self, found: Folder) -> None:
         DECODER.check(found.read, found.model)
-        self.graph = found.read.clone()
+        self.graph = found.graph
         choose_branch(self.graph, "then_branch")
         simplify_graph(self.graph)
         self.heads = read_heads(self.graph)

@@ -58,7 +58,7 @@ class ImportedEncoder(ImportedCheckpoint):
         from ...models.sentence_transformers import read_modules
 
         ENCODER.check(found.read, found.model)
-        self.graph = found.read.clone()
+        self.graph = found.graph
         simplify_graph(self.graph)
         with raise_checkpoint_errors():
             self.modules = read_modules(self.source.folder)

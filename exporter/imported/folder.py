@@ -45,9 +45,14 @@ class Folder:
         """The class of the model in transformers, such as LlamaForCausalLM."""
         return read_architecture(self.config)
 
+    @property
+    def graph(self) -> ir.Model:
+        """A new copy of `model`, to change freely; its weights are mapped, not copied."""
+        return self.read.clone()
+
     @cached_property
     def read(self) -> ir.Model:
-        """`model`, read once; nobody changes it, and a clone is mapped too, not copied."""
+        """`model`, read once, which nobody changes."""
         return read_graph(self.model)
 
     def read_integer(self, names: tuple[str, ...]) -> int | None:

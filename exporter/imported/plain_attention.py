@@ -46,7 +46,8 @@ def find_projections(first: ir.Model) -> list[Projection]:
         if match is None:
             continue
         assert value.shape is not None
-        _, heads, _, size = value.shape
+        heads = value.shape[1]  # of (B, H, S, D)
+        size = value.shape[3]
         node = require_producer(value)
         bias = None
         while node.op_type in ("Transpose", "Reshape", "Add", "Cast"):
@@ -106,7 +107,10 @@ def add_source_mask(op: Builder, mask: ir.Value) -> ir.Value:
 def write_source_attention(
     graph: ir.Graph, attention: Attention, mask: ir.Value, ids: ir.Value, heads: Heads
 ) -> None:
-    """Replace a layer's attention over the source; a source's beams become one row of K * T queries."""
+    """Replace a layer's attention over the source; a source's K beams become one row of K * T queries.
+
+    `mask` is added to scores, (B, 1, 1, S), and `ids` are the decoder's, (B * K, T).
+    """
     op = Builder(graph, attention.product, f"{attention.keys.name}/attention")
 
     def fold(x: ir.Value, shape: ir.Value) -> ir.Value:  # (b, H, t, D) -> (b', H, t', D), token by token

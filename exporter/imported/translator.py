@@ -67,7 +67,7 @@ class ImportedTranslator(ImportedCheckpoint):
         self.source_graph = read_graph(found.encoder)
         SOURCE_ENCODER.check(self.source_graph, found.encoder)
         LATER_STEP.check(found.read, found.model)
-        self.graph = found.read.clone()
+        self.graph = found.graph
         if found.first is None:
             first = self.graph.clone()
             choose_branch(first, "else_branch")

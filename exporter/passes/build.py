@@ -10,8 +10,18 @@ import onnx_ir as ir
 
 from .weights import add_initializer
 
-# The input that an operator's results have the type of, where it is not the first.
-TYPED_BY = {"MatMulIntegerToFloat": 2, "QuantizeLinear": 2, "Where": 1}
+# Operators that are used here, by the input that their results have the type of.
+TYPED_BY_FIRST = (
+    *("Abs", "Add", "Concat", "Div", "Expand", "Gather", "Gemm", "GroupQueryAttention", "MatMul", "Max"),
+    *("Mul", "Range", "ReduceL2", "ReduceMax", "ReduceSum", "Reshape", "Softmax", "Split", "Squeeze", "Sub"),
+    *("Transpose", "Unsqueeze"),
+)
+TYPED_BY = {
+    **dict.fromkeys(TYPED_BY_FIRST, 0),
+    "MatMulIntegerToFloat": 2,
+    "QuantizeLinear": 2,
+    "Where": 1,
+}
 
 
 class Builder:
@@ -21,6 +31,8 @@ class Builder:
         self.graph = graph
         self.before = before
         self.name = name
+        self.count = 0
+        self.taken = {node.name for node in graph}  # names; len(graph) tells none apart once a node is gone
 
     def __call__(self, operator: str, *inputs: Any, **options: Any) -> ir.Value:
         """Add a node as `add` does, and return its first result."""
@@ -35,7 +47,7 @@ class Builder:
         or float32.
         """
         values = [x if x is None or isinstance(x, ir.Value) else self.add_constant(x) for x in inputs]
-        name = f"{self.name}_{operator.lower()}_{len(self.graph)}"
+        name = self.make_name(operator)
         node = ir.node(operator, values, attributes, domain=domain, num_outputs=results, name=name)
         for number, result in enumerate(node.outputs):
             result.type = infer_type(node)
@@ -45,6 +57,14 @@ class Builder:
         else:
             self.graph.insert_before(self.before, node)
         return node
+
+    def make_name(self, operator: str) -> str:
+        """Return a node's name that the graph does not have."""
+        while True:
+            name = f"{self.name}_{operator.lower()}_{self.count}"
+            self.count += 1
+            if name not in self.taken:
+                return name
 
     def add_constant(self, number: npt.ArrayLike, name: str = "") -> ir.Value:
         """Return a constant, which is in the graph once; a large one needs a name."""
@@ -56,12 +76,14 @@ class Builder:
 
 
 def infer_type(node: ir.Node) -> ir.TypeProtocol | None:
-    """Return the type of a node's results, for the operators that are used here."""
+    """Return the type of a node's results; None of an operator that is in no table here."""
     if node.op_type == "Shape":
         return ir.TensorType(ir.DataType.INT64)
     if node.op_type == "Cast":
         return ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
     if node.op_type in ("And", "GreaterOrEqual"):
         return ir.TensorType(ir.DataType.BOOL)
-    given = node.inputs[TYPED_BY.get(node.op_type, 0)]
+    if node.op_type not in TYPED_BY:
+        return None
+    given = node.inputs[TYPED_BY[node.op_type]]
     return None if given is None else given.type

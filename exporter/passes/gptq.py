@@ -18,10 +18,10 @@ def round_to_nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDA
 
 
 def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -> npt.NDArray[np.int8]:
-    """Return `weight` (K, N) as integers whose products with rows like x (M, K) stay closest.
+    """Return `weight` (K, N) as integers whose products with rows like x (M, K), float32, stay closest.
 
-    A row's error goes into later rows; each row of `scale` (G, N) is that of K / G rows. Frantar et al.,
-    "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
+    A row's error goes into later rows; each row of `scale` (G, N), float32, is that of K / G rows. Frantar
+    et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
     """
     K = len(weight)
     shared = K // len(scale)

@@ -70,7 +70,7 @@ class RowProduct:
     smoothing: Array | None  # s (K,)
     rule: RowRule  # of the rows
     weight: npt.NDArray[np.int8]  # (K, N)
-    scale: Array  # (N,)
+    scale: Array  # (N,), float32
     error: float | None = None  # about the share of its results' squares that it loses, on held-out rows
 
     def to_json(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ KEY_SCALE = 12  # the input of GroupQueryAttention; the values' follows
 
 
 def quantize_cache(model: ir.Model, scales: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    """Make every cache int8, with the scales (H * D,) of its input, such as "cache.0.key"."""
+    """Make every cache int8, with the scales (H * D,), float32, of its input, such as "cache.0.key"."""
     graph = model.graph
     for node in graph:
         if node.op_type != "GroupQueryAttention":

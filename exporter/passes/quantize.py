@@ -33,7 +33,7 @@ class Blocks:
     """A weight (N, K) in int8 or int4: q * scale, with q from -127 to 127 or from -8 to 7."""
 
     q: npt.NDArray[np.int8]  # (N, K / b, b)
-    scale: Array  # (N, K / b)
+    scale: Array  # (N, K / b), float32
     bits: int
 
     @property

@@ -56,7 +56,9 @@ def gather_rows_early(model: ir.Model) -> None:
 
 def gather_rows(op: Builder, value: ir.Value, rows: ir.Value, shape: ir.Shape) -> ir.Value:
     """Return the chosen rows of a value (B, T, X), in the shape (N, X)."""
-    chosen = op("Gather", op("Reshape", value, [-1, shape[-1]]), rows, axis=0)
+    width = shape[-1]
+    assert isinstance(width, int)
+    chosen = op("Gather", op("Reshape", value, [-1, width]), rows, axis=0)
     chosen.shape = shape
     return chosen
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class OnnxGraphs:
     """A folder's graphs, opened."""
 
-    witness = "the graphs that optimum wrote"
+    reference = "the graphs that optimum wrote"
 
     def __init__(self, found: Folder) -> None:
         self.layers = found.read_integer(LAYERS) or 0
@@ -46,7 +46,8 @@ class OnnxGraphs:
         feeds = dict(given)
         for spec in self.model.get_inputs():
             if spec.name.startswith("past"):
-                _, heads, _, size = spec.shape
+                heads = spec.shape[1]  # of (B, H, P, D)
+                size = spec.shape[3]
                 feeds[spec.name] = np.zeros((len(ids), heads, 0, size), np.float32)
         feeds.setdefault("attention_mask", np.ones_like(ids))
         feeds.setdefault("token_type_ids", np.zeros_like(ids))

@@ -27,7 +27,7 @@ from ...runtime.suggest import did_you_mean
 from ..errors import BuildError, BuildOptionError, OutputError, make_named_error
 from ..processes import make_command, run_child
 from .candidates import check_candidates
-from .profiles import Profile
+from .profiles import Profile, check_profile, find_slots
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,12 @@ def build_plan(request: PlanRequest) -> Plan:
     check_build_options(request.engine, options)
     if options.candidates:
         check_candidates(request.artifact, options.candidates)
+    if not request.profiles:
+        raise BuildError("a plan needs at least one profile")
+    for profile in request.profiles:
+        check_profile(profile, request.artifact)
+    find_slots(request.profiles)  # refuses more than one length
     partial = out.with_name(f".{out.name}.partial")
-    profiles = tuple(profile.to_json() for profile in request.profiles)
     try:
         answer = build_in_child(
             {
@@ -93,7 +97,7 @@ def build_plan(request: PlanRequest) -> Plan:
                 "artifact": request.artifact.to_json(),
                 "engine": request.engine,
                 "sms": sms,
-                "profiles": profiles,
+                "profiles": [profile.to_json() for profile in request.profiles],
                 "out": str(partial.resolve()),
                 "options": asdict(options),
                 "release": request.release,
@@ -114,7 +118,7 @@ def build_plan(request: PlanRequest) -> Plan:
         engine=request.engine,
         version=answer["version"],
         sms=tuple(answer["sms"]),
-        profiles=profiles,
+        profiles=tuple(answer["profiles"]),
         cuda=answer["cuda"],
         weights=tuple(PlanWeight.from_json(weight) for weight in answer["weights"]),
         compatible=options.compatible,

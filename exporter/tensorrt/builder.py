@@ -9,10 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import onnx
-from onnx import ModelProto, TensorProto, helper
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ...runtime.backends.tensorrt_library import LIBRARIES, import_library, make_logger
 from ...runtime.bundle.artifact import SLOTS, Artifact, TensorSpec
@@ -22,7 +19,11 @@ from ..errors import BuildError, OutputError
 from .candidates import add_candidates
 from .log import FATAL_WARNING, check_network, explain_build_errors, explain_parse_errors, translate_message
 from .older import keep_types, rewrite_for_tensorrt_8
-from .profiles import Profile, find_slots
+from .profiles import Profile, Range, find_slots
+
+if TYPE_CHECKING:
+    # Only functions import onnx: main() answers what is missing, so this module must load without it.
+    from onnx import ModelProto
 
 SMALLEST_TAKEN = 2**16  # bytes of a weight that a stripped plan leaves out
 OLDEST = (8, 5)  # versions of TensorRT
@@ -66,8 +67,8 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     if not parser.parse(model.SerializeToString(), request["onnx"]):
         raise BuildError(explain_parse_errors(parser, log.errors))
     typed = use_int32_inputs(artifact) if weak else artifact
-    taken = [TensorSpec(w.name, "weight", w.dtype, w.shape) for w in weights]
-    check_network(network, replace(typed, inputs=(*typed.inputs, *taken)), slots)
+    weight_specs = [TensorSpec(w.name, "weight", w.dtype, w.shape) for w in weights]
+    check_network(network, replace(typed, inputs=(*typed.inputs, *weight_specs)), slots)
     allow_decomposed_attention(trt, network)
     if request["name"]:
         network.name = request["name"]  # the plan keeps it
@@ -78,10 +79,13 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
         config.set_flag(trt.BuilderFlag.FP16)
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
         keep_types(trt, network, types)
+    accepted = []
     for profile in profiles:
-        if not add_profile(builder, config, profile, artifact):
+        added = add_profile(builder, config, profile, artifact)
+        if added is None:
             why = explain_build_errors(log.errors)
             raise BuildError(f"TensorRT refuses profile {profile.name!r} of {profile.axes}: {why}")
+        accepted.append(added.to_json())
     if library.sms:
         set_compute_capabilities(trt, config, sms)
     write_plan(trt, builder, network, config, Path(request["out"]), log)
@@ -93,16 +97,25 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
         "sms": sms,
         "cuda": cuda,
         "warnings": list(warnings),
+        "profiles": accepted,
         "weights": [asdict(weight) for weight in weights],
     }
 
 
-def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact) -> bool:
-    """Add a profile to a builder's config; return whether it was accepted."""
+def add_profile(builder: Any, config: Any, profile: Profile, artifact: Artifact) -> Profile | None:
+    """Add a profile to a builder's config; return it as TensorRT has it, or None if it is refused."""
     added = builder.create_optimization_profile()
     for spec in artifact.inputs:
         added.set_shape(spec.name, *profile.list_shapes(spec))
-    return bool(config.add_optimization_profile(added) >= 0)
+    if config.add_optimization_profile(added) < 0:
+        return None
+    axes: dict[str, Range] = {}
+    for spec in artifact.inputs:
+        low, best, high = added.get_shape(spec.name)
+        for index, name in enumerate(spec.axis_names()):
+            if isinstance(name, str):
+                axes[name] = (int(low[index]), int(best[index]), int(high[index]))
+    return Profile(profile.name, axes)
 
 
 def use_int32_inputs(artifact: Artifact) -> Artifact:
@@ -168,7 +181,9 @@ def import_engine(engine: str, release: Sequence[int] | None = None) -> Any:
 
 def find_gpu(wanted: Sequence[str]) -> tuple[list[str], str]:
     """Return the first GPU's compute capability, and the first CUDA of its driver's major version."""
-    major, minor, driver = (ctypes.c_int() for _ in range(3))
+    major = ctypes.c_int()
+    minor = ctypes.c_int()
+    driver = ctypes.c_int()
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         failed = (
@@ -192,6 +207,8 @@ def find_gpu(wanted: Sequence[str]) -> tuple[list[str], str]:
 
 def load_graph(path: Path, slots: int | None) -> ModelProto:
     """Load an ONNX file without its weights, and give its slots axis a fixed length."""
+    import onnx
+
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # OSError, or protobuf's own, which is no ValueError
@@ -216,6 +233,8 @@ def take_out_weights(model: ModelProto) -> list[PlanWeight]:
     TensorRT's own stripped plans are filled in by a refit, and TensorRT-RTX 1.7 builds a plan that can be
     refitted only where a GPU is. Inputs work everywhere, and a weight that two plans read is there once.
     """
+    from onnx import TensorProto, helper
+
     taken = []
     for tensor in list(model.graph.initializer):
         place = {entry.key: entry.value for entry in tensor.external_data}

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
-
-from onnx import ModelProto, NodeProto, TensorProto, defs, helper
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BuildError
+
+if TYPE_CHECKING:
+    # Only functions import onnx: the builder's main(), which answers what is missing, loads without it.
+    from onnx import ModelProto, NodeProto
 
 OPSET = 17
 # Operators whose newer versions took more types, or an attribute that our graphs leave alone.
@@ -28,16 +30,22 @@ class Rewriter:
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node with fp32 results and return its output's name."""
+        from onnx import TensorProto, helper
+
         name = output or f"{self.node.output[0]}/{len(self.made)}"
         self.made.append(helper.make_node(operator, inputs, [name], f"{name}/{operator}", **attributes))
         self.types.setdefault(name, attributes.get("to", TensorProto.FLOAT))
         return name
 
     def add_number(self, value: float) -> str:
+        from onnx import TensorProto, helper
+
         return self.add("Constant", value=helper.make_tensor("", TensorProto.FLOAT, [], [value]))
 
     def cast_to_fp32(self, name: str) -> str:
         """Cast a value to fp32 and return the result's name."""
+        from onnx import TensorProto
+
         return self.add("Cast", name, to=TensorProto.FLOAT)
 
     def set_result(self, name: str) -> None:
@@ -51,6 +59,8 @@ def rewrite_for_tensorrt_8(model: ModelProto, version: tuple[int, int]) -> dict[
 
     The nodes that replace an operator compute in fp32.
     """
+    from onnx import defs
+
     graph = model.graph
     types = {t.name: t.data_type for t in graph.initializer}
     types |= {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -131,6 +141,8 @@ def keep_types(trt: Any, network: Any, types: dict[str, int]) -> None:
 
     A parser adds the layers of one node after the other; the last of them has the node's output by its name.
     """
+    from onnx import TensorProto
+
     wanted: dict[int, Any] = {TensorProto.FLOAT: trt.DataType.FLOAT, TensorProto.FLOAT16: trt.DataType.HALF}
     for layers, name in group_layers(network, types):
         dtype = wanted.get(types[name])

@@ -79,9 +79,40 @@ def derive_profiles(
     )
 
 
+def check_profile(profile: Profile, artifact: Artifact) -> None:
+    """Refuse a profile that TensorRT would refuse, or only warn of, by its input, axis and values."""
+    where = find_axes(artifact)
+    if missing := sorted(set(where) - set(profile.axes)):
+        name = missing[0]
+        raise BuildError(
+            f"profile {profile.name!r} has no lengths for axis {name!r} of input {where[name][0]!r}"
+        )
+    if unknown := sorted(set(profile.axes) - set(where)):
+        raise BuildError(
+            f"profile {profile.name!r} has an axis {unknown[0]!r}; the graph has {sorted(where)}"
+        )
+    sums = find_sums(artifact)
+    for name, (spec_name, axis) in where.items():
+        low, opt, high = profile.axes[name]
+        what = f"profile {profile.name!r}, input {spec_name!r}, axis {name!r}: {(low, opt, high)}"
+        if not low <= opt <= high:
+            raise BuildError(f"{what} is not in the order min, opt, max")
+        if name in sums:
+            meant = add_ranges(profile.axes, sums[name])
+            if meant != (low, opt, high):
+                raise BuildError(f"{what} must be {' + '.join(sums[name])}, which is {meant}")
+        elif not axis.min <= low <= high <= axis.max:
+            raise BuildError(f"{what} is not within the graph's {axis.min}..{axis.max}")
+
+
 def find_slots(profiles: Sequence[Profile]) -> int | None:
-    """Return the length of the slots axis, the same in all profiles; None where a graph has none."""
-    return next((profile.axes[SLOTS][0] for profile in profiles if SLOTS in profile.axes), None)
+    """Return the one length of the slots axis in all profiles; None where a graph has none."""
+    lengths = {length for profile in profiles for length in profile.axes.get(SLOTS, ())}
+    if len(lengths) > 1:
+        raise BuildError(
+            f"axis {SLOTS!r} must have one length in all profiles of a plan, not {sorted(lengths)}"
+        )
+    return next(iter(lengths), None)
 
 
 def limit_axes(artifact: Artifact, max_batch: int | None, max_length: int | None) -> dict[str, Range]:
@@ -93,7 +124,7 @@ def limit_axes(artifact: Artifact, max_batch: int | None, max_length: int | None
         length = check_maximum("length", max_length, 2, artifact.axis("tokens").max)
         maxima |= {"tokens": length, "source_tokens": length, SLOTS: length, "past": length - 1}
     ranges: dict[str, Range] = {}
-    for name, axis in find_axes(artifact).items():
+    for name, (_, axis) in find_axes(artifact).items():
         high = min(axis.max, maxima.get(name, axis.max))
         ranges[name] = (high, high, high) if name == SLOTS else (axis.min, min(axis.opt, high), high)
     return {name: r for name, r in ranges.items() if name not in find_sums(artifact)}
@@ -134,11 +165,11 @@ def add_ranges(axes: Mapping[str, Range], names: Sequence[str]) -> Range:
     return low, opt, high
 
 
-def find_axes(artifact: Artifact) -> dict[str, Axis]:
-    """Return every named axis among the inputs, as the first input that has it gives it."""
-    found: dict[str, Axis] = {}
+def find_axes(artifact: Artifact) -> dict[str, tuple[str, Axis]]:
+    """Return every named axis among the inputs, with the name of the first input that has it."""
+    found: dict[str, tuple[str, Axis]] = {}
     for spec in artifact.inputs:
         for axis in spec.axes:
             if isinstance(axis, Axis):
-                found.setdefault(axis.name, axis)
+                found.setdefault(axis.name, (spec.name, axis))
     return found

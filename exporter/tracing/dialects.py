@@ -152,7 +152,7 @@ class SourceEncoder(nn.Module):
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
-        self.model = model
+        self.model = refuse_custom_parts(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         memory = self.model.encode(input_ids, PaddedAttention(attention_mask))
@@ -164,7 +164,7 @@ class TargetDecoder(nn.Module):
 
     def __init__(self, model: Transformer, weights: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model = refuse_custom_parts(model)
         self.weights = weights  # whether the attention over the source is an output too
         self.layers = model.config.decoder_layers
 
@@ -226,6 +226,15 @@ class InplaceTargetDecoder(TargetDecoder):
 class OrtTargetDecoder(InplaceTargetDecoder):
     cache_type = GroupQueryCache
     source_type = SourceAttention
+
+
+def refuse_custom_parts(model: Transformer) -> Transformer:
+    """Return the model; refuse one with modules of the caller's own by a ValueError that names them."""
+    if own := model.custom_parts():
+        raise ValueError(
+            f"a Transformer with its own {' and '.join(own)} cannot be exported: no graph is known for it"
+        )
+    return model
 
 
 class PortableEncoder(nn.Module):

@@ -52,7 +52,7 @@ class Culprit:
     # the largest difference, in units of the spread of what was meant; None where not finite
     error: float | None
     allowed: float  # how large the error may be
-    witness: str  # the reference that it was compared with
+    reference: str  # the reference that it was compared with
 
     def to_json(self) -> dict[str, Any]:
         meant = None if self.meant is None else [make_plain(end) for end in self.meant]
@@ -70,7 +70,7 @@ class Culprit:
             return f"{text}, not finite"
         return (
             f"{text}, meant {self.meant[0]:.4g} to {self.meant[1]:.4g}; off by {self.error:.3g} of their"
-            f" spread from {self.witness} (at most {self.allowed:.3g})"
+            f" spread from {self.reference} (at most {self.allowed:.3g})"
         )
 
 
@@ -80,7 +80,7 @@ class Band:
 
     want: Array
     allowed: float
-    witness: str
+    reference: str
 
 
 Bands: TypeAlias = Mapping[Key, Band]  # what one reference says of a graph's results
@@ -115,7 +115,7 @@ def find_culprit(
             meant=None if band is None else find_range(band.want),
             error=error if math.isfinite(error) else None,
             allowed=0.0 if band is None else band.allowed,
-            witness="" if band is None else band.witness,
+            reference="" if band is None else band.reference,
         )
 
     def hold(node: ir.Node, name: str, array: Array) -> None:
@@ -170,22 +170,22 @@ def make_node_bands(
     trial: Trial, artifact: Artifact, full: ir.Model, full_artifact: Artifact, own: ir.Model
 ) -> dict[Key, Band]:
     """Return the bands of a graph's nodes, from healthy graphs in fp32 and in its own precision."""
-    witness = f"{artifact.id}, converted again"
+    reference = f"{artifact.id}, converted again"
     floor = CAPS["fp32"]["max_error"]
     values = trial.collect_values(full, full_artifact)
     exact = {key: remove_padding(trial, key[0], array) for key, array in values.items()}
     if artifact.precision == "fp32":
-        return {key: Band(array, floor, witness) for key, array in exact.items()}
+        return {key: Band(array, floor, reference) for key, array in exact.items()}
     bands = {}
     for key, array in trial.collect_values(own, artifact).items():
         array = remove_padding(trial, key[0], array)
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
             steps = array.astype(np.float32)  # int8 steps, which have another unit than the exact ones
             spread = max(measure_spread(steps.astype(np.float64)), 1.0) if steps.size else 1.0
-            bands[key] = Band(steps, CACHE_STEPS / spread, witness)
+            bands[key] = Band(steps, CACHE_STEPS / spread, reference)
         elif key in exact and exact[key].shape == array.shape:
             gap = measure_distance(array.astype(exact[key].dtype), exact[key])
-            bands[key] = Band(array, max(floor, NODE_FACTOR * gap), witness)
+            bands[key] = Band(array, max(floor, NODE_FACTOR * gap), reference)
     return bands
 
 

@@ -159,10 +159,11 @@ def find_references(
     twin = next((other for other in sound if other.recipe_id == artifact.recipe_id), None)
     if twin is not None and artifact.precision != "fp32":
         nodes = make_hidden_bands(examiner, trial, artifact.precision, twin)
-    if model is not None and calibration is not None and is_module(model):
+    if model is not None and is_module(model):
         results = find_module_results(graph, [path for path, _ in model.named_modules()])
-        if results:
-            rounding = calibration.make_rounding(artifact.precision)
+        rounding = None if calibration is None else calibration.make_rounding(artifact.precision)
+        # Without a rounding PyTorch's bands are those of fp32, which no other precision could keep.
+        if results and (rounding is not None or artifact.precision == "fp32"):
             modules = make_module_bands(trial, model, rounding, results)
     if not modules and artifact.precision == "fp32":
         others = [other for other in sound if other.graph == artifact.graph and other.id != artifact.id]

@@ -98,12 +98,12 @@ def verify_file(
     if other is not None:
         check_same_inputs(file, other)
         check_feeds(other, feeds)
-    witness = f"itself {NODE_BY_NODE}"
+    reference = f"itself {NODE_BY_NODE}"
     progress(f"verifying {path.name}: ort-cpu")
     engine = run_on_engine(file, feeds)
     if isinstance(engine, BackendError):
         unloadable = Comparison.from_error(path.name, "ort-cpu", RUNNING, engine)
-        return VerificationReport(False, (unloadable,), witness=witness)
+        return VerificationReport(False, (unloadable,), reference=reference)
     progress(f"verifying {path.name}: {NODE_BY_NODE}")
     nodes = run_node_by_node(file, feeds)
     itself: tuple[Comparison, ...] = ()
@@ -117,12 +117,12 @@ def verify_file(
             f"{path} cannot be run {NODE_BY_NODE}: {nodes}; hold it against another file: --against FILE"
         )
     if other is None:
-        return VerificationReport(False, itself, witness=witness)
-    witness = f"{witness} and {other.path.name}" if itself else other.path.name
+        return VerificationReport(False, itself, reference=reference)
+    reference = f"{reference} and {other.path.name}" if itself else other.path.name
     progress(f"verifying {other.path.name}")
     both, culprits = compare_with_file(file, other, feeds, engine, nodes)
     read = compare_files(path.name, file.model, other.model, other.path.name)
-    return VerificationReport(False, (*itself, both, read), culprits, witness=witness)
+    return VerificationReport(False, (*itself, both, read), culprits, reference=reference)
 
 
 def compare_with_file(

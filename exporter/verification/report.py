@@ -27,7 +27,7 @@ class VerificationReport:
         comparisons: one per artifact, engine and case.
         culprits: of graphs that failed, the first node that is at fault, where one was found.
         fp32_nodes: of graphs in fp16, by artifact: what stays in fp32 and why.
-        witness: what a graph was compared with, where it is neither of the usual two.
+        reference: what a graph was compared with, where it is neither of the usual two.
         precisions: of the graphs, by artifact; an .onnx file has none here.
         unexplained: of graphs that failed and have no culprit, by artifact: why.
         plans: "not run" where the bundle has plans; empty where it has none.
@@ -37,7 +37,7 @@ class VerificationReport:
     comparisons: tuple[Comparison, ...]
     culprits: tuple[Culprit, ...] = ()
     fp32_nodes: Mapping[str, tuple[Fp32Node, ...]] = field(default_factory=dict)
-    witness: str = ""
+    reference: str = ""
     unexplained: Mapping[str, str] = field(default_factory=dict)
     plans: str = ""
     precisions: Mapping[str, str] = field(default_factory=dict)
@@ -46,12 +46,12 @@ class VerificationReport:
     def of_error(cls, path: Path, error: Exception) -> VerificationReport:
         """Return the report of a verification that could not be done: failed, and why."""
         failed = Comparison.from_error(path.resolve().name, "nothing", "verifying it at all", error)
-        return cls(False, (failed,), witness="nothing")
+        return cls(False, (failed,), reference="nothing")
 
     @property
     def against(self) -> str:
         """What the graphs were compared with, in words."""
-        return self.witness or ("PyTorch" if self.with_pytorch else "golden data, without PyTorch")
+        return self.reference or ("PyTorch" if self.with_pytorch else "golden data, without PyTorch")
 
     @property
     def passed(self) -> bool:
@@ -108,8 +108,9 @@ class VerificationReport:
             return
         lines = ["the export does not compute the model:", *self.list_failures(), *self.where()]
         failed = frozenset(c.artifact for c in self.comparisons if not c.passed)
-        bad = {self.precisions[artifact] for artifact in failed}
-        if good := sorted(set(self.precisions.values()) - bad):
+        bad = {self.precisions[artifact] for artifact in failed if artifact in self.precisions}
+        good = sorted(set(self.precisions.values()) - bad)
+        if bad and good:
             lines.append(
                 f"{', '.join(good)} passed: {', '.join(sorted(bad))} can be left out by --precision,"
                 " with --target cpu"

@@ -257,11 +257,11 @@ def verify_model(
     from ..reference.onnx_reference import OnnxGraphs
 
     # What rounding does to another exporter's graphs is not known.
-    witness = model.witness if isinstance(model, OnnxGraphs) else ""
+    reference = model.reference if isinstance(model, OnnxGraphs) else ""
 
     def choose_limits(precision: str) -> dict[str, float]:
         progress(f"computing what {precision} may lose")
-        rounding = None if witness else calibration.make_rounding(precision)
+        rounding = None if reference else calibration.make_rounding(precision)
         gaps = {} if rounding is None else examiner.measure_gaps(model, rounding)
         return examiner.choose_limits(precision, gaps)
 
@@ -271,8 +271,8 @@ def verify_model(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(examiner, limits, progress, None if witness else model)
-    return dataclasses.replace(report, witness=witness), limits
+    report = compare_all(examiner, limits, progress, None if reference else model)
+    return dataclasses.replace(report, reference=reference), limits
 
 
 def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> dict[str, Array]:

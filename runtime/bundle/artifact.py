@@ -120,14 +120,21 @@ class Artifact:
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {
             "id": self.id,
-            **vars(self),
+            "graph": self.graph,
+            "dialect": self.dialect,
+            "precision": self.precision,
+            "opset": self.opset,
+            "file": self.file,
             "data": list(self.data),
+            "padding_side": self.padding_side,
             "inputs": [t.to_json() for t in self.inputs],
             "outputs": [t.to_json() for t in self.outputs],
+            "aliases": dict(self.aliases),
             "constraints": list(self.constraints),
         }
-        if not self.quantization:
-            del value["quantization"]
+        if self.quantization:
+            value["quantization"] = dict(self.quantization)
+        value["gate"] = dict(self.gate)
         return value
 
     @staticmethod

@@ -48,7 +48,12 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | Path) -> Bundle:
-        """Read the manifest; files are checked when they are used."""
+        """Read the manifest; files are checked when they are used.
+
+        Raises a BundleNotFoundError where there is no such folder or no manifest in it, a BundleError where
+        the manifest cannot be read, a ManifestError where it is malformed or of another format, and an
+        IntegrityError where it names a path outside the folder.
+        """
         folder = Path(folder)
         path = folder / FILE_NAME
         if not folder.is_dir():
@@ -77,7 +82,8 @@ class Bundle:
         """Return the path of a listed file, after checking that it is the listed one.
 
         A file that was hashed before, and that nobody has written to since, is not hashed again. The hash of
-        ONNX files and data above 256 MiB is compared only if `verify` is set.
+        ONNX files and data above 256 MiB is compared only if `verify` is set. Raises an IntegrityError where
+        the file is not listed, missing, changed, or a link that leaves the folder.
         """
         path = self.locate(name)
         if not (verify or self.manifest.files[name].bytes <= ALWAYS_HASHED_BYTES or name[:5] != "onnx/"):

@@ -86,7 +86,8 @@ class EncoderDefaults:
     separators: int = 1  # how many "sep" stand between the two texts of a pair
     heads: tuple[str, ...] = ()  # of the graph
     labels: tuple[str, ...] = ()  # of the classification head's classes, in order
-    problem_type: str | None = None  # "regression", "single_label_..." or "multi_label_classification"
+    # "regression", "single_label_classification" or "multi_label_classification"
+    problem_type: str | None = None
     score_activation: str = "sigmoid"  # or "identity": how a cross-encoder's one logit becomes a score
     pooling: str = "mean"  # how the vectors of a text's tokens become one
     normalize: bool = True  # whether that vector gets length 1

@@ -49,6 +49,7 @@ class Settings:
 
     debug = False  # the option given before the command
     stages: Stages | None = None  # that are shown now; they end before results are printed
+    interrupted = ""  # the stage that Ctrl-C or SIGTERM interrupted, in words
 
 
 @contextmanager
@@ -58,6 +59,9 @@ def show_stages() -> Iterator[Stages]:
     Settings.stages = stages
     try:
         yield stages
+    except KeyboardInterrupt:  # Terminated is one too
+        Settings.interrupted = stages.describe()
+        raise
     finally:
         stages.end()
 
@@ -66,6 +70,7 @@ def show_stages() -> Iterator[Stages]:
 def end_with_exit_code(context: typer.Context) -> Iterator[None]:
     """Turn what a command raises into one line on stderr and an exit code; --debug shows the traceback."""
     forget_changes()
+    Settings.interrupted = ""
     try:
         yield
     except PlanForgeError as error:
@@ -76,10 +81,10 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
             raise
         fail(f"this command needs {error.name}: pip install 'planforge[{extra}]'", FAILED, error)
     except Terminated as error:
-        say(f"terminated; {describe_changes()}")
+        say(f"terminated{Settings.interrupted}; {describe_changes()}")
         raise typer.Exit(128 + error.number) from None
     except KeyboardInterrupt:
-        say(f"\ninterrupted; {describe_changes()}")
+        say(f"\ninterrupted{Settings.interrupted}; {describe_changes()}")
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

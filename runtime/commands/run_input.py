@@ -26,9 +26,8 @@ class TextSource:
 
     texts: tuple[str, ...]  # its arguments
     file: Path | None  # of JSON lines; "-" is stdin
-    beside: Mapping[
-        str, str
-    ]  # second text that an option puts beside each, by the option's name; at most one
+    # The second text that an option puts beside each, by the option's name; at most one.
+    beside: Mapping[str, str]
 
     def check(self) -> None:
         """Refuse texts from two places."""

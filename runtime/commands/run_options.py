@@ -10,13 +10,17 @@ import typer
 
 
 def make_option(
-    help: str, shown: str | bool = False, *names: str, panel: str | None = None, min: int | None = None
+    text: str,
+    *names: str,
+    show_default: str | bool = False,
+    panel: str | None = None,
+    minimum: int | None = None,
 ) -> Any:
-    """Return an option with what `--help` shows for its default: True shows the default itself.
+    """Return an option with the text that `--help` shows; without names it is called as its parameter.
 
-    Without names the option is called as its parameter.
+    What `--help` says of the default is `show_default`: a text, or with True the default itself.
     """
-    return typer.Option(*names, help=help, show_default=shown, rich_help_panel=panel, min=min)
+    return typer.Option(*names, help=text, show_default=show_default, rich_help_panel=panel, min=minimum)
 
 
 generation_option = partial(make_option, panel="Text generation")
@@ -29,7 +33,7 @@ input_option = partial(make_option, panel="Input and output")
 engine_option = partial(make_option, panel="Engine")
 
 BundleArgument = Annotated[Path, typer.Argument(help="The folder that export wrote.", show_default=False)]
-JsonOption = Annotated[bool, make_option("Print JSON for machines.", True, "--json")]
+JsonOption = Annotated[bool, make_option("Print JSON for machines.", "--json")]
 
 SEARCH = ("num_beams", "length_penalty", "early_stopping", "n_best", "no_repeat_ngram_size")
 MANY = ("truncation", "batch_size")
@@ -69,65 +73,63 @@ TASKS: dict[str, tuple[str, ...]] = {
 TextsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, a line each from stdin.")
 ]
-TaskOption = Annotated[str | None, input_option(f"{', '.join(TASKS)}.", "by the bundle's heads")]
+TaskOption = Annotated[str | None, input_option(f"{', '.join(TASKS)}.", show_default="by the bundle's heads")]
 InputFileOption = Annotated[
     Path | None,
     input_option(
         'JSON lines, "-" for stdin: {"text"}, {"text", "pair"}, {"question", "context"} or'
         ' {"query", "text"}.',
-        False,
         "--input",
     ),
 ]
 ParseSpecialOption = Annotated[
-    bool, input_option("Read <|endoftext|>, [SEP] and the like.", True, "--parse-special")
+    bool, input_option("Read <|endoftext|>, [SEP] and the like.", "--parse-special")
 ]
-JsonLinesOption = Annotated[
-    bool, input_option("Print JSON for machines: a line for each text.", True, "--json")
-]
+JsonLinesOption = Annotated[bool, input_option("Print JSON for machines: a line for each text.", "--json")]
 
 MaxNewTokensOption = Annotated[
     int | None,
     generation_option(
-        "At most so many new tokens.", "64; of a translation the checkpoint's, or all its positions"
+        "At most so many new tokens.",
+        show_default="64; of a translation the checkpoint's, or all its positions",
     ),
 ]
 TemperatureOption = Annotated[
-    float | None, generation_option("Sample at this temperature; 0 is greedy.", "greedy")
+    float | None, generation_option("Sample at this temperature; 0 is greedy.", show_default="greedy")
 ]
 TopKOption = Annotated[int | None, generation_option("Sample from the k likeliest; fill_mask, rank: show k.")]
-TopPOption = Annotated[float | None, generation_option("Sample from the nucleus.", "all")]
+TopPOption = Annotated[float | None, generation_option("Sample from the nucleus.", show_default="all")]
 MinPOption = Annotated[
     float | None,
-    generation_option("Sample from what has this share of the likeliest token's probability.", "all"),
+    generation_option(
+        "Sample from what has this share of the likeliest token's probability.", show_default="all"
+    ),
 ]
 RepetitionPenaltyOption = Annotated[
-    float | None, generation_option("1.0 does nothing; of translations too.", "1.0")
+    float | None, generation_option("1.0 does nothing; of translations too.", show_default="1.0")
 ]
 NoRepeatOption = Annotated[
-    int | None, generation_option("No run of so many tokens twice; of translations too.", "off")
+    int | None, generation_option("No run of so many tokens twice; of translations too.", show_default="off")
 ]
 SeedOption = Annotated[int | None, generation_option("Make sampling repeatable.")]
 StopOption = Annotated[list[str] | None, generation_option("End at this text.")]
-IgnoreEosOption = Annotated[
-    bool | None, generation_option("Go on behind the end token.", False, "--ignore-eos")
-]
+IgnoreEosOption = Annotated[bool | None, generation_option("Go on behind the end token.", "--ignore-eos")]
 GenerationOption = Annotated[
     str | None,
     generation_option(
         "'checkpoint' samples as the checkpoint's generation_config says, 'none' does not.",
-        "none; of --chat checkpoint",
+        show_default="none; of --chat checkpoint",
     ),
 ]
 SpeculativeOption = Annotated[
     str | None,
     generation_option(
         "'prompt-lookup' guesses from what came before: faster where it repeats, the same but for ties.",
-        "off",
+        show_default="off",
     ),
 ]
 TopLogprobsOption = Annotated[
-    int | None, generation_option("With --json, so many likeliest tokens of each step.", "none")
+    int | None, generation_option("With --json, so many likeliest tokens of each step.", show_default="none")
 ]
 
 ChatOption = Annotated[
@@ -135,43 +137,50 @@ ChatOption = Annotated[
     chat_option(
         "Texts are a user's messages, worded by the checkpoint's chat template; lines on stdin are one"
         " conversation, in which /reset begins anew and /exit ends.",
-        False,
         "--chat",
     ),
 ]
 SystemOption = Annotated[str | None, chat_option("What a --chat begins with.")]
 
 NumBeamsOption = Annotated[
-    int | None, search_option("Beams of the search; 1 is greedy.", "1; the checkpoint's")
+    int | None, search_option("Beams of the search; 1 is greedy.", show_default="1; the checkpoint's")
 ]
-NBestOption = Annotated[int | None, search_option("How many candidates; of the task answer, answers.", "1")]
+NBestOption = Annotated[
+    int | None, search_option("How many candidates; of the task answer, answers.", show_default="1")
+]
 LengthPenaltyOption = Annotated[
-    float | None, search_option("Above 0 favours long texts.", "1; the checkpoint's")
+    float | None, search_option("Above 0 favours long texts.", show_default="1; the checkpoint's")
 ]
-EarlyStoppingOption = Annotated[str | None, search_option("true, false or never.", "false; the checkpoint's")]
+EarlyStoppingOption = Annotated[
+    str | None, search_option("true, false or never.", show_default="false; the checkpoint's")
+]
 
-MinNewTokensOption = Annotated[int | None, translation_option("No end before.", "the checkpoint's")]
+MinNewTokensOption = Annotated[
+    int | None, translation_option("No end before.", show_default="the checkpoint's")
+]
 AttentionOption = Annotated[
     Path | None,
     translation_option(
         "Draw what each token of a translation looked at; needs an export with --outputs cross_attentions."
     ),
 ]
-AttentionLayerOption = Annotated[int | None, translation_option("Of --attention.", "average")]
-AttentionHeadOption = Annotated[int | None, translation_option("Of --attention.", "average")]
+AttentionLayerOption = Annotated[int | None, translation_option("Of --attention.", show_default="average")]
+AttentionHeadOption = Annotated[int | None, translation_option("Of --attention.", show_default="average")]
 
 PairOption = Annotated[str | None, encoder_option("A second text beside each.")]
 QuestionOption = Annotated[str | None, encoder_option("What each text is to answer.")]
 QueryOption = Annotated[str | None, encoder_option("Rank the texts by how well they fit it.")]
-PoolingOption = Annotated[str | None, encoder_option("cls, mean or max.", "the checkpoint's")]
+PoolingOption = Annotated[str | None, encoder_option("cls, mean or max.", show_default="the checkpoint's")]
 TruncateDimOption = Annotated[
-    int | None, encoder_option("Keep only so many of a vector's first numbers.", "all")
+    int | None, encoder_option("Keep only so many of a vector's first numbers.", show_default="all")
 ]
 PromptNameOption = Annotated[str | None, encoder_option("A prompt of the checkpoint, by its name.")]
 PromptOption = Annotated[str | None, encoder_option("A text to put before each, '' for none.")]
 LayersOption = Annotated[
     str | None,
-    encoder_option("embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.", "last"),
+    encoder_option(
+        "embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.", show_default="last"
+    ),
 ]
 
 TruncationOption = Annotated[
@@ -179,22 +188,26 @@ TruncationOption = Annotated[
     long_option(
         "Of too long a text keep its head, its tail, head+tail, or all of it in windows; none refuses it."
         " Text generation: tail or none; translation: head, tail or none.",
-        "by the task",
+        show_default="by the task",
     ),
 ]
-StrideOption = Annotated[int | None, long_option("Tokens that two windows share.", "a quarter")]
+StrideOption = Annotated[int | None, long_option("Tokens that two windows share.", show_default="a quarter")]
 BatchSizeOption = Annotated[
     int | None,
-    long_option("Texts that run together; 1 answers each line as soon as it comes.", "the bundle's most"),
+    long_option(
+        "Texts that run together; 1 answers each line as soon as it comes.", show_default="the bundle's most"
+    ),
 ]
 
-BackendOption = Annotated[str, engine_option("auto, tensorrt-rtx, tensorrt, ort-cuda or ort-cpu.", True)]
-DeviceOption = Annotated[int, engine_option("The GPU's number.", True)]
+BackendOption = Annotated[
+    str, engine_option("auto, tensorrt-rtx, tensorrt, ort-cuda or ort-cpu.", show_default=True)
+]
+DeviceOption = Annotated[int, engine_option("The GPU's number.", show_default=True)]
 PrecisionOption = Annotated[
     str | None,
     engine_option(
         "One that the bundle has: fp32, fp16, int8, int4, or these with -kv8.",
-        "as recorded by bench --set-default, else the bundle's first",
+        show_default="as recorded by bench --set-default, else the bundle's first",
     ),
 ]
-ThreadsOption = Annotated[int | None, engine_option("Cores to use.", "the physical cores")]
+ThreadsOption = Annotated[int | None, engine_option("Cores to use.", show_default="the physical cores")]

@@ -52,6 +52,12 @@ class Stages:
             self._counted = time.monotonic()
             self._print(f"{line} ({self._counted - self._began:.0f} s)")
 
+    def describe(self) -> str:
+        """Return the unfinished stage in words, as in " while loading, after 3 s"; "" if there is none."""
+        if not self._stage:
+            return ""
+        return f" while {self._stage}, after {time.monotonic() - self._began:.0f} s"
+
     def end(self) -> None:
         """End the last stage, and remove the bar from the terminal."""
         self.clear()

@@ -128,8 +128,13 @@ class BeamSearch:
     def __init__(
         self, prompts: Sequence[Sequence[int]], search: Search, limits: Sequence[int] | None = None
     ) -> None:
-        if not all(prompts):
-            raise InputError("a prompt has no tokens; begin with the model's first token at least")
+        if len(prompts) == 0:
+            raise InputError("there are no prompts; a search needs one at least")
+        for prompt in prompts:
+            if len(prompt) == 0:
+                raise InputError("a prompt has no tokens; begin with the model's first token at least")
+            for token in prompt:
+                check_integer("a prompt's token", token, 0, "give the decoder's start token, or a text's ids")
         most = search.max_new_tokens
         self.search = search
         R = len(prompts) * search.num_beams

@@ -1,6 +1,7 @@
 """The two ways a decoder graph keeps its keys and values. Nothing here depends on these numbers.
 
-B batch, T tokens of this step, H heads, D head size, N logit rows, V vocabulary
+B batch, T tokens of this step, P cached columns (a row's tokens and its padding), H heads, D head size,
+N logit rows, V vocabulary
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Cache(ABC):
 
 
 class GrowingCache(Cache):
-    """`portable`: each step writes past + new into the other of two sets of buffers.
+    """`portable`: each step writes past + new, (B, H, P + T, D), into the other of two sets of buffers.
 
     Forgotten columns are masked first: moving the kept ones together is a copy of the whole past.
     """

@@ -32,9 +32,20 @@ class Constraints:
     renormalize: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("eos", "suppressed"):
+            ids = getattr(self, name)
+            if not isinstance(ids, tuple):
+                raise InputError(f"{name} is {ids!r}; it must be a tuple of token ids; () for none")
+            for token in ids:
+                check_integer(f"a token of {name}", token, 0, "leave it out")
+        for name in ("forced_bos", "forced_eos"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 0, "None forces nothing")
         if self.no_repeat_ngram_size is not None:
             check_integer("no_repeat_ngram_size", self.no_repeat_ngram_size, 1, "None disables it")
         check_integer("min_new_tokens", self.min_new_tokens, 0, "0 disables it")
+        if not isinstance(self.renormalize, bool):
+            raise InputError(f"renormalize is {self.renormalize!r}; it must be True or False")
 
     def find_forced_token(self, length: int, max_new_tokens: int) -> int | None:
         """Return the one token that may follow `length` tokens (the start token counts), if there is one."""
@@ -45,10 +56,10 @@ class Constraints:
     def check_vocabulary(self, V: int) -> None:
         """Refuse tokens that a model of V tokens does not have."""
         forced = [token for token in (self.forced_bos, self.forced_eos) if token is not None]
-        unknown = [token for token in (*self.eos, *self.suppressed, *forced) if not 0 <= token < V]
-        if unknown:
+        highest = max((*self.eos, *self.suppressed, *forced), default=0)
+        if highest >= V:
             raise InputError(
-                f"the constraints name token {max(unknown)}, but the model's tokens are 0 to {V - 1}; take "
+                f"the constraints name token {highest}, but the model's tokens are 0 to {V - 1}; take "
                 "the ids from the model's own tokenizer"
             )
 
@@ -65,8 +76,15 @@ def constrain(
     The R histories have T token ids each, of which `prompt_length` were there before the first new one; ids
     without a score are ignored.
     """
-    constraints.check_vocabulary(scores.shape[1])
-    new_tokens = len(histories[0]) - prompt_length
+    R, V = scores.shape
+    lengths = {len(history) for history in histories}
+    if len(histories) != R or len(lengths) != 1 or 0 in lengths:
+        raise InputError(
+            f"histories has {len(histories)} rows of lengths {sorted(lengths)}; it must have {R} rows "
+            "of one length from 1: give each row its start token and all that came after"
+        )
+    constraints.check_vocabulary(V)
+    new_tokens = lengths.pop() - prompt_length
     if (forced := constraints.find_forced_token(1 + new_tokens, max_new_tokens)) is not None:
         scores.fill(-np.inf)
         scores[:, forced] = 0

@@ -29,7 +29,9 @@ class Decoder(GraphRunner):
         """Return a run with an empty cache for `batch` rows of up to `capacity` tokens.
 
         A translation's source, its context, is computed when all of the run's memory is held. The rows
-        become `copies` times as many when the run is told to `spread`.
+        become `copies` times as many when the run is told to `spread`. Raises a MemoryLimitError where
+        memory_limit, or the engine's own memory, has no room for all of it, and a ClosedError where the
+        model was closed.
         """
         # Without the turn: others' steps must go on while this one waits.
         rows = batch * copies

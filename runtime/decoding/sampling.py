@@ -119,6 +119,8 @@ def process(
     be drawn. Histories are the tokens of each row, prompt included; ids without a logit are ignored.
     """
     check_logits(logits)
+    if len(histories) != len(logits):
+        raise InputError(f"histories has {len(histories)} rows, but logits has {len(logits)}")
     scores = logits.astype(np.float32)  # a copy, also of float32
     if sampling.processes:
         run_processors(scores, histories, sampling)
@@ -181,10 +183,10 @@ def choose(
     sampling: Sampling,
     generators: Sequence[np.random.Generator],
 ) -> npt.NDArray[np.int64]:
-    """Choose the next token of each row of logits (B, V); see `process`.
+    """Choose the next token of each row of logits (B, V), processed as by `process`; return (B,) int64.
 
     Greedy takes the first of equal logits. Otherwise each row takes one uniform number from its generator,
-    and the token at that point of its cumulative distribution.
+    of which there is one per row, and the token at that point of its cumulative distribution.
     """
     if sampling.greedy:
         if sampling.processes:
@@ -194,6 +196,8 @@ def choose(
         likeliest: npt.NDArray[np.int64] = logits.argmax(axis=-1)
         return likeliest
     scores = process(logits, histories, sampling)
+    if len(generators) != len(scores):
+        raise InputError(f"{len(generators)} generators were given for {len(scores)} rows")
     pairs = zip(scores, generators, strict=True)
     return np.array([draw(row, generator) for row, generator in pairs], dtype=np.int64)
 

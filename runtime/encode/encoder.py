@@ -117,7 +117,7 @@ def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mappin
             raise ManifestError(f"{head} has {width} classes, encoder.labels has {len(defaults.labels)}")
     for name in ("intermediate_size", "hidden_size", "num_attention_heads"):
         if type(config.get(name)) is not int:
-            raise ManifestError(f"config.{name} is {config.get(name)!r}, not a whole number")
+            raise ManifestError(f"config.{name} is {config.get(name)!r}, not an integer")
     if not 4 <= defaults.max_length <= artifact.axis("tokens").max:
         raise ManifestError(f"encoder.max_length={defaults.max_length} is not within the graph's tokens")
 

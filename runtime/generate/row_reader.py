@@ -125,7 +125,7 @@ class RowReader:
             if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
                 raise InputError(
                     f"an array of shape {prompt.shape} and {prompt.dtype} is no prompt, which has one axis of"
-                    " whole numbers; several prompts are a list of arrays"
+                    " integers; several prompts are a list of arrays"
                 )
             prompt = prompt.tolist()
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
@@ -157,7 +157,7 @@ class RowReader:
 
     def _check_token(self, token: Any) -> int:
         if not isinstance(token, Integral) or isinstance(token, bool):
-            raise InputError(f"a prompt's token ids must be whole numbers, not {type(token).__name__}")
+            raise InputError(f"a prompt's token ids must be integers, not {type(token).__name__}")
         token_id = int(token)
         if not 0 <= token_id < self.vocabulary:
             raise InputError(

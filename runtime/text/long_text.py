@@ -18,13 +18,14 @@ TRUNCATIONS = ("head", "tail", "head+tail", "windows")
 class Piece:
     """One sequence for an encoder: [CLS] first [SEP], or [CLS] first [SEP] second [SEP].
 
-    `first` and `second` say which tokens of the two texts it holds, in order.
+    `first` and `second` say which tokens of the two texts it holds, in order: first[k] stands at position
+    1 + k, second[k] at 1 + len(first) + separators + k.
     """
 
     ids: list[int]
     segments: list[int]  # 0 for the first text, 1 for the second
     first: Sequence[int]
-    second: Sequence[int] | None
+    second: Sequence[int] | None  # None without a second text
     separators: int = 1  # [SEP] between the two; RoBERTa has two
 
     def __len__(self) -> int:
@@ -160,5 +161,6 @@ def place_tokens(pieces: Sequence[Piece], length: int) -> list[tuple[int, int]]:
         for k, token in enumerate(body):
             around = min(k, len(body) - 1 - k)
             if around > context[token]:
-                best[token], context[token] = (index, start + k), around
+                best[token] = (index, start + k)
+                context[token] = around
     return best

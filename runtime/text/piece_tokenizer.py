@@ -221,9 +221,11 @@ class Lattice:
                     break
                 total = score + here
                 if total > best[end] and _round_to_single(total) > best[end]:
-                    best[end], starts[end] = total, start
+                    best[end] = total
+                    starts[end] = start
             if self._is_unknown(text[start]) and _round_to_single(self._unknown + here) > best[start + 1]:
-                best[start + 1], starts[start + 1] = self._unknown + here, start
+                best[start + 1] = self._unknown + here
+                starts[start + 1] = start
         return self._trace_back(text, starts)
 
     def _trace_back(self, text: str, starts: Sequence[int]) -> list[str]:

@@ -97,7 +97,8 @@ class Tokenizer:
         """Turn a text into token ids, adding none of its own.
 
         With `parse_special` a special token's text, such as ``<|endoftext|>``, becomes that token. Leave it
-        off for text that users wrote.
+        off for text that users wrote. Raises an InputError where the text is no str or holds half of a
+        surrogate pair, and a TokenizerError where the vocabulary cannot express it.
         """
         check_text(text)
         tokenizer = self._parsing if parse_special else self._plain
@@ -114,6 +115,8 @@ class Tokenizer:
 
         An error calls the first text by `first_index`.
         """
+        if isinstance(texts, str | bytes):
+            raise InputError(f"texts is {type(texts).__name__}; it must be a sequence of str")
         for index, text in enumerate(texts, first_index):
             check_text(text, index)
         tokenizer = self._parsing if parse_special else self._plain

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import threading
 from importlib.metadata import requires
 
 import pytest
+import typer
 from packaging.requirements import Requirement
 from rich.console import Console
 
@@ -20,7 +22,12 @@ from planforge.exporter.errors import (
     SourceError,
     VerificationError,
 )
-from planforge.runtime.commands.console import escape_controls, format_json
+from planforge.runtime.commands.console import (
+    end_with_exit_code,
+    escape_controls,
+    format_json,
+    show_stages,
+)
 from planforge.runtime.commands.extras import EXTRAS, OF_COMMAND, find_extra
 from planforge.runtime.commands.stages import Stages
 from planforge.runtime.commands.tables import FittingTable, share_widths
@@ -34,6 +41,7 @@ from planforge.runtime.errors import (
     ManifestError,
     PlanForgeError,
 )
+from planforge.runtime.signals import Terminated
 from planforge.runtime.suggest import did_you_mean
 
 
@@ -49,7 +57,9 @@ def test_off_a_terminal_each_stage_is_a_line_with_its_time() -> None:
     stages("verifying decoder.ort.fp32: greedy")
     stages("verifying decoder.ort.fp32: full context")
     stages.count(12)  # texts are told every half minute
+    assert re.fullmatch(r" while verifying decoder.ort.fp32, after \d+ s", stages.describe())
     stages.end()
+    assert stages.describe() == ""
     lines = file.getvalue().splitlines()
     assert [re.fullmatch(r"(.*) \(\d+\.\d s\)", line)[1] for line in lines] == [  # type: ignore[index]
         "tracing decoder.ort",
@@ -76,6 +86,31 @@ def test_on_a_terminal_a_bar_is_gone_before_results_are_printed() -> None:
     stages.end()
     shown = file.getvalue()
     assert "tracing" in shown and shown.endswith("\x1b[2K")  # the line is erased
+    stages.end()
+    assert file.getvalue() == shown
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(signal.SIGTERM), 143, "terminated")],
+)
+def test_an_interrupted_command_says_which_stage_it_was_in(
+    error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(stage: str) -> str:
+        """What a command that the error ends in a stage says last."""
+        context = typer.Context(typer.core.TyperGroup())
+        ends = pytest.raises(typer.Exit)
+        with ends as caught, end_with_exit_code(context), show_stages() as stages:
+            if stage:
+                stages(stage)
+            raise error
+        assert caught.value.exit_code == code
+        return capsys.readouterr().err.splitlines()[-1]
+
+    said = command("tracing decoder.ort: step")
+    assert re.fullmatch(rf"{words} while tracing decoder.ort, after \d+ s; nothing was changed", said)
+    assert command("") == f"{words}; nothing was changed"
 
 
 def printed(table: FittingTable, width: int) -> list[str]:

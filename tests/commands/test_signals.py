@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -78,22 +79,29 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("module", "target"),
-    [("planforge.exporter.tracing.onnx_export", "portable"), ("builder", "rtx")],
+    ("module", "target", "stage"),
+    [
+        ("planforge.exporter.tracing.onnx_export", "portable", "tracing decoder.portable"),
+        ("builder", "rtx", ".+"),
+    ],
     ids=["tracing", "building a plan"],
 )
-def test_an_export_that_is_terminated_leaves_nothing(tmp_path: Path, module: str, target: str) -> None:
+def test_an_export_that_is_terminated_leaves_nothing(
+    tmp_path: Path, module: str, target: str, stage: str
+) -> None:
     """No folder, no child that goes on, nothing in the temporary folder."""
     output = tmp_path / "out" / "B"
     checkpoint = one_layer_gpt2(tmp_path / "checkpoint")
-    with started(tmp_path, "export", checkpoint, "-o", output, "--target", target) as process:
+    command: list[str | Path] = ["export", checkpoint, "-o", output, "--target", target, "--no-verify"]
+    with started(tmp_path, *command) as process:
         wait_until(lambda: any(module in command for command in descendants(process.pid).values()))
         children = descendants(process.pid)
         assert list(output.parent.iterdir())  # the staging folder is there
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 143, errors
-    assert errors.splitlines()[-1].startswith("terminated")
+    said = errors.splitlines()[-1]
+    assert re.fullmatch(rf"terminated while {stage}, after \d+ s; nothing was changed", said)
     assert "Traceback" not in errors
     assert [pid for pid in children if is_running(pid)] == []
     assert list(output.parent.iterdir()) == []

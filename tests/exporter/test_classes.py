@@ -22,7 +22,7 @@ from planforge.runtime.bundle.bundle import Bundle
 
 from ..conftest import OPTIMUM_PYTHON
 from ..helpers.graphs import run_graph
-from ..helpers.marian import marian_witness, write_marian_tokenizer
+from ..helpers.marian import load_marian_reference, write_marian_tokenizer
 from ..helpers.models import TINY, random_gpt2, random_marian, tiny_bert, write_wordpiece
 
 ENCODERS = [
@@ -146,7 +146,7 @@ def test_every_class_of_translator_gives_what_transformers_gives(name: str, tmp_
     whole.generation_config.save_pretrained(folder)
     reference: Any = transformers.MarianMTModel.from_pretrained(folder).eval()
     bundle = exported_class(name, folder, tmp_path / "bundle")
-    tokenizer: Any = marian_witness(folder)
+    tokenizer: Any = load_marian_reference(folder)
     with Translator.load(bundle) as model:
         for text in SENTENCES:
             ids = tokenizer(text, return_tensors="pt").input_ids

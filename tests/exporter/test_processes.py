@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -114,7 +115,7 @@ def test_a_failed_verification_does_not_wait_for_plans(
     pid = tmp_path / "pid"
     monkeypatch.setattr(build, "CHILD", (sys.executable, "-c", SLEEPS, str(pid)))
     manifest = Bundle.open(own_bundle).manifest
-    request = Request(own_bundle, ("rtx",), ("fp16",), ("sm86",))
+    request = Request(output=own_bundle, targets=("rtx",), precisions=("fp16",), sms=("sm86",))
     checkpoint: Any = SimpleNamespace(exporter="")
     started = time.monotonic()
     with (
@@ -233,3 +234,14 @@ def test_a_second_signal_does_not_disturb_the_cleaning_up() -> None:
     done = subprocess.run([sys.executable, "-c", CLEANS_UP], capture_output=True, text=True, timeout=60)
     assert done.stdout == "cleaned up\n", done.stderr
     assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+def test_the_child_answers_that_an_engine_is_missing_without_onnx(tmp_path: Path) -> None:
+    (tmp_path / "request").write_text('{"engine": "tensorrt", "release": null}')
+    code = (
+        "import sys; sys.modules['onnx'] = sys.modules['tensorrt'] = None;"
+        "from planforge.exporter.tensorrt.builder import main; main(sys.argv[1:])"
+    )
+    files = [str(tmp_path / "request"), str(tmp_path / "answer")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True)
+    assert json.loads((tmp_path / "answer").read_text())["error"] == "BackendUnavailableError"

@@ -1,4 +1,4 @@
-"""The witness for blocks of int8 and int4: numpy, by what ONNX Runtime documents of its operators.
+"""The reference for blocks of int8 and int4: numpy, by what ONNX Runtime documents of its operators.
 
 N rows of a weight, K columns, b columns of a block
 """

@@ -1,4 +1,4 @@
-"""The witness for keys and values in int8: transformers with a cache that rounds."""
+"""The reference for keys and values in int8: transformers with a cache that rounds."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def ours(kind: str) -> Tokenizer:
 
 
 @functools.cache
-def witness(kind: str, template: str | None = None) -> Any:
+def load_reference(kind: str, template: str | None = None) -> Any:
     """The same tokenizer in transformers, whose own apply_chat_template is the reference."""
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=KINDS[kind](), chat_template=template, unk_token="<unk>", **ROLES

@@ -58,8 +58,8 @@ class Ground:
         self.tensors = list_tensors_to_compare(self.bundle, self.model)
         self.scales = compute_scales_to_compare(self.examiner, self.model)
         self.limits = functools.cache(self._limits)
-        self.sound_witnesses = functools.cache(
-            lambda name: self.witnesses(self.bundle.manifest.artifact(name))
+        self.sound_references = functools.cache(
+            lambda name: self.make_references(self.bundle.manifest.artifact(name))
         )
 
     def _limits(self, precision: str) -> dict[str, float]:
@@ -67,7 +67,7 @@ class Ground:
         gaps = {} if rounding is None else self.examiner.measure_gaps(self.model, rounding)
         return self.examiner.choose_limits(precision, gaps)
 
-    def witnesses(self, artifact: Artifact) -> list[Bands]:
+    def make_references(self, artifact: Artifact) -> list[Bands]:
         """What a graph's nodes are held against, run as the runtime runs them now."""
         trial = self.examiner.make_trial(artifact)
         full_id = f"{artifact.recipe_id}.fp32"
@@ -94,7 +94,7 @@ class Ground:
                 path.write_bytes(content)
 
     def examined(
-        self, bundle: Bundle, artifact: Artifact, witnesses: list[Bands] | None = None
+        self, bundle: Bundle, artifact: Artifact, references: list[Bands] | None = None
     ) -> tuple[list[Comparison], Culprit | None]:
         """The comparisons of a graph of a bundle like this one that fail, and the node at fault."""
         examiner = dataclasses.replace(self.examiner, bundle=bundle)
@@ -104,5 +104,5 @@ class Ground:
         ]
         trial = examiner.make_trial(artifact)
         graph = ir.load(bundle.path(artifact.file))
-        culprit = find_culprit(graph, artifact, trial, witnesses or self.sound_witnesses(artifact.id))
+        culprit = find_culprit(graph, artifact, trial, references or self.sound_references(artifact.id))
         return [comparison for comparison in comparisons if not comparison.passed], culprit

@@ -147,7 +147,7 @@ def write_marian_tokenizer(
     return len(tokens)
 
 
-def marian_witness(folder: Path) -> Any:
+def load_marian_reference(folder: Path) -> Any:
     """transformers' MarianTokenizer of a folder."""
     transformers = pytest.importorskip("transformers")
     with warnings.catch_warnings():

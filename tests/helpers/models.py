@@ -1,4 +1,4 @@
-"""Random checkpoints, most written by transformers: the witness for our models and their exports."""
+"""Random checkpoints, most written by transformers: the reference for our models and their exports."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def failed_report(text: str = "h.1.attn") -> VerificationReport:
         meant=(-2.5, 3.25),
         error=17.5,
         allowed=0.02,
-        witness=text,
+        reference=text,
     )
     kept = (*KEPT, Fp32Node(text, text, text, text, -1.0, 2.0))
     precisions = {"decoder.ort.fp16": "fp16"}

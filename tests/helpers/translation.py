@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from .marian import AWKWARD, ENGLISH, OTHERS, marian_witness, write_marian_tokenizer
+from .marian import AWKWARD, ENGLISH, OTHERS, load_marian_reference, write_marian_tokenizer
 
 MARIAN: dict[str, Any] = {
     "d_model": 32,
@@ -71,16 +71,16 @@ def write_varied_marian(folder: Path, seed: int = 16) -> Path:
 
 
 @dataclass(frozen=True)
-class Witness:
+class Reference:
     """transformers' model and tokenizer of a folder."""
 
     model: Any
     tokenizer: Any
 
     @classmethod
-    def of(cls, folder: Path) -> Witness:
+    def of(cls, folder: Path) -> Reference:
         model = transformers.MarianMTModel.from_pretrained(folder).eval()
-        return cls(model, marian_witness(folder))
+        return cls(model, load_marian_reference(folder))
 
     def generate(self, text: str, **options: Any) -> list[tuple[tuple[int, ...], float | None]]:
         """The n best targets of one text, without start token and padding, each with its score."""

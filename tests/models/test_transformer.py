@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
+from planforge.exporter.tracing.dialects import PortableTargetDecoder, SourceEncoder
 from planforge.models import PaddedAttention, SourceAttention, Transformer, TransformerConfig, save_model
 from planforge.models.attention import AttentionCache, KeyValue
 from planforge.models.masked import MASKED
@@ -359,7 +360,7 @@ def test_modules_of_the_callers_own_run_in_pytorch(model: Transformer) -> None:
         (["encoder", "decoder"], "encoder (Halving) and decoder (LastLayerTwice)"),
     ],
 )
-def test_modules_of_the_callers_own_are_not_saved(
+def test_modules_of_the_callers_own_are_neither_saved_nor_exported(
     model: Transformer, tmp_path: Path, parts: list[str], named: str
 ) -> None:
     given = {"encoder": Halving(), "decoder": LastLayerTwice(model.config)}
@@ -369,6 +370,8 @@ def test_modules_of_the_callers_own_are_not_saved(
     refused: list[Callable[[], object]] = [
         lambda: save_model(own, tmp_path / "new"),
         lambda: save_model(own, tmp_path / "new", "marian"),
+        lambda: SourceEncoder(own),
+        lambda: PortableTargetDecoder(own, False),
     ]
     for action in refused:
         with pytest.raises(ValueError) as caught:

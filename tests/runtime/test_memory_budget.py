@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 
 import pytest
 
 from planforge.runtime import memory_budget
+from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer, Shape
+from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 from planforge.runtime.errors import ClosedError, MemoryLimitError
-from planforge.runtime.memory_budget import MemoryBudget
+from planforge.runtime.memory_budget import MemoryBudget, Reservation
+
+from ..helpers.decoder_graph import artifact
+from ..helpers.fake_program import FakeProgram
+from ..helpers.generation import DIALECTS, GRAPHS
 
 
 def test_without_a_limit_nothing_is_counted() -> None:
@@ -91,6 +98,53 @@ def test_a_thread_does_not_wait_for_its_own_stream() -> None:
     del unfinished
     gc.collect()
     assert next(stream(budget)) == 1  # an abandoned stream has given its bytes back
+
+
+def work(decoder: Decoder) -> DecoderRun:
+    """A run whose cache has done all that caches do."""
+    run = decoder.start(2, 16, copies=2)
+    run.prefill([[1, 2, 3], [4]])
+    run.spread()
+    run.truncate(2)
+    run.copy_rows([(0, 1)])
+    run.decode([1, 2, 3, 4])
+    return run
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_caches_lease_is_its_last_field(dialect: str) -> None:
+    run = work(Decoder(FakeProgram(GRAPHS[dialect]), artifact(dialect)))
+    assert list(vars(run.cache))[-1] == "lease"  # fields are freed in this order
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_cache_gives_back_its_bytes_behind_its_buffers(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = FakeProgram(GRAPHS[dialect])
+    budget = MemoryBudget(10**9)
+    arrays: list[weakref.ref[Array]] = []
+    alive: list[int] = []  # arrays, whenever bytes are given back
+    allocate = program.allocate
+    give_back = budget.give_back
+
+    def allocate_watched(name: str, shape: Shape) -> Buffer:
+        buffer = allocate(name, shape)
+        assert isinstance(buffer, ArrayBuffer)
+        arrays.append(weakref.ref(buffer.array))
+        return buffer
+
+    def give_back_watched(reservation: Reservation) -> None:
+        alive.append(sum(array() is not None for array in arrays))
+        give_back(reservation)
+
+    monkeypatch.setattr(program, "allocate", allocate_watched)
+    monkeypatch.setattr(budget, "give_back", give_back_watched)
+    run = work(Decoder(program, artifact(dialect), budget))
+    assert budget.count_held() > 0 and all(array() is not None for array in arrays)
+    del run
+    assert alive == [0]
+    assert budget.count_held() == 0
 
 
 def test_closing_wakes_who_waits() -> None:

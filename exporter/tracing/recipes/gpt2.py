@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 TASK = "text-generation"
 MAX_BATCH = 8  # where an export names none
 OPT_TOKENS = 128  # the prompt length that a plan is tuned for
+MODULES = {"portable": "PortableDecoder", "inplace": "InplaceDecoder", "ort": "OrtDecoder"}
 EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, "rows": 4}
 
 
@@ -40,7 +41,7 @@ def make_decoder(config: GPT2Config, choices: Choices, dialect: str) -> Recipe:
         batch=Axis("batch", 1, 1, choices.max_batch),
         tokens=Axis("tokens", 1, min(OPT_TOKENS, length), length),
         usual_tokens=OPT_TOKENS,
-        module="Decoder",
+        modules=MODULES,
         example=EXAMPLE,
     )
     return make_decoder_recipe(parts, dialect)

@@ -27,19 +27,20 @@ class Choices:
 class Recipe:
     """One graph in one dialect."""
 
-    graph: str
-    dialect: str
-    opset: int
-    padding_side: str
-    # wraps the reference model so that its inputs and outputs are the graph's; None for an imported graph
+    graph: str  # "encoder" or "decoder"
+    dialect: str  # "portable", "inplace" or "ort"
+    opset: int  # of ONNX's own operators
+    padding_side: str  # of rows that are shorter than others, "left" or "right"
+    # wraps the reference model so that its inputs and outputs are the graph's, in order; None for an imported
+    # graph
     module: Callable[[Any], nn.Module] | None
-    inputs: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...]  # in the graph's order
     outputs: tuple[TensorSpec, ...]
     # a length for each dynamic axis while tracing; at least 2, and no two alike, because torch.export takes
     # 0, 1 and equal lengths for facts
     example: Mapping[str, int]
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    constraints: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)  # output name -> input at its address
+    constraints: tuple[str, ...] = ()  # what axes must fulfil, such as "total = past + tokens"
 
     @property
     def id(self) -> str:
@@ -82,9 +83,9 @@ class DecoderParts:
     batch: Axis
     tokens: Axis
     usual_tokens: int  # the length that a plan is tuned for
-    module: str  # the class of `dialects`, behind its dialect's name
+    modules: Mapping[str, str]  # the class of `dialects`, by dialect
     example: Mapping[str, int]
-    choices: tuple[object, ...] = ()  # of the module
+    choices: tuple[object, ...] = ()  # of the module's class, behind the model
     inputs: tuple[TensorSpec, ...] = ()  # before the cache
     outputs: tuple[TensorSpec, ...] = ()  # behind the cache
     constraints: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
         dialect=dialect,
         opset=24 if dialect == "inplace" else 20,
         padding_side="left" if grows else "right",
-        module=wrap_model(f"{dialect.capitalize()}{parts.module}", *parts.choices),
+        module=wrap_model(parts.modules[dialect], *parts.choices),
         inputs=(
             TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
             *placing,

@@ -35,6 +35,11 @@ EXAMPLE = {
     "sources": 3,
     "source_tokens": 8,
 }
+MODULES = {
+    "portable": "PortableTargetDecoder",
+    "inplace": "InplaceTargetDecoder",
+    "ort": "OrtTargetDecoder",
+}
 CROSS_ATTENTIONS = "cross_attentions"
 
 
@@ -94,7 +99,7 @@ def make_decoder(config: TransformerConfig, choices: Choices, dialect: str) -> R
         batch=batch,
         tokens=tokens,
         usual_tokens=OPT_TOKENS,
-        module="TargetDecoder",
+        modules=MODULES,
         example=EXAMPLE,
         choices=(gives_weights,),
         inputs=(source_mask, *make_cross_specs(config, sources, source_tokens)),

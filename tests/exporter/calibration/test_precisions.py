@@ -219,7 +219,7 @@ def test_the_largest_block_well_inside_the_caps_is_taken(
     for rounding, own in zip(asked.roundings, (128, 64, 32), strict=False):
         assert set(rounding.weights) == {"a", "b"} and not rounding.cache_scales
         assert all(array.shape == given[name]().shape for name, array in rounding.weights.items())
-        if bits == 4:  # 16 whole numbers; two blocks have scales of their own
+        if bits == 4:  # 16 integers; two blocks have scales of their own
             assert numbers_in(rounding.weights["a"], own) <= 16
             assert own == 128 or numbers_in(rounding.weights["a"], 2 * own) > 16
 

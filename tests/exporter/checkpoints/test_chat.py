@@ -22,7 +22,7 @@ from planforge.runtime.errors import BundleError, IntegrityError, ManifestError
 from planforge.runtime.text.chat import MAX_BYTES
 
 from ...conftest import Once
-from ...helpers.chat import CHATML, KINDS, LLAMA, MISTRAL, ROLES, witness
+from ...helpers.chat import CHATML, KINDS, LLAMA, MISTRAL, ROLES, load_reference
 from ...helpers.cli import error_line, planforge
 from ...helpers.models import edit_json, greedy
 from ...helpers.modules import modules_after
@@ -71,7 +71,7 @@ def own(bundle: Path, tmp_path: Path) -> Path:
 
 def write_tokenizer(folder: Path, template: Any, as_file: bool) -> Any:
     """Writes a tokenizer's files as transformers does; what it reads back from them."""
-    tokenizer = witness("byte_level")
+    tokenizer = load_reference("byte_level")
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder, save_jinja_files=as_file)
     tokenizer.chat_template = None

@@ -106,15 +106,15 @@ def test_the_distribution_is_that_of_transformers(folder: Path, config: dict[str
         ({"do_sample": True, "temperature": float("inf")}, "temperature is inf"),
         ({"do_sample": True, "temperature": 10**400}, r"temperature is 10*\.\.\., which is too large"),
         ({"do_sample": True, "temperature": "warm"}, "temperature is 'warm', not a number"),
-        ({"do_sample": True, "top_k": -3}, "top_k is -3, meant is a whole number of at least 0"),
-        ({"do_sample": True, "top_k": 2.5}, r"top_k is 2\.5, not a whole number"),
+        ({"do_sample": True, "top_k": -3}, "top_k is -3, meant is an integer of at least 0"),
+        ({"do_sample": True, "top_k": 2.5}, r"top_k is 2\.5, not an integer"),
         ({"do_sample": True, "top_p": -0.1}, r"top_p is -0\.1, meant is a number from 0 to 1"),
         ({"do_sample": True, "min_p": 1.5}, r"min_p is 1\.5, meant is a number from 0 to 1"),
         ({"do_sample": "yes"}, "do_sample is 'yes', not true or false"),
         ({"repetition_penalty": 0.0}, r"repetition_penalty is 0\.0, meant is a finite number over 0"),
         ({"repetition_penalty": True}, "repetition_penalty is True, not a number"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"),
-        ({"no_repeat_ngram_size": "two"}, "no_repeat_ngram_size is 'two', not a whole number"),
+        ({"no_repeat_ngram_size": "two"}, "no_repeat_ngram_size is 'two', not an integer"),
     ],
 )
 def test_what_transformers_would_refuse_is_named(folder: Path, config: dict[str, Any], message: str) -> None:

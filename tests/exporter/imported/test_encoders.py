@@ -187,7 +187,7 @@ def test_without_the_checkpoint_the_folders_own_graph_is_the_reference(
 ) -> None:
     folder = Path(shutil.copytree(exported / "roberta.onnx", tmp_path / "folder"))
     result = import_folder(folder, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
-    assert result.report is not None and result.report.witness == "the graphs that optimum wrote"
+    assert result.report is not None and result.report.reference == "the graphs that optimum wrote"
     assert "the bundle is compared with its graphs alone, not with the model" in caplog.text
     assert verify(tmp_path / "bundle").passed
     with pytest.raises(InputError, match="int8 and int4 are chosen with the checkpoint's weights"):
@@ -197,7 +197,7 @@ def test_without_the_checkpoint_the_folders_own_graph_is_the_reference(
     next(a for a in norm.attribute if a.name == "epsilon").f = 0.5
     onnx.save(model, folder / "model.onnx")
     report = verify(tmp_path / "bundle")  # the folder has changed, so golden data is what counts
-    assert report.passed and not report.witness and not report.with_pytorch
+    assert report.passed and not report.reference and not report.with_pytorch
 
 
 def test_padding_may_be_the_last_word(exported: Path, tmp_path: Path) -> None:

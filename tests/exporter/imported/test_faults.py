@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from planforge.exporter import verify
 from planforge.exporter.errors import VerificationError
 from planforge.exporter.import_folder import import_folder
+from planforge.exporter.imported.folder import read_folder
 from planforge.exporter.tracing.modules import find_results_by_scope, find_scope
 from planforge.exporter.verification import verify as verify_module
 from planforge.runtime.bundle.bundle import Bundle
@@ -60,11 +61,11 @@ def test_an_imported_graph_in_fp32_is_held_against_the_modules_of_transformers(
     report = verify(damaged, source=exported / name)
     assert [culprit.artifact for culprit in report.culprits] == artifacts
     assert {(culprit.module, culprit.layer) for culprit in report.culprits} == {(module, layer)}
-    assert {culprit.witness for culprit in report.culprits} == {"PyTorch"}
+    assert {culprit.reference for culprit in report.culprits} == {"PyTorch"}
     assert not report.unexplained
 
 
-def test_without_the_checkpoint_another_dialect_is_the_witness_and_fp32_is_not_advised(
+def test_without_the_checkpoint_another_dialect_is_the_reference_and_fp32_is_not_advised(
     imported: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
@@ -72,7 +73,7 @@ def test_without_the_checkpoint_another_dialect_is_the_witness_and_fp32_is_not_a
     replace_graph(damaged, "decoder.ort.fp32", larger("layers.0/mlp/down_proj/MatMul"))
     (culprit,) = verify(damaged).culprits
     assert (culprit.artifact, culprit.module) == ("decoder.ort.fp32", "model.layers.0.mlp.down_proj")
-    assert culprit.witness == "decoder.portable.fp32"
+    assert culprit.reference == "decoder.portable.fp32"
     replace_graph(damaged, "decoder.portable.fp32", larger("layers.0/mlp/down_proj/MatMul"))
     report = verify(damaged)
     assert set(report.unexplained) == {"decoder.ort.fp32", "decoder.portable.fp32"}
@@ -108,7 +109,7 @@ def folded(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx")
 
 
-def test_a_weight_that_is_no_tensor_of_the_checkpoint_becomes_whole_numbers_too(
+def test_a_weight_that_is_no_tensor_of_the_checkpoint_becomes_integers_too(
     exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = Path(shutil.copytree(exported / "roberta.onnx", tmp_path / "folder"))
@@ -120,6 +121,21 @@ def test_a_weight_that_is_no_tensor_of_the_checkpoint_becomes_whole_numbers_too(
     graph = onnx.load(tmp_path / "bundle" / artifact.file, load_external_data=False).graph
     assert not [node for node in graph.node if node.op_type in ("MatMul", "Gemm") and "query" in node.name]
     assert verify(tmp_path / "bundle", source=exported / "roberta").passed
+
+
+def test_a_folders_graph_is_whoever_asks_for_its(exported: Path) -> None:
+    found = read_folder(exported / "roberta.onnx")
+    first = found.graph
+    names = [node.name for node in first.graph]
+    weights = {name: value.const_value for name, value in first.graph.initializers.items()}
+    first.graph.remove(list(first.graph)[-1], safe=False)
+    first.graph.outputs.clear()
+    next(iter(first.graph.initializers.values())).const_value = None
+    second = found.graph
+    assert [node.name for node in second.graph] == names
+    assert second.graph.outputs
+    for name, value in second.graph.initializers.items():
+        assert value.const_value is weights[name]  # the tensors themselves are shared
 
 
 def test_a_modules_result_is_the_one_value_that_others_read() -> None:

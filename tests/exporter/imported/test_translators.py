@@ -101,7 +101,7 @@ def test_without_the_checkpoint_the_folders_own_graphs_are_the_reference(
 ) -> None:
     folder = exported / "t5.onnx"
     result = import_folder(folder, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
-    assert result.report is not None and result.report.witness == "the graphs that optimum wrote"
+    assert result.report is not None and result.report.reference == "the graphs that optimum wrote"
     artifact = result.manifest.artifact("decoder.ort.fp32")
     model = onnx.load(tmp_path / "bundle" / artifact.file, load_external_data=False)
     (first, *_) = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")

@@ -1,4 +1,4 @@
-"""Weights in whole numbers, held against numpy.
+"""Weights in integers, held against numpy.
 
 N rows of a weight, K columns, b columns of a block, M rows of activations
 """

@@ -1,4 +1,4 @@
-"""Graphs whose weights become whole numbers, run by ONNX Runtime and held against numpy.
+"""Graphs whose weights become integers, run by ONNX Runtime and held against numpy.
 
 N rows of a weight, K columns, b columns of a block, M rows of activations
 """

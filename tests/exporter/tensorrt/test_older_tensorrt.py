@@ -173,7 +173,7 @@ def test_newer_releases_take_the_graphs_types(version: str, built: Built) -> Non
 
 
 def test_8_6_is_told_every_type(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The parser behind the names is newer: it keeps whole numbers of 64 bits, which 8.6 does not have.
+    # The parser behind the names is newer: it keeps integers of 64 bits, which 8.6 does not have.
     monkeypatch.setattr(builder, "use_int32_inputs", lambda artifact: artifact)
     trt, plan = built("8.6")
     assert plan.version.startswith("8.6")
@@ -187,7 +187,7 @@ def test_8_6_is_told_every_type(built: Built, monkeypatch: pytest.MonkeyPatch) -
     assert ("Builder", "build_serialized_network") in called
 
 
-def test_whole_numbers_are_of_32_bits_in_8_6() -> None:
+def test_integers_are_of_32_bits_in_8_6() -> None:
     artifact = Artifact("g", "portable", "fp16", 20, "onnx/g.onnx", (), "left", (X, IDS), (Y,))
     assert [spec.dtype for spec in builder.use_int32_inputs(artifact).inputs] == ["float16", "int32"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from planforge.exporter.errors import BuildError
 from planforge.exporter.graphs import make_artifact
-from planforge.exporter.tensorrt.profiles import Profile, derive_profiles, find_slots
+from planforge.exporter.tensorrt import build
+from planforge.exporter.tensorrt.profiles import Profile, check_profile, derive_profiles, find_slots
 from planforge.exporter.tracing.recipes import FAMILIES, Choices
 from planforge.models import GPT2Config, TransformerConfig
 from planforge.runtime.bundle.manifest import Artifact, Axis, TensorSpec
@@ -39,6 +41,7 @@ def test_profiles_are_in_order_within_the_axes_and_sum_up(
     assert [p.name for p in profiles] == ["prefill", "append", "decode"]
     assert find_slots(profiles) == ((max_length or length) if dialect == "inplace" else None)
     for profile in profiles:
+        check_profile(profile, artifact)
         for name, (low, opt, high) in profile.axes.items():
             assert low <= opt <= high
             axis = artifact.axis(name)
@@ -118,6 +121,41 @@ def test_maxima_outside_the_graphs_range(limits: dict[str, int], message: str) -
         derive_profiles(gpt2_artifact("inplace"), **limits)
 
 
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"tokens": (4, 2, 8)}, r"'input_ids', axis 'tokens': \(4, 2, 8\) is not in the order"),
+        ({"batch": (1, 1, 9)}, r"'input_ids', axis 'batch': \(1, 1, 9\) is not within .* 1..3"),
+        ({"total": (1, 1, 64)}, r"'attention_mask', axis 'total'.* must be past \+ tokens"),
+        ({"beams": (1, 1, 1)}, "has an axis 'beams'"),
+    ],
+)
+def test_a_bad_profile_is_refused_by_input_axis_and_values(
+    axes: dict[str, tuple[int, int, int]], message: str
+) -> None:
+    artifact = gpt2_artifact("portable")
+    decode = derive_profiles(artifact)[2]
+    with pytest.raises(BuildError, match=message):
+        check_profile(replace(decode, axes={**decode.axes, **axes}), artifact)
+    with pytest.raises(BuildError, match="no lengths for axis 'batch' of input 'input_ids'"):
+        check_profile(Profile("empty", {}), artifact)
+
+
+def test_a_plan_needs_a_profile_that_fits_its_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "is_installed", lambda engine: True)
+    artifact = gpt2_artifact("portable")
+    request = build.PlanRequest(tmp_path / "g.onnx", artifact, [], tmp_path / "g.plan", sms=["sm86"])
+    with pytest.raises(BuildError, match="a plan needs at least one profile"):
+        build.build_plan(request)
+    with pytest.raises(BuildError, match="profile 'empty' has no lengths for axis 'batch'"):
+        build.build_plan(replace(request, profiles=[Profile("empty", {})]))
+
+
+def test_slots_have_one_length_in_a_plan() -> None:
+    with pytest.raises(BuildError, match=r"'slots' must have one length .* \[8, 16\]"):
+        find_slots([Profile("a", {"slots": (8, 8, 8)}), Profile("b", {"slots": (16, 16, 16)})])
+
+
 def transformer_artifact(graph: str, dialect: str, batch: int = 3, length: int = 32) -> Artifact:
     sizes: dict[str, Any] = {
         "d_model": 32,
@@ -138,6 +176,7 @@ def test_a_batch_of_translations_is_counted_in_sources(dialect: str) -> None:
     for profile in derive_profiles(artifact):
         assert (profile.axes["sources"][2], profile.axes["batch"][2]) == (3, 24)
     for profile in derive_profiles(artifact, max_batch=2, max_length=16):
+        check_profile(profile, artifact)
         assert (profile.axes["sources"][2], profile.axes["batch"][2]) == (2, 16)
         assert profile.axes["source_tokens"][2] == 16
         assert fits(profile, batch=8, sources=2, source_tokens=16, tokens=1, rows=8)

@@ -46,7 +46,8 @@ def test_a_fault_is_named_in_the_users_words(own_bundle: Path) -> None:
         VerificationError, match=r"TensorScatter, float16\) of h\.2\.attn, layer 2 is the first"
     ):
         report.raise_if_failed()
-    assert json.loads(json.dumps(report.to_json()))["culprits"][0]["module"] == "h.2.attn"
+    written = json.loads(json.dumps(report.to_json()))["culprits"][0]
+    assert (written["module"], written["reference"]) == ("h.2.attn", culprit.reference)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def graph_of(bundle: Path, artifact: str) -> ir.Graph:
     return ir.load(opened.path(opened.manifest.artifact(artifact).file)).graph
 
 
-def test_without_pytorch_the_fp32_graph_is_the_witness(
+def test_without_pytorch_the_fp32_graph_is_the_reference(
     own_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify_module, "find_recorded_source", lambda bundle: None)
@@ -132,7 +133,7 @@ def test_without_pytorch_the_fp32_graph_is_the_witness(
     assert "without PyTorch" in report.against
     (culprit,) = report.culprits
     assert culprit.module == "h.1.attn.c_proj"
-    assert culprit.witness == "decoder.portable.fp32"
+    assert culprit.reference == "decoder.portable.fp32"
 
 
 def test_a_changed_checkpoint_is_said_and_golden_data_judges(

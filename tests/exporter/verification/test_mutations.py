@@ -253,11 +253,11 @@ def test_a_stale_cache_is_caught(
     own = ground("GPT-2")
     graph = ground("GPT-2").bundle.manifest.artifact(artifact)
     break_cache(monkeypatch)
-    failed, culprit = own.examined(own.bundle, graph, own.witnesses(graph))
+    failed, culprit = own.examined(own.bundle, graph, own.make_references(graph))
     assert failed
     assert culprit is not None
-    # The graph is sound, and so the same as the witness: PyTorch alone, which has no cache, contradicts.
-    assert culprit.witness == PYTORCH
+    # The graph is sound, and so the same as the reference: PyTorch alone, which has no cache, contradicts.
+    assert culprit.reference == PYTORCH
     assert culprit.step == "decode"  # nothing is stale in a prefill
     table.append(row_of("GPT-2", artifact, f"in the decoder: {name}", failed, culprit))
 
@@ -296,9 +296,9 @@ def test_padding_on_the_wrong_side_is_caught(
     artifact = own.bundle.manifest.artifact("decoder.inplace.fp32")
     assert artifact.padding_side == "right"
     wrong = dataclasses.replace(artifact, padding_side="left")
-    failed, culprit = own.examined(own.bundle, wrong, own.witnesses(wrong))
+    failed, culprit = own.examined(own.bundle, wrong, own.make_references(wrong))
     assert failed
     assert culprit is not None
-    assert culprit.witness == PYTORCH
+    assert culprit.reference == PYTORCH
     assert culprit.step == "prefill"
     table.append(row_of("GPT-2", artifact.id, "in the decoder: padding on the left", failed, culprit))

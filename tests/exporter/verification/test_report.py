@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from planforge.exporter.commands.app import app
-from planforge.exporter.errors import OutputError
+from planforge.exporter.errors import OutputError, VerificationError
 from planforge.exporter.reports.html import Subject, render_html
 from planforge.exporter.reports.junit import render_junit
 from planforge.exporter.reports.output import check_writable, make_printable, write_whole
@@ -45,6 +45,20 @@ def test_the_verdict_says_how_many_and_with_what() -> None:
     assert "FAILED 1 of 3 comparisons with PyTorch went wrong, in 1 of 2 graphs." in page
     nothing = Page(render_html(VerificationReport(True, ()), SUBJECT)).text
     assert "FAILED Nothing was compared with PyTorch." in nothing
+
+
+def test_a_failed_report_is_an_error_that_tells_what_passed_where_precisions_are_known() -> None:
+    failed = failed_report()
+    (bad,) = {comparison.artifact for comparison in failed.comparisons if not comparison.passed}
+    known = {bad: "fp16", "decoder.ort.fp32": "fp32"}
+    with pytest.raises(VerificationError, match="fp32 passed: fp16 can be left out") as caught:
+        dataclasses.replace(failed, precisions=known).raise_if_failed()
+    assert caught.value.failed == {bad}
+    for precisions in ({}, {"decoder.ort.fp32": "fp32"}):
+        with pytest.raises(VerificationError) as caught:
+            dataclasses.replace(failed, precisions=precisions).raise_if_failed("try something else")
+        assert "can be left out" not in str(caught.value)
+        assert str(caught.value).endswith("try something else")
 
 
 def test_a_failed_page_tells_what_where_and_by_how_much() -> None:

@@ -1,6 +1,6 @@
 """Reads the names out of PyPI's tensorrt-stubs 10.13, which were made from the compiled module.
 
-They are the witness for what read_sources.py finds in the sources of 10.13:
+They are the reference for what read_sources.py finds in the sources of 10.13:
 
     python tests/helpers/tensorrt_api/read_stubs.py site-packages/tensorrt_bindings/tensorrt.pyi
 """

@@ -141,12 +141,13 @@ def test_a_kept_cache_belongs_to_the_thread_that_takes_it_over() -> None:
 
 
 def test_a_closed_model_keeps_nothing() -> None:
-    model, _ = generator("inplace")
+    model, _ = generator("inplace", memory_limit=2**30)
     pieces = model.stream("abcabc", **REUSE)
     next(pieces)
     model.generate("abc", max_new_tokens=2, **REUSE)
+    assert model.decoder.budget.count_held() > 0
     model.close()
     pieces.close()
-    assert not model._reuse._kept
+    assert model.decoder.budget.count_held() == 0
     with pytest.raises(ClosedError):
         model.generate("abc", **REUSE)

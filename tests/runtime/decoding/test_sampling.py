@@ -236,6 +236,14 @@ def test_options_that_leave_float32_are_refused(sampling: Sampling) -> None:
         process(np.array([[3, 4]], dtype=np.float32), [[0]], sampling)
 
 
+def test_rows_must_match() -> None:
+    logits = np.zeros((2, 3), dtype=np.float32)
+    with pytest.raises(InputError, match="histories has 1 rows, but logits has 2"):
+        process(logits, [[]], Sampling())
+    with pytest.raises(InputError, match="1 generators were given for 2 rows"):
+        choose(logits, [[], []], Sampling(top_k=2), make_generators(0, [0]))
+
+
 NUMBERS = [0, 0.0, -1, -0.5, math.nan, math.inf, -math.inf, True, "1", [1], 10**400]
 INTEGERS = [-1, 1.0, math.nan, True, "1", [1]]
 BAD = [

@@ -1,4 +1,4 @@
-"""TextEncoder on all-MiniLM-L6-v2: embeddings and features against their witnesses."""
+"""TextEncoder on all-MiniLM-L6-v2: embeddings and features against their references."""
 
 from __future__ import annotations
 
@@ -256,8 +256,8 @@ def test_features_are_transformers_hidden_states(
 ) -> None:
     texts = ["", *TEXTS[3:7]]
     for text, got in zip(texts, model.features(texts, layers=layers), strict=True):
-        witness = tokenizer(text, return_offsets_mapping=True)
-        states = states_of(bert, witness["input_ids"])
+        reference = tokenizer(text, return_offsets_mapping=True)
+        states = states_of(bert, reference["input_ids"])
         assert len(states) == 7
         expected = {
             "embeddings": states[0],
@@ -268,23 +268,23 @@ def test_features_are_transformers_hidden_states(
             "sum_all": sum(states[1:]),
         }[layers]
         np.testing.assert_allclose(got.vectors, expected, atol=5e-5)
-        assert got.tokens == tuple(tokenizer.convert_ids_to_tokens(witness["input_ids"]))
-        assert got.offsets == tuple(witness["offset_mapping"])
+        assert got.tokens == tuple(tokenizer.convert_ids_to_tokens(reference["input_ids"]))
+        assert got.offsets == tuple(reference["offset_mapping"])
         assert got.dropped == 0
 
 
 def test_features_of_a_long_text_keep_every_token(model: TextEncoder, bert: Any, tokenizer: Any) -> None:
-    witness = tokenizer(LONG, return_offsets_mapping=True, verbose=False)
+    reference = tokenizer(LONG, return_offsets_mapping=True, verbose=False)
     windows = [(s, states_of(bert, ids)[-1]) for s, ids in windows_of(tokenizer, LONG, stride=64)]
     expected = [windows[0][1][0]]
-    for token in range(len(witness["input_ids"]) - 2):
+    for token in range(len(reference["input_ids"]) - 2):
         around = [min(token - start, start + 253 - token) for start, _ in windows]
         best = int(np.argmax(around))
         expected.append(windows[best][1][1 + token - windows[best][0]])
     expected.append(windows[-1][1][-1])
     got = model.features(LONG)
-    assert got.tokens == tuple(tokenizer.convert_ids_to_tokens(witness["input_ids"]))
-    assert got.offsets == tuple(witness["offset_mapping"])
+    assert got.tokens == tuple(tokenizer.convert_ids_to_tokens(reference["input_ids"]))
+    assert got.offsets == tuple(reference["offset_mapping"])
     np.testing.assert_allclose(got.vectors, np.stack(expected), atol=5e-5)
     head = model.features(LONG, truncation="head")
     assert len(head.tokens) == 256 == len(head.vectors)

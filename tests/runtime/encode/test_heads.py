@@ -255,7 +255,7 @@ def test_mistakes_with_heads_are_named(classes: Case, scores: Case, words: Case)
         ("several texts are needed", lambda: ranks.rank("query", "text")),
         ("a text must be a str, not int", lambda: ranks.rank("query", [3])),
         ("top_k=0 must be", lambda: ranks.rank("a", ["b"], top_k=0)),
-        ("top_k=0 must be a whole number from 1 to 93", lambda: fills.fill_mask("[MASK]", top_k=0)),
+        ("top_k=0 must be an integer from 1 to 93", lambda: fills.fill_mask("[MASK]", top_k=0)),
         ("top_k=94 must be", lambda: fills.fill_mask("[MASK]", top_k=94)),
         (r"'no mask' has no \[MASK\] to fill", lambda: fills.fill_mask(["[MASK]", "no mask"])),
         ("a text must be a str, not tuple", lambda: fills.fill_mask([("a", "b")])),

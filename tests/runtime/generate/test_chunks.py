@@ -174,7 +174,7 @@ def test_token_ids_are_taken_wherever_a_prompt_is(model: TextGenerator) -> None:
     assert model.score(ids) == model.score(text)
     with pytest.raises(InputError, match="a prompt must be a str or"):
         model.stream(None)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="whole numbers, not str"):
+    with pytest.raises(InputError, match="integers, not str"):
         model.stream([text])  # type: ignore[list-item]
 
 

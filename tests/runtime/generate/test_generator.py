@@ -230,7 +230,7 @@ def test_too_long_a_prompt_is_refused_or_cut(model: TextGenerator, reference: An
         ({"prompt": ["a", None]}, r"prompts\[1\]: a prompt must be a str or .* not NoneType"),
         ({"prompt": [1, -1]}, "token id -1, but the model's are 0 to"),
         ({"prompt": [1, 10**6]}, "token id 1000000"),
-        ({"prompt": ["a", [1, True]]}, r"prompts\[1\]: .*whole numbers, not bool"),
+        ({"prompt": ["a", [1, True]]}, r"prompts\[1\]: .*integers, not bool"),
         ({"truncation": "right"}, "truncation='right' is not one of None, 'tail'"),
         ({"truncation": "head"}, "truncation"),
         ({"temprature": 3}, "unknown option 'temprature'; did you mean 'temperature'"),
@@ -340,7 +340,7 @@ def test_load_checks_its_arguments(demo_bundle: Path, caplog: pytest.LogCaptureF
     with pytest.raises(InputError, match="max_length=9999"):
         load(demo_bundle, max_length=9999)
     for name, value in [("threads", 0), ("threads", 10**5), ("threads", "2"), ("memory_limit", -5)]:
-        with pytest.raises(InputError, match=f"{name}={value!r} must be None or a whole number from 1 to"):
+        with pytest.raises(InputError, match=f"{name}={value!r} must be None or an integer from 1 to"):
             load(demo_bundle, **{name: value})  # type: ignore[arg-type]
     with (
         caplog.at_level("INFO", "planforge"),

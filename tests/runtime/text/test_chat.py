@@ -20,7 +20,7 @@ from planforge.runtime.errors import (
 from planforge.runtime.text import chat_template
 from planforge.runtime.text.chat import MARK
 
-from ...helpers.chat import LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, ours, witness
+from ...helpers.chat import LLAMA, MISTRAL, ROLES, SPECIAL, TEMPLATES, load_reference, ours
 from ...helpers.chat_templates import PLAIN, chat_of, kinds, texts
 from ...helpers.decoder_graph import CONTEXT
 from ...helpers.generation import REUSE, TOKENIZER, generator, joined
@@ -55,7 +55,7 @@ def test_text_and_tokens_are_those_of_transformers(
     name: str, kind: str, messages: list[dict[str, Any]]
 ) -> None:
     chat = chat_of(TEMPLATES[name])
-    reference = witness(kind, TEMPLATES[name])
+    reference = load_reference(kind, TEMPLATES[name])
     how: dict[str, Any] = {"add_generation_prompt": True}
     text = reference.apply_chat_template(messages, tokenize=False, **how)
     assert (
@@ -103,7 +103,7 @@ def test_what_a_template_knows_is_what_it_knows_in_transformers() -> None:
         "{{ 'tool_calls' in messages[0] }} {{ tools is none }} {{ documents }} {{ pad_token is defined }}"
     )
     ids = chat_of(template).encode(messages, ours("byte_level"))
-    assert ids == witness("byte_level", template).apply_chat_template(messages, return_dict=False)
+    assert ids == load_reference("byte_level", template).apply_chat_template(messages, return_dict=False)
     assert ours("byte_level").decode(ids) == "False True None False"
 
 

@@ -14,7 +14,7 @@ from planforge.runtime import TextGenerator
 from planforge.runtime.errors import ContextLengthError, InputError
 from planforge.runtime.text.chat import cut_chat, split_turns
 
-from ...helpers.chat import READ_PARTS, TEMPLATES, ours, witness
+from ...helpers.chat import READ_PARTS, TEMPLATES, load_reference, ours
 from ...helpers.chat_templates import PLAIN, chat_of, kinds, texts
 from ...helpers.decoder_graph import CONTEXT
 from ...helpers.generation import TOKENIZER, generator
@@ -34,7 +34,7 @@ def test_a_template_that_reads_parts_gets_them_as_in_transformers(
     name: str, kind: str, messages: list[dict[str, Any]]
 ) -> None:
     chat = chat_of(READ_PARTS[name])
-    reference = witness(kind, READ_PARTS[name])
+    reference = load_reference(kind, READ_PARTS[name])
     how: dict[str, Any] = {"return_dict": False, "add_generation_prompt": True}
     found = chat.encode(messages, ours(kind), parse_special=True)
     assert found == reference.apply_chat_template(messages, **how)
@@ -50,7 +50,7 @@ def test_a_template_that_reads_texts_gets_the_parts_as_one(
     joined = [
         {**message, "content": "".join(part["text"] for part in message["content"])} for message in messages
     ]
-    reference = witness(kind, TEMPLATES[name])
+    reference = load_reference(kind, TEMPLATES[name])
     wanted = reference.apply_chat_template(
         joined, return_dict=False, add_generation_prompt=True, sanitize_control_tokens=True
     )

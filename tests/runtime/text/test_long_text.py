@@ -6,6 +6,7 @@ import functools
 import itertools
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.runtime.encode.requests import Reading, RequestRunner
 from planforge.runtime.errors import ContextLengthError, InputError
+from planforge.runtime.options import EncoderOptions
 from planforge.runtime.text.long_text import TRUNCATIONS, FittedText, Piece, fit, place_tokens
 
 from ...helpers.models import write_wordpiece
@@ -86,7 +89,7 @@ def test_what_is_kept_of_one_text(length: int, max_length: int, truncation: str)
 
 
 @functools.cache
-def witness(side: str) -> Any:
+def load_reference(side: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         write_wordpiece(Path(folder))
         return transformers.BertTokenizer.from_pretrained(folder, truncation_side=side)
@@ -99,7 +102,7 @@ def test_pairs_are_transformers_longest_first(
 ) -> None:
     letters = "abcdefghijklmnopqrstuvwxyz"
     texts = [" ".join(letters[i % 26] for i in range(n)) for n in (first, second)]
-    tokenizer = witness("right" if truncation == "head" else "left")
+    tokenizer = load_reference("right" if truncation == "head" else "left")
     # Lists, since of two strings transformers takes an empty second one for none.
     batch = tokenizer(texts[:1], texts[1:], truncation="longest_first", max_length=max_length)
     expected = {name: rows[0] for name, rows in batch.items()}
@@ -209,6 +212,25 @@ def test_dropped_tokens_have_no_place() -> None:
     assert pieces[0].ids[1:-1] == [0, 6, 7, 8]  # 4 x 128 / 510 is 1
     dropped = [(-1, -1)] * 5
     assert place_tokens(pieces, 9) == [(0, 1), *dropped, (0, 2), (0, 3), (0, 4)]
+
+
+def read_options(options: Any) -> Reading:
+    """A call's options, as every task of an encoder checks them before it fits a text."""
+    encoder: Any = SimpleNamespace(max_batch=8)
+    unread: Any = None
+    return RequestRunner(encoder, unread, unread).read_options(options, EncoderOptions, "head")
+
+
+def test_an_unknown_truncation_names_those_there_are() -> None:
+    names = r"None, 'head', 'tail', 'head\+tail', 'windows'"
+    with pytest.raises(InputError, match=f"'middle' is not one of {names}"):
+        read_options({"truncation": "middle"})
+
+
+@pytest.mark.parametrize("stride", [-1, True, 1.0, "2"])
+def test_a_stride_that_is_no_integer_is_refused(stride: Any) -> None:
+    with pytest.raises(InputError, match=f"stride={stride!r} must be None or an integer of at least 0"):
+        read_options({"stride": stride})
 
 
 @pytest.mark.parametrize("stride", [-1, 6, 7])

@@ -17,12 +17,21 @@ from hypothesis import strategies as st
 from planforge.exporter.checkpoints.tokenizers.marian import build_marian_tokenizers, read_marian_vocabulary
 from planforge.exporter.errors import CheckpointError
 from planforge.runtime.errors import InputError, TokenizerError
-from planforge.runtime.text.piece_tokenizer import Charsmap, PieceTokenizer
+from planforge.runtime.text.piece_tokenizer import PIECES, Charsmap, PieceTokenizer, open_tokenizer
+from planforge.runtime.text.tokenizer import read
 
-from ...helpers.marian import AWKWARD, CODES, ENGLISH, marian_witness, pieces_of, spm, write_marian_tokenizer
+from ...helpers.marian import (
+    AWKWARD,
+    CODES,
+    ENGLISH,
+    load_marian_reference,
+    pieces_of,
+    spm,
+    write_marian_tokenizer,
+)
 from ...helpers.text import texts, tiny
 
-# The witnesses: MarianTokenizer, and SentencePiece below it.
+# The references: MarianTokenizer, and SentencePiece below it.
 pytest.importorskip("transformers")
 pytest.importorskip("sentencepiece")
 
@@ -31,22 +40,22 @@ fast = settings(deadline=None, max_examples=100)
 
 @dataclass(frozen=True)
 class Case:
-    """A checkpoint's tokenizers: ours of both sides, and the witness."""
+    """A checkpoint's tokenizers: ours of both sides, and the reference."""
 
     source: PieceTokenizer
     target: PieceTokenizer
-    witness: Any
+    reference: Any
     pieces: tuple[str, ...]
 
     def check(self, text: str, **options: bool) -> None:
         kept = {"add_special_tokens": False, "split_special_tokens": not options.get("parse_special")}
-        assert self.source.encode(text, **options) == self.witness(text, **kept)["input_ids"]
+        assert self.source.encode(text, **options) == self.reference(text, **kept)["input_ids"]
         ids = self.target.encode(text, **options)
-        assert ids == self.witness(text_target=text, **kept)["input_ids"]
+        assert ids == self.reference(text_target=text, **kept)["input_ids"]
         self.check_ids(ids)
 
     def check_ids(self, ids: list[int]) -> None:
-        expected = self.witness.decode(ids, skip_special_tokens=True)
+        expected = self.reference.decode(ids, skip_special_tokens=True)
         for ours in (self.source, self.target):
             stream = ours.stream()
             parts = [stream.push(token) for token in ids]
@@ -85,9 +94,9 @@ def case(kind: str) -> Case:
     ]  # no pieces: unknown runs that are entries
     with tempfile.TemporaryDirectory() as name:
         size = write_marian_tokenizer(Path(name), source=source, target=target, extra=extra, **options)
-        witness = marian_witness(Path(name))
+        reference = load_marian_reference(Path(name))
         ours = [PieceTokenizer(data, "tokenizer.json", size) for data in build_marian_tokenizers(Path(name))]
-    return Case(ours[0], ours[1], witness, pieces_of(source) + pieces_of(target))
+    return Case(ours[0], ours[1], reference, pieces_of(source) + pieces_of(target))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,7 +139,7 @@ def test_any_text_is_that_of_transformers(kind: str, parse_special: bool, data: 
 @given(data=st.data())
 def test_any_ids_decode_and_stream_as_transformers_decodes_them(kind: str, data: st.DataObject) -> None:
     size = case(kind).source.vocab_size
-    assert size == case(kind).witness.vocab_size
+    assert size == case(kind).reference.vocab_size
     case(kind).check_ids(data.draw(st.lists(st.integers(0, size - 1), max_size=20)))
 
 
@@ -145,7 +154,7 @@ def test_rows_of_equal_letters_are_cut_at_the_same_places(unit: str) -> None:
         case("identity").check(unit * length)
 
 
-def test_the_witness_varies_and_the_two_sides_differ() -> None:
+def test_the_reference_varies_and_the_two_sides_differ() -> None:
     both = case("nmt_nfkc")
     ids = both.source.encode("The quick brown fox jumps over the lazy dog")
     assert len(set(ids)) > 10
@@ -161,7 +170,7 @@ def test_a_piece_that_the_vocabulary_lacks_is_unknown() -> None:
     assert len(lacking) > 2
     unknown = both.source.find_id("<unk>")
     assert [unknown] in [both.source.encode(piece[1:]) for piece in lacking if len(piece) > 1]
-    assert both.source.vocab_size == len(both.witness.encoder)
+    assert both.source.vocab_size == len(both.reference.encoder)
 
 
 def test_an_unknown_run_that_is_an_entry_has_its_id() -> None:
@@ -209,9 +218,9 @@ def test_an_unknown_run_never_becomes_a_special_token(tmp_path: Path) -> None:
     """Where transformers would end the sentence for a user's text."""
     size = write_marian_tokenizer(tmp_path, extra=["日本"], config={"eos_token": "日本"})
     ours = PieceTokenizer(build_marian_tokenizers(tmp_path)[0], "tokenizer.json", size)
-    assert marian_witness(tmp_path)("日本", split_special_tokens=True)["input_ids"][-2] == ours.find_id(
-        "日本"
-    )
+    assert load_marian_reference(tmp_path)("日本", split_special_tokens=True)["input_ids"][
+        -2
+    ] == ours.find_id("日本")
     assert ours.encode("日本")[-1] == ours.find_id("<unk>")
 
 
@@ -252,11 +261,14 @@ def test_the_models_vocabulary_may_be_larger_and_not_smaller(tmp_path: Path) -> 
         PieceTokenizer(data, "tokenizer.json", size - 1)
 
 
-def test_another_kind_of_tokenizer_is_refused() -> None:
+def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"here\.json is not a tokenizer of pieces"):
         PieceTokenizer(tiny("words")._plain.to_str().encode(), "here.json", 50257)
     with pytest.raises(TokenizerError, match=r"here\.json is unusable"):
         PieceTokenizer(b"{}", "here.json", 1)
+    missing = tmp_path / "tokenizer.json"
+    with pytest.raises(TokenizerError, match=f"^{re.escape(str(missing))} cannot be read: No such file"):
+        open_tokenizer(read(missing), str(missing), PIECES, 1)
     for data in (b"", b"\4\0\0\0", b"\3\0\0\0abcd", b"\0\0\0\0abcd"):
         with pytest.raises(ValueError, match="charsmap"):
             Charsmap(data)
@@ -311,7 +323,7 @@ def test_unused_pieces_are_not_cut_into(tmp_path: Path) -> None:
     source = changed_spm("for piece in model.pieces[20:60]: piece.type = 5")
     size = write_marian_tokenizer(tmp_path, source=source)
     ours, other = (PieceTokenizer(data, "x", size) for data in build_marian_tokenizers(tmp_path))
-    both = Case(ours, other, marian_witness(tmp_path), ())
+    both = Case(ours, other, load_marian_reference(tmp_path), ())
     for text in AWKWARD:
         both.check(text)
 
@@ -380,6 +392,6 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 def test_saved_again_by_transformers_it_is_the_same(tmp_path: Path) -> None:
     write_marian_tokenizer(tmp_path)
     saved = tmp_path / "saved"
-    marian_witness(tmp_path).save_pretrained(str(saved))
+    load_marian_reference(tmp_path).save_pretrained(str(saved))
     assert build_marian_tokenizers(saved) == build_marian_tokenizers(tmp_path)
     assert list(read_marian_vocabulary(saved)) == list(json.loads((tmp_path / "vocab.json").read_text()))

@@ -19,7 +19,7 @@ from planforge.runtime.text.tokenizer import Encoding, Tokenizer
 
 from ...helpers.text import KINDS, ODD_TEXTS, gpt2, load, metaspace, texts, tiny, words
 
-# The witness: BERT's tokenizer as transformers builds it from the same files.
+# The reference: BERT's tokenizer as transformers builds it from the same files.
 transformers = pytest.importorskip("transformers")
 
 AWKWARD = [
@@ -95,19 +95,19 @@ def loaded(config: str, source: str = "vocab.txt") -> tuple[Tokenizer, Any, Any,
     """From one folder: ours, its post-processing one, transformers', and the ids of the roles."""
     with tempfile.TemporaryDirectory() as name:
         folder = write(Path(name), vocab_txt(), tokenizer_config=json.loads(config))
-        witness = transformers.BertTokenizerFast.from_pretrained(name)
+        reference = transformers.BertTokenizerFast.from_pretrained(name)
         if source == "tokenizer.json":
-            witness.save_pretrained(name)
+            reference.save_pretrained(name)
             (folder / "vocab.txt").unlink(missing_ok=True)
         data = build_tokenizer_json(folder)
         ours = Tokenizer(data)
-        return ours, tokenizers.Tokenizer.from_buffer(data), witness, find_special_tokens(folder, ours)
+        return ours, tokenizers.Tokenizer.from_buffer(data), reference, find_special_tokens(folder, ours)
 
 
-def check_text(ours: Tokenizer, witness: Any, text: str) -> None:
+def check_text(ours: Tokenizer, reference: Any, text: str) -> None:
     """Ids as plain text and with special tokens parsed, and the offsets and words of both."""
     for parse_special in (False, True):
-        expected = witness(
+        expected = reference(
             text,
             add_special_tokens=False,
             split_special_tokens=not parse_special,
@@ -124,21 +124,21 @@ def check_text(ours: Tokenizer, witness: Any, text: str) -> None:
 @pytest.mark.parametrize("source", ["vocab.txt", "tokenizer.json"])
 @pytest.mark.parametrize("config", every_config(), ids=json.dumps)
 def test_texts_and_pairs_are_those_of_transformers(config: dict[str, bool], source: str) -> None:
-    ours, framing, witness, roles = loaded(json.dumps(config), source)
+    ours, framing, reference, roles = loaded(json.dumps(config), source)
     cls = roles["cls"]
     sep = roles["sep"]
     for first, second in PAIRS:
-        check_text(ours, witness, first)
+        check_text(ours, reference, first)
         a, b = ours.encode_batch([first, second])
         # Lists of one: given two strings, transformers takes an empty second one for none.
-        expected = witness([first], [second], split_special_tokens=True)
+        expected = reference([first], [second], split_special_tokens=True)
         assert [[cls, *a.ids, sep, *b.ids, sep]] == expected["input_ids"]
         assert [[0] * (len(a) + 2) + [1] * (len(b) + 1)] == expected["token_type_ids"]
         framed = framing.encode(first, second)
-        expected = witness([first], [second])
+        expected = reference([first], [second])
         assert [framed.ids] == expected["input_ids"]
         assert [framed.type_ids] == expected["token_type_ids"]
-        assert framing.encode(first).ids == witness(first)["input_ids"]
+        assert framing.encode(first).ids == reference(first)["input_ids"]
 
 
 def test_settings_change_what_they_should() -> None:
@@ -158,10 +158,10 @@ def test_settings_change_what_they_should() -> None:
 @functools.cache
 def published() -> tuple[Tokenizer, Any]:
     """The published tokenizer.json as it is, with its padding to 128 tokens; ours has none."""
-    witness = transformers.BertTokenizerFast.from_pretrained(str(bert_folder()))
-    witness.backend_tokenizer.no_padding()
-    witness.backend_tokenizer.no_truncation()
-    return Tokenizer(build_tokenizer_json(bert_folder())), witness
+    reference = transformers.BertTokenizerFast.from_pretrained(str(bert_folder()))
+    reference.backend_tokenizer.no_padding()
+    reference.backend_tokenizer.no_truncation()
+    return Tokenizer(build_tokenizer_json(bert_folder())), reference
 
 
 any_text = st.one_of(texts, st.lists(st.sampled_from([*AWKWARD, " ", "[SEP]", "e", "\u0301"])).map("".join))
@@ -171,8 +171,8 @@ any_text = st.one_of(texts, st.lists(st.sampled_from([*AWKWARD, " ", "[SEP]", "e
 @given(text=any_text)
 def test_any_text_is_that_of_transformers(text: str) -> None:
     check_text(*published(), text)
-    ours, _, witness, _ = loaded(json.dumps({"do_lower_case": False}))
-    check_text(ours, witness, text)
+    ours, _, reference, _ = loaded(json.dumps({"do_lower_case": False}))
+    check_text(ours, reference, text)
 
 
 def test_known_ids_of_bert() -> None:
@@ -239,6 +239,8 @@ def test_a_batch_refuses_what_one_text_does() -> None:
         gpt2().encode_batch(["a", b"a"])  # type: ignore[list-item]
     with pytest.raises(InputError, match=r"texts\[2\] has a lone surrogate \('\\udc80'\) at character 3"):
         gpt2().encode_batch(["", "a", "abc\udc80"])
+    with pytest.raises(InputError, match="texts is str; it must be a sequence of str"):
+        gpt2().encode_batch("text")
 
 
 SMALL = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##m\nA\na\n"
@@ -261,10 +263,10 @@ VOCABULARIES = {
 def test_a_vocabulary_is_read_as_transformers_reads_it(tmp_path: Path, vocab: bytes) -> None:
     config = {"pad_token": "[PAD]"} if vocab.startswith(b"[") else {"pad_token": "[UNK]"}
     write(tmp_path, vocab, tokenizer_config=config)
-    witness = transformers.BertTokenizerFast.from_pretrained(str(tmp_path))
+    reference = transformers.BertTokenizerFast.from_pretrained(str(tmp_path))
     data = build_tokenizer_json(tmp_path)
-    assert tokenizers.Tokenizer.from_buffer(data).get_vocab() == witness.get_vocab()
-    check_text(Tokenizer(data), witness, "The them a b c d x e f g h the [SEP]")
+    assert tokenizers.Tokenizer.from_buffer(data).get_vocab() == reference.get_vocab()
+    check_text(Tokenizer(data), reference, "The them a b c d x e f g h the [SEP]")
 
 
 NAMES = SMALL + b"<s>\n</s>\n"
@@ -290,14 +292,14 @@ FILES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("files", FILES.values(), ids=FILES)
 def test_added_tokens_and_names_are_those_of_transformers(tmp_path: Path, files: dict[str, Any]) -> None:
     write(tmp_path, NAMES, **files)
-    witness = transformers.BertTokenizerFast.from_pretrained(str(tmp_path))
+    reference = transformers.BertTokenizerFast.from_pretrained(str(tmp_path))
     data = build_tokenizer_json(tmp_path)
     ours = Tokenizer(data)
     framing = tokenizers.Tokenizer.from_buffer(data)
     text = "the [X] [x]a foo bar FOO BAR zzz <S><s> [SEP]</s> [MASK] A b"
-    check_text(ours, witness, text)
-    assert framing.encode(text, "a").ids == witness(text, "a")["input_ids"]
-    roles = {role: getattr(witness, f"{role}_token_id") for role in ("cls", "sep", "mask", "pad", "unk")}
+    check_text(ours, reference, text)
+    assert framing.encode(text, "a").ids == reference(text, "a")["input_ids"]
+    roles = {role: getattr(reference, f"{role}_token_id") for role in ("cls", "sep", "mask", "pad", "unk")}
     assert find_special_tokens(tmp_path, ours) == roles
 
 
@@ -373,10 +375,10 @@ def test_lower_case_as_sentence_transformers(
     sentence_folder(tmp_path, config_name, {"max_seq_length": 64, "do_lower_case": lower})
     if saved:
         (tmp_path / "tokenizer.json").write_bytes(loaded('{"do_lower_case": false}')[1].to_str().encode())
-    witness = modules.Transformer.load(str(tmp_path)).tokenizer
+    reference = modules.Transformer.load(str(tmp_path)).tokenizer
     ours = Tokenizer(build_tokenizer_json(tmp_path))
     for text in AWKWARD:
-        expected = witness(text, add_special_tokens=False, split_special_tokens=True)
+        expected = reference(text, add_special_tokens=False, split_special_tokens=True)
         assert ours.encode(text) == expected["input_ids"]
     assert (ours.encode("Hello") == ours.encode("hello")) == lower
 

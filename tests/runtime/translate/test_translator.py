@@ -31,7 +31,7 @@ from planforge.runtime.text.tokenizer import Tokenizer
 from planforge.runtime.translate.sources import SourceReader
 
 from ...helpers.models import edit_json
-from ...helpers.translation import SENTENCES, SHORT_AWKWARD, Witness
+from ...helpers.translation import SENTENCES, SHORT_AWKWARD, Reference
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +41,19 @@ def model(marian_bundle: Path) -> Iterator[Translator]:
 
 
 @pytest.fixture(scope="module")
-def witness(marian_bundle: Path) -> Witness:
-    return Witness.of(marian_bundle.parent / "marian")
+def reference(marian_bundle: Path) -> Reference:
+    return Reference.of(marian_bundle.parent / "marian")
 
 
 @pytest.mark.parametrize(("num_beams", "length_penalty"), [(1, None), (4, 0.4), (4, 1.0), (4, 2.0)], ids=str)
 def test_fifty_sources_as_in_transformers(
-    model: Translator, witness: Witness, num_beams: int, length_penalty: float | None
+    model: Translator, reference: Reference, num_beams: int, length_penalty: float | None
 ) -> None:
     options: dict[str, Any] = {
         "num_beams": num_beams,
         **({} if length_penalty is None else {"length_penalty": length_penalty}),
     }
-    wanted = {text: witness.generate(text, **options)[0] for text in SENTENCES}
+    wanted = {text: reference.generate(text, **options)[0] for text in SENTENCES}
     differing = {ids: text for text, (ids, _) in wanted.items()}  # one text for each translation
     texts = list(differing.values())[:50]
     assert len(texts) == 50
@@ -62,7 +62,7 @@ def test_fifty_sources_as_in_transformers(
     results = model.translate(texts, **options)  # padded batches of unequal sources
     assert [result.token_ids for result in results] == [wanted[text][0] for text in texts]
     for result, (ids, score) in zip(results, map(wanted.__getitem__, texts), strict=True):
-        assert result.text == witness.tokenizer.decode(list(ids), skip_special_tokens=True)
+        assert result.text == reference.tokenizer.decode(list(ids), skip_special_tokens=True)
         assert score is None or abs(result.score - score) < 1e-4
         assert result.finish_reason == "eos"  # forced at full length
 
@@ -76,23 +76,23 @@ def test_fifty_sources_as_in_transformers(
         {"length_penalty": 0.0, "min_new_tokens": 6},
     ],
 )
-def test_options_as_in_transformers(model: Translator, witness: Witness, options: dict[str, Any]) -> None:
+def test_options_as_in_transformers(model: Translator, reference: Reference, options: dict[str, Any]) -> None:
     texts = SENTENCES[:12]
     results = model.translate(texts, num_beams=4, n_best=3, **options)
     usual = model.translate(texts, num_beams=4, n_best=3)
     assert [r.candidates for r in results] != [r.candidates for r in usual]
     for text, result in zip(texts, results, strict=True):
-        wanted = witness.generate(text, num_beams=4, num_return_sequences=3, **options)
+        wanted = reference.generate(text, num_beams=4, num_return_sequences=3, **options)
         assert [c.token_ids for c in result.candidates] == [ids for ids, _ in wanted]
         scores = [score or 0.0 for _, score in wanted]
         np.testing.assert_allclose([c.score for c in result.candidates], scores, atol=1e-4)
         assert (result.text, result.score) == (result.candidates[0].text, result.candidates[0].score)
 
 
-def test_awkward_texts_as_in_transformers(model: Translator, witness: Witness) -> None:
-    texts = [text for text in SHORT_AWKWARD if len(witness.tokenizer(text).input_ids) > 1]
+def test_awkward_texts_as_in_transformers(model: Translator, reference: Reference) -> None:
+    texts = [text for text in SHORT_AWKWARD if len(reference.tokenizer(text).input_ids) > 1]
     results = model.translate(texts, parse_special=True)
-    assert [r.token_ids for r in results] == [witness.generate(text)[0][0] for text in texts]
+    assert [r.token_ids for r in results] == [reference.generate(text)[0][0] for text in texts]
 
 
 def test_one_many_and_a_stream_are_the_same(model: Translator) -> None:
@@ -125,10 +125,10 @@ def test_the_stream_is_greedy_translation(model: Translator, text: str) -> None:
         model.stream(text, num_beams=2)
 
 
-def test_language_codes_are_kept_whole(model: Translator, witness: Witness) -> None:
+def test_language_codes_are_kept_whole(model: Translator, reference: Reference) -> None:
     assert model.languages == (">>de<<", ">>fr<<", ">>zh_Hant<<")
     text = ">>fr<< Where is the station?"
-    assert model.translate(text).token_ids == witness.generate(text)[0][0]
+    assert model.translate(text).token_ids == reference.generate(text)[0][0]
     assert model.translate(text).token_ids != model.translate(">>de<< Where is the station?").token_ids
     with pytest.raises(InputError, match=">>it<<"):
         model.translate(">>it<< Where is the station?")
@@ -206,19 +206,19 @@ def test_two_threads_share_a_model(model: Translator) -> None:
     assert found == wanted
 
 
-def test_long_texts_are_cut_as_in_transformers(model: Translator, witness: Witness) -> None:
+def test_long_texts_are_cut_as_in_transformers(model: Translator, reference: Reference) -> None:
     text = "Where is the station? " * 40
-    ids = witness.tokenizer(text).input_ids[:-1]
+    ids = reference.tokenizer(text).input_ids[:-1]
     limit = model.max_length
     assert len(ids) > limit
     done: list[int] = []
     head, short = model.translate([text, "hello"], truncation="head", progress=done.append)
-    cut = witness.tokenizer.decode(ids[: limit - 1])
-    assert witness.tokenizer(cut).input_ids[:-1] == ids[: limit - 1]
-    assert head.token_ids == witness.generate(cut)[0][0]
+    cut = reference.tokenizer.decode(ids[: limit - 1])
+    assert reference.tokenizer(cut).input_ids[:-1] == ids[: limit - 1]
+    assert head.token_ids == reference.generate(cut)[0][0]
     assert (head.dropped, short.dropped, done[-1]) == (len(ids) - limit + 1, 0, 2)
     code = ">>fr<< "
-    code_id, *rest, end = witness.tokenizer(code + text).input_ids
+    code_id, *rest, end = reference.tokenizer(code + text).input_ids
     options: dict[str, Any] = {"limit": limit, "parse_special": False}
     reader = SourceReader(model.source_tokenizer, model.defaults, truncation="tail", **options)
     kept = reader.read(code + text)
@@ -278,7 +278,7 @@ def test_what_is_no_text_is_refused(model: Translator) -> None:
         ),
         ({"num_beam": 2}, r"unknown option 'num_beam'; did you mean 'num_beams'\? There are: "),
         ({"truncation": "windows"}, "truncation='windows' is not one of None, 'head', 'tail'"),
-        ({"batch_size": 0}, "batch_size=0 must be None or a whole number"),
+        ({"batch_size": 0}, "batch_size=0 must be None or an integer"),
         ({"batch_size": 65}, r"batch_size=65 is more than the \d+ rows"),
         ({"progress": 3}, "progress=3 must be True"),
     ],
@@ -303,13 +303,13 @@ def test_bad_texts(model: Translator) -> None:
         model.translate("\ud800")
 
 
-def test_sources_of_one_token_and_of_all_that_fit(model: Translator, witness: Witness) -> None:
+def test_sources_of_one_token_and_of_all_that_fit(model: Translator, reference: Reference) -> None:
     texts = ["a", "e " * 200]
     while model.count_tokens(texts[1]) > 64:
         texts[1] = texts[1][:-2]
     assert [model.count_tokens(text) for text in texts][1] >= 63
     results = model.translate(texts, num_beams=4)
-    assert [r.token_ids for r in results] == [witness.generate(t, num_beams=4)[0][0] for t in texts]
+    assert [r.token_ids for r in results] == [reference.generate(t, num_beams=4)[0][0] for t in texts]
 
 
 def test_limits_of_memory_and_length(marian_bundle: Path) -> None:

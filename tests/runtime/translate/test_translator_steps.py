@@ -12,7 +12,7 @@ import pytest
 
 from planforge.runtime import Chunk, InputError, Translator
 
-from ...helpers.translation import SENTENCES, Witness
+from ...helpers.translation import SENTENCES, Reference
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +22,8 @@ def model(marian_bundle: Path) -> Iterator[Translator]:
 
 
 @pytest.fixture(scope="module")
-def witness(marian_bundle: Path) -> Witness:
-    return Witness.of(marian_bundle.parent / "marian")
+def reference(marian_bundle: Path) -> Reference:
+    return Reference.of(marian_bundle.parent / "marian")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_on_token_is_refused_with_beams(model: Translator) -> None:
 @pytest.mark.parametrize("penalty", [0.7, 1.6])
 def test_repetition_penalty_as_in_transformers(
     model: Translator,
-    witness: Witness,
+    reference: Reference,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, Any],
     renormalize: bool,
@@ -131,7 +131,7 @@ def test_repetition_penalty_as_in_transformers(
     found = model.translate(texts, repetition_penalty=penalty, **options)
     assert [r.token_ids for r in found] != [r.token_ids for r in model.translate(texts, **options)]
     for text, result in zip(texts, found, strict=True):
-        ((ids, score), *_) = witness.generate(
+        ((ids, score), *_) = reference.generate(
             text, repetition_penalty=penalty, renormalize_logits=renormalize, **options
         )
         assert result.token_ids == ids
