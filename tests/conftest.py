@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
@@ -130,6 +131,7 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[
 
 
 TRACES = ROOT / "build" / "traces"
+DAY = 86_400.0  # seconds
 
 
 def hash_tracer() -> str:
@@ -162,8 +164,8 @@ def trace_each_graph_once() -> Generator[None, None, None]:
     trace_in_child = onnx_export.trace_in_child
     one_at_a_time = threading.Lock()
     traces = TRACES / hash_tracer()
-    for older in TRACES.glob("*"):
-        if older != traces:
+    for older in TRACES.glob("*"):  # not those that another run is using
+        if time.time() - older.stat().st_mtime > DAY:
             shutil.rmtree(older, ignore_errors=True)
     traces.mkdir(parents=True, exist_ok=True)
 
