@@ -71,7 +71,7 @@ class TracedGraphs(GraphProvider):
 
     @cached_property
     def model(self) -> ReferenceModel:
-        return load_our_model(self.checkpoint.source.folder)
+        return load_our_model(self.checkpoint.source.folder, self.checkpoint.choices.max_length)
 
     def make_graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
         """Trace graphs in child processes, those that are alike once, while the weights are read here."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .bert import Bert, BertConfig
     from .checkpoint import load_model, save_model
     from .gpt2 import GPT2, GPT2Config
+    from .llama import Llama, LlamaConfig
     from .sentence import DenseConfig, SentenceConfig
     from .transformer import Transformer, TransformerConfig
 
@@ -23,6 +24,8 @@ __all__ = [
     "GPT2Config",
     "GrowingCache",
     "KeyValue",
+    "Llama",
+    "LlamaConfig",
     "PaddedAttention",
     "SentenceConfig",
     "SourceAttention",
@@ -41,6 +44,8 @@ _HOME = {
     "GPT2Config": ".gpt2",
     "GrowingCache": ".attention",
     "KeyValue": ".attention",
+    "Llama": ".llama",
+    "LlamaConfig": ".llama",
     "PaddedAttention": ".attention",
     "SentenceConfig": ".sentence",
     "SourceAttention": ".attention",

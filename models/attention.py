@@ -1,6 +1,7 @@
 """The interface between a model and its key/value cache.
 
-B batch, T new tokens, P cached tokens, S = P + T, H heads, D head size.
+B batch, T new tokens, P cached tokens, S = P + T, H heads of queries, K heads of keys and values, D head
+size. K is H, or divides it: a group of H / K queries shares one head of keys and values.
 
 A model computes q, k and v; an `AttentionCache` owns everything around them: positions, mask and
 cached keys and values. `GrowingCache` is the plain PyTorch form for decoders, `PaddedAttention` the one
@@ -11,25 +12,53 @@ The exporter swaps in others to write the same model in other ONNX dialects, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .masked import MASKED
+from .rotary import RotaryTables
 
-KeyValue: TypeAlias = tuple[Tensor, Tensor]  # each (B, H, P, D)
+KeyValue: TypeAlias = tuple[Tensor, Tensor]  # each (B, K, P, D)
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """How one layer's scores are scaled, capped and masked.
+
+    Attributes:
+        scale: multiplies q k^T; None means D ** -0.5.
+        window: how many tokens are seen, the token itself included; None means all before it.
+        softcap: c in c * tanh(scores / c); None means no cap.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+
+
+PLAIN = AttentionKind()
+Windows: TypeAlias = Sequence[int | None]
 
 
 class AttentionCache(Protocol):
     """Positions, mask and cached keys and values of one forward pass."""
 
-    def positions(self, input_ids: Tensor) -> Tensor:
-        """Return position ids (B, T), or (1, T) where all rows share them, of `input_ids` (B, T)."""
+    def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
+        """Return position ids (B, T), or (1, T) where all rows share them, of `input_ids` (B, T).
+
+        `windows` are those that the layers' kinds of attention have.
+        """
         ...
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Cache k and v of `layer` and return the attention output; all are (B, H, T, D)."""
+    def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
+        """Return queries or keys (B, h, T, D) turned by their positions."""
+        ...
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
+        """Cache k and v (B, K, T, D) of `layer`; return the attention of q, both (B, H, T, D)."""
         ...
 
 
@@ -37,12 +66,12 @@ class GrowingCache:
     """Keys and values that grow by concatenation; rows may be padded on the left.
 
     Args:
-        past: keys and values (B, H, P, D) of each layer; P may be 0.
+        past: keys and values (B, K, P, D) of each layer; P may be 0.
         attention_mask: (B, P + T), 1 where a token counts and 0 where it is padding.
         position_ids: (B, T); counted from the mask when None.
         bias: a mask of the caller's own, added to the scores (B, H, T, S) or broadcast to them.
 
-    After the forward pass `present` holds each layer's (B, H, P + T, D).
+    After the forward pass `present` holds each layer's (B, K, P + T, D).
     """
 
     def __init__(
@@ -57,27 +86,33 @@ class GrowingCache:
         self.position_ids = position_ids
         self.present: list[KeyValue] = []
         self.own_bias = bias
-        self.bias: Tensor | None = None
+        self.biases: dict[int | None, Tensor] = {}  # by window
 
-    def positions(self, input_ids: Tensor) -> Tensor:
-        """Return position ids (B, T), and set the mask of this step."""
+    def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
+        """Return position ids (B, T), and make this step's masks."""
         P = self.past[0][0].shape[2]
-        self.bias = self.step_bias(input_ids)
+        self.biases = {window: self.step_bias(input_ids.shape[1], window) for window in windows}
         if self.position_ids is None:
             counted = self.attention_mask.bool().cumsum(-1) - 1  # padding gets -1, and is never read
             self.position_ids = counted.clamp(min=0)[:, P:]
         return self.position_ids
 
-    def step_bias(self, new: Tensor) -> Tensor:
-        """Return the mask (B, 1, T, S) of padding, later tokens and the caller's, for `new` (B, T, ...)."""
-        T = new.shape[1]
+    def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
+        """Return queries or keys (B, h, T, D) turned by their positions."""
+        assert self.position_ids is not None, "positions() comes first"
+        return tables.rotate(x, self.position_ids)
+
+    def step_bias(self, T: int, window: int | None) -> Tensor:
+        """Return the mask (B, 1, T, S) of padding, what is later or before the window, and the caller's."""
         P = self.past[0][0].shape[2]
-        column = torch.arange(P + T, device=new.device)
+        column = torch.arange(P + T, device=self.attention_mask.device)
         causal = column[None, :] <= column[P:, None]  # (T, S)
+        if window is not None:
+            causal = causal & (column[None, :] > column[P:, None] - window)
         visible = causal & self.attention_mask.bool()[:, None, None, :]  # (B, 1, T, S)
         return with_own(torch.where(visible, 0.0, MASKED), self.own_bias)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
         """Append k and v to `layer`'s past; return the attention of q over both, (B, H, T, D).
 
         Raises:
@@ -88,13 +123,13 @@ class GrowingCache:
                 f"layer {layer} has attended already, and a GrowingCache serves one forward pass; make"
                 " another, whose past is this one's `present`"
             )
-        if self.bias is None:  # a model without positions has not called `positions`
-            self.bias = self.step_bias(q.transpose(1, 2))
+        if kind.window not in self.biases:  # a model without positions has not called `positions`
+            self.biases[kind.window] = self.step_bias(q.shape[2], kind.window)
         past_k, past_v = self.past[layer]
-        k = torch.cat([past_k, k], dim=2)  # (B, H, S, D)
-        v = torch.cat([past_v, v], dim=2)  # (B, H, S, D)
+        k = torch.cat([past_k, k], dim=2)  # (B, K, S, D)
+        v = torch.cat([past_v, v], dim=2)  # (B, K, S, D)
         self.present.append((k, v))
-        return scaled_dot_product_attention(q, k, v, self.bias)
+        return scaled_dot_product_attention(q, k, v, self.biases[kind.window], kind)
 
 
 class PaddedAttention:
@@ -108,13 +143,18 @@ class PaddedAttention:
     def __init__(self, attention_mask: Tensor, bias: Tensor | None = None) -> None:
         self.bias = with_own(padding_bias(attention_mask), bias)
 
-    def positions(self, input_ids: Tensor) -> Tensor:
+    def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
         """Return position ids (1, T), the same in every row."""
         return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
+        """Return queries or keys (B, h, T, D) turned by their positions."""
+        return tables.rotate(x, self.positions(x[:, 0, :, 0]))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
         """Return the attention of every token over all tokens, (B, H, T, D)."""
-        return scaled_dot_product_attention(q, k, v, self.bias)
+        assert kind.window is None, "no encoder here has windows"
+        return scaled_dot_product_attention(q, k, v, self.bias, kind)
 
 
 class SourceAttention:
@@ -157,29 +197,45 @@ def with_own(bias: Tensor, own: Tensor | None) -> Tensor:
     return bias if own is None else bias + own
 
 
-def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+def scaled_dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kind: AttentionKind = PLAIN
+) -> Tensor:
     """Compute softmax(q k^T / sqrt(D) + bias) v, as in "Attention Is All You Need" (3.2.1).
 
     Args:
         q: (B, H, T, D)
-        k, v: (B, H, S, D)
-        bias: broadcastable to (B, H, T, S); 0 keeps, `MASKED` drops.
+        k, v: (B, K, S, D)
+        bias: broadcastable to (B, 1, T, S), or to (B, H, T, S) where K is H; 0 keeps, `MASKED` drops.
 
     Returns:
         (B, H, T, D)
     """
-    return torch.matmul(attention_weights(q, k, bias), v)
+    K = k.shape[1]
+    if q.shape[1] == K:
+        return torch.matmul(attention_weights(q, k, bias, kind), v)
+    B, H, T, D = q.shape
+    grouped = q.view(B, K, H // K, T, D)
+    shared = None if bias is None else bias[:, :, None]
+    weights = attention_weights(grouped, k[:, :, None], shared, kind)  # (B, K, H / K, T, S)
+    return torch.matmul(weights, v[:, :, None]).flatten(1, 2)
 
 
-def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, kind: AttentionKind = PLAIN) -> Tensor:
     """Return the attention weights (B, H, T, S) of q (B, H, T, D) over k (B, H, S, D)."""
-    scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, T, S)
+    scale = q.shape[-1] ** -0.5 if kind.scale is None else kind.scale
+    scores = (q * scale) @ k.mT  # (B, H, T, S)
+    if kind.softcap is not None:
+        scores = torch.tanh(scores / kind.softcap) * kind.softcap
     if bias is not None:
         scores = scores + bias
     weights: Tensor = scores.softmax(dim=-1)
     return weights
 
 
-def empty_past(layers: int, batch: int, heads: int, head_size: int, like: Tensor) -> list[KeyValue]:
-    """Return a past of no tokens: `layers` pairs of (B, H, 0, D), of the type and on the device of `like`."""
+def empty_past(sizes: tuple[int, int, int], batch: int, like: Tensor) -> list[KeyValue]:
+    """Return a past of no tokens: a pair of (B, K, 0, D) for each layer, of the type of `like`.
+
+    `sizes` are the number of layers, K and D.
+    """
+    layers, heads, head_size = sizes
     return [(like.new_zeros(batch, heads, 0, head_size),) * 2 for _ in range(layers)]

@@ -1,10 +1,12 @@
-"""Maps the names of BERT's and DistilBERT's published weights to ours, and reads settings from them."""
+"""Maps the published weights of BERT, DistilBERT and RoBERTa to ours, and reads settings from them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from .bert import HEADS
 
@@ -45,6 +47,14 @@ DISTILBERT = EMBEDDINGS | {
     "vocab_transform": "heads.masked_lm.dense",
     "vocab_layer_norm": "heads.masked_lm.norm",
     "vocab_projector": "heads.masked_lm.decoder",
+}
+ROBERTA = {published: ours for published, ours in BERT.items() if not published.startswith("cls.")} | {
+    "classifier.dense": "pooler.dense",
+    "classifier.out_proj": "heads.sequence_classification",
+    "lm_head.dense": "heads.masked_lm.dense",
+    "lm_head.layer_norm": "heads.masked_lm.norm",
+    "lm_head.decoder": "heads.masked_lm.decoder",
+    "lm_head": "heads.masked_lm",
 }
 # Most files have the first alone. Where both are, and nothing is tied, transformers computes with the second.
 STAND_INS = {"heads.masked_lm.bias": "heads.masked_lm.decoder.bias"}
@@ -111,3 +121,21 @@ def details(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
     if "pooler.dense.weight" in shapes:
         found["pooler"] = "relu" if config_json.get("model_type") == "distilbert" else "tanh"
     return found
+
+
+def read_roberta(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return the settings of a RoBERTa, whose table of positions begins with rows that no text reads."""
+    positions = config_json.get("max_position_embeddings", 514) - find_first_position(config_json)
+    return {**details(config_json, shapes), "max_position_embeddings": positions, "type_vocab_size": 0}
+
+
+def find_first_position(config_json: Mapping[str, Any]) -> int:
+    """Return where RoBERTa's positions begin: behind the number of its padding token."""
+    return int(config_json.get("pad_token_id", 1)) + 1
+
+
+def fold_segment(weights: dict[str, Tensor], config_json: Mapping[str, Any]) -> None:
+    """Drop the positions that no text reads, and add the one segment that RoBERTa has to the others."""
+    positions = weights["embeddings.positions.weight"][find_first_position(config_json) :]
+    segments = weights.pop("embeddings.segments.weight", None)
+    weights["embeddings.positions.weight"] = positions if segments is None else positions + segments[0]

@@ -17,16 +17,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from . import bert_names, marian_names
+from . import bert_names, llama_families, marian_names
 from .bert import Bert, BertConfig
 from .bert_names import Rename
 from .folder import SINGLE, read_json, read_published_shapes, read_published_weights
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
+from .llama import Llama, LlamaConfig
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig
 
-Model: TypeAlias = GPT2 | Bert | Transformer
-Config: TypeAlias = GPT2Config | BertConfig | TransformerConfig
+Model: TypeAlias = GPT2 | Llama | Bert | Transformer
+Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Family:
         prefix: the prefix that published names may have.
         rename: returns the renaming of weights for a config.json.
         converted: converts a published weight to ours, where it is published in another shape.
+        parts: returns for one of our names the weights that it holds, one below the other, each with its
+            rows; nothing for a single weight.
+        adjust: changes weights that have our names, where several make up one of ours.
         tied: our names of tied weights, each with the weight that it shares, as the config says.
         stand_ins: our names of weights that replace another where that one is missing.
         settings: published names of settings that have another name in our config.
@@ -53,6 +57,8 @@ class Family:
     prefix: str
     rename: Callable[[Mapping[str, Any]], Rename]
     converted: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    parts: Callable[[Any, str], Mapping[str, int]] = lambda config, name: {}
+    adjust: Callable[[dict[str, Tensor], Mapping[str, Any]], None] = lambda weights, config_json: None
     tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +109,39 @@ BERT = Family(
     refused={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
     other_classes={"BertForMultipleChoice": "BertModel"},
 )
+LLAMA_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+
+
+def make_llama(model_type: str) -> Family:
+    """Return the family of one model_type of the Llama family."""
+    row = llama_families.FAMILIES[model_type]
+    return Family(
+        name="llama",
+        model=Llama,
+        config=LlamaConfig,
+        prefix="model.",
+        rename=llama_families.rename_by,
+        converted=row.convert,
+        parts=row.list_parts,
+        tied=tied_head("lm_head.weight", "embed_tokens.weight"),
+        details=lambda config_json, shapes: llama_families.read_settings(config_json),
+        other_classes={f"{row.class_name}{head}": f"{row.class_name}ForCausalLM" for head in LLAMA_HEADS},
+    )
+
+
+ROBERTA = replace(
+    BERT,
+    prefix="roberta.",
+    rename=lambda config_json: bert_names.rename_by(bert_names.ROBERTA, config_json),
+    adjust=bert_names.fold_segment,
+    details=bert_names.read_roberta,
+    other_classes={
+        f"{name}ForMultipleChoice": f"{name}Model" for name in ("Roberta", "XLMRoberta", "Camembert")
+    },
+)
 FAMILIES = {
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ROBERTA),
+    **{model_type: make_llama(model_type) for model_type in llama_families.FAMILIES},
     "gpt2": Family(
         name="gpt2",
         model=GPT2,
@@ -258,10 +296,17 @@ def read_weights(description: Description) -> dict[str, Tensor]:
         name = rename(published.removeprefix(family.prefix))
         if name is None:
             continue
-        tensor = family.converted(name, tensor).to(torch.float32).contiguous()
-        if name in weights and not torch.equal(weights[name], tensor):
-            raise ValueError(f"{path} holds {name} twice, with different values")
-        weights[name] = tensor
+        pieces = family.parts(description.config, name) or {name: len(tensor)}
+        if len(tensor) != sum(pieces.values()):
+            raise ValueError(
+                f"{path}: {name} has {len(tensor)} rows, config.json means {sum(pieces.values())}"
+            )
+        for (piece, _), part in zip(pieces.items(), torch.split(tensor, list(pieces.values())), strict=True):
+            part = family.converted(piece, part).to(torch.float32).contiguous()
+            if piece in weights and not torch.equal(weights[piece], part):
+                raise ValueError(f"{path} holds {piece} twice, with different values")
+            weights[piece] = part
+    family.adjust(weights, description.config_json)
     for stand_in, name in family.stand_ins.items():
         if (own := weights.pop(stand_in, None)) is not None:
             if description.config.tie_word_embeddings and not torch.equal(own, weights.get(name, own)):
@@ -304,6 +349,12 @@ def load_model(folder: str | Path) -> Model:
     model.tie_weights()
     check_tables(folder, model, tables)
     return model.eval().requires_grad_(False)
+
+
+def limit_context(model: Model, length: int) -> None:
+    """Compute what depends on the longest text, of up to `length` tokens."""
+    if isinstance(model, Llama):
+        model.limit_context(length)
 
 
 def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> None:

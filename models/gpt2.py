@@ -47,6 +47,16 @@ class GPT2Config:
     def head_size(self) -> int:
         return self.n_embd // self.n_head
 
+    @property
+    def context(self) -> int:
+        """The most tokens that the model takes."""
+        return self.n_positions
+
+    @property
+    def cache_sizes(self) -> tuple[int, int, int]:
+        """Layers, heads and head size of the keys and values that are cached."""
+        return self.n_layer, self.n_head, self.head_size
+
 
 class SelfAttention(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
@@ -125,13 +135,16 @@ class GPT2(nn.Module):
             Logits (B, T, V), and the cache grown to (B, H, P + T, D).
         """
         B, T = input_ids.shape
-        config = self.config
         if past is None:
-            past = empty_past(config.n_layer, B, config.n_head, config.head_size, self.wte.weight)
+            past = self.empty_past(B)
         if attention_mask is None:
             attention_mask = input_ids.new_ones(B, past[0][0].shape[2] + T)
         cache = GrowingCache(past, attention_mask)
-        return self.lm_head(self.hidden_states(input_ids, cache)), cache.present
+        return self.logits(self.hidden_states(input_ids, cache)), cache.present
+
+    def empty_past(self, batch: int) -> list[KeyValue]:
+        """Return a past of no tokens, for `batch` rows."""
+        return empty_past(self.config.cache_sizes, batch, self.wte.weight)
 
     def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
         """Return the last hidden states (B, T, E), which the head reads, of input_ids (B, T)."""
@@ -139,6 +152,10 @@ class GPT2(nn.Module):
         for layer, block in enumerate(self.h):
             x = block(x, layer, cache)
         return self.ln_f(x)  # type: ignore[no-any-return]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits (..., V) of hidden states (..., E)."""
+        return self.lm_head(x)  # type: ignore[no-any-return]
 
 
 # The published checkpoints keep each Linear's weight the other way round, as TensorFlow's Conv1D did,

@@ -349,9 +349,8 @@ class Transformer(nn.Module):
     def empty_past(self, rows: int) -> list[KeyValue]:
         """Return the past of a first step: keys and values (R, H, 0, D) of each layer."""
         c = self.config
-        return empty_past(
-            c.decoder_layers, rows, c.decoder_heads, c.decoder_head_size, self.target.words.weight
-        )
+        sizes = (c.decoder_layers, c.decoder_heads, c.decoder_head_size)
+        return empty_past(sizes, rows, self.target.words.weight)
 
     def hidden_states(self, target_ids: Tensor, cache: AttentionCache, source: SourceAttention) -> Tensor:
         """Return the last hidden states (R, T, E), which the output layer reads, of target_ids (R, T)."""

@@ -38,7 +38,7 @@ def check_output(output: Path, force: bool) -> None:
     if is_there and not (output.is_dir() and all(path.name == LOCK for path in output.iterdir())):
         check_own_bundle(output)
         if not force:
-            raise OutputError(f"{output} exists; pass --force to replace it")
+            raise OutputError(f"{output} exists; pass --force (in Python force=True) to replace it")
     parent = output.absolute().parent
     while not parent.exists():
         parent = parent.parent

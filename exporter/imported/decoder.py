@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ..errors import ExportError
-from ..tracing.recipes import Recipe, gpt2
+from ..tracing.recipes import Recipe, decoder
 from ..tracing.recipes.recipe import HEAD_SIZES
 from .branches import choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
@@ -19,8 +19,6 @@ from .shared_buffers import share_buffers
 from .signature import DECODER
 
 log = logging.getLogger("planforge")
-
-USUAL_LENGTH = 4096  # for a longer context, where an import names none: caches and checks grow with it
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,20 @@ class DecoderConfig:
     n_positions: int
     query_heads: int | None  # None where config.json does not say
 
+    @property
+    def context(self) -> int:
+        return self.n_positions
+
+    @property
+    def cache_sizes(self) -> tuple[int, int, int]:
+        return self.n_layer, self.n_head, self.head_size
+
 
 class ImportedDecoder(ImportedCheckpoint):
     """A decoder that generates text."""
 
-    task = gpt2.TASK
-    most_rows = gpt2.MAX_BATCH
+    task = decoder.TASK
+    most_rows = decoder.MAX_BATCH
 
     def read_graphs(self, found: Folder) -> None:
         DECODER.check(found.read, found.model)
@@ -55,23 +61,10 @@ class ImportedDecoder(ImportedCheckpoint):
         queries = found.read_integer(HEADS)
         return DecoderConfig(heads.layers, heads.cached, heads.size, vocabulary, context, queries)
 
-    def choose_length(self, asked: int | None, context: int) -> int:
-        length = super().choose_length(asked, context)
-        if asked is not None or length <= USUAL_LENGTH:
-            return length
-        log.warning(
-            "the bundle takes %s tokens of the model's %s; --max-length %d takes them all, with larger"
-            " caches and longer checks",
-            f"{USUAL_LENGTH:,}",
-            f"{length:,}",
-            length,
-        )
-        return USUAL_LENGTH
-
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
-        made = [gpt2.make_decoder(self.config, self.choices, "portable")]
+        made = [decoder.make_decoder(self.config, self.choices, "portable")]
         if shared and self.can_share():
-            made.append(gpt2.make_decoder(self.config, self.choices, "ort"))
+            made.append(decoder.make_decoder(self.config, self.choices, "ort"))
         names = {str(value.name) for value in self.graph.graph.inputs} | {"logit_rows", "past_lengths"}
         found = {}
         for recipe in made:

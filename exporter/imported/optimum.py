@@ -61,8 +61,9 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
     """Write a model's graphs and tokenizer to a folder; code that a checkpoint brings is never run."""
     task = choose_task(checkpoint)
     if python is None and importlib.util.find_spec("optimum") is None:
+        kind = read_json(checkpoint / "config.json", missing={}).get("model_type", "this model")
         raise ExportError(
-            "this model is exported by optimum, which is not here, as it wants transformers < 4.58:"
+            f"{kind} is exported by optimum, which is not here, as it wants transformers < 4.58:"
             f" {ENVIRONMENT}; then --optimum-python {VENV}/bin/python"
         )
     if python is not None and os.path.isdir(python):  # the environment's folder
@@ -163,11 +164,20 @@ def check_weights(checkpoint: Path, architecture: str) -> None:
 
 def has_reference_model(checkpoint: Path) -> bool:
     """Tell whether PlanForge exports a checkpoint itself; also true where config.json does not say."""
+    from ...models.bert_names import architecture
     from ...models.checkpoint import FAMILIES
 
     folder = checkpoint if (checkpoint / "config.json").is_file() else checkpoint / "0_Transformer"
     try:
-        kind = read_json(folder / "config.json", missing={}).get("model_type")
+        config = read_json(folder / "config.json", missing={})
     except ValueError:
         return True
-    return kind in FAMILIES or not isinstance(kind, str)
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return True
+    family = FAMILIES.get(kind)
+    only_graphs = any(folder.glob("*.onnx")) and not any(folder.glob("*.safetensors"))
+    if family is None or only_graphs:  # the way through optimum knows what to do with graphs
+        return False
+    # Of the Llama family optimum exports the classes that are no language models.
+    return family.name != "llama" or architecture(config) not in family.other_classes

@@ -22,6 +22,7 @@ ATTENTION_PARTS = ("scores", "masked scores", "weights")  # measured apart, as "
 SUMS = {
     "LayerNormalization": "sums squares",
     "RMSNormalization": "sums squares",
+    "SimplifiedLayerNormalization": "sums squares",
     "Softmax": "sums exponentials",
     "ReduceMean": "sums",
     "ReduceSum": "sums",

@@ -8,6 +8,7 @@ kernel for both together takes six times as long (see `SLOW_FUSIONS` of the runt
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import pattern
 from onnxscript.rewriter.ort_fusions.bias_gelu import fuse_bias_gelu
@@ -17,10 +18,10 @@ from .weights import MICROSOFT
 
 
 def fuse_for_onnx_runtime(model: ir.Model) -> None:
-    """Join bias and GELU, and queries, keys and values that one node reads; choose rows early."""
+    """Join bias and GELU, RMSNorms, SiLUs, and queries with keys and values; choose rows early."""
     drop_reshapes_there_and_back(model.graph)
     fuse_bias_gelu(model)
-    fast_gelu.apply_to_model(model)
+    fused.apply_to_model(model)
     pack_queries_keys_values(model.graph)
     gather_rows_early(model)
     RemoveUnusedNodesPass()(model)
@@ -69,4 +70,41 @@ class FastGeluFusion(pattern.RewriteRuleClassBase):
         return op.FastGelu(x, bias, _domain=MICROSOFT)
 
 
-fast_gelu = pattern.RewriteRuleSet(FastGeluFusion.rule().commute())  # type: ignore[no-untyped-call]
+class RMSNormFusion(pattern.RewriteRuleClassBase):
+    """weight * x / sqrt(mean(x^2) + epsilon), over the last axis."""
+
+    def pattern(self, op, x, weight, two, axes, epsilon):  # type: ignore[no-untyped-def]
+        mean = op.ReduceMean(op.Pow(x, two), axes, keepdims=1)
+        return op.Mul(weight, op.Mul(x, op.Reciprocal(op.Sqrt(op.Add(mean, epsilon)))))
+
+    def check(self, op, x, weight, two, axes, epsilon):  # type: ignore[no-untyped-def]
+        is_vector = weight.shape is not None and len(weight.shape) == 1
+        return is_vector and read_number(two) == 2 and read_number(axes) == -1 and read_number(epsilon)
+
+    def rewrite(self, op, x, weight, two, axes, epsilon):  # type: ignore[no-untyped-def]
+        return op.SimplifiedLayerNormalization(x, weight, axis=-1, epsilon=read_number(epsilon))
+
+
+def read_number(value: ir.Value) -> float | None:
+    """Return the number that a value holds; None where it is no constant of one number."""
+    constant = get_const_tensor(value)
+    return float(constant.numpy().item()) if constant is not None and constant.size == 1 else None
+
+
+class SiluFusion(pattern.RewriteRuleClassBase):
+    """x * sigmoid(x)."""
+
+    def pattern(self, op, x):  # type: ignore[no-untyped-def]
+        return op.Mul(x, op.Sigmoid(x))
+
+    def rewrite(self, op, x):  # type: ignore[no-untyped-def]
+        return op.QuickGelu(x, alpha=1.0, _domain=MICROSOFT)
+
+
+fused = pattern.RewriteRuleSet(
+    [
+        *FastGeluFusion.rule().commute(),  # type: ignore[no-untyped-call]
+        RMSNormFusion.rule(),  # type: ignore[no-untyped-call]
+        SiluFusion.rule(),  # type: ignore[no-untyped-call]
+    ]
+)

@@ -13,8 +13,8 @@ from .weights import find_weight
 
 ROWS = "logit_rows"  # the input (N,) that chooses
 # Operators whose result in a row depends on that row of their inputs alone.
-ELEMENTWISE = ("Add", "Mul", "Relu", "Tanh", "Sigmoid", "Gelu", "FastGelu", "BiasGelu")
-BY_ROW = (*ELEMENTWISE, "LayerNormalization", "SkipLayerNormalization")
+ELEMENTWISE = ("Add", "Mul", "Relu", "Tanh", "Sigmoid", "Gelu", "FastGelu", "BiasGelu", "QuickGelu")
+BY_ROW = (*ELEMENTWISE, "LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization")
 
 
 def gather_rows_early(model: ir.Model) -> None:

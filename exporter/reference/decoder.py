@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...models import GPT2, GrowingCache, KeyValue
-from ...models.attention import empty_past
+from ...models import GPT2, GrowingCache, KeyValue, Llama
 from ...runtime.decoding.decoder import pad
 from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
@@ -25,8 +24,8 @@ from .rounding import RoundedCache, Rounding
 
 
 def make_reference(model: Any, rounding: Rounding | None = None) -> Reference:
-    """Return the reference for our own GPT-2, for transformers' model, or for optimum's graph."""
-    if isinstance(model, GPT2):
+    """Return the reference for our own decoders, for transformers' model, or for optimum's graph."""
+    if isinstance(model, GPT2 | Llama):
         return Reference(model, rounding)
     from .onnx_reference import OnnxDecoder, OnnxGraphs
 
@@ -48,10 +47,8 @@ class Reference:
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
         """Return the logits (N, V) of `rows` of one sequence, computed at once and without a past."""
         ids = torch.tensor([list(tokens)])
-        config = self.model.config
-        past = empty_past(config.n_layer, 1, config.n_head, config.head_size, self.model.wte.weight)
-        x = self.model.hidden_states(ids, self.cache(past, torch.ones_like(ids)))
-        logits: Logits = self.model.lm_head(x[0, rows]).numpy()
+        x = self.model.hidden_states(ids, self.cache(self.model.empty_past(1), torch.ones_like(ids)))
+        logits: Logits = self.model.logits(x[0, rows]).numpy()
         return logits
 
     @torch.no_grad()

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     ReferenceModel: TypeAlias = nn.Module | OnnxGraphs
 
 
-def load_our_model(folder: Path) -> Model:
-    """Load a checkpoint into PlanForge's own model."""
+def load_our_model(folder: Path, max_length: int) -> Model:
+    """Load a checkpoint into PlanForge's own model, for texts of up to `max_length` tokens."""
     from ...models import load_model
+    from ...models.checkpoint import limit_context
 
     with raise_checkpoint_errors():
-        return load_model(folder)
+        model = load_model(folder)
+    limit_context(model, max_length)
+    return model
 
 
 def is_module(model: ReferenceModel) -> TypeGuard[nn.Module]:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from ...models import GrowingCache
+from ...models.attention import PLAIN, AttentionKind
 from ..passes.int8_rows import RowProduct
 
 Array = npt.NDArray[np.float32]
@@ -87,9 +88,10 @@ class RoundedCache(GrowingCache):
         super().__init__(*args)
         self.scales = scales
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = (self.round_heads(f"cache.{layer}.{kind}", x) for kind, x in (("key", k), ("value", v)))
-        return super().attend(layer, q, k, v)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
+        k = self.round_heads(f"cache.{layer}.key", k)
+        v = self.round_heads(f"cache.{layer}.value", v)
+        return super().attend(layer, q, k, v, kind)
 
     def round_heads(self, name: str, x: Tensor) -> Tensor:
         scale = torch.from_numpy(self.scales[name]).view(x.shape[1], 1, x.shape[3])

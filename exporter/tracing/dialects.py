@@ -1,6 +1,7 @@
 """The ONNX dialects: one PyTorch model, several ways to write its attention and cache.
 
-B batch, T new tokens, P cached tokens, S slots, N logit rows, H heads, D head size, V vocabulary
+B batch, T new tokens, P cached tokens, S slots, N logit rows, H heads of queries, K heads of keys and values,
+D head size, V vocabulary
 
 `portable`  grows a decoder's cache by Concat. Rows padded on the left. Operators that every consumer
             knows. Encoders cache nothing, and are padded on the right.
@@ -11,37 +12,59 @@ B batch, T new tokens, P cached tokens, S slots, N logit rows, H heads, D head s
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from ...models import GPT2, Bert, GrowingCache, KeyValue, PaddedAttention, SourceAttention, Transformer
+from ...models import (
+    GPT2,
+    Bert,
+    GrowingCache,
+    KeyValue,
+    Llama,
+    PaddedAttention,
+    SourceAttention,
+    Transformer,
+)
+from ...models.attention import PLAIN, AttentionKind, Windows
 from ...models.masked import MASKED
+from ...models.rotary import RotaryTables
 
 
 class SlotCache:
     """The `inplace` dialect's attention: fixed slots, written at each row's own position."""
 
     def __init__(self, slots: list[KeyValue], past_lengths: Tensor) -> None:
-        self.slots = slots  # each (B, H, S, D)
+        self.slots = slots  # each (B, K, S, D)
         self.past_lengths = past_lengths.to(torch.int64)  # (B,)
         self.present: list[KeyValue] = []
-        self.bias: Tensor | None = None
+        self.biases: dict[int | None, Tensor] = {}  # by window
+        self.position_ids: Tensor | None = None
 
-    def positions(self, input_ids: Tensor) -> Tensor:
-        """Return position ids (B, T), and set the mask of this step, which `attend` needs."""
+    def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
+        """Return position ids (B, T), and make this step's masks, which `attend` needs."""
         T = input_ids.shape[1]
         S = self.slots[0][0].shape[2]
         positions = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
-        visible = torch.arange(S) <= positions[:, :, None]  # (B, T, S)
-        self.bias = torch.where(visible, 0.0, MASKED)[:, None]  # (B, 1, T, S)
+        for window in windows:
+            visible = torch.arange(S) <= positions[:, :, None]  # (B, T, S)
+            if window is not None:
+                visible = visible & (torch.arange(S) > positions[:, :, None] - window)
+            self.biases[window] = torch.where(visible, 0.0, MASKED)[:, None]  # (B, 1, T, S)
+        self.position_ids = positions
         return positions
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.bias is None:
+    def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
+        assert self.position_ids is not None, "positions() comes first"
+        return tables.rotate(x, self.position_ids)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
+        if not self.biases:
             raise ValueError("attend() before positions(), which makes the mask")
         keys, values = (self.write(slots, new) for slots, new in zip(self.slots[layer], (k, v), strict=True))
         self.present.append((keys, values))
-        return add_attention_node(q, keys, values, self.bias)
+        return add_attention_node(q, keys, values, self.biases[kind.window], kind)
 
     def write(self, slots: Tensor, new: Tensor) -> Tensor:
         return torch.onnx.ops.symbolic(
@@ -60,21 +83,43 @@ class GroupQueryCache(SlotCache):
     For more than one row its kernel refuses several tokens on top of a past.
     """
 
-    def positions(self, input_ids: Tensor) -> Tensor:
+    tables: RotaryTables | None = None  # that the next node turns queries and keys by
+
+    def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
         T = input_ids.shape[1]
         self.last = (self.past_lengths + (T - 1)).to(torch.int32)  # (B,), of each row's last slot
         # A step without a past is told from others by total = T.
         self.total = (self.past_lengths.max() + T).to(torch.int32)
-        return self.past_lengths[:, None] + torch.arange(T)  # (B, T)
+        self.position_ids = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
+        return self.position_ids
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
+        """Leave the rotation to GroupQueryAttention, which turns whole heads of a multiple of 16."""
+        D = x.shape[-1]
+        if 2 * tables.cos.shape[1] != D or D % 16:
+            return super().rotate(x, tables)
+        self.tables = tables
+        return x
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
         B, H, T, D = q.shape
-        joined = [x.transpose(1, 2).reshape(B, T, H * D) for x in (q, k, v)]
+        joined = [x.transpose(1, 2).reshape(B, T, x.shape[1] * D) for x in (q, k, v)]
         keys, values = self.slots[layer]
+        attributes: dict[str, Any] = {"num_heads": H, "kv_num_heads": k.shape[1]}
+        attributes["scale"] = D**-0.5 if kind.scale is None else kind.scale
+        if kind.window is not None:
+            attributes["local_window_size"] = kind.window
+        if kind.softcap is not None:
+            attributes["softcap"] = kind.softcap
+        rotation: tuple[Tensor, ...] = ()
+        if self.tables is not None:
+            rotation = (self.tables.cos, self.tables.sin)
+            attributes["do_rotary"] = 1
+            self.tables = None
         context, *present = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
-            (*joined, keys, values, self.last, self.total),
-            attrs={"num_heads": H, "kv_num_heads": H, "scale": D**-0.5},
+            (*joined, keys, values, self.last, self.total, *rotation),
+            attrs=attributes,
             dtypes=(q.dtype,) * 3,
             shapes=(joined[0].shape, keys.shape, values.shape),
             version=1,
@@ -92,13 +137,19 @@ class SourceNode(SourceAttention):
         return add_attention_node(q, *self.keys_values[layer], bias)
 
 
-def add_attention_node(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+def add_attention_node(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kind: AttentionKind = PLAIN
+) -> Tensor:
     """Return the result of the operator Attention-24."""
     # The scale is an attribute: without it TensorRT's parser computes it with 16 layers each time.
+    scale = q.shape[-1] ** -0.5 if kind.scale is None else kind.scale
+    attributes: dict[str, Any] = {"scale": scale, "is_causal": 0}
+    if kind.softcap is not None:
+        attributes["softcap"] = kind.softcap
     return torch.onnx.ops.symbolic(
         "Attention",
         (q, k, v, bias),
-        attrs={"scale": q.shape[-1] ** -0.5, "is_causal": 0},
+        attrs=attributes,
         dtype=q.dtype,
         shape=q.shape,
         version=24,
@@ -108,7 +159,7 @@ def add_attention_node(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> 
 class Decoder(nn.Module):
     """A decoder whose cache is flat tensors in and out, as a graph needs it."""
 
-    def __init__(self, model: GPT2) -> None:
+    def __init__(self, model: GPT2 | Llama) -> None:
         super().__init__()
         self.model = model
 
@@ -117,7 +168,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, ...]:
         x = self.model.hidden_states(input_ids, cache)  # (B, T, E)
         # Rows are gathered before the head: the vocabulary is wide, and one row per sequence is read.
-        logits = self.model.lm_head(x.flatten(0, 1)[logit_rows])  # (N, V)
+        logits = self.model.logits(x.flatten(0, 1)[logit_rows])  # (N, V)
         return (logits, *(tensor for pair in cache.present for tensor in pair))
 
 

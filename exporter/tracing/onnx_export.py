@@ -172,11 +172,12 @@ def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, ou
     """Trace one recipe's graph of a checkpoint, and write it to a file; the arguments are a command's."""
     import onnx_ir as ir
 
-    from ...models.checkpoint import describe, empty_model
+    from ...models.checkpoint import describe, empty_model, limit_context
 
     description = describe(Path(folder))
     choices = Choices(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
     recipe = FAMILIES[description.family.name].make_recipes(description.config, choices)[recipe_id]
     model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory
     model.tie_weights()
+    limit_context(model, choices.max_length)
     ir.save(trace(model, recipe), out)

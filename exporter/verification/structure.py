@@ -24,7 +24,8 @@ from ..tracing.modules import find_module
 READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
 MOST = 3  # faults of a kind that are reported
-NORMS = ("LayerNormalization", "RMSNormalization")
+NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+EPSILONS = ("layer_norm_eps", "rms_norm_eps")  # how their settings begin
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
 # Relative tolerances: attributes are stored in fp32, constants may be in fp16.
@@ -42,7 +43,7 @@ def compare_structure(
     ours = not bundle.manifest.source.get("exporter")  # others scale where they like
     failures = [
         *shorten(find_wrong_epsilons(graph, bundle.manifest.config)),
-        *shorten(find_wrong_scales(graph) if ours else ()),
+        *shorten(find_wrong_scales(graph, bundle.manifest.config) if ours else ()),
         *shorten(filter(None, weights)),
         *shorten(find_wrong_cache_scales(graph, cache_scales or {})),
     ]
@@ -107,7 +108,7 @@ def find_different_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[s
 
 def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the normalisations whose epsilon is not the config's."""
-    meant = next((float(value) for name, value in config.items() if name.startswith("layer_norm_eps")), None)
+    meant = next((float(value) for name, value in config.items() if name.startswith(EPSILONS)), None)
     for node in graph:
         if node.op_type in NORMS and meant is not None:
             epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
@@ -115,14 +116,14 @@ def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[
                 yield f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {meant:g}"
 
 
-def find_wrong_scales(graph: ir.Graph) -> Iterator[str]:
-    """Yield attention whose scores are not scaled by 1 / sqrt(head size)."""
+def find_wrong_scales(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield attention whose scores are not scaled as the config says, by 1 / sqrt(head size) by default."""
     for node in graph:
         size = find_head_size(node)
         scale = find_attention_scale(node)
         if size is None or scale is None:
             continue
-        meant = size**-0.5
+        meant = config.get("attention_scale") or size**-0.5
         if not math.isclose(scale, meant, rel_tol=HALF if isinstance(scale, np.float16) else SINGLE):
             yield f"{describe_node(node)} has scale {scale:g}, heads of {size} need {meant:g}"
 

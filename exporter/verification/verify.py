@@ -172,7 +172,7 @@ def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
         from ..reference.transformers_reference import load_reference
 
         return load_reference(checkpoint.folder, bundle.manifest.task, bundle.manifest.encoder)
-    return load_our_model(checkpoint.folder)
+    return load_our_model(checkpoint.folder, bundle.manifest.max_length)
 
 
 def restrict_to(bundle: Bundle, only: Sequence[str]) -> Bundle:

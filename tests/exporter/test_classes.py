@@ -17,7 +17,7 @@ from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.tensorrt import plans
 from planforge.models.checkpoint import describe
-from planforge.runtime import TextGenerator, Translator
+from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.bundle.bundle import Bundle
 
 from ..conftest import OPTIMUM_PYTHON
@@ -213,6 +213,24 @@ def test_classes_that_optimum_exports_are_taken_from_transformers_5(
             if parameter.dim() == 2:
                 parameter.normal_(std=0.12)
     model.eval().save_pretrained(checkpoint)
-    result = export(checkpoint, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
+    result = export(checkpoint, tmp_path / "bundle", exporter="optimum", optimum_python=str(OPTIMUM_PYTHON))
     assert result.report is not None and result.report.with_pytorch and result.report.passed
     assert {artifact.precision for artifact in result.manifest.artifacts} == {"fp32", "fp16"}
+
+
+@pytest.mark.usefixtures("no_plans")
+def test_roberta_needs_no_optimum(exported: Path, tmp_path: Path) -> None:
+    """A tokenizer with <s> and </s>, pairs with two separators, and positions that begin behind padding."""
+    result = export(exported / "roberta", tmp_path / "bundle", target=["cpu", "portable"])
+    assert result.report is not None and result.report.with_pytorch and result.report.passed
+    assert result.manifest.family == "bert"
+    config = transformers.AutoConfig.from_pretrained(exported / "roberta")
+    reference: Any = transformers.AutoModel.from_pretrained(exported / "roberta").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported / "roberta")
+    texts = ["In the beginning", "God created the heaven and the earth."]
+    with TextEncoder.load(tmp_path / "bundle", precision="fp32") as encoder:
+        assert encoder.defaults.max_length == config.max_position_embeddings - config.pad_token_id - 1
+        for text, features in zip(texts, encoder.features(texts), strict=True):
+            with torch.no_grad():
+                want = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+            np.testing.assert_allclose(features.vectors, want.numpy(), atol=1e-4)

@@ -191,7 +191,7 @@ def test_weights_beyond_fp16_stay_in_fp32(checkpoint: Path, tmp_path: Path) -> N
         (lambda c: os.truncate(c / "model.safetensors", 1000), CheckpointError, "not a whole safetensors"),
         (lambda c: change_config(c, n_layer=5), CheckpointError, r"missing: h\.4\.ln_1\.weight"),
         (lambda c: change_config(c, n_head=3), CheckpointError, "n_embd=256 is not a multiple of n_head=3"),
-        (lambda c: change_config(c, model_type="llama"), ExportError, "is exported by optimum, which is not"),
+        (lambda c: change_config(c, model_type="gptj"), ExportError, "is exported by optimum, which is not"),
         (lambda c: change_config(c, vocab_size=100), CheckpointError, "tokenizer.json has 2048 tokens"),
         (lambda c: set_generation(c, eos_token_id="0"), CheckpointError, "eos_token_id is '0'"),
         (lambda c: set_generation(c, bos_token_id=[1]), CheckpointError, r"bos_token_id is \[1\]"),

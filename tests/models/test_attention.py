@@ -41,7 +41,7 @@ def test_attention_is_masked_before_positions_are_asked_for(past_length: int) ->
 
 
 def test_a_cache_serves_one_pass() -> None:
-    cache = GrowingCache(empty_past(1, B, H, D, torch.zeros(1)), torch.ones(B, T, dtype=torch.int64))
+    cache = GrowingCache(empty_past((1, H, D), B, torch.zeros(1)), torch.ones(B, T, dtype=torch.int64))
     cache.attend(0, heads(T, 0), heads(T, 1), heads(T, 2))
     with pytest.raises(ValueError, match=r"layer 0 has attended already.*whose past is this one's `present`"):
         cache.attend(0, heads(T, 0), heads(T, 1), heads(T, 2))
@@ -50,4 +50,4 @@ def test_a_cache_serves_one_pass() -> None:
 def test_slots_are_not_attended_to_without_a_mask() -> None:
     slots = [(torch.zeros(B, H, 16, D), torch.zeros(B, H, 16, D))]
     with pytest.raises(ValueError, match=r"attend\(\) before positions\(\)"):
-        SlotCache(slots, torch.zeros(B, dtype=torch.int64)).attend(0, *(heads(T, seed) for seed in range(3)))
+        SlotCache(slots, torch.zeros(B, dtype=torch.int64)).attend(0, heads(T, 0), heads(T, 1), heads(T, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from . import bert, gpt2, transformer
+from . import bert, decoder, transformer
 from .recipe import Choices, Recipe
 
 
@@ -21,6 +21,11 @@ class FamilyRecipes(Protocol):
         """Return the recipe of each graph in each dialect that it can have, by `Recipe.id`."""
 
 
-FAMILIES: dict[str, FamilyRecipes] = {"bert": bert, "gpt2": gpt2, "transformer": transformer}
+FAMILIES: dict[str, FamilyRecipes] = {
+    "bert": bert,
+    "gpt2": decoder,
+    "llama": decoder,
+    "transformer": transformer,
+}
 
 __all__ = ["FAMILIES", "Choices", "FamilyRecipes", "Recipe"]

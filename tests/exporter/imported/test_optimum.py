@@ -141,7 +141,7 @@ def test_checkpoints_that_optimum_is_not_asked_for(
     edit_json(checkpoint / "config.json", **settings)
     (checkpoint / "m.py").write_text("raise SystemExit('it ran')\n", encoding="utf-8")
     with pytest.raises(CheckpointError, match=message):
-        export(checkpoint, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
+        export(checkpoint, tmp_path / "bundle", exporter="optimum", optimum_python=str(OPTIMUM_PYTHON))
     assert not (tmp_path / "bundle").exists()
 
 
@@ -160,7 +160,9 @@ def test_positions_that_transformers_5_writes_are_exported(exported: Path, tmp_p
     transformers.set_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(checkpoint)
     options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"]}
-    result = export(checkpoint, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON), **options)
+    options["optimum_python"] = str(OPTIMUM_PYTHON)
+    result = export(checkpoint, tmp_path / "bundle", exporter="optimum", **options)
+    del options["optimum_python"]
     assert result.report is not None and result.report.passed
     folder = Path(shutil.copytree(exported / "llama.onnx", tmp_path / "folder"))
     edit_json(folder / "config.json", rope_parameters=given)  # which 4.57 hands on

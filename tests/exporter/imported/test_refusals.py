@@ -42,7 +42,7 @@ def test_pickles_are_never_read(own: Path, exported: Path, tmp_path: Path) -> No
         import_folder(exported / "llama.onnx", tmp_path / "bundle", source=own)
     (own / "decoy.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=way_out):
-        export(own, tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
+        export(own, tmp_path / "bundle", exporter="optimum", optimum_python=str(OPTIMUM_PYTHON))
     with pytest.raises(CheckpointError, match=r"has graphs and no weights: planforge import .*llama\.onnx"):
         export(exported / "llama.onnx", tmp_path / "bundle", optimum_python=str(OPTIMUM_PYTHON))
 

@@ -25,7 +25,7 @@ from planforge.exporter.calibration.convert import write_graphs
 from planforge.exporter.graphs import attach_weights, make_artifact
 from planforge.exporter.tracing.onnx_export import trace
 from planforge.exporter.tracing.recipes import Choices
-from planforge.exporter.tracing.recipes import gpt2 as recipes
+from planforge.exporter.tracing.recipes import decoder as recipes
 from planforge.models import GPT2, load_model
 from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram
 from planforge.runtime.bundle.manifest import Artifact

@@ -1,4 +1,4 @@
-"""GPT-2's decoder graph in each dialect."""
+"""The graph of a decoder, GPT-2 or one of the Llama family, in each dialect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ....runtime.errors import InputError
 from .recipe import Choices, DecoderParts, Recipe, index_recipes, list_decoder_dialects, make_decoder_recipe
 
 if TYPE_CHECKING:
-    from ....models import GPT2Config
+    from ....models import GPT2Config, LlamaConfig
 
 TASK = "text-generation"
 MAX_BATCH = 8  # where an export names none
@@ -18,25 +18,27 @@ MODULES = {"portable": "PortableDecoder", "inplace": "InplaceDecoder", "ort": "O
 EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, "rows": 4}
 
 
-def read_context(config: GPT2Config) -> int:
+def read_context(config: GPT2Config | LlamaConfig) -> int:
     """Return the most tokens that the model takes."""
-    return config.n_positions
+    return config.context
 
 
-def make_recipes(config: GPT2Config, choices: Choices) -> dict[str, Recipe]:
+def make_recipes(config: GPT2Config | LlamaConfig, choices: Choices) -> dict[str, Recipe]:
     if choices.outputs:
-        raise InputError(f"outputs {list(choices.outputs)}: GPT-2 has none to choose, only encoders do")
-    dialects = list_decoder_dialects(config.head_size)
+        raise InputError(f"outputs {list(choices.outputs)}: a decoder has none to choose, only encoders do")
+    _, _, head_size = config.cache_sizes
+    dialects = list_decoder_dialects(head_size)
     return index_recipes(make_decoder(config, choices, dialect) for dialect in dialects)
 
 
-def make_decoder(config: GPT2Config, choices: Choices, dialect: str) -> Recipe:
+def make_decoder(config: GPT2Config | LlamaConfig, choices: Choices, dialect: str) -> Recipe:
     """Make the recipe of the decoder in a dialect."""
     length = choices.max_length
+    layers, heads, head_size = config.cache_sizes
     parts = DecoderParts(
-        layers=config.n_layer,
-        heads=config.n_head,
-        head_size=config.head_size,
+        layers=layers,
+        heads=heads,
+        head_size=head_size,
         vocab_size=config.vocab_size,
         batch=Axis("batch", 1, 1, choices.max_batch),
         tokens=Axis("tokens", 1, min(OPT_TOKENS, length), length),

@@ -1,0 +1,290 @@
+"""The Llama family (Touvron et al., 2023): decoders with rotary positions, RMSNorm and gated MLPs.
+
+One model for Llama, Mistral, Qwen, SmolLM, Gemma, Phi, OLMo and Granite: what differs is its config, which
+`llama_families` reads from each of their config.json files.
+
+B batch, T new tokens, P cached tokens, S = P + T, V vocabulary, E hidden size, M inner size of the MLP,
+H heads of queries, K heads of keys and values, D head size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .activations import ACTIVATIONS
+from .attention import AttentionCache, AttentionKind, GrowingCache, KeyValue, empty_past
+from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
+from .rotary import Rotary, RotaryTables
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """A decoder of the Llama family; the defaults are Llama 2's (7B).
+
+    Attributes:
+        layer_types: for each layer whether it sees all tokens (`FULL`) or those of a window (`SLIDING`);
+            empty means `FULL` throughout.
+        window: how many tokens a sliding layer sees, the token itself included.
+        rotary: the rotation of queries and keys.
+        window_rotary: that of sliding layers, where it is another.
+        unrotated: numbers of the layers without positions.
+        qk_norm: "head" normalizes each head's queries and keys, "projection" all heads together.
+        norms: where the RMSNorms of a block stand: "before" its attention and MLP, "after", or "both".
+        attention_scale: multiplies the scores; None means D ** -0.5.
+        attention_softcap, logits_softcap: c in c * tanh(x / c), of scores and of logits.
+    """
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 32
+    head_dim: int = 128
+    max_position_embeddings: int = 4096
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    layer_types: tuple[str, ...] = ()
+    window: int | None = None
+    rotary: Rotary = field(default_factory=Rotary)
+    window_rotary: Rotary | None = None
+    unrotated: tuple[int, ...] = ()
+    qk_norm: str | None = None
+    norms: str = "before"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    logits_scale: float = 1.0
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(self, "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+        check_whole(self, "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings")
+        check_multiple(self, "num_attention_heads", of="num_key_value_heads")
+        check_activation(self, "hidden_act")
+        check_epsilon(self, "rms_norm_eps")
+        check_bool(self, "tie_word_embeddings", "qkv_bias", "output_bias", "mlp_bias")
+        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types has {len(self.layer_types)} layers, num_hidden_layers is"
+                f" {self.num_hidden_layers}"
+            )
+        if unknown := set(self.layer_types) - {FULL, SLIDING}:
+            raise ValueError(f"layer_types has {sorted(unknown)[0]!r}; {FULL} and {SLIDING} are known")
+        if SLIDING in self.layer_types and self.window is None:
+            raise ValueError("layer_types has sliding_attention, but sliding_window is not set")
+
+    @property
+    def context(self) -> int:
+        """The most tokens that the model takes."""
+        return self.max_position_embeddings
+
+    @property
+    def cache_sizes(self) -> tuple[int, int, int]:
+        """Layers, heads and head size of the keys and values that are cached."""
+        return self.num_hidden_layers, self.num_key_value_heads, self.head_dim
+
+    def is_sliding(self, layer: int) -> bool:
+        """Return whether a layer sees a window alone."""
+        return bool(self.layer_types) and self.layer_types[layer] == SLIDING
+
+    def attention_kind(self, layer: int) -> AttentionKind:
+        """Return how a layer's scores are scaled, capped and masked."""
+        scale = self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+        window = self.window if self.is_sliding(layer) else None
+        return AttentionKind(scale, window, self.attention_softcap)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square layer normalization (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_size = config.head_dim
+        self.kind = config.attention_kind(layer)
+        self.qk_norm = config.qk_norm
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
+        if config.qk_norm is not None:
+            each = config.qk_norm == "head"
+            self.q_norm = RMSNorm(config.head_dim if each else queries, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim if each else keys, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, tables: RotaryTables | None, cache: AttentionCache) -> Tensor:
+        B, T, _ = x.shape
+        q = self.q_proj(x)  # (B, T, H * D)
+        k = self.k_proj(x)  # (B, T, K * D)
+        if self.qk_norm == "projection":
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        q = self.split_heads(q)  # (B, H, T, D)
+        k = self.split_heads(k)  # (B, K, T, D)
+        v = self.split_heads(self.v_proj(x))  # (B, K, T, D)
+        if self.qk_norm == "head":
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        if tables is not None:
+            q = cache.rotate(q, tables)
+            k = cache.rotate(k, tables)
+        context = cache.attend(self.layer, q, k, v, self.kind)  # (B, H, T, D)
+        return self.o_proj(context.transpose(1, 2).reshape(B, T, -1))  # type: ignore[no-any-return]
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        return x.view(B, T, -1, self.head_size).transpose(1, 2)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU and GeGLU (Shazeer, 2020), by the activation of the gate."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.activation = ACTIVATIONS[config.hidden_act]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.activation(self.gate_proj(x)) * self.up_proj(x)  # (B, T, M)
+        return self.down_proj(inner)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.residual_scale = config.residual_scale
+        self.self_attn = SelfAttention(config, layer)
+        self.mlp = GatedMLP(config)
+        before = config.norms != "after"
+        after = config.norms != "before"
+
+        def norm(is_there: bool) -> nn.Module:
+            return RMSNorm(config.hidden_size, config.rms_norm_eps) if is_there else nn.Identity()
+
+        self.attention_norm = norm(before)
+        self.attention_output_norm = norm(after)
+        self.mlp_norm = norm(before)
+        self.mlp_output_norm = norm(after)
+
+    def forward(self, x: Tensor, tables: RotaryTables | None, cache: AttentionCache) -> Tensor:
+        attended = self.self_attn(self.attention_norm(x), tables, cache)
+        x = x + self.scale(self.attention_output_norm(attended))
+        return x + self.scale(self.mlp_output_norm(self.mlp(self.mlp_norm(x))))
+
+    def scale(self, x: Tensor) -> Tensor:
+        return x if self.residual_scale == 1 else x * self.residual_scale
+
+
+class Llama(nn.Module):
+    """A decoder of the Llama family, of any size, by config."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.rotary = self.make_tables(config.rotary)
+        self.window_rotary = self.make_tables(config.window_rotary)
+        self.tie_weights()
+
+    def make_tables(self, rotary: Rotary | None) -> RotaryTables | None:
+        """Return the cosines and sines of one rotation, for the whole context."""
+        config = self.config
+        return None if rotary is None else RotaryTables(rotary, config.head_dim, config.context)
+
+    def limit_context(self, length: int) -> None:
+        """Compute the rotary tables for texts of up to `length` tokens."""
+        for tables in (self.rotary, self.window_rotary):
+            if tables is not None:
+                tables.fill(length)
+
+    def tie_weights(self) -> None:
+        """Tie the head's weight to the embedding, where the config says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        past: Sequence[KeyValue] | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """Run one step over new tokens, on top of a cache.
+
+        Args:
+            input_ids: (B, T) int64; rows of unequal length are padded on the left.
+            past: keys and values (B, K, P, D) of each layer, as the last step returned them.
+            attention_mask: (B, P + T), 0 at padding; None when there is none.
+
+        Returns:
+            Logits (B, T, V), and the cache grown to (B, K, P + T, D).
+        """
+        B, T = input_ids.shape
+        if past is None:
+            past = self.empty_past(B)
+        if attention_mask is None:
+            attention_mask = input_ids.new_ones(B, past[0][0].shape[2] + T)
+        cache = GrowingCache(past, attention_mask)
+        return self.logits(self.hidden_states(input_ids, cache)), cache.present
+
+    def empty_past(self, batch: int) -> list[KeyValue]:
+        """Return a past of no tokens, for `batch` rows."""
+        return empty_past(self.config.cache_sizes, batch, self.embed_tokens.weight)
+
+    def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
+        """Return the last hidden states (B, T, E), which the head reads, of input_ids (B, T)."""
+        config = self.config
+        x = self.embed_tokens(input_ids)  # (B, T, E)
+        if config.embedding_scale != 1:
+            x = x * config.embedding_scale
+        windows = {config.attention_kind(layer).window for layer in range(config.num_hidden_layers)}
+        cache.positions(input_ids, sorted(windows, key=str))
+        for layer, block in enumerate(self.layers):
+            x = block(x, self.tables_of(layer), cache)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def tables_of(self, layer: int) -> RotaryTables | None:
+        """Return a layer's rotary tables; None where it has no positions."""
+        config = self.config
+        if layer in config.unrotated:
+            return None
+        return self.window_rotary if self.window_rotary and config.is_sliding(layer) else self.rotary
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits (..., V) of hidden states (..., E)."""
+        config = self.config
+        logits: Tensor = self.lm_head(x)
+        if config.logits_scale != 1:
+            logits = logits * config.logits_scale
+        if config.logits_softcap is not None:
+            logits = torch.tanh(logits / config.logits_softcap) * config.logits_softcap
+        return logits

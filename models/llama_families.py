@@ -1,0 +1,284 @@
+"""How the decoders of the Llama family differ: a row each, read from their config.json files."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .llama import FULL, SLIDING, LlamaConfig
+from .rotary import Rotary
+
+Json = Mapping[str, Any]
+
+# Settings that are ours by the same name.
+SAME = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings", "hidden_act", "rms_norm_eps", "tie_word_embeddings", "mlp_bias",
+)  # fmt: skip
+# Settings that single families have, or that have another name here.
+OF_ONE_FAMILY = (
+    "num_key_value_heads", "head_dim", "attention_bias", "layer_types", "sliding_window",
+    "use_sliding_window", "query_pre_attn_scalar", "logits_scaling", "no_rope_layers",
+)  # fmt: skip
+# Settings that say nothing of what a model computes, or that are read elsewhere.
+HARMLESS = {
+    "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "pretraining_tp",
+    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "_name_or_path", "auto_map",
+    "attn_implementation", "_attn_implementation", "cache_implementation", "return_dict", "output_attentions",
+    "output_hidden_states", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "id2label",
+    "label2id", "problem_type", "max_window_layers", "_sliding_window_pattern", "sliding_window_pattern",
+    "no_rope_layer_interval", "tokenizer_class", "num_labels",
+}  # fmt: skip
+ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rope_local_base_freq",
+          "original_max_position_embeddings")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LlamaFamily:
+    """What one model_type has that Llama does not.
+
+    Attributes:
+        defaults: settings that its config.json may leave out, by their published names.
+        fixed: our settings that no config.json has.
+        settings: published names of settings that have another name here.
+        computed: our settings that follow from others.
+        norms: published names of a block's RMSNorms, each with ours.
+        fused: published names of weights that hold several of ours, one below the other.
+        norm_offset: what is added to the published weight of each RMSNorm.
+        class_name: how its classes in transformers begin.
+    """
+
+    defaults: Json = field(default_factory=dict)
+    fixed: Json = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    computed: Callable[[Json], dict[str, Any]] = lambda config: {}
+    norms: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "input_layernorm": "attention_norm",
+            "post_attention_layernorm": "mlp_norm",
+        }
+    )
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    norm_offset: float = 0.0
+    class_name: str = "Llama"
+
+    def convert(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a published weight as ours."""
+        if self.norm_offset and name.endswith("norm.weight"):
+            return tensor.to(torch.float32) + self.norm_offset
+        return tensor
+
+    def list_parts(self, config: LlamaConfig, name: str) -> dict[str, int]:
+        """Return our weights that a published one holds, one below the other, each with its rows."""
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        inner = config.intermediate_size
+        rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": inner, "up_proj": inner}
+        for fused, parts in self.fused.items():
+            if f".{fused}." in name:
+                return {name.replace(fused, part): rows[part.rpartition(".")[2]] for part in parts}
+        return {}
+
+
+GEMMA_NORMS = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "attention_output_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+GEMMA_SETTINGS = {
+    "hidden_activation": "hidden_act",
+    "final_logit_softcapping": "logits_softcap",
+    "attn_logit_softcapping": "attention_softcap",
+}
+
+
+def scale_gemma(config: Json) -> dict[str, Any]:
+    return {
+        "embedding_scale": math.sqrt(config["hidden_size"]),
+        "attention_scale": config.get("query_pre_attn_scalar", 256) ** -0.5,
+    }
+
+
+def scale_granite(config: Json) -> dict[str, Any]:
+    return {"logits_scale": 1 / config.get("logits_scaling", 1.0)}
+
+
+def leave_unrotated(config: Json) -> dict[str, Any]:
+    """Return SmolLM3's layers without positions: 0 in no_rope_layers, or one in each interval."""
+    layers = range(config["num_hidden_layers"])
+    listed = config.get("no_rope_layers")
+    if listed is None:
+        interval = config.get("no_rope_layer_interval", 4)
+        listed = [int((layer + 1) % interval != 0) for layer in layers]
+    return {"unrotated": tuple(layer for layer in layers if not listed[layer])}
+
+
+GEMMA = LlamaFamily(
+    class_name="Gemma2",
+    defaults={
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 4096,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+    },
+    fixed={"norms": "both"},
+    settings=GEMMA_SETTINGS,
+    computed=scale_gemma,
+    norms=GEMMA_NORMS,
+    norm_offset=1.0,
+)
+FAMILIES: dict[str, LlamaFamily] = {
+    "llama": LlamaFamily(),
+    "mistral": LlamaFamily(class_name="Mistral", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "qwen2": LlamaFamily(
+        class_name="Qwen2", defaults={"use_sliding_window": False}, fixed={"qkv_bias": True}
+    ),
+    "qwen3": LlamaFamily(
+        class_name="Qwen3",
+        defaults={"head_dim": 128, "use_sliding_window": False},
+        fixed={"qk_norm": "head"},
+    ),
+    "smollm3": LlamaFamily(
+        class_name="SmolLM3",
+        defaults={"tie_word_embeddings": True, "use_sliding_window": False, "rope_theta": 2e6},
+        computed=leave_unrotated,
+    ),
+    "gemma2": GEMMA,
+    "gemma3_text": LlamaFamily(
+        class_name="Gemma3",
+        defaults={**GEMMA.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None},
+        fixed={"norms": "both", "qk_norm": "head"},
+        settings=GEMMA_SETTINGS,
+        computed=scale_gemma,
+        norms=GEMMA_NORMS,
+        norm_offset=1.0,
+    ),
+    "phi3": LlamaFamily(
+        class_name="Phi3",
+        defaults={"rms_norm_eps": 1e-5},
+        fused={
+            "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+        },
+    ),
+    "olmo2": LlamaFamily(
+        class_name="Olmo2",
+        defaults={"rms_norm_eps": 1e-5},
+        fixed={"norms": "after", "qk_norm": "projection"},
+        norms={
+            "post_attention_layernorm": "attention_output_norm",
+            "post_feedforward_layernorm": "mlp_output_norm",
+        },
+    ),
+    "granite": LlamaFamily(
+        class_name="Granite",
+        settings={
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "attention_multiplier": "attention_scale",
+        },
+        computed=scale_granite,
+    ),
+}
+
+
+def read_settings(config: Json) -> dict[str, Any]:
+    """Return the fields of a `LlamaConfig` that a config.json describes.
+
+    Raises:
+        ValueError: a setting that is not known here, or a value that cannot be; names it.
+    """
+    family = FAMILIES[str(config["model_type"])]
+    merged = {**family.defaults, **config}
+    config = {name: value for name, value in merged.items() if value is not None}
+    refuse_unknown(config, family)
+    named = {family.settings.get(name, name): value for name, value in config.items()}
+    values = {name: named[name] for name in (*SAME, *family.settings.values()) if name in named}
+    heads = config["num_attention_heads"]
+    bias = config.get("attention_bias", False)
+    values |= {
+        "num_key_value_heads": config.get("num_key_value_heads", heads),
+        "head_dim": config.get("head_dim", config["hidden_size"] // heads),
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "layer_types": read_layer_types(config),
+        "window": config.get("sliding_window"),
+    }
+    return values | read_rotary(config) | dict(family.fixed) | family.computed(config)
+
+
+def refuse_unknown(config: Json, family: LlamaFamily) -> None:
+    """Raise a ValueError that names the settings of a config.json that nobody here reads."""
+    if "quantization_config" in config:
+        raise ValueError(
+            "config.json has a quantization_config, and quantized checkpoints are not read: export the model"
+            " that it was made from, with --precision int8 or int4"
+        )
+    known = {*SAME, *HARMLESS, *ROTARY, *family.settings, *family.defaults, *OF_ONE_FAMILY}
+    unknown = [
+        name
+        for name, value in config.items()
+        if name not in known and not name.startswith("_") and value not in (False, "", [], {})
+    ]
+    if unknown:
+        settings = ", ".join(f"{name}={config[name]!r:.60}" for name in unknown)
+        raise ValueError(f"config.json sets {settings}, which is not known for {config['model_type']}")
+
+
+def read_layer_types(config: Json) -> tuple[str, ...]:
+    """Return which layers see a window; empty where none does."""
+    layers: int = config["num_hidden_layers"]
+    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
+        return ()
+    if "layer_types" in config:
+        return tuple(str(kind) for kind in config["layer_types"])
+    match config["model_type"]:
+        case "mistral" | "phi3":
+            return (SLIDING,) * layers
+        case "gemma2":
+            return tuple(FULL if layer % 2 else SLIDING for layer in range(layers))
+        case "gemma3_text":
+            pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+            return tuple(SLIDING if (layer + 1) % pattern else FULL for layer in range(layers))
+        case _:
+            first = config.get("max_window_layers", 0)
+            return tuple(FULL if layer < first else SLIDING for layer in range(layers))
+
+
+def read_rotary(config: Json) -> dict[str, Rotary]:
+    """Return the rotations: of transformers 5's rope_parameters, or of the older names."""
+    context = config["max_position_embeddings"]
+    given = config.get("rope_parameters")
+    if given is None:
+        given = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
+        if config["model_type"] == "gemma3_text":
+            local = {"rope_theta": config.get("rope_local_base_freq", 10000.0)}
+            given["rope_theta"] = config.get("rope_theta", 1e6)
+            given = {FULL: given, SLIDING: local}
+    if "partial_rotary_factor" in config:
+        given = {"partial_rotary_factor": config["partial_rotary_factor"], **given}
+    if "original_max_position_embeddings" in config:
+        given = {"original_max_position_embeddings": config["original_max_position_embeddings"], **given}
+    if FULL not in given and SLIDING not in given:
+        return {"rotary": Rotary.from_json(given, context)}
+    return {
+        "rotary": Rotary.from_json(given[FULL], context),
+        "window_rotary": Rotary.from_json(given[SLIDING], context),
+    }
+
+
+def rename_by(config: Json) -> Callable[[str], str]:
+    """Return the renaming of published weights, whose prefix "model." is gone, to ours."""
+    norms = FAMILIES[str(config["model_type"])].norms
+    pattern = re.compile(rf"(layers\.\d+)\.({'|'.join(norms)})\.weight")
+    return lambda name: pattern.sub(lambda match: f"{match[1]}.{norms[match[2]]}.weight", name)

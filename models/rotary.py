@@ -1,0 +1,216 @@
+"""Rotary position embeddings (Su et al., 2021), and the ways to stretch them to longer contexts.
+
+B batch, T tokens, H heads, D head size, F frequencies, L context
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How positions turn queries and keys: `rope_parameters` of a config.json, with its names.
+
+    Attributes:
+        rope_theta: the base of the frequencies.
+        rope_type: how they are stretched; one of `STRETCHES`.
+        partial_rotary_factor: the part of each head that is turned.
+        original_max_position_embeddings: the context that the model was first trained with.
+        attention_factor: multiplies sines and cosines; None follows from the type.
+        short_factor: divides each frequency while all tokens lie within the original context.
+        long_factor: divides each frequency where they don't.
+    """
+
+    rope_theta: float = 10000.0
+    rope_type: str = "default"
+    partial_rotary_factor: float = 1.0
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    attention_factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rope_type not in STRETCHES:
+            raise ValueError(f"rope_type={self.rope_type!r} is not one of {', '.join(STRETCHES)}")
+        if self.rope_theta <= 1 or self.factor < 1 or not 0 < self.partial_rotary_factor <= 1:
+            raise ValueError(
+                f"rope_theta={self.rope_theta} must be above 1, factor={self.factor} at least 1 and"
+                f" partial_rotary_factor={self.partial_rotary_factor} above 0 and at most 1"
+            )
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], context: int) -> Rotary:
+        """Return the rotation that a config.json describes.
+
+        Args:
+            values: `rope_parameters`, or `rope_scaling` with `rope_theta` beside it.
+            context: max_position_embeddings, the original context where none is named.
+
+        Raises:
+            ValueError: a setting that is not known here, or a value that cannot be; names it.
+        """
+        named = {**values, "rope_type": values.get("rope_type", values.get("type", "default"))}
+        named.pop("type", None)
+        named = {name: value for name, value in named.items() if value is not None}
+        if unknown := sorted(set(named) - {field.name for field in fields(cls)}):
+            raise ValueError(f"rope_parameters sets {', '.join(unknown)}, which no rotary position here has")
+        for name in ("short_factor", "long_factor"):
+            named[name] = tuple(named.get(name, ()))
+        original = named.setdefault("original_max_position_embeddings", context)
+        if named["rope_type"] == "longrope":
+            named.setdefault("factor", max(1.0, context / original))
+        try:
+            return cls(**named)
+        except TypeError as error:
+            raise ValueError(f"rope_parameters={dict(values)}: {error}") from error
+
+    def count_rotated(self, head_size: int) -> int:
+        """Return 2 * F, how many numbers of a head are turned."""
+        return int(head_size * self.partial_rotary_factor)
+
+    def compute_frequencies(self, head_size: int, context: int) -> Tensor:
+        """Return the frequencies (F,) in fp32 for texts of up to `context` tokens."""
+        size = self.count_rotated(head_size)
+        powers = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
+        return STRETCHES[self.rope_type](self, self.rope_theta**powers, context)
+
+    def compute_magnitude(self) -> float:
+        """Return what sines and cosines are multiplied with."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.rope_type == "yarn":
+            if self.mscale and self.mscale_all_dim:
+                return yarn_magnitude(self.factor, self.mscale) / yarn_magnitude(
+                    self.factor, self.mscale_all_dim
+                )
+            return yarn_magnitude(self.factor, 1.0)
+        if self.rope_type == "longrope":
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position_embeddings))
+        return 1.0
+
+
+def yarn_magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def keep(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
+    return 1.0 / periods
+
+
+def stretch_linearly(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
+    """Position interpolation (Chen et al., 2023)."""
+    return 1.0 / periods / rotary.factor
+
+
+def stretch_dynamically(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
+    """NTK-aware scaling: a larger base for a context beyond the original one."""
+    original = rotary.original_max_position_embeddings
+    size = 2 * len(periods)
+    growth = rotary.factor * max(context, original) / original - (rotary.factor - 1)
+    powers = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
+    base: float = rotary.rope_theta * growth ** (size / (size - 2))
+    return 1.0 / base**powers
+
+
+def stretch_by_wavelength(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
+    """Llama 3.1: long wavelengths are stretched, short ones kept, those between blended."""
+    frequencies = 1.0 / periods
+    turns = rotary.original_max_position_embeddings * frequencies / (2 * math.pi)
+    kept = (turns - rotary.low_freq_factor) / (rotary.high_freq_factor - rotary.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return (1 - kept) * frequencies / rotary.factor + kept * frequencies
+
+
+def stretch_by_yarn(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
+    """YaRN (Peng et al., 2023): frequencies of few turns are stretched, those of many kept."""
+    size = 2 * len(periods)
+
+    def find_dimension(turns: float) -> float:
+        length = rotary.original_max_position_embeddings / (turns * 2 * math.pi)
+        return size * math.log(length) / (2 * math.log(rotary.rope_theta))
+
+    low = find_dimension(rotary.beta_fast)
+    high = find_dimension(rotary.beta_slow)
+    if rotary.truncate:
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, size - 1)
+    ramp = (torch.arange(size // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    return (1 - kept) / (rotary.factor * periods) + kept / periods
+
+
+def stretch_by_longrope(rotary: Rotary, periods: Tensor, context: int) -> Tensor:
+    """LongRoPE (Ding et al., 2024): a factor for each frequency, of short or of long contexts."""
+    is_long = context > rotary.original_max_position_embeddings
+    factors = rotary.long_factor if is_long else rotary.short_factor
+    if len(factors) != len(periods):
+        raise ValueError(
+            f"{'long' if is_long else 'short'}_factor has {len(factors)} numbers, not {len(periods)}"
+        )
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * periods)
+
+
+STRETCHES: dict[str, Callable[[Rotary, Tensor, int], Tensor]] = {
+    "default": keep,
+    "linear": stretch_linearly,
+    "dynamic": stretch_dynamically,
+    "llama3": stretch_by_wavelength,
+    "yarn": stretch_by_yarn,
+    "longrope": stretch_by_longrope,
+}
+
+
+class RotaryTables(nn.Module):
+    """Cosines and sines (L, F) of all positions below a context of L tokens."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, rotary: Rotary, head_size: int, context: int) -> None:
+        super().__init__()
+        self.rotary = rotary
+        self.head_size = head_size
+        self.register_buffer("cos", torch.empty(0), persistent=False)
+        self.register_buffer("sin", torch.empty(0), persistent=False)
+        self.fill(context)
+
+    def fill(self, context: int) -> None:
+        """Compute the tables, whatever the device of the rest: none of it is read from a checkpoint."""
+        frequencies = self.rotary.compute_frequencies(self.head_size, context)
+        positions = torch.arange(context, dtype=torch.float32, device="cpu")
+        angles = torch.outer(positions, frequencies)  # (L, F)
+        magnitude = self.rotary.compute_magnitude()
+        self.cos = angles.cos() * magnitude
+        self.sin = angles.sin() * magnitude
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Turn the first 2 * F numbers of each head of x (B, H, T, D), in pairs (i, i + F).
+
+        Positions are (B, T), or (1, T) where all rows share them.
+        """
+        cos = self.cos[positions][:, None]  # (B, 1, T, F)
+        sin = self.sin[positions][:, None]
+        F = cos.shape[-1]
+        first = x[..., :F]
+        second = x[..., F : 2 * F]
+        turned = [first * cos - second * sin, second * cos + first * sin]
+        if x.shape[-1] > 2 * F:
+            turned.append(x[..., 2 * F :])
+        return torch.cat(turned, dim=-1)

@@ -1,0 +1,105 @@
+"""Random checkpoints of the Llama family, written by transformers: each differs where its papers do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from planforge.exporter.checkpoints.source import find_demo
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 2048,  # gpt2-demo's tokenizer
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 2.0, 2.0, 2.0],
+}
+# Names of transformers' classes without "ForCausalLM" or "Config", with settings beside `SIZES`.
+LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama 2": ("Llama", {}),
+    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama, linear": ("Llama", {"rope_parameters": {**PLAIN, "rope_type": "linear", "factor": 2.0}}),
+    "llama, dynamic": ("Llama", {"rope_parameters": {**PLAIN, "rope_type": "dynamic", "factor": 4.0}}),
+    "llama 3.1": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama, yarn": ("Llama", {"rope_parameters": YARN}),
+    "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 32}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "gemma 2": (
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma 3": ("Gemma3", {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 20}),
+    "phi-3": ("Phi3", {"sliding_window": 8}),
+    "phi-4-mini": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
+    "olmo 2": ("Olmo2", {}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+        },
+    ),
+}
+
+
+def tiny_llama(folder: Path, name: str, **changes: Any) -> Any:
+    """Write a checkpoint of `LLAMAS` with gpt2-demo's tokenizer, and return transformers' model of it."""
+    kind, settings = LLAMAS[name]
+    config_class = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")
+    config = config_class(**{**SIZES, **settings, **changes})
+    transformers.set_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases, which are all alike at first
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            else:
+                parameter.mul_(4)
+    model.save_pretrained(folder)
+    for file in find_demo("gpt2-demo").glob("tokenizer*.json"):
+        shutil.copy(file, folder)
+    return model

@@ -1,0 +1,125 @@
+"""The Llama family against transformers: every kind, a cache, padding, windows, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planforge.models import Llama
+from planforge.models.checkpoint import describe, load_model
+
+from ..helpers.llamas import LLAMAS, SIZES, tiny_llama
+from ..helpers.models import edit_json
+
+LIMIT = 1e-4  # the issue's, on logits
+
+
+def load_llama(folder: Path) -> Llama:
+    ours = load_model(folder)
+    assert isinstance(ours, Llama)
+    return ours
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    """A padded batch longer than two windows, at once, and in steps on top of a cache."""
+    reference = tiny_llama(tmp_path, name)
+    ours = load_llama(tmp_path)
+    ids = torch.randint(3, 2048, (2, 40), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :11] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        want = reference(ids, attention_mask=mask, position_ids=positions).logits
+        whole, _ = ours(ids, attention_mask=mask)
+        first, past = ours(ids[:, :25], attention_mask=mask[:, :25])
+        second, _ = ours(ids[:, 25:], past, mask)
+    assert want[mask == 1].std() > 0.1  # the reference is no constant
+    stepped = torch.cat([first, second], dim=1)
+    torch.testing.assert_close(whole[mask == 1], want[mask == 1], rtol=0, atol=LIMIT)
+    torch.testing.assert_close(stepped[mask == 1], want[mask == 1], rtol=0, atol=LIMIT)
+    assert past[0][0].shape == (2, 2, 25, ours.config.head_dim)
+
+
+SPIRAL = {"rope_type": "spiral", "rope_theta": 1e4}
+NO_FACTORS = {"rope_type": "longrope", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("llama 2", {"rope_parameters": SPIRAL}, "rope_type='spiral' is not one of default, linear"),
+        ("llama 2", {"rope_parameters": {"rope_theta": 1e4, "twist": 2}}, "rope_parameters sets twist"),
+        ("llama 2", {"mixture": 8}, "config.json sets mixture=8, which is not known for llama"),
+        ("llama 2", {"use_mixture": True}, "config.json sets use_mixture=True, which is not known"),
+        ("llama 2", {"quantization_config": {"bits": 4}}, "quantized checkpoints are not read: export the"),
+        ("llama 2", {"num_key_value_heads": 3}, "=4 is not a multiple of num_key_value_heads=3"),
+        ("llama 2", {"hidden_act": "snake"}, "hidden_act='snake' is not one of"),
+        ("gemma 2", {"layer_types": ["full_attention"]}, "layer_types has 1 layers"),
+        ("gemma 2", {"layer_types": ["chunked_attention"] * 3}, "layer_types has 'chunked_attention'"),
+        ("phi-4-mini", {"rope_parameters": NO_FACTORS}, "short_factor has 0 numbers, not 8"),
+    ],
+)
+def test_what_a_config_asks_for_and_is_not_known_is_named(
+    name: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    tiny_llama(tmp_path, name)
+    edit_json(tmp_path / "config.json", **settings)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path)
+
+
+def test_older_names_of_rotary_settings_mean_the_same(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, "llama 3.1")
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    given = config.pop("rope_parameters")
+    config["rope_theta"] = given.pop("rope_theta")
+    config["rope_scaling"] = given
+    newer = describe(tmp_path).config
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert describe(tmp_path).config == newer
+
+
+@pytest.mark.parametrize("name", ["qwen3", "smollm3", "gemma 2", "gemma 3", "phi-3", "olmo 2"])
+def test_what_a_config_leaves_out_is_what_transformers_takes(name: str, tmp_path: Path) -> None:
+    reference = tiny_llama(tmp_path, name)
+    path = tmp_path / "config.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    whole = type(reference.config)().to_dict()
+    sizes = ("layer_types", "no_rope_layers", "head_dim", "original_max_position_embeddings", *SIZES)
+    left_out = {key for key in kept if key in whole and key not in (*sizes, "model_type", "architectures")}
+    path.write_text(json.dumps({k: v for k, v in kept.items() if k not in left_out}), encoding="utf-8")
+    short = describe(tmp_path).config
+    settings = {k: whole[k] for k in left_out}
+    path.write_text(json.dumps({**kept, **settings}), encoding="utf-8")
+    assert describe(tmp_path).config == short
+
+
+def test_a_longer_context_takes_the_long_factors(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, "phi-4-mini", max_position_embeddings=128)
+    ours = load_llama(tmp_path)
+    tables = ours.rotary
+    assert tables is not None
+    long = tables.cos[:8].clone()
+    ours.limit_context(64)
+    short = tables.cos[:8]
+    assert tables.cos.shape == (64, 4)
+    assert not torch.allclose(long, short)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("phi-3", "gate_up_proj.weight has 192 rows, config.json means 160"),
+        ("llama 2", r"gate_proj\.weight is \(96, 64\), config.json means \(80, 64\)"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(name: str, message: str, tmp_path: Path) -> None:
+    tiny_llama(tmp_path, name)
+    edit_json(tmp_path / "config.json", intermediate_size=80)
+    with pytest.raises(ValueError, match=message):
+        load_model(tmp_path)
