@@ -100,6 +100,7 @@ def set_signature(model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequen
         values.clear()
         for spec in specs:
             value = by_name[re.sub(r"^cache\.", "past_key_values.", spec.name)]
-            value.name, value.shape = spec.name, ir.Shape(spec.axis_names())
+            value.name = spec.name
+            value.shape = ir.Shape(spec.axis_names())
             values.append(value)
     common.RemoveUnusedNodesPass()(model)

@@ -12,10 +12,10 @@ from .weights import add_initializer
 
 # Operators that are used here, by the input that their results have the type of.
 TYPED_BY_FIRST = (
-    *("Abs", "Add", "Concat", "Div", "Expand", "Gather", "Gemm", "GroupQueryAttention", "MatMul", "Max"),
-    *("Mul", "Range", "ReduceL2", "ReduceMax", "ReduceSum", "Reshape", "Softmax", "Split", "Squeeze", "Sub"),
-    *("Transpose", "Unsqueeze"),
-)
+    "Abs", "Add", "Concat", "Div", "Expand", "Gather", "Gemm", "GroupQueryAttention", "MatMul", "Max",
+    "Mul", "Range", "ReduceL2", "ReduceMax", "ReduceSum", "Reshape", "Softmax", "Split", "Squeeze", "Sub",
+    "Transpose", "Unsqueeze",
+)  # fmt: skip
 TYPED_BY = {
     **dict.fromkeys(TYPED_BY_FIRST, 0),
     "MatMulIntegerToFloat": 2,
