@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from .attention import AttentionCache, GrowingCache, KeyValue, PaddedAttention, SourceAttention
     from .bert import Bert, BertConfig
     from .checkpoint import load_model, save_model
+    from .encoder import Encoder, EncoderConfig
     from .gpt2 import GPT2, GPT2Config
     from .llama import Llama, LlamaConfig
+    from .modernbert import ModernBert, ModernBertConfig
     from .sentence import DenseConfig, SentenceConfig
     from .transformer import Transformer, TransformerConfig
 
@@ -21,11 +23,15 @@ __all__ = [
     "Bert",
     "BertConfig",
     "DenseConfig",
+    "Encoder",
+    "EncoderConfig",
     "GPT2Config",
     "GrowingCache",
     "KeyValue",
     "Llama",
     "LlamaConfig",
+    "ModernBert",
+    "ModernBertConfig",
     "PaddedAttention",
     "SentenceConfig",
     "SourceAttention",
@@ -40,12 +46,16 @@ _HOME = {
     "Bert": ".bert",
     "BertConfig": ".bert",
     "DenseConfig": ".sentence",
+    "Encoder": ".encoder",
+    "EncoderConfig": ".encoder",
     "GPT2": ".gpt2",
     "GPT2Config": ".gpt2",
     "GrowingCache": ".attention",
     "KeyValue": ".attention",
     "Llama": ".llama",
     "LlamaConfig": ".llama",
+    "ModernBert": ".modernbert",
+    "ModernBertConfig": ".modernbert",
     "PaddedAttention": ".attention",
     "SentenceConfig": ".sentence",
     "SourceAttention": ".attention",

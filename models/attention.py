@@ -30,7 +30,8 @@ class AttentionKind:
 
     Attributes:
         scale: multiplies q k^T; None means D ** -0.5.
-        window: how many tokens are seen, the token itself included; None means all before it.
+        window: how many tokens are seen, the token itself included; an encoder's tokens see as many
+            behind them as before. None means all.
         softcap: c in c * tanh(scores / c); None means no cap.
     """
 
@@ -133,7 +134,7 @@ class GrowingCache:
 
 
 class PaddedAttention:
-    """An encoder's attention: every token sees every token that is not padding; nothing is cached.
+    """An encoder's attention: every token sees all tokens near it that are not padding; nothing is cached.
 
     Args:
         attention_mask: (B, T), 1 where a token counts and 0 where it is padding, on the right.
@@ -141,20 +142,37 @@ class PaddedAttention:
     """
 
     def __init__(self, attention_mask: Tensor, bias: Tensor | None = None) -> None:
-        self.bias = with_own(padding_bias(attention_mask), bias)
+        self.attention_mask = attention_mask
+        self.own_bias = bias
+        self.biases: dict[int | None, Tensor] = {}  # by window
 
     def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
-        """Return position ids (1, T), the same in every row."""
-        return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        """Return position ids (1, T), the same in every row, and make the masks."""
+        self.biases = {window: self.make_bias(window) for window in windows}
+        return self.count_positions()
+
+    def count_positions(self) -> Tensor:
+        mask = self.attention_mask
+        return torch.arange(mask.shape[1], device=mask.device)[None]
+
+    def make_bias(self, window: int | None) -> Tensor:
+        """Return the mask of padding (B, 1, 1, T), or with what is outside of the window (B, 1, T, T)."""
+        bias = padding_bias(self.attention_mask)
+        if window is not None:
+            position = self.count_positions()
+            distance = (position.mT - position).abs()  # (T, T)
+            bias = torch.where(distance < window, bias, MASKED)
+        return with_own(bias, self.own_bias)
 
     def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
         """Return queries or keys (B, h, T, D) turned by their positions."""
-        return tables.rotate(x, self.positions(x[:, 0, :, 0]))
+        return tables.rotate(x, self.count_positions())
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind = PLAIN) -> Tensor:
-        """Return the attention of every token over all tokens, (B, H, T, D)."""
-        assert kind.window is None, "no encoder here has windows"
-        return scaled_dot_product_attention(q, k, v, self.bias, kind)
+        """Return the attention of every token over all tokens in its window, (B, H, T, D)."""
+        if kind.window not in self.biases:  # a model without positions has not called `positions`
+            self.biases[kind.window] = self.make_bias(kind.window)
+        return scaled_dot_product_attention(q, k, v, self.biases[kind.window], kind)
 
 
 class SourceAttention:

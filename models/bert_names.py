@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .bert import HEADS
+from .encoder import HEADS
 
 Rename = Callable[[str], str | None]  # a published name -> ours; None: not a weight
 

@@ -17,17 +17,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from . import bert_names, llama_families, marian_names
+from . import bert_names, llama_families, marian_names, modernbert_names
 from .bert import Bert, BertConfig
 from .bert_names import Rename
+from .encoder import Encoder, EncoderConfig
 from .folder import SINGLE, read_json, read_published_shapes, read_published_weights
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .llama import Llama, LlamaConfig
+from .modernbert import ModernBert, ModernBertConfig
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig
 
-Model: TypeAlias = GPT2 | Llama | Bert | Transformer
-Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | TransformerConfig
+Model: TypeAlias = GPT2 | Llama | Encoder | Transformer
+Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,16 @@ ROBERTA = replace(
 )
 FAMILIES = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ROBERTA),
+    "modernbert": Family(
+        name="modernbert",
+        model=ModernBert,
+        config=ModernBertConfig,
+        prefix="model.",
+        rename=modernbert_names.rename_by,
+        tied=tied_head("heads.masked_lm.decoder.weight", "words.weight"),
+        details=modernbert_names.read_settings,
+        other_classes={"ModernBertForMultipleChoice": "ModernBertModel"},
+    ),
     **{model_type: make_llama(model_type) for model_type in llama_families.FAMILIES},
     "gpt2": Family(
         name="gpt2",
@@ -231,8 +243,8 @@ def describe(folder: Path) -> Description:
     folder = folder if modules is None else modules.transformer
     config_json = read_json(folder / "config.json")
     family = family_of(config_json)
-    if modules is not None and family.name != "bert":
-        raise ValueError(f"{folder}: sentence-transformers folders are supported for BERT, not {family.name}")
+    if modules is not None and not issubclass(family.config, EncoderConfig):
+        raise ValueError(f"{folder}: sentence-transformers folders are of encoders here, not {family.name}")
     check_class(folder, family, bert_names.architecture(config_json))
     for name, off in family.refused.items():
         if config_json.get(name, off) != off:
@@ -353,7 +365,7 @@ def load_model(folder: str | Path) -> Model:
 
 def limit_context(model: Model, length: int) -> None:
     """Compute what depends on the longest text, of up to `length` tokens."""
-    if isinstance(model, Llama):
+    if isinstance(model, Llama | ModernBert):
         model.limit_context(length)
 
 

@@ -77,11 +77,25 @@ def max_pooling(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.bool()[:, :, None], x, MASKED).amax(1)  # (B, E)
 
 
+def last_token_pooling(x: Tensor, mask: Tensor) -> Tensor:
+    position = torch.arange(mask.shape[1], device=mask.device)
+    is_last = position == mask.sum(1, keepdim=True) - 1  # (B, T)
+    return (is_last.to(x.dtype)[:, None] @ x)[:, 0]  # (B, E)
+
+
+def weighted_mean_pooling(x: Tensor, mask: Tensor) -> Tensor:
+    """Count a token as often as its position says: later ones have seen more."""
+    position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return mean_pooling(x, mask * position)
+
+
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cls": cls_pooling,
+    "lasttoken": last_token_pooling,
     "max": max_pooling,
     "mean": mean_pooling,
     "mean_sqrt_len_tokens": mean_sqrt_len_pooling,
+    "weightedmean": weighted_mean_pooling,
 }
 
 

@@ -102,9 +102,10 @@ def run_model(model: ReferenceModel, piece: Piece) -> tuple[list[Tensor], dict[s
     """Return every layer's hidden states (1, T, E) of one sequence, and the heads' results."""
     import torch
 
-    from ...models import Bert, PaddedAttention
+    from ...models import PaddedAttention
+    from ...models.encoder import Encoder
 
-    if not isinstance(model, Bert):
+    if not isinstance(model, Encoder):
         from .transformers_reference import run_encoder
 
         return run_encoder(model, piece)

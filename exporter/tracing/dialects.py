@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from ...models import (
     GPT2,
-    Bert,
     GrowingCache,
     KeyValue,
     Llama,
@@ -28,6 +27,7 @@ from ...models import (
     Transformer,
 )
 from ...models.attention import PLAIN, AttentionKind, Windows
+from ...models.encoder import Encoder
 from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
 
@@ -291,7 +291,7 @@ def refuse_custom_parts(model: Transformer) -> Transformer:
 class PortableEncoder(nn.Module):
     """An encoder whose results are flat tensors, as a graph needs it."""
 
-    def __init__(self, model: Bert, layers: tuple[int, ...], pooler_output: bool) -> None:
+    def __init__(self, model: Encoder, layers: tuple[int, ...], pooler_output: bool) -> None:
         super().__init__()
         self.model = model
         self.layers = layers  # whose hidden states are outputs beside the last one; 0 is the embeddings

@@ -1,7 +1,7 @@
 """The King James Bible, as text to train a demo model on.
 
-The text comes from the `bible` program (Debian package bible-kjv) and is in the public domain. Whole books are
-held out: neither the tokenizer nor a model sees any of their verses.
+The text comes from the `bible` program (Debian package bible-kjv) and is in the public domain. Whole books
+are held out: neither the tokenizer nor a model sees any of their verses.
 """
 
 from __future__ import annotations

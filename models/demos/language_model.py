@@ -1,8 +1,8 @@
 """Trains a demo's language model on the King James Bible, and says how well it predicts the held-out books.
 
-A demo's script has a `Recipe`; `run_command` is its command line. The output folder holds a Hugging Face model (half
-precision, config, tokenizer) and training.json, which says how it was made. Needs torch, transformers, tokenizers,
-safetensors and numpy.
+A demo's script has a `Recipe`; `run_command` is its command line. The output folder holds a Hugging Face
+model (half precision, config, tokenizer) and training.json, which says how it was made. Needs torch,
+transformers, tokenizers, safetensors and numpy.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class Recipe:
         batch: windows of a step.
         learning_rate: its peak.
         special_tokens: of the tokenizer; END first.
-        fused: for matrices that hold several side by side, how many, by the end of their names: each is updated
-            on its own.
+        fused: how many matrices one holds side by side, by the end of its name; each is updated on its own.
         make_stream: the tokens to train on, of the training books.
         finish: writes what else the folder needs, and changes the config before it is written.
         facts: for training.json.
@@ -242,9 +241,7 @@ def baseline_bits(train_stream: list[int], held_out: list[int], vocab_size: int)
     return model.bits(held_out)
 
 
-def evaluate(
-    out: Path, recipe: Recipe, train_texts: list[str], held_texts: list[str]
-) -> dict[str, Any]:
+def evaluate(out: Path, recipe: Recipe, train_texts: list[str], held_texts: list[str]) -> dict[str, Any]:
     """Return held-out figures of the saved model (weights as stored, computing in float32)."""
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     model = type(recipe.model()).from_pretrained(out, dtype=torch.float32)

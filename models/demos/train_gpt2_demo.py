@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Train the GPT-2 demo model from scratch on the King James Bible.
 
-    python models/demos/train_gpt2_demo.py --out models/demos/gpt2-demo [--minutes N | --steps N]
-    (later, to train a model further: the same with --resume FOLDER --learning-rate 1.5e-3)
+python models/demos/train_gpt2_demo.py --out models/demos/gpt2-demo [--minutes N | --steps N]
+(later, to train a model further: the same with --resume FOLDER --learning-rate 1.5e-3)
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     CNN,
@@ -23,7 +24,7 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 from torch import Tensor, nn
 
-from planforge.models import Bert
+from planforge.models import Encoder
 from planforge.models.checkpoint import load_model
 from planforge.models.sentence_transformers import SentenceModules, read_modules
 
@@ -38,7 +39,7 @@ TEXTS = [
     "x",
     "",
 ]
-MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens"]
+MODES = ["cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"]
 SUPPORTED = [*MODES, ("cls", "mean"), ("mean", "cls"), ("mean_sqrt_len_tokens", "max", "cls", "mean")]
 
 
@@ -83,7 +84,7 @@ def vectors(model: SentenceTransformer, texts: list[str] = TEXTS) -> Tensor:
 def our_vectors(folder: Path, model: SentenceTransformer, texts: list[str] = TEXTS) -> Tensor:
     """Ours, of the texts as the library tokenizes them."""
     ours = load_model(folder)
-    assert isinstance(ours, Bert)
+    assert isinstance(ours, Encoder)
     batch = model.tokenizer(texts, padding=True, return_tensors="pt")
     assert len(texts) == 1 or not batch["attention_mask"].all()
     segments = batch["token_type_ids"] if ours.config.type_vocab_size else None
@@ -155,14 +156,14 @@ def test_pooling_equals_encode(plain: Path, folder: Path, mode: Any) -> None:
 
 def test_every_pooling_is_another(plain: Path, folder: Path) -> None:
     """So that none can stand for another in the test above."""
-    parts = torch.chunk(vectors(saved(plain, folder, Pooling(32, tuple(MODES)))), 4, dim=1)
+    parts = torch.chunk(vectors(saved(plain, folder, Pooling(32, tuple(MODES)))), len(MODES), dim=1)
     for i, part in enumerate(parts):
         for other in parts[i + 1 :]:
             assert (part - other).abs().amax(1).min() > FAR
 
 
 def test_a_text_alone_has_the_same_vector(plain: Path, folder: Path) -> None:
-    model = saved(plain, folder, Pooling(32, tuple(MODES)), Dense(128, 20), Normalize())
+    model = saved(plain, folder, Pooling(32, tuple(MODES)), Dense(32 * len(MODES), 20), Normalize())
     wanted = vectors(model)
     for text, vector in zip(TEXTS, wanted, strict=True):
         torch.testing.assert_close(our_vectors(folder, model, [text])[0], vector, rtol=0, atol=LIMIT)
@@ -213,6 +214,36 @@ def test_distilbert(tmp_path: Path, folder: Path) -> None:
     assert_equal_vectors(folder, saved(tmp_path / "distilbert", folder, *modules))
 
 
+@pytest.mark.parametrize("mode", ["cls", "mean", "lasttoken"])
+@pytest.mark.parametrize("kind", ["XLMRoberta", "ModernBert"])
+def test_encoders_that_people_embed_with(tmp_path: Path, folder: Path, kind: str, mode: Any) -> None:
+    plain = tmp_path / "plain"
+    save_tiny_encoder(plain, kind)
+    assert_equal_vectors(folder, saved(plain, folder, Pooling(32, mode), Normalize()))
+
+
+def save_tiny_encoder(folder: Path, kind: str) -> None:
+    """Write a random encoder of one of transformers' kinds, and BERT's tokenizer."""
+    tiny_bert(folder)
+    write_wordpiece(folder)
+    transformers.BertTokenizer.from_pretrained(folder).save_pretrained(folder)  # its class stands there now
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 68,
+        "pad_token_id": 0,
+        "initializer_range": 0.3,
+    }
+    own = {"local_attention": 8} if kind == "ModernBert" else {"type_vocab_size": 1}
+    transformers.set_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes, **own)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(folder)
+
+
 def test_weights_of_other_heads_beside_the_transformers(tmp_path: Path, plain: Path, folder: Path) -> None:
     """As published by those who trained a sentence model on from a masked-word one."""
     model = saved(plain, folder, Pooling(32, "cls"), Normalize())
@@ -220,7 +251,7 @@ def test_weights_of_other_heads_beside_the_transformers(tmp_path: Path, plain: P
     heads = [name for name in weights if name.startswith("cls.") and not name.endswith("decoder.weight")]
     edit_weights(folder, **{name: weights[name].clone() for name in heads})
     ours = load_model(folder)
-    assert isinstance(ours, Bert) and ours.config.heads == ("masked_lm", "next_sentence")
+    assert isinstance(ours, Encoder) and ours.config.heads == ("masked_lm", "next_sentence")
     assert_equal_vectors(folder, model)
 
 
@@ -263,17 +294,15 @@ def test_prompts_and_length_are_read(plain: Path, folder: Path) -> None:
 def test_a_plain_checkpoint_has_no_modules(plain: Path) -> None:
     assert read_modules(plain) is None
     ours = load_model(plain)
-    assert isinstance(ours, Bert) and ours.config.sentence is None
+    assert isinstance(ours, Encoder) and ours.config.sentence is None
 
 
-@pytest.mark.parametrize("mode", ["weightedmean", "lasttoken", ("mean", "weightedmean")], ids=str)
-@pytest.mark.parametrize("old", [False, True], ids=["by name", "by flags"])
-def test_other_poolings_are_refused_by_name(plain: Path, folder: Path, mode: Any, old: bool) -> None:
-    saved(plain, folder, Pooling(32, mode))
-    names = [mode] if isinstance(mode, str) else list(mode)
-    if old:
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps(flags(names)))
-    assert f"pooling '{names[-1]}' is not one of {sorted(MODES)}" in refusal(folder)
+@pytest.mark.parametrize("mode", MODES)
+def test_poolings_by_the_flags_of_older_versions(plain: Path, folder: Path, mode: Any) -> None:
+    model = saved(plain, folder, Pooling(32, mode))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(flags([mode])))
+    assert modules_of(folder).config.pooling == (mode,)
+    assert_equal_vectors(folder, model)
 
 
 @pytest.mark.parametrize("mode", [None, 5, {"mean": True}, [["mean"]], "median"], ids=str)
@@ -389,7 +418,7 @@ def test_weights_of_a_dense_layer_are_checked(plain: Path, folder: Path) -> None
     assert f"{folder / '2_Dense'} has neither model.safetensors" in refusal(folder)
 
 
-def test_another_family_than_bert_is_refused_by_name(plain: Path, folder: Path) -> None:
+def test_a_decoder_is_refused_by_name(plain: Path, folder: Path) -> None:
     saved(plain, folder, Pooling(32))
     tiny_gpt2(folder)
-    assert "supported for BERT, not gpt2" in refusal(folder)
+    assert "are of encoders here, not gpt2" in refusal(folder)

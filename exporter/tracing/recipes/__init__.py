@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from . import bert, decoder, transformer
+from . import decoder, encoder, transformer
 from .recipe import Choices, Recipe
 
 
@@ -22,9 +22,10 @@ class FamilyRecipes(Protocol):
 
 
 FAMILIES: dict[str, FamilyRecipes] = {
-    "bert": bert,
+    "bert": encoder,
     "gpt2": decoder,
     "llama": decoder,
+    "modernbert": encoder,
     "transformer": transformer,
 }
 

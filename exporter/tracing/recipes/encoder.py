@@ -1,4 +1,4 @@
-"""The encoder graph of BERT and DistilBERT. It caches nothing, so its dialects differ by operators alone."""
+"""The graph of an encoder. It caches nothing, so its dialects differ by operators alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .recipe import Choices, Recipe, index_recipes, wrap_model
 if TYPE_CHECKING:
     from torch import nn
 
-    from ....models import BertConfig
+    from ....models.encoder import EncoderConfig
 
 Axes: TypeAlias = Mapping[str, tuple[Axis | int, ...]]
 
@@ -25,12 +25,12 @@ EXAMPLE = {"batch": 2, "tokens": 5, "rows": 3}
 ROLES = {"input_ids": "ids", "attention_mask": "mask", "token_type_ids": "segments"}
 
 
-def read_context(config: BertConfig) -> int:
+def read_context(config: EncoderConfig) -> int:
     """Return the most tokens that the model takes."""
     return config.max_position_embeddings
 
 
-def make_recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
+def make_recipes(config: EncoderConfig, choices: Choices) -> dict[str, Recipe]:
     layers, pooler_output = resolve_extra_outputs(config, choices.outputs)
     axes = list_axes(config, choices)
 
@@ -49,7 +49,7 @@ def make_recipes(config: BertConfig, choices: Choices) -> dict[str, Recipe]:
     return make_both_dialects(inputs, outputs, axes, 20, wrap)
 
 
-def list_axes(config: BertConfig, choices: Choices) -> Axes:
+def list_axes(config: EncoderConfig, choices: Choices) -> Axes:
     """Return the axes of inputs and outputs by their roles; those of any layer's states as "hidden"."""
     batch = Axis("batch", 1, min(8, choices.max_batch), choices.max_batch)
     tokens = Axis("tokens", 1, min(128, choices.max_length), choices.max_length)
@@ -94,7 +94,7 @@ def make_both_dialects(
     return index_recipes((portable, replace(portable, dialect="ort")))
 
 
-def make_head_specs(config: BertConfig, axes: Axes) -> list[TensorSpec]:
+def make_head_specs(config: EncoderConfig, axes: Axes) -> list[TensorSpec]:
     """Return an output per head, with transformers' names."""
     names = {"masked_lm": "prediction_logits", "next_sentence": "seq_relationship_logits"}
     specs = []
@@ -113,7 +113,7 @@ def make_head_specs(config: BertConfig, axes: Axes) -> list[TensorSpec]:
     return specs
 
 
-def resolve_extra_outputs(config: BertConfig, outputs: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
+def resolve_extra_outputs(config: EncoderConfig, outputs: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
     """Return the layers whose hidden states are outputs (0: the embeddings), and whether the pooler's is."""
     layers = config.num_hidden_layers
     known = {f"hidden_states.{layer}": layer for layer in range(layers)}
