@@ -5,12 +5,13 @@ BIN := .venv/bin
 INSTALL := install -q --disable-pip-version-check -c constraints.txt
 PACKAGES := exporter models runtime
 BUNDLE := build/gpt2-demo
+CHAT := build/llama-demo
 ENCODER := build/bert-demo
 TRANSLATOR := build/transformer-demo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test coverage lint format train-demos train-gpt2-demo train-transformer-demo wheel check constraints install-demo install clean
+.PHONY: help demo test coverage lint format train-demos train-gpt2-demo train-llama-demo train-transformer-demo wheel check constraints install-demo install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '%-14s%s\n' "$$name" "$$text"; done
@@ -35,11 +36,13 @@ print("This process loaded none of torch, transformers and onnx.")
 endef
 export WITHOUT_TORCH
 
-demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, a BERT and a Transformer
+demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, Llama, BERT and Transformer
 	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force
 	$(BIN)/planforge verify $(BUNDLE)
 	$(BIN)/planforge run $(BUNDLE) "And it came to pass" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 1
 	$(BIN)/planforge inspect $(BUNDLE)
+	$(BIN)/planforge export llama-demo -o $(CHAT) --target cpu --precision fp32,int8 --force
+	$(BIN)/planforge run $(CHAT) --chat "And God said, Let there be light: and there was light." --precision int8
 	$(BIN)/planforge export bert-demo -o $(ENCODER) --force
 	$(BIN)/planforge export transformer-demo -o $(TRANSLATOR) --outputs cross_attentions --force
 	$(BIN)/planforge run $(TRANSLATOR) "the 3rd of May, 1998"
@@ -114,7 +117,7 @@ format: .venv/.ready-dev ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-train-demos: train-transformer-demo train-gpt2-demo ## train the demos again (gpt2-demo needs Debian's bible-kjv)
+train-demos: train-transformer-demo train-gpt2-demo train-llama-demo ## train the demos again (needs Debian's bible-kjv)
 
 train-transformer-demo: .venv/.ready-dev
 	@echo "Training for 10 to 20 minutes on 2 cores ..."
@@ -126,6 +129,11 @@ train-gpt2-demo: .venv/.ready-dev
 	$(BIN)/python models/demos/train_gpt2_demo.py --out build/gpt2-demo-run1 --minutes 37
 	$(BIN)/python models/demos/train_gpt2_demo.py --resume build/gpt2-demo-run1 --out models/demos/gpt2-demo \
 	  --minutes 8.5 --learning-rate 0.0015
+
+train-llama-demo: .venv/.ready-dev
+	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
+	@echo "Training for 40 minutes on 2 cores ..."
+	$(BIN)/python models/demos/train_llama_demo.py --out models/demos/llama-demo --minutes 38
 
 # Two wheels: planforge-demos holds models/demos, planforge every other file of the three folders. Until they are on a
 # package index, the extra `demos` is found by `pip install --find-links dist "$$(ls dist/planforge-*.whl)[cpu,demos]"`.

@@ -23,7 +23,7 @@ Truncation: TypeAlias = Literal["head", "tail", "head+tail", "windows"] | None
 """What happens to a text that is too long: None refuses it, "head" keeps its beginning, "tail" its end,
 "head+tail" both, "windows" all of it. Each class names those that it takes."""
 
-Pooling: TypeAlias = Literal["cls", "mean", "max"]
+Pooling: TypeAlias = Literal["cls", "mean", "max", "lasttoken"]
 """How one vector is made of the tokens' last hidden states."""
 
 Layers: TypeAlias = Literal[
@@ -87,7 +87,8 @@ class EmbedOptions(EncoderOptions, total=False):
     """The options of `TextEncoder.embed`.
 
     Attributes:
-        pooling: "cls", "mean" or "max" over the tokens' last hidden states; the checkpoint's unless given.
+        pooling: "cls", "mean", "max" or "lasttoken" of the tokens' last hidden states; the checkpoint's
+            unless given.
         normalize: to length 1; the checkpoint's choice unless given.
         truncate_dim: keep only so many of a vector's first numbers, before it is normalized.
         prompt_name: the name of a prompt of the checkpoint to put before each text.

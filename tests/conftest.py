@@ -217,6 +217,17 @@ def whole_bundle(once: Callable[[str], Once]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def llama_bundle(once: Callable[[str], Once]) -> Path:
+    """llama-demo for ONNX Runtime, in fp32, int8 and int4, verified. Don't change it."""
+    from planforge.exporter import export
+
+    with once("llama-demo") as (folder, first):
+        if first:
+            export("llama-demo", folder, precision=["fp32", "int8", "int4"], target=["cpu"])
+    return folder
+
+
+@pytest.fixture(scope="session")
 def minilm_bundle(once: Callable[[str], Once]) -> Path:
     """bert-demo, which is all-MiniLM-L6-v2, with the hidden states of all layers. Don't change it."""
     from planforge.exporter import export

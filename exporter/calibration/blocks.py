@@ -24,10 +24,10 @@ log = logging.getLogger("planforge")
 
 Array = npt.NDArray[np.float32]
 
-# Shares of the caps that weights alone may take; the rest is for what activations lose. Counted words are
-# coarse: where no block keeps them, the gate will say so, and the largest that is close otherwise will do.
-SHARE = 0.5
-COUNTED_SHARE = 0.9
+# The share of the caps that a rounding may take; the rest is for what an engine rounds otherwise. Counted
+# words are coarse: where no block keeps them, the gate will say so, and the largest that is close otherwise
+# will do.
+SHARE = 0.9
 FAR, COUNTS_APART, CLOSE = range(3)
 
 
@@ -101,7 +101,8 @@ def choose_blocks(
     best = FAR
     for choice in choices:  # tried without GPTQ, which takes long and only brings products closer
         found = quantize_all(*choice, {})
-        tried = Rounding(weights={name: blocks.dequantize() for name, blocks in found.done.items()})
+        dequantized = {name: blocks.dequantize() for name, blocks in found.done.items()}
+        tried = Rounding(weights=dequantized, activation_block=found.size)
         now = judge_closeness(gaps(tried), caps)
         if now > best or best == FAR:  # where none is close, the last
             chosen = choice
@@ -119,4 +120,4 @@ def judge_closeness(gaps: Gaps, caps: Mapping[str, float]) -> int:
     ]
     if not all(share <= SHARE for counted, share in shares if not counted):  # NaN is far
         return FAR
-    return CLOSE if all(share <= COUNTED_SHARE for counted, share in shares if counted) else COUNTS_APART
+    return CLOSE if all(share <= SHARE for counted, share in shares if counted) else COUNTS_APART

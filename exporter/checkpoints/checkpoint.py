@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("planforge")
 
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
-USUAL_LENGTH = 4096  # for a longer context, where an export names none: caches and checks grow with it
+USUAL_LENGTH = 4096  # of a longer context, where an export names none: memory and checks grow with it
 LEAST_LENGTH = {"text-generation": 2, "text-encoding": 8, "translation": 4}
 
 
@@ -81,11 +81,11 @@ class Checkpoint:
             raise InputError(f"max_length={asked} must be from {least} to the model's context of {context}")
         cut = None if self.modules is None else self.modules.max_seq_length
         length = asked or min(context, cut or context)
-        if asked is not None or self.task != "text-generation" or length <= USUAL_LENGTH:
+        if asked is not None or length <= USUAL_LENGTH:
             return length
         log.warning(
-            "the bundle takes %s tokens of the model's %s; --max-length %d takes them all, with larger"
-            " caches and longer checks",
+            "the bundle takes %s tokens of the model's %s; --max-length %d takes them all, with more"
+            " memory and longer checks",
             f"{USUAL_LENGTH:,}",
             f"{length:,}",
             length,

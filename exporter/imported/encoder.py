@@ -18,7 +18,7 @@ from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.encode.pooling import POOLINGS
 from ..checkpoints.checkpoint import LEAST_LENGTH
 from ..errors import CheckpointError, ExportError, raise_checkpoint_errors, shorten_error
-from ..tracing.recipes import Recipe, bert
+from ..tracing.recipes import Recipe, encoder
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, LAYERS, Folder
 from .graph import choose_rows, simplify_graph
@@ -51,8 +51,8 @@ class EncoderConfig:
 class ImportedEncoder(ImportedCheckpoint):
     """An encoder with or without a head."""
 
-    task = bert.TASK
-    most_rows = bert.MAX_BATCH
+    task = encoder.TASK
+    most_rows = encoder.MAX_BATCH
 
     def read_graphs(self, found: Folder) -> None:
         from ...models.sentence_transformers import read_modules
@@ -139,7 +139,7 @@ class ImportedEncoder(ImportedCheckpoint):
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
         """Return recipes of both dialects, which differ by operators alone."""
-        axes = bert.list_axes(self.config, self.choices)
+        axes = encoder.list_axes(self.config, self.choices)
         last = f"hidden.{self.config.num_hidden_layers}"
         outputs = [
             TensorSpec(name, last if role == "hidden" else role, "float32", axes[role])
@@ -147,7 +147,7 @@ class ImportedEncoder(ImportedCheckpoint):
             if role
         ]
         inputs = [str(value.name) for value in self.graph.graph.inputs]
-        return bert.make_both_dialects(inputs, outputs, axes, self.graph.opset_imports[""])
+        return encoder.make_both_dialects(inputs, outputs, axes, self.graph.opset_imports[""])
 
     def prepare_graphs(self, tensors: Tensors) -> None:
         name_weights(self.graph, tensors)
@@ -162,4 +162,4 @@ def make_inputs_of_one_word(names: Sequence[str], word: int, length: int) -> dic
     """Return a graph's inputs (1, T) for a sequence that repeats one word's id."""
     ids = np.full((1, length), word, np.int64)
     by_role = {"ids": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
-    return {name: by_role[bert.ROLES[name]] for name in names}
+    return {name: by_role[encoder.ROLES[name]] for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,8 @@ class Rounding:
     cache_scales: Mapping[str, Array] = field(default_factory=dict)
     # Products of linears whose rows are rounded too, by their weights' names.
     products: Mapping[tuple[str, ...], RowProduct] = field(default_factory=dict)
+    # Columns of a block in which what a linear of `weights` reads is rounded to int8; 0 rounds none of it.
+    activation_block: int = 0
 
     @contextmanager
     def apply(self, model: nn.Module) -> Iterator[None]:
@@ -43,6 +45,8 @@ class Rounding:
         try:
             for name, array in self.weights.items():
                 named[name].data = torch.from_numpy(array)
+            if self.activation_block:
+                hooks += round_activations(model, self.weights, self.activation_block)
             for names, product in self.products.items():
                 hooks += round_rows(model, names, product)
                 columns = torch.from_numpy(product.dequantize()).T  # (N, K) of all
@@ -79,6 +83,18 @@ def round_rows(model: nn.Module, names: tuple[str, ...], product: RowProduct) ->
 
     linears = [find_linear(model, name) for name in names]
     return [linear.register_forward_pre_hook(round_result) for linear in linears if linear is not None]
+
+
+def round_activations(model: nn.Module, weights: Collection[str], size: int) -> list[RemovableHandle]:
+    """Make the linears of these weights see int8 in blocks of `size` columns, until the hooks are removed."""
+
+    def round_blocks(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        blocks = inputs[0].unflatten(-1, (-1, size))
+        scale = (blocks.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
+        return ((blocks / scale).round_().mul_(scale).flatten(-2),)
+
+    linears = {find_linear(model, name) for name in weights}
+    return [linear.register_forward_pre_hook(round_blocks) for linear in linears if linear is not None]
 
 
 class RoundedCache(GrowingCache):

@@ -170,7 +170,9 @@ AttentionHeadOption = Annotated[int | None, translation_option("Of --attention."
 PairOption = Annotated[str | None, encoder_option("A second text beside each.")]
 QuestionOption = Annotated[str | None, encoder_option("What each text is to answer.")]
 QueryOption = Annotated[str | None, encoder_option("Rank the texts by how well they fit it.")]
-PoolingOption = Annotated[str | None, encoder_option("cls, mean or max.", show_default="the checkpoint's")]
+PoolingOption = Annotated[
+    str | None, encoder_option("cls, mean, max or lasttoken.", show_default="the checkpoint's")
+]
 TruncateDimOption = Annotated[
     int | None, encoder_option("Keep only so many of a vector's first numbers.", show_default="all")
 ]

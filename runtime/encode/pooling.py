@@ -20,7 +20,7 @@ LAYERS: Mapping[str, Callable[[int], list[int]]] = {
     "concat_last_four": lambda L: [*range(L - 3, L + 1)],
     "sum_all": lambda L: [*range(1, L + 1)],
 }
-POOLINGS = ("cls", "mean", "max")
+POOLINGS = ("cls", "mean", "max", "lasttoken")
 
 
 def combine_layers(states: Sequence[Array], layers: str) -> Array:
@@ -32,7 +32,12 @@ def combine_layers(states: Sequence[Array], layers: str) -> Array:
 
 def pool_tokens(states: Array, pooling: str) -> Array:
     """Return one vector (E,) for a text's states (T, E)."""
-    by_name: dict[str, Array] = {"cls": states[0], "mean": states.mean(0), "max": states.max(0)}
+    by_name: dict[str, Array] = {
+        "cls": states[0],
+        "lasttoken": states[-1],
+        "max": states.max(0),
+        "mean": states.mean(0),
+    }
     return by_name[pooling]
 
 

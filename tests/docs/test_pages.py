@@ -17,7 +17,6 @@ from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.import_folder import import_folder
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 
-from ..helpers.chat import CHATML
 from ..helpers.cli import planforge
 from ..helpers.paths import ROOT
 
@@ -62,6 +61,7 @@ def folder(
     minilm_bundle: Path,
     head_bundle: Callable[[str], Path],
     dates_bundle: Path,
+    llama_bundle: Path,
     exported: Path,
 ) -> Path:
     """A folder as the pages have it: build/minilm, build/transformer-demo, build/t5, one for each head."""
@@ -73,11 +73,9 @@ def folder(
     (build / "bert-demo").symlink_to(minilm_bundle)
     (build / "minilm").symlink_to(minilm_bundle)
     (build / "transformer-demo").symlink_to(dates_bundle)
-    for name in ("t5", "llama"):
-        graphs = shutil.copytree(exported / f"{name}.onnx", folder / name)
-        if name == "llama":
-            (graphs / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
-        import_folder(graphs, build / name, precision="fp32", target="cpu", verify=False)
+    (build / "llama-demo").symlink_to(llama_bundle)
+    graphs = shutil.copytree(exported / "t5.onnx", folder / "t5")
+    import_folder(graphs, build / "t5", precision="fp32", target="cpu", verify=False)
     for name, tiny in BUNDLES.items():
         (build / name).symlink_to(head_bundle(tiny))
     return folder

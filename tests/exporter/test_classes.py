@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
 import transformers
+from sentence_transformers.sentence_transformer import modules
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import find_demo
@@ -21,6 +23,7 @@ from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.bundle.bundle import Bundle
 
 from ..conftest import OPTIMUM_PYTHON
+from ..helpers.encoders import save_tiny_encoder
 from ..helpers.graphs import run_graph
 from ..helpers.marian import load_marian_reference, write_marian_tokenizer
 from ..helpers.models import TINY, random_gpt2, random_marian, tiny_bert, write_wordpiece
@@ -234,3 +237,21 @@ def test_roberta_needs_no_optimum(exported: Path, tmp_path: Path) -> None:
             with torch.no_grad():
                 want = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
             np.testing.assert_allclose(features.vectors, want.numpy(), atol=1e-4)
+
+
+def test_a_modernbert_that_embeds_texts(tmp_path: Path) -> None:
+    """Texts longer than its windows, in fp32 and fp16, and a plan."""
+    pytest.importorskip("tensorrt_rtx")
+    save_tiny_encoder(tmp_path / "plain", "ModernBert")
+    parts = [modules.Transformer(str(tmp_path / "plain")), modules.Pooling(32, "mean"), modules.Normalize()]
+    reference: Any = sentence_transformers.SentenceTransformer(modules=parts, device="cpu")
+    reference.save(str(tmp_path / "model"), create_model_card=False)
+    result = export(tmp_path / "model", tmp_path / "bundle", target=["cpu", "portable", "rtx"], sms=["sm86"])
+    assert result.report is not None and result.report.with_pytorch and result.report.passed
+    assert result.manifest.family == "modernbert" and result.manifest.plans
+    texts = ["the plan is not it", "in paris, and the forge; is it not planned, hello world " * 2, "x"]
+    want = reference.encode(texts, show_progress_bar=False)
+    for precision in ("fp32", "fp16"):
+        with TextEncoder.load(tmp_path / "bundle", precision=precision) as encoder:
+            limit = 1e-5 if precision == "fp32" else 5e-3
+            np.testing.assert_allclose(encoder.embed(texts), want, atol=limit)

@@ -98,6 +98,28 @@ def opened(folder: Path, architecture: str, **config: Any) -> Case:
     return Case(checkpoint, reference, tokenizer, TextEncoder.load(bundle))
 
 
+def save_tiny_encoder(folder: Path, kind: str) -> None:
+    """Write a random encoder of one of transformers' kinds, and BERT's tokenizer."""
+    tiny_bert(folder)
+    write_wordpiece(folder)
+    transformers.BertTokenizer.from_pretrained(folder).save_pretrained(folder)  # its class stands there now
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 68,
+        "pad_token_id": 0,
+        "initializer_range": 0.3,
+    }
+    own = {"local_attention": 8} if kind == "ModernBert" else {"type_vocab_size": 1}
+    transformers.set_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes, **own)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(folder)
+
+
 def softmax(logits: Array) -> Array:
     shares: Array = torch.tensor(logits).double().softmax(-1).numpy()
     return shares

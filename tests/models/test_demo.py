@@ -1,23 +1,27 @@
-"""gpt2-demo: its size, its recorded figures, and that it does not loop when sampled."""
+"""gpt2-demo and llama-demo: their sizes, their recorded figures, and that they do not loop when sampled."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
+
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.models.demos.samples import LOOP, NEW_TOKENS, PROMPTS, TEMPERATURE, TOP_K, longest_repeat
 from planforge.runtime import TextGenerator
 
-DEMO = DEMOS / "gpt2-demo"
+each_demo = pytest.mark.parametrize("name", ["gpt2-demo", "llama-demo"])
 
 
-def test_the_demo_fits_into_8_mb() -> None:
-    assert sum(path.stat().st_size for path in DEMO.iterdir()) <= 8_000_000
+@each_demo
+def test_the_demo_fits_into_8_mb(name: str) -> None:
+    assert sum(path.stat().st_size for path in (DEMOS / name).iterdir()) <= 8_000_000
 
 
-def test_held_out_text_costs_15_percent_less_than_a_5_gram() -> None:
-    held_out = json.loads((DEMO / "training.json").read_text())["held_out"]
+@each_demo
+def test_held_out_text_costs_15_percent_less_than_a_5_gram(name: str) -> None:
+    held_out = json.loads((DEMOS / name / "training.json").read_text())["held_out"]
     baselines = held_out["baselines_bits_per_character"]
     assert held_out["bits_per_character"] <= 0.85 * baselines["character_5gram_modified_kneser_ney"]
     assert held_out["bits_per_character"] <= baselines["bpe_token_5gram_modified_kneser_ney"]
@@ -30,8 +34,9 @@ def test_repeats_are_counted() -> None:
     assert longest_repeat([7] * 5) == 4
 
 
-def test_ten_samples_of_200_tokens_have_no_loop(demo_bundle: Path) -> None:
-    with TextGenerator.load(demo_bundle) as model:
+@pytest.mark.parametrize("bundle", ["demo_bundle", "llama_bundle"])
+def test_ten_samples_of_200_tokens_have_no_loop(bundle: str, request: pytest.FixtureRequest) -> None:
+    with TextGenerator.load(request.getfixturevalue(bundle)) as model:
         answers = [
             model.generate(
                 prompt,
@@ -45,3 +50,14 @@ def test_ten_samples_of_200_tokens_have_no_loop(demo_bundle: Path) -> None:
         ]
     assert len(answers) == 10
     assert max(longest_repeat(answer.token_ids) for answer in answers) < LOOP
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_an_answer_ends_with_its_turn(llama_bundle: Path, precision: str) -> None:
+    """In every precision that its gates have passed: a verse, and the end token of the chat template."""
+    messages = [{"role": "user", "content": "And God said, Let there be light: and there was light."}]
+    with TextGenerator.load(llama_bundle, precision=precision) as model:
+        answer = model.chat(messages, max_new_tokens=120)
+    assert answer.finish_reason == "eos"
+    assert answer.text[0].isupper() and "<|im_end|>" not in answer.text
+    assert answer.usage.completion_tokens > 5

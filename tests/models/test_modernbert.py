@@ -99,7 +99,7 @@ def test_outputs_equal_transformers(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_local_layer_sees_its_window_alone(tmp_path: Path) -> None:
-    """Half of `local_attention` on either side: with local layers alone, a change further off has no effect."""
+    """Half of `local_attention` on either side: a change further off has no effect on a local layer."""
     save_tiny(tmp_path, "ModernBertModel", num_hidden_layers=1, layer_types=["sliding_attention"])
     ours = load_model(tmp_path)
     ids, _ = make_batch()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     CNN,
@@ -28,6 +27,7 @@ from planforge.models import Encoder
 from planforge.models.checkpoint import load_model
 from planforge.models.sentence_transformers import SentenceModules, read_modules
 
+from ..helpers.encoders import save_tiny_encoder
 from ..helpers.models import edit_json, edit_weights, tiny_bert, tiny_gpt2, write_wordpiece
 
 LIMIT = 1e-5
@@ -220,28 +220,6 @@ def test_encoders_that_people_embed_with(tmp_path: Path, folder: Path, kind: str
     plain = tmp_path / "plain"
     save_tiny_encoder(plain, kind)
     assert_equal_vectors(folder, saved(plain, folder, Pooling(32, mode), Normalize()))
-
-
-def save_tiny_encoder(folder: Path, kind: str) -> None:
-    """Write a random encoder of one of transformers' kinds, and BERT's tokenizer."""
-    tiny_bert(folder)
-    write_wordpiece(folder)
-    transformers.BertTokenizer.from_pretrained(folder).save_pretrained(folder)  # its class stands there now
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    sizes = {
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 68,
-        "pad_token_id": 0,
-        "initializer_range": 0.3,
-    }
-    own = {"local_attention": 8} if kind == "ModernBert" else {"type_vocab_size": 1}
-    transformers.set_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**sizes, **own)
-    getattr(transformers, f"{kind}Model")(config).save_pretrained(folder)
 
 
 def test_weights_of_other_heads_beside_the_transformers(tmp_path: Path, plain: Path, folder: Path) -> None:

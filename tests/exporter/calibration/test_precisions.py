@@ -188,9 +188,9 @@ def losses(bits: int, kl: float, counted: float) -> dict[str, float]:
     }
 
 
-# Shares of the caps: of the distributions' distance half is for activations; words are counted more coarsely.
-WELL = (0.49, 0.89)
-FAR = (0.51, 0.0)
+# Shares of the caps.
+WELL = (0.89, 0.89)
+FAR = (0.91, 0.0)
 FLIPS = (0.0, 0.91)
 NAN = (math.nan, 0.0)
 
@@ -218,6 +218,7 @@ def test_the_largest_block_well_inside_the_caps_is_taken(
     assert {name: blocks.size for name, blocks in found.done.items()} == {"a": size, "b": size}
     for rounding, own in zip(asked.roundings, (128, 64, 32), strict=False):
         assert set(rounding.weights) == {"a", "b"} and not rounding.cache_scales
+        assert rounding.activation_block == own
         assert all(array.shape == given[name]().shape for name, array in rounding.weights.items())
         if bits == 4:  # 16 integers; two blocks have scales of their own
             assert numbers_in(rounding.weights["a"], own) <= 16

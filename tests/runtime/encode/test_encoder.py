@@ -40,6 +40,12 @@ TEXTS = [
     "x" * 300,
     LONG,
 ]
+POOLED: dict[Any, Any] = {
+    "cls": lambda states: states[0],
+    "lasttoken": lambda states: states[-1],
+    "max": lambda states: states.max(0),
+    "mean": lambda states: states.mean(0),
+}
 
 
 @pytest.fixture(scope="module")
@@ -128,14 +134,14 @@ def test_special_tokens_in_a_text_are_text_unless_asked_for(model: TextEncoder, 
 
 
 @pytest.mark.parametrize("normalize", [True, False, None])
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("pooling", POOLED)
 def test_pooling_of_the_last_hidden_state(
     model: TextEncoder, bert: Any, tokenizer: Any, pooling: Any, normalize: bool | None
 ) -> None:
     got = model.embed(TEXTS[:6], pooling=pooling, normalize=normalize)  # of unequal length: padded
     for text, vector in zip(TEXTS, got, strict=False):
         states = states_of(bert, tokenizer(text)["input_ids"])[-1]
-        expected = {"cls": states[0], "mean": states.mean(0), "max": states.max(0)}[pooling]
+        expected = POOLED[pooling](states)
         length = np.linalg.norm(expected)
         assert length > 2
         np.testing.assert_allclose(vector, expected if normalize is False else expected / length, atol=1e-5)
@@ -147,7 +153,7 @@ def test_unnormalized_embeddings_without_a_pooling(model: TextEncoder) -> None:
     )
     several = with_defaults(model, pooling="cls+mean")
     assert several.embed("a").shape == (384,)
-    with pytest.raises(InputError, match="normalize=False needs a pooling: one of cls, mean, max"):
+    with pytest.raises(InputError, match="normalize=False needs a pooling: one of cls, mean, max, lasttoken"):
         several.embed("a", normalize=False)
 
 
@@ -164,15 +170,14 @@ def test_other_truncations(
     assert np.abs(model.embed(LONG) - expected).max() > 0.01
 
 
-@pytest.mark.parametrize("pooling", [None, "cls", "mean", "max"])
+@pytest.mark.parametrize("pooling", [None, *POOLED])
 def test_windows_are_merged(model: TextEncoder, bert: Any, tokenizer: Any, pooling: Any) -> None:
     states = [states_of(bert, ids)[-1] for _, ids in windows_of(tokenizer, LONG, stride=20)]
     assert len(states) == 3
     if pooling is None:  # the mean of the windows' embeddings, as sentence-transformers would give them
         vectors = [state.mean(0) / np.linalg.norm(state.mean(0)) for state in states]
     else:
-        by_name = {"cls": lambda s: s[0], "mean": lambda s: s.mean(0), "max": lambda s: s.max(0)}
-        vectors = [by_name[pooling](state) for state in states]
+        vectors = [POOLED[pooling](state) for state in states]
     expected = np.max(vectors, axis=0) if pooling == "max" else np.mean(vectors, axis=0)
     expected = expected / np.linalg.norm(expected)
     options: dict[str, Any] = {"truncation": "windows", "stride": 20, "pooling": pooling}
