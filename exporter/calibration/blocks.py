@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,11 +26,8 @@ log = logging.getLogger("planforge")
 
 Array = npt.NDArray[np.float32]
 
-# The share of the caps that a rounding may take; the rest is for what an engine rounds otherwise. Counted
-# words are coarse: where no block keeps them, the gate will say so, and the largest that is close otherwise
-# will do.
+# The share of the caps that a rounding may take; the rest is for what an engine rounds otherwise.
 SHARE = 0.9
-FAR, COUNTS_APART, CLOSE = range(3)
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,14 @@ def choose_blocks(
     gaps: Callable[[Rounding], Gaps],
     tables: Collection[str] = (),
 ) -> QuantizedWeights:
-    """Return the largest blocks that are close, with tables in int8 where none is close with int4 tables.
+    """Return the largest blocks that are close.
+
+    Where no int4 is close, tables are int8, and then kinds of weights, those that lose most for their size
+    first, up to half of all numbers.
 
     Weights are given by functions, as (N, K), with the `rows` that they read; `tables` are looked up, and
     `gaps` measures in PyTorch what a rounding loses.
     """
-    from ..reference.rounding import Rounding
-
     widths = {name: read().shape[1] for name, read in weights.items()}
     for name, width in widths.items():
         if width % BLOCK_SIZES[-1]:
@@ -87,37 +87,108 @@ def choose_blocks(
                 f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
             )
     fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths.values())]
-    caps = CAPS[f"int{bits}"]
+    trials = Trials(weights, CAPS[f"int{bits}"], gaps)
+    alike = dict.fromkeys(weights, bits)
+    choices = [alike]
+    if bits == 4 and tables:
+        choices.append(alike | dict.fromkeys(tables, 8))
+    for own in choices:
+        for size in fitting:
+            if trials.run(own, size):
+                return trials.finish(rows)
+    if bits == 4:
+        for own in list_mixtures(trials, tables):
+            if trials.run(own, trials.best.size):
+                break
+    return trials.finish(rows)
 
-    def quantize_all(table_bits: int, size: int, rows: Mapping[str, Array]) -> QuantizedWeights:
-        done = {}
-        for name, read in weights.items():
-            own, seen = (table_bits, None) if name in tables else (bits, rows.get(name))
-            done[name] = quantize(read(), own, size, seen)
+
+class Trials:
+    """Tries roundings of weights, without GPTQ, which takes long and only brings products closer.
+
+    Attributes:
+        own: the bits of each weight in the trial that lost least so far.
+        best: its weights.
+    """
+
+    own: Mapping[str, int]
+    best: QuantizedWeights
+
+    def __init__(
+        self,
+        weights: Mapping[str, Callable[[], Array]],
+        caps: Mapping[str, float],
+        gaps: Callable[[Rounding], Gaps],
+    ) -> None:
+        self.weights = weights
+        self.caps = caps
+        self.gaps = gaps
+        self.least = (math.inf, math.inf)
+
+    def run(self, own: Mapping[str, int], size: int) -> bool:
+        """Try bits and a size of blocks; return whether they are close."""
+        tried = self.quantize(own, size, {})
+        measured, counted = self.measure(tried)
+        # What is counted is coarse: it decides where the rest is close.
+        loss = (0.0 if measured <= SHARE else measured, counted)
+        if loss < self.least or self.least == (math.inf, math.inf):
+            self.least = loss
+            self.own = own
+            self.best = tried
+        return max(loss) <= SHARE
+
+    def quantize(self, own: Mapping[str, int], size: int, rows: Mapping[str, Array]) -> QuantizedWeights:
+        """Return weights in these bits, those with `rows` rounded by GPTQ."""
+        done = {name: quantize(self.weights[name](), own[name], size, rows.get(name)) for name in own}
         return QuantizedWeights(size, done)
 
-    tables_bits = (bits, 8) if tables and bits != 8 else (bits,)
-    choices = [(table_bits, size) for table_bits in tables_bits for size in fitting]
-    best = FAR
-    for choice in choices:  # tried without GPTQ, which takes long and only brings products closer
-        found = quantize_all(*choice, {})
-        dequantized = {name: blocks.dequantize() for name, blocks in found.done.items()}
-        tried = Rounding(weights=dequantized, activation_block=found.size)
-        now = judge_closeness(gaps(tried), caps)
-        if now > best or best == FAR:  # where none is close, the last
-            chosen = choice
-            nearest = found
-            best = now
-        if best == CLOSE:
-            break
-    return quantize_all(*chosen, rows) if rows else nearest
+    def measure(self, tried: QuantizedWeights) -> tuple[float, float]:
+        """Return the largest share of a cap that a rounding takes, of what is measured and of what is counted.
+
+        NaN takes infinitely much.
+        """
+        from ..reference.rounding import Rounding
+
+        dequantized = {name: blocks.dequantize() for name, blocks in tried.done.items()}
+        largest = {True: 0.0, False: 0.0}
+        for gap in self.gaps(Rounding(weights=dequantized, activation_block=tried.size)).values():
+            for name in gap.LIMITED:
+                share = getattr(gap, name) / self.caps[name]
+                is_counted = name in COUNTED
+                largest[is_counted] = max(largest[is_counted], math.inf if math.isnan(share) else share)
+        return largest[False], largest[True]
+
+    def finish(self, rows: Mapping[str, Array]) -> QuantizedWeights:
+        """Return the best trial, with int4 rounded again by GPTQ where there are rows for it."""
+        seen = {name: rows[name] for name in rows if self.own[name] == 4}
+        return self.quantize(self.own, self.best.size, seen) if seen else self.best
 
 
-def judge_closeness(gaps: Gaps, caps: Mapping[str, float]) -> int:
-    """Return `CLOSE`, or `COUNTS_APART` where only counted words are not, or `FAR`."""
-    shares = [
-        (name in COUNTED, getattr(gap, name) / caps[name]) for gap in gaps.values() for name in gap.LIMITED
-    ]
-    if not all(share <= SHARE for counted, share in shares if not counted):  # NaN is far
-        return FAR
-    return CLOSE if all(share <= SHARE for counted, share in shares if counted) else COUNTS_APART
+def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str, int]]:
+    """Yield bits with one kind of weights more in int8 each time, up to half of all numbers.
+
+    A kind is what layers have in common. Those come first that lose most by themselves for their size.
+    """
+    kinds: dict[str, list[str]] = {}
+    for name in trials.weights:
+        if name not in tables:
+            kinds.setdefault(name_kind(name), []).append(name)
+    losses = {}
+    numbers = {}
+    for kind, names in kinds.items():
+        alone = trials.quantize(dict.fromkeys(names, 4), trials.best.size, {})
+        numbers[kind] = sum(blocks.q.size for blocks in alone.done.values())
+        losses[kind] = trials.measure(alone)[0] / numbers[kind]
+    own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)
+    kept = []
+    for kind in sorted(kinds, key=lambda kind: -losses[kind]):
+        kept.append(kind)
+        if sum(numbers[kind] for kind in kept) > sum(numbers.values()) / 2:
+            return
+        own = own | dict.fromkeys(kinds[kind], 8)
+        yield own
+
+
+def name_kind(weight: str) -> str:
+    """Return what the names of one weight in all layers have in common: h.*.attn.c_proj.weight."""
+    return re.sub(r"\.\d+\.", ".*.", weight)

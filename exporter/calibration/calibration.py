@@ -78,8 +78,8 @@ class Calibration:
         if kind.weight_bits:
             weights = self.blocks[kind.weight_bits]
             found |= {"bits": kind.weight_bits, "block_size": weights.size}
-            if others := {b.bits for b in weights.done.values()} - {kind.weight_bits}:
-                found |= {"table_bits": others.pop()}
+            if others := {name: b.bits for name, b in weights.done.items() if b.bits != kind.weight_bits}:
+                found |= {"other_bits": others}
         if self.products and artifact.precision == "int8":
             found["rows"] = {"+".join(names): product.to_json() for names, product in self.products.items()}
         return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})

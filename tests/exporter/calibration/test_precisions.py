@@ -191,7 +191,9 @@ def losses(bits: int, kl: float, counted: float) -> dict[str, float]:
 # Shares of the caps.
 WELL = (0.89, 0.89)
 FAR = (0.91, 0.0)
+FARTHER = (2.0, 0.0)
 FLIPS = (0.0, 0.91)
+FLIPS_MORE = (0.0, 1.5)
 NAN = (math.nan, 0.0)
 
 
@@ -202,9 +204,10 @@ NAN = (math.nan, 0.0)
         ([WELL], 128),
         ([FAR, WELL], 64),
         ([NAN, NAN, WELL], 32),
-        ([FAR, NAN, FAR], 32),
+        ([FARTHER, NAN, FAR], 32),
         ([FLIPS, WELL], 64),
         ([FLIPS, FLIPS, FLIPS], 128),  # smaller ones are no better: the gate may say so
+        ([FLIPS_MORE, FLIPS_MORE, FLIPS], 32),
         ([FAR, FLIPS, FLIPS], 64),
     ],
 )
