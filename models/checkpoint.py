@@ -23,8 +23,10 @@ from .bert_names import Rename
 from .folder import SINGLE, read_json, read_published_shapes, read_published_weights
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .llama import Llama, LlamaConfig
+from .refusals import refuse_kind
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig
+from .vocabulary import check_vocabulary
 
 Model: TypeAlias = GPT2 | Llama | Bert | Transformer
 Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | TransformerConfig
@@ -230,6 +232,7 @@ def describe(folder: Path) -> Description:
     modules = read_modules(folder)
     folder = folder if modules is None else modules.transformer
     config_json = read_json(folder / "config.json")
+    refuse_kind(folder, config_json)
     family = family_of(config_json)
     if modules is not None and family.name != "bert":
         raise ValueError(f"{folder}: sentence-transformers folders are supported for BERT, not {family.name}")
@@ -253,6 +256,7 @@ def describe(folder: Path) -> Description:
         config = family.config(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {error}") from error
+    check_vocabulary(folder, config_json, config, shapes)
     return Description(family, config, config_json, folder, modules)
 
 
