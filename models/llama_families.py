@@ -23,11 +23,8 @@ SAME = (
 )  # fmt: skip
 # Settings without which nothing else can be read.
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-# Settings that single families have, or that have another name here.
-OF_ONE_FAMILY = (
-    "num_key_value_heads", "head_dim", "attention_bias", "layer_types", "sliding_window",
-    "use_sliding_window", "query_pre_attn_scalar", "logits_scaling", "no_rope_layers",
-)  # fmt: skip
+# Settings of every family that have another name or another form here.
+DERIVED = ("num_key_value_heads", "head_dim", "attention_bias", "layer_types", "use_sliding_window")
 # Settings that say nothing of what a model computes, or that are read elsewhere.
 HARMLESS = {
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
@@ -37,7 +34,7 @@ HARMLESS = {
     "attn_implementation", "_attn_implementation", "cache_implementation", "return_dict", "output_attentions",
     "output_hidden_states", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "id2label",
     "label2id", "problem_type", "max_window_layers", "_sliding_window_pattern", "sliding_window_pattern",
-    "no_rope_layer_interval", "tokenizer_class", "num_labels",
+    "tokenizer_class", "num_labels",
 }  # fmt: skip
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rope_local_base_freq",
           "original_max_position_embeddings")  # fmt: skip
@@ -48,7 +45,8 @@ class LlamaFamily:
     """What one model_type has that Llama does not.
 
     Attributes:
-        defaults: settings that its config.json may leave out, by their published names.
+        defaults: settings that its config.json may leave out, by their published names; None for those that
+            are then not set.
         fixed: our settings that no config.json has.
         settings: published names of settings that have another name here.
         computed: our settings that follow from others.
@@ -103,10 +101,28 @@ GEMMA_SETTINGS = {
 }
 
 
+def read_count(config: Json, name: str) -> int:
+    """Return a setting that is an integer of at least 1; an error names it."""
+    if name not in config:
+        raise ValueError(f"config.json has no {name}")
+    value = config[name]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+    return value
+
+
+def read_positive(config: Json, name: str) -> float:
+    """Return a setting that others are divided by; an error names it."""
+    value = config.get(name)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{name}={value!r} must be a number above 0")
+    return float(value)
+
+
 def scale_gemma(config: Json) -> dict[str, Any]:
     return {
         "embedding_scale": math.sqrt(config["hidden_size"]),
-        "attention_scale": config.get("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_scale": read_positive(config, "query_pre_attn_scalar") ** -0.5,
     }
 
 
@@ -120,22 +136,22 @@ def scale_first_gemma(config: Json) -> dict[str, Any]:
 
 
 def scale_granite(config: Json) -> dict[str, Any]:
-    return {"logits_scale": 1 / config.get("logits_scaling", 1.0)}
+    return {"logits_scale": 1 / read_positive(config, "logits_scaling")}
 
 
 def leave_unrotated(config: Json) -> dict[str, Any]:
     """Return SmolLM3's layers without positions: 0 in no_rope_layers, or one in each interval."""
-    layers = range(config["num_hidden_layers"])
-    listed = config.get("no_rope_layers")
-    if listed is None:
-        interval = config.get("no_rope_layer_interval", 4)
-        listed = [int((layer + 1) % interval != 0) for layer in layers]
-    return {"unrotated": tuple(layer for layer in layers if not listed[layer])}
+    count = config["num_hidden_layers"]
+    interval = read_count(config, "no_rope_layer_interval")
+    rotated = config.get("no_rope_layers", [(layer + 1) % interval != 0 for layer in range(count)])
+    if not isinstance(rotated, list) or len(rotated) != count or set(rotated) - {0, 1}:
+        raise ValueError(f"no_rope_layers={rotated!r:.60} must have 0 or 1 for each of the {count} layers")
+    return {"unrotated": tuple(layer for layer in range(count) if not rotated[layer])}
 
 
 def leave_full_layers_unrotated(config: Json) -> dict[str, Any]:
     """Return EXAONE 4's layers without positions: those that see all tokens, where others see a window."""
-    kinds = read_layer_types(config)
+    kinds = read_layer_types(config) if "sliding_window" in config else ()
     return {"unrotated": tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)}
 
 
@@ -156,6 +172,7 @@ GEMMA = LlamaFamily(
         "head_dim": 256,
         "tie_word_embeddings": True,
         "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "sliding_window_pattern": 2,
         "final_logit_softcapping": 30.0,
@@ -173,16 +190,25 @@ FAMILIES: dict[str, LlamaFamily] = {
     "mistral": MISTRAL,
     "ministral": replace(MISTRAL, class_name="Ministral"),
     "qwen2": LlamaFamily(
-        class_name="Qwen2", defaults={"use_sliding_window": False}, fixed={"qkv_bias": True}
+        class_name="Qwen2",
+        defaults={"sliding_window": None, "use_sliding_window": False},
+        fixed={"qkv_bias": True},
     ),
     "qwen3": LlamaFamily(
         class_name="Qwen3",
-        defaults={"head_dim": 128, "use_sliding_window": False},
+        defaults={"head_dim": 128, "sliding_window": None, "use_sliding_window": False},
         fixed={"qk_norm": "head"},
     ),
     "smollm3": LlamaFamily(
         class_name="SmolLM3",
-        defaults={"tie_word_embeddings": True, "use_sliding_window": False, "rope_theta": 2e6},
+        defaults={
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "rope_theta": 2e6,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
         computed=leave_unrotated,
     ),
     "gemma": LlamaFamily(
@@ -210,7 +236,7 @@ FAMILIES: dict[str, LlamaFamily] = {
     ),
     "phi3": LlamaFamily(
         class_name="Phi3",
-        defaults={"rms_norm_eps": 1e-5},
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": None},
         fused={
             "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
@@ -247,6 +273,7 @@ FAMILIES: dict[str, LlamaFamily] = {
     ),
     "granite": LlamaFamily(
         class_name="Granite",
+        defaults={"logits_scaling": 1.0},
         settings={
             "embedding_multiplier": "embedding_scale",
             "residual_multiplier": "residual_scale",
@@ -267,7 +294,8 @@ def read_settings(config: Json) -> dict[str, Any]:
     merged = {**family.defaults, **config}
     config = {name: value for name, value in merged.items() if value is not None}
     refuse_unknown(config, family)
-    check_required(config)
+    for name in REQUIRED:
+        read_count(config, name)
     heads = config["num_attention_heads"]
     bias = config.get("attention_bias", False)
     derived = {
@@ -285,7 +313,7 @@ def read_settings(config: Json) -> dict[str, Any]:
 
 def refuse_unknown(config: Json, family: LlamaFamily) -> None:
     """Raise a ValueError that names the settings of a config.json that nobody here reads."""
-    known = {*SAME, *HARMLESS, *ROTARY, *family.settings, *family.defaults, *OF_ONE_FAMILY}
+    known = {*SAME, *HARMLESS, *ROTARY, *family.settings, *family.defaults, *DERIVED}
     unknown = [
         name
         for name, value in config.items()
@@ -299,34 +327,20 @@ def refuse_unknown(config: Json, family: LlamaFamily) -> None:
         )
 
 
-def check_required(config: Json) -> None:
-    """Raise a ValueError unless a config.json has all of `REQUIRED`, as integers of at least 1."""
-    for name in REQUIRED:
-        if name not in config:
-            raise ValueError(f"config.json has no {name}")
-        value = config[name]
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name}={value!r} must be an integer of at least 1")
-
-
 def read_layer_types(config: Json) -> tuple[str, ...]:
     """Return for each layer whether it sees a window; empty where none does."""
     given = tuple(str(kind) for kind in config.get("layer_types", ()))
-    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
-        unknown = set(given) - {FULL, SLIDING}  # which `LlamaConfig` names
-        return given if unknown else ()
     if given:
         return given
+    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
+        return ()
     layers = range(config["num_hidden_layers"])
-    pattern = config.get("_sliding_window_pattern", config.get("sliding_window_pattern"))
-    if pattern is None:
-        first = config.get("max_window_layers", 0)
-        return tuple(FULL if layer < first else SLIDING for layer in layers)
-    if type(pattern) is not int or pattern < 1:
-        raise ValueError(
-            f"sliding_window_pattern={pattern!r} must be an integer of at least 1, or beside layer_types"
-        )
-    return tuple(SLIDING if (layer + 1) % pattern else FULL for layer in layers)
+    for name in ("_sliding_window_pattern", "sliding_window_pattern"):
+        if name in config:
+            pattern = read_count(config, name)
+            return tuple(SLIDING if (layer + 1) % pattern else FULL for layer in layers)
+    first = config.get("max_window_layers", 0)
+    return tuple(FULL if layer < first else SLIDING for layer in layers)
 
 
 def read_rotary(config: Json) -> dict[str, Rotary]:

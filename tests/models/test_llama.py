@@ -12,7 +12,7 @@ import torch
 from planforge.models import Llama
 from planforge.models.checkpoint import describe, load_model
 
-from ..helpers.llamas import LLAMAS, PLAIN, SIZES, tiny_llama
+from ..helpers.llamas import LLAMA3, LLAMAS, PLAIN, SIZES, tiny_llama
 from ..helpers.models import edit_json
 
 LIMIT = 1e-4  # the issue's, on logits
@@ -46,6 +46,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
 
 
 SPIRAL = {"rope_type": "spiral", "rope_theta": 1e4}
+NO_ORIGINAL = {**LLAMA3, "original_max_position_embeddings": 0}
 NO_FACTORS = {"rope_type": "longrope", "rope_theta": 1e4}
 
 
@@ -70,6 +71,19 @@ NO_FACTORS = {"rope_type": "longrope", "rope_theta": 1e4}
             "olmo 3",
             {"rope_parameters": {"full_attention": PLAIN}},
             "rope_parameters has no sliding_attention",
+        ),
+        ("llama 2", {"sliding_window": 8}, "config.json sets sliding_window=8, which is not known for llama"),
+        ("mistral", {"sliding_window": -1}, "window=-1 must be an integer of at least 1"),
+        ("smollm3", {"no_rope_layers": [1]}, r"no_rope_layers=\[1\] must have 0 or 1 for each of the 3"),
+        ("gemma 2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 must be a number above 0"),
+        ("gemma 2", {"attn_logit_softcapping": -5.0}, r"attention_softcap=-5.0 must be a number above 0"),
+        ("granite", {"logits_scaling": "8"}, "logits_scaling='8' must be a number above 0"),
+        ("granite", {"residual_multiplier": [1]}, r"residual_scale=\[1\] must be a number"),
+        ("llama 3.1", {"rope_parameters": {**LLAMA3, "high_freq_factor": "x"}}, "high_freq_factor='x' must"),
+        (
+            "llama 3.1",
+            {"rope_parameters": NO_ORIGINAL},
+            "original_max_position_embeddings=0 must be an integer",
         ),
         ("llama 2", {"num_attention_heads": None}, "config.json has no num_attention_heads"),
         ("llama 2", {"num_attention_heads": 0}, "num_attention_heads=0 must be an integer of at least 1"),
