@@ -72,6 +72,7 @@ def test_each_family_of_ours_is_in_the_tables(model_type: str) -> None:
     assert has_name(read_rows("natively"), name)
     assert not has_name(read_rows("optimum"), name)
     assert has_name(read("docs/index.md"), name) or model_type == "transformer"
+    assert has_name(read("CHANGELOG.md"), name)
 
 
 def test_each_model_of_the_tables_is_exported_so() -> None:
