@@ -16,9 +16,10 @@ Json = Mapping[str, Any]
 
 # How many experts each layer has. Dense models of a mixed family have 0 or 1.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Mixtures that optimum-onnx 0.1 exports. deepseek_v3 is registered there too, but its keys and values have
-# different sizes, which no cache here takes.
-MIXTURES_OF_OPTIMUM = ("gpt_oss", "qwen3_moe")
+# Mixtures whose graphs by optimum-onnx 0.1 become a bundle. It has two more: deepseek_v3, whose keys and
+# values have different sizes, which no cache here takes; and qwen3_moe, whose experts are matrices of their
+# own there and one tensor in transformers 5, so that no weight can be compared.
+MIXTURES_OF_OPTIMUM = ("gpt_oss",)
 # What a model reads beside text, or instead of it, by settings that only such models have.
 OTHER_THAN_TEXT = {
     "images": ("vision_config", "image_size", "num_channels", "vq_config", "vlm_config"),
@@ -119,7 +120,9 @@ def list_parts(config: Json) -> Iterator[Json]:
 def explain_mixture(kind: object) -> str:
     if kind in MIXTURES_OF_OPTIMUM:
         return "which PlanForge has no model of; optimum may export it: planforge export --exporter optimum"
-    return "which neither PlanForge nor optimum exports; export a dense model, whose layers have one MLP each"
+    return (
+        "which is exported neither here nor through optimum; export a dense model, of one MLP in each layer"
+    )
 
 
 def find_quantization(folder: Path | str, config: Json) -> str:

@@ -50,9 +50,8 @@ MODEL_TYPES = (
     "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "helium", "ibert", "internlm2",
     "layoutlm", "lilt", "llama", "longformer", "longt5", "m2m_100", "marian", "markuplm", "mbart",
     "megatron-bert", "mistral", "mobilebert", "modernbert", "mpnet", "mpt", "mt5", "nemotron",
-    "nystromformer", "olmo", "olmo2", "opt", "pegasus", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe",
-    "rembert", "roberta", "roformer", "smollm3", "splinter", "squeezebert", "stablelm", "t5", "xlm",
-    "xlm-roberta",
+    "nystromformer", "olmo", "olmo2", "opt", "pegasus", "phi", "phi3", "qwen2", "qwen3", "rembert",
+    "roberta", "roformer", "smollm3", "splinter", "squeezebert", "stablelm", "t5", "xlm", "xlm-roberta",
 )  # fmt: skip
 
 

@@ -168,6 +168,7 @@ LEFT_OUT = {
     "gemma3",  # of images and text; of text alone is gemma3_text
     "layoutlmv3",  # of images
     "perceiver",  # of images
+    "qwen3_moe",  # a mixture whose weights cannot be compared
 }
 
 
