@@ -113,7 +113,7 @@ def read_count(config: Json, name: str) -> int:
 
 def read_positive(config: Json, name: str) -> float:
     """Return a setting that others are divided by; an error names it."""
-    value = config.get(name)
+    value: Any = config.get(name)
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ValueError(f"{name}={value!r} must be a number above 0")
     return float(value)

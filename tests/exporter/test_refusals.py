@@ -76,7 +76,7 @@ def test_a_model_type_that_nobody_knows_ends_before_optimum(
         export(tmp_path / "checkpoint", tmp_path / "bundle", exporter="optimum", optimum_python="python3")
     edit_json(tmp_path / "checkpoint/config.json", model_type="stablelm")
     with pytest.raises(ExportError, match=r"stablelm is exported by optimum, which is not here"):
-        monkeypatch.setattr(optimum.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         export(tmp_path / "checkpoint", tmp_path / "bundle")
 
 
