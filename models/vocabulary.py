@@ -13,6 +13,7 @@ EMBEDDINGS = {
     "wte.weight": "vocab_size",
     "embed_tokens.weight": "vocab_size",
     "embeddings.words.weight": "vocab_size",
+    "words.weight": "vocab_size",
     "shared.weight": "source_vocab_size",
     "source.words.weight": "source_vocab_size",
     "target.words.weight": "target_vocab_size",
