@@ -92,8 +92,8 @@ def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe
             cache = next(spec for spec in recipe.inputs if is_cache(spec))
             log.warning(
                 "target %s gets the portable graph, as the heads have %s numbers and ONNX Runtime's"
-                " GroupQueryAttention takes multiples of 8: each step copies the cache, which makes long texts"
-                " slower, and int8, int4 and -kv8 are not possible",
+                " GroupQueryAttention takes multiples of 8: each step copies the cache, which makes long"
+                " texts slower, and int8, int4 and -kv8 are not possible",
                 target,
                 cache.axes[-1],
             )
