@@ -10,7 +10,7 @@ from ..runtime.suggest import did_you_mean
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.source import resolve_source
 from .import_folder import export_and_import
-from .imported.optimum import has_reference_model
+from .imported.optimum import has_reference_model, refuse_unknown_type
 from .pipeline import ExportResult, write_bundle
 from .providers import TracedGraphs
 from .request import parse_request
@@ -88,6 +88,8 @@ def choose_exporter(exporter: str, folder: Path, outputs: Sequence[str]) -> str:
         raise InputError(f"exporter {exporter!r} is not one of {', '.join(EXPORTERS)}{hint}")
     if exporter == "auto":
         exporter = "planforge" if has_reference_model(folder) else "optimum"
+        if exporter == "optimum":
+            refuse_unknown_type(folder)
     if exporter == "optimum" and outputs:
         raise InputError(f"outputs {list(outputs)}: of a graph that optimum exports none can be chosen")
     return exporter

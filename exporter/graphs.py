@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .reference.model import ReferenceModel
+
+log = logging.getLogger("planforge")
 
 
 def attach_weights(
@@ -50,6 +53,8 @@ def plan_artifacts(
 ) -> list[Artifact]:
     """Return the graphs that an export writes: each target's, in each precision that they can have."""
     of_target = {name: checkpoint.list_recipes(name) for name in targets}
+    for name, recipes in of_target.items():
+        tell_head_size(checkpoint, name, recipes)
     everything = {recipe.id: recipe for recipes in of_target.values() for recipe in recipes}
     wanted = {
         precision: {r.id for name in targets for r in of_target[name] if takes(name, r, precision)}
@@ -76,6 +81,22 @@ def plan_artifacts(
         for recipe_id, recipe in everything.items()
         if recipe_id in wanted[precision]
     ]
+
+
+def tell_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Recipe]) -> None:
+    """Warn of a target for ONNX Runtime that gets a decoder in `portable`, for the size of its heads."""
+    if checkpoint.exporter or find_target(target).dialect != "ort":  # of other exporters' graphs it is said
+        return
+    for recipe in recipes:
+        if recipe.graph == "decoder" and recipe.dialect == "portable":
+            cache = next(spec for spec in recipe.inputs if is_cache(spec))
+            log.warning(
+                "target %s gets the portable graph, as the heads have %s numbers and ONNX Runtime's"
+                " GroupQueryAttention takes multiples of 8: each step copies the cache, which makes long"
+                " texts slower, and int8, int4 and -kv8 are not possible",
+                target,
+                cache.axes[-1],
+            )
 
 
 def takes(target: str, recipe: Recipe, precision: str) -> bool:

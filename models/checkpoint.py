@@ -25,8 +25,10 @@ from .folder import SINGLE, read_json, read_published_shapes, read_published_wei
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .llama import Llama, LlamaConfig
 from .modernbert import ModernBert, ModernBertConfig
+from .refusals import refuse_kind
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig
+from .vocabulary import check_vocabulary
 
 Model: TypeAlias = GPT2 | Llama | Encoder | Transformer
 Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | TransformerConfig
@@ -242,6 +244,7 @@ def describe(folder: Path) -> Description:
     modules = read_modules(folder)
     folder = folder if modules is None else modules.transformer
     config_json = read_json(folder / "config.json")
+    refuse_kind(folder, config_json)
     family = family_of(config_json)
     if modules is not None and not issubclass(family.config, EncoderConfig):
         raise ValueError(f"{folder}: sentence-transformers folders are of encoders here, not {family.name}")
@@ -265,6 +268,7 @@ def describe(folder: Path) -> Description:
         config = family.config(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {error}") from error
+    check_vocabulary(folder, config_json, config, shapes)
     return Description(family, config, config_json, folder, modules)
 
 

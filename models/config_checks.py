@@ -35,6 +35,15 @@ def check_epsilon(config: Any, name: str) -> None:
         raise ValueError(f"{name}={epsilon!r} must be a number of at least 0")
 
 
+def check_number(config: Any, *names: str, above: float = -math.inf) -> None:
+    """Raise a ValueError unless each named field is None, or a finite number above a limit."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (type(value) in (int, float) and above < value < math.inf):
+            limit = "" if above == -math.inf else f" above {above:g}"
+            raise ValueError(f"{name}={value!r} must be a number{limit}")
+
+
 def check_bool(config: Any, *names: str) -> None:
     """Raise a ValueError unless each named field is True or False."""
     for name in names:

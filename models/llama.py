@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
 from .attention import AttentionCache, AttentionKind, GrowingCache, KeyValue, empty_past
-from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
+from .config_checks import (
+    check_activation,
+    check_bool,
+    check_epsilon,
+    check_multiple,
+    check_number,
+    check_whole,
+)
 from .rotary import Rotary, RotaryTables
 
 FULL = "full_attention"
@@ -76,6 +83,8 @@ class LlamaConfig:
         check_activation(self, "hidden_act")
         check_epsilon(self, "rms_norm_eps")
         check_bool(self, "tie_word_embeddings", "qkv_bias", "output_bias", "mlp_bias")
+        check_number(self, "embedding_scale", "residual_scale", "attention_scale", "logits_scale")
+        check_number(self, "attention_softcap", "logits_softcap", above=0)
         if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
                 f"layer_types has {len(self.layer_types)} layers, num_hidden_layers is"
@@ -83,8 +92,10 @@ class LlamaConfig:
             )
         if unknown := set(self.layer_types) - {FULL, SLIDING}:
             raise ValueError(f"layer_types has {sorted(unknown)[0]!r}; {FULL} and {SLIDING} are known")
-        if SLIDING in self.layer_types and self.window is None:
-            raise ValueError("layer_types has sliding_attention, but sliding_window is not set")
+        if SLIDING in self.layer_types:
+            if self.window is None:
+                raise ValueError("layer_types has sliding_attention, but sliding_window is not set")
+            check_whole(self, "window")
 
     @property
     def context(self) -> int:

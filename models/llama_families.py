@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,20 +21,20 @@ SAME = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "max_position_embeddings", "hidden_act", "rms_norm_eps", "tie_word_embeddings", "mlp_bias",
 )  # fmt: skip
-# Settings that single families have, or that have another name here.
-OF_ONE_FAMILY = (
-    "num_key_value_heads", "head_dim", "attention_bias", "layer_types", "sliding_window",
-    "use_sliding_window", "query_pre_attn_scalar", "logits_scaling", "no_rope_layers",
-)  # fmt: skip
+# Settings without which nothing else can be read.
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+# Settings of every family that have another name or another form here.
+DERIVED = ("num_key_value_heads", "head_dim", "attention_bias", "layer_types", "use_sliding_window")
 # Settings that say nothing of what a model computes, or that are read elsewhere.
 HARMLESS = {
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
-    "initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "pretraining_tp",
+    "initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout",
+    "residual_dropout", "pretraining_tp",
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "_name_or_path", "auto_map",
     "attn_implementation", "_attn_implementation", "cache_implementation", "return_dict", "output_attentions",
     "output_hidden_states", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "id2label",
     "label2id", "problem_type", "max_window_layers", "_sliding_window_pattern", "sliding_window_pattern",
-    "no_rope_layer_interval", "tokenizer_class", "num_labels",
+    "tokenizer_class", "num_labels",
 }  # fmt: skip
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rope_local_base_freq",
           "original_max_position_embeddings")  # fmt: skip
@@ -45,7 +45,8 @@ class LlamaFamily:
     """What one model_type has that Llama does not.
 
     Attributes:
-        defaults: settings that its config.json may leave out, by their published names.
+        defaults: settings that its config.json may leave out, by their published names; None for those that
+            are then not set.
         fixed: our settings that no config.json has.
         settings: published names of settings that have another name here.
         computed: our settings that follow from others.
@@ -100,34 +101,80 @@ GEMMA_SETTINGS = {
 }
 
 
+def read_count(config: Json, name: str) -> int:
+    """Return a setting that is an integer of at least 1; an error names it."""
+    if name not in config:
+        raise ValueError(f"config.json has no {name}")
+    value = config[name]
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+    return value
+
+
+def read_positive(config: Json, name: str) -> float:
+    """Return a setting that others are divided by; an error names it."""
+    value: Any = config.get(name)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{name}={value!r} must be a number above 0")
+    return float(value)
+
+
 def scale_gemma(config: Json) -> dict[str, Any]:
     return {
         "embedding_scale": math.sqrt(config["hidden_size"]),
-        "attention_scale": config.get("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_scale": read_positive(config, "query_pre_attn_scalar") ** -0.5,
+    }
+
+
+def scale_first_gemma(config: Json) -> dict[str, Any]:
+    """Return the first Gemma's embedding scale; its "gelu" has always meant the approximation by tanh."""
+    activation = config["hidden_act"]
+    return {
+        "embedding_scale": math.sqrt(config["hidden_size"]),
+        "hidden_act": "gelu_pytorch_tanh" if activation == "gelu" else activation,
     }
 
 
 def scale_granite(config: Json) -> dict[str, Any]:
-    return {"logits_scale": 1 / config.get("logits_scaling", 1.0)}
+    return {"logits_scale": 1 / read_positive(config, "logits_scaling")}
 
 
 def leave_unrotated(config: Json) -> dict[str, Any]:
     """Return SmolLM3's layers without positions: 0 in no_rope_layers, or one in each interval."""
-    layers = range(config["num_hidden_layers"])
-    listed = config.get("no_rope_layers")
-    if listed is None:
-        interval = config.get("no_rope_layer_interval", 4)
-        listed = [int((layer + 1) % interval != 0) for layer in layers]
-    return {"unrotated": tuple(layer for layer in layers if not listed[layer])}
+    count = config["num_hidden_layers"]
+    interval = read_count(config, "no_rope_layer_interval")
+    rotated = config.get("no_rope_layers", [(layer + 1) % interval != 0 for layer in range(count)])
+    if not isinstance(rotated, list) or len(rotated) != count or set(rotated) - {0, 1}:
+        raise ValueError(f"no_rope_layers={rotated!r:.60} must have 0 or 1 for each of the {count} layers")
+    return {"unrotated": tuple(layer for layer in range(count) if not rotated[layer])}
 
 
+def leave_full_layers_unrotated(config: Json) -> dict[str, Any]:
+    """Return EXAONE 4's layers without positions: those that see all tokens, where others see a window."""
+    kinds = read_layer_types(config) if "sliding_window" in config else ()
+    return {"unrotated": tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)}
+
+
+# Norms behind attention and MLP alone.
+NORMS_AFTER = {
+    "post_attention_layernorm": "attention_output_norm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+OLMO2 = LlamaFamily(
+    class_name="Olmo2",
+    defaults={"rms_norm_eps": 1e-5},
+    fixed={"norms": "after", "qk_norm": "projection"},
+    norms=NORMS_AFTER,
+)
 GEMMA = LlamaFamily(
     class_name="Gemma2",
     defaults={
         "head_dim": 256,
         "tie_word_embeddings": True,
         "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
+        "sliding_window_pattern": 2,
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
     },
@@ -137,26 +184,50 @@ GEMMA = LlamaFamily(
     norms=GEMMA_NORMS,
     norm_offset=1.0,
 )
+MISTRAL = LlamaFamily(class_name="Mistral", defaults={"num_key_value_heads": 8, "sliding_window": 4096})
 FAMILIES: dict[str, LlamaFamily] = {
     "llama": LlamaFamily(),
-    "mistral": LlamaFamily(class_name="Mistral", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "mistral": MISTRAL,
+    "ministral": replace(MISTRAL, class_name="Ministral"),
     "qwen2": LlamaFamily(
-        class_name="Qwen2", defaults={"use_sliding_window": False}, fixed={"qkv_bias": True}
+        class_name="Qwen2",
+        defaults={"sliding_window": None, "use_sliding_window": False},
+        fixed={"qkv_bias": True},
     ),
     "qwen3": LlamaFamily(
         class_name="Qwen3",
-        defaults={"head_dim": 128, "use_sliding_window": False},
+        defaults={"head_dim": 128, "sliding_window": None, "use_sliding_window": False},
         fixed={"qk_norm": "head"},
     ),
     "smollm3": LlamaFamily(
         class_name="SmolLM3",
-        defaults={"tie_word_embeddings": True, "use_sliding_window": False, "rope_theta": 2e6},
+        defaults={
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "rope_theta": 2e6,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
         computed=leave_unrotated,
+    ),
+    "gemma": LlamaFamily(
+        class_name="Gemma",
+        defaults={"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
+        computed=scale_first_gemma,
+        norm_offset=1.0,
     ),
     "gemma2": GEMMA,
     "gemma3_text": LlamaFamily(
         class_name="Gemma3",
-        defaults={**GEMMA.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None},
+        defaults={
+            **GEMMA.defaults,
+            "sliding_window_pattern": 6,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+        },
         fixed={"norms": "both", "qk_norm": "head"},
         settings=GEMMA_SETTINGS,
         computed=scale_gemma,
@@ -165,23 +236,44 @@ FAMILIES: dict[str, LlamaFamily] = {
     ),
     "phi3": LlamaFamily(
         class_name="Phi3",
-        defaults={"rms_norm_eps": 1e-5},
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": None},
         fused={
             "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
         },
     ),
-    "olmo2": LlamaFamily(
-        class_name="Olmo2",
-        defaults={"rms_norm_eps": 1e-5},
-        fixed={"norms": "after", "qk_norm": "projection"},
-        norms={
-            "post_attention_layernorm": "attention_output_norm",
-            "post_feedforward_layernorm": "mlp_output_norm",
+    "olmo2": OLMO2,
+    "olmo3": replace(
+        OLMO2,
+        class_name="Olmo3",
+        defaults={
+            **OLMO2.defaults,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "rope_theta": 5e5,
+            "rope_local_base_freq": 5e5,
         },
+    ),
+    "exaone4": LlamaFamily(
+        class_name="Exaone4",
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
+        fixed={"norms": "after", "qk_norm": "head"},
+        computed=leave_full_layers_unrotated,
+        norms=NORMS_AFTER,
+    ),
+    "seed_oss": LlamaFamily(
+        class_name="SeedOss",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "attention_out_bias": False,
+        },
+        settings={"attention_out_bias": "output_bias"},
     ),
     "granite": LlamaFamily(
         class_name="Granite",
+        defaults={"logits_scaling": 1.0},
         settings={
             "embedding_multiplier": "embedding_scale",
             "residual_multiplier": "residual_scale",
@@ -196,17 +288,17 @@ def read_settings(config: Json) -> dict[str, Any]:
     """Return the fields of a `LlamaConfig` that a config.json describes.
 
     Raises:
-        ValueError: a setting that is not known here, or a value that cannot be; names it.
+        ValueError: a setting that is missing or not known here, or a value that cannot be; names it.
     """
     family = FAMILIES[str(config["model_type"])]
     merged = {**family.defaults, **config}
     config = {name: value for name, value in merged.items() if value is not None}
     refuse_unknown(config, family)
-    named = {family.settings.get(name, name): value for name, value in config.items()}
-    values = {name: named[name] for name in (*SAME, *family.settings.values()) if name in named}
+    for name in REQUIRED:
+        read_count(config, name)
     heads = config["num_attention_heads"]
     bias = config.get("attention_bias", False)
-    values |= {
+    derived = {
         "num_key_value_heads": config.get("num_key_value_heads", heads),
         "head_dim": config.get("head_dim", config["hidden_size"] // heads),
         "qkv_bias": bias,
@@ -214,17 +306,14 @@ def read_settings(config: Json) -> dict[str, Any]:
         "layer_types": read_layer_types(config),
         "window": config.get("sliding_window"),
     }
-    return values | read_rotary(config) | dict(family.fixed) | family.computed(config)
+    named = {family.settings.get(name, name): value for name, value in config.items()}
+    values = {name: named[name] for name in (*SAME, *family.settings.values()) if name in named}
+    return derived | values | read_rotary(config) | dict(family.fixed) | family.computed(config)
 
 
 def refuse_unknown(config: Json, family: LlamaFamily) -> None:
     """Raise a ValueError that names the settings of a config.json that nobody here reads."""
-    if "quantization_config" in config:
-        raise ValueError(
-            "config.json has a quantization_config, and quantized checkpoints are not read: export the model"
-            " that it was made from, with --precision int8 or int4"
-        )
-    known = {*SAME, *HARMLESS, *ROTARY, *family.settings, *family.defaults, *OF_ONE_FAMILY}
+    known = {*SAME, *HARMLESS, *ROTARY, *family.settings, *family.defaults, *DERIVED}
     unknown = [
         name
         for name, value in config.items()
@@ -232,27 +321,26 @@ def refuse_unknown(config: Json, family: LlamaFamily) -> None:
     ]
     if unknown:
         settings = ", ".join(f"{name}={config[name]!r:.60}" for name in unknown)
-        raise ValueError(f"config.json sets {settings}, which is not known for {config['model_type']}")
+        raise ValueError(
+            f"config.json sets {settings}, which is not known for {config['model_type']}; what changes"
+            " nothing that the model computes may be taken out of the file"
+        )
 
 
 def read_layer_types(config: Json) -> tuple[str, ...]:
-    """Return which layers see a window; empty where none does."""
-    layers: int = config["num_hidden_layers"]
+    """Return for each layer whether it sees a window; empty where none does."""
+    given = tuple(str(kind) for kind in config.get("layer_types", ()))
+    if given:
+        return given
     if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
         return ()
-    if "layer_types" in config:
-        return tuple(str(kind) for kind in config["layer_types"])
-    match config["model_type"]:
-        case "mistral" | "phi3":
-            return (SLIDING,) * layers
-        case "gemma2":
-            return tuple(FULL if layer % 2 else SLIDING for layer in range(layers))
-        case "gemma3_text":
-            pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
-            return tuple(SLIDING if (layer + 1) % pattern else FULL for layer in range(layers))
-        case _:
-            first = config.get("max_window_layers", 0)
-            return tuple(FULL if layer < first else SLIDING for layer in range(layers))
+    layers = range(config["num_hidden_layers"])
+    for name in ("_sliding_window_pattern", "sliding_window_pattern"):
+        if name in config:
+            pattern = read_count(config, name)
+            return tuple(SLIDING if (layer + 1) % pattern else FULL for layer in layers)
+    first = config.get("max_window_layers", 0)
+    return tuple(FULL if layer < first else SLIDING for layer in layers)
 
 
 def read_rotary(config: Json) -> dict[str, Rotary]:
@@ -260,17 +348,16 @@ def read_rotary(config: Json) -> dict[str, Rotary]:
     context = config["max_position_embeddings"]
     given = config.get("rope_parameters")
     if given is None:
-        given = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
-        if config["model_type"] == "gemma3_text":
-            local = {"rope_theta": config.get("rope_local_base_freq", 10000.0)}
-            given["rope_theta"] = config.get("rope_theta", 1e6)
-            given = {FULL: given, SLIDING: local}
-    if "partial_rotary_factor" in config:
-        given = {"partial_rotary_factor": config["partial_rotary_factor"], **given}
-    if "original_max_position_embeddings" in config:
-        given = {"original_max_position_embeddings": config["original_max_position_embeddings"], **given}
+        given = {"rope_theta": config.get("rope_theta", 10000.0), **config.get("rope_scaling", {})}
+        if "rope_local_base_freq" in config:
+            given = {FULL: given, SLIDING: {"rope_theta": config["rope_local_base_freq"]}}
+    for name in ("partial_rotary_factor", "original_max_position_embeddings"):
+        if name in config:
+            given = {name: config[name], **given}
     if FULL not in given and SLIDING not in given:
         return {"rotary": Rotary.from_json(given, context)}
+    if missing := {FULL, SLIDING} - given.keys():
+        raise ValueError(f"rope_parameters has no {missing.pop()}, beside {', '.join(given)}")
     return {
         "rotary": Rotary.from_json(given[FULL], context),
         "window_rotary": Rotary.from_json(given[SLIDING], context),

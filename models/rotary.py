@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .config_checks import check_number
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -47,7 +49,10 @@ class Rotary:
     def __post_init__(self) -> None:
         if self.rope_type not in STRETCHES:
             raise ValueError(f"rope_type={self.rope_type!r} is not one of {', '.join(STRETCHES)}")
-        if self.rope_theta <= 1 or self.factor < 1 or not 0 < self.partial_rotary_factor <= 1:
+        check_number(self, "rope_theta", "factor", "partial_rotary_factor", "attention_factor", above=0)
+        check_number(self, "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", above=0)
+        check_number(self, "mscale", "mscale_all_dim")
+        if self.rope_theta <= 1 or self.factor < 1 or self.partial_rotary_factor > 1:
             raise ValueError(
                 f"rope_theta={self.rope_theta} must be above 1, factor={self.factor} at least 1 and"
                 f" partial_rotary_factor={self.partial_rotary_factor} above 0 and at most 1"
@@ -64,7 +69,7 @@ class Rotary:
         Raises:
             ValueError: a setting that is not known here, or a value that cannot be; names it.
         """
-        named = {**values, "rope_type": values.get("rope_type", values.get("type", "default"))}
+        named = {**values, "rope_type": values.get("rope_type") or values.get("type") or "default"}
         named.pop("type", None)
         named = {name: value for name, value in named.items() if value is not None}
         if unknown := sorted(set(named) - {field.name for field in fields(cls)}):
@@ -72,6 +77,10 @@ class Rotary:
         for name in ("short_factor", "long_factor"):
             named[name] = tuple(named.get(name, ()))
         original = named.setdefault("original_max_position_embeddings", context)
+        if type(original) is not int or original < 1:
+            raise ValueError(
+                f"original_max_position_embeddings={original!r} must be an integer of at least 1"
+            )
         if named["rope_type"] == "longrope":
             named.setdefault("factor", max(1.0, context / original))
         try:

@@ -143,7 +143,7 @@ class Trials:
         return QuantizedWeights(size, done)
 
     def measure(self, tried: QuantizedWeights) -> tuple[float, float]:
-        """Return the largest share of a cap that a rounding takes, of what is measured and of what is counted.
+        """Return the largest share of a cap that a rounding takes: of what is measured, of what is counted.
 
         NaN takes infinitely much.
         """

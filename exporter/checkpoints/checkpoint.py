@@ -94,6 +94,8 @@ class Checkpoint:
 
     def read_tokenizers(self) -> None:
         """Open the tokenizers, and check that they fit the model's vocabulary and can encode any text."""
+        from ...models.vocabulary import find_way_out
+
         folder = self.folder
         config = self.config
         if self.task == "translation":
@@ -115,9 +117,10 @@ class Checkpoint:
             known = remove(data, size, str(folder)) if self.tokenizer_kind == PLAIN else data
             opened = open_tokenizer(known, f"{folder / stem}.json", self.tokenizer_kind, size)
             if opened.vocab_size > size:
+                # The embedding has as many rows as config.json says: that has been compared.
                 raise CheckpointError(
-                    f"{folder}: {stem}.json has {opened.vocab_size} tokens, but config.json's"
-                    f" vocabulary {size}"
+                    f"{folder}: {stem}.json has {opened.vocab_size} tokens, but config.json's vocabulary and"
+                    f" the embedding {size}: {find_way_out('vocab_size', size, opened.vocab_size)}"
                 )
             opened.encode("Zoë 我 🙂")  # fails here, not at a user's text, without a token for the unknown
             self.tokenizer_files[stem] = known

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...models.folder import read_json
+from ...models.refusals import refuse_kind
 from ...runtime.bundle.bundle import compute_sha256
 from ...runtime.suggest import did_you_mean
-from ..errors import HubError, SourceError, shorten_error
+from ..errors import HubError, SourceError, raise_checkpoint_errors, shorten_error
 
 DEMOS = Path(__file__).resolve().parents[2] / "models" / "demos"  # in a clone, or from planforge-demos
 OWN_DEMOS = ("gpt2-demo", "llama-demo", "transformer-demo")
@@ -114,13 +116,23 @@ def resolve_source(model: str | Path | Source) -> Source:
 
 
 def download(hub_id: str, revision: str | None) -> Path:
-    """Fetch a hub model's files into a folder named as the commit; code and pickles are left out."""
+    """Fetch a hub model's files into a folder named as the commit; code and pickles are left out.
+
+    Its config.json comes first, so that gigabytes of what cannot be exported are not fetched.
+    """
+    first = download_files(hub_id, revision, ["config.json"])
+    with raise_checkpoint_errors():
+        refuse_kind(hub_id, read_json(first / "config.json", missing={}), with_optimum=True)
+    return download_files(hub_id, first.name if COMMIT.fullmatch(first.name) else revision, HUB_FILES)
+
+
+def download_files(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
+    """Fetch the files of a hub model whose names match a pattern; return the folder that has them."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        found = snapshot_download(hub_id, revision=revision, allow_patterns=HUB_FILES, etag_timeout=10)
-        return Path(found)
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns, etag_timeout=10))
     except LocalEntryNotFoundError as error:
         hint = did_you_mean(hub_id, DEMO_NAMES)
         kind = SourceError if hint else HubError

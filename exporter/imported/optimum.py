@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from ...models.folder import read_json
+from ...models.refusals import refuse_kind
 from ..errors import CheckpointError, ExportError, raise_checkpoint_errors
 from ..processes import run_child
 from .folder import read_architecture
@@ -41,20 +42,17 @@ ROPE_SETTINGS = {
     "rope_theta": ("rope_theta", "rotary_emb_base"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
 }
-# Settings that only models of something other than text have.
-OTHERS = {
-    "images": ("image_size", "vision_config", "patch_size", "num_channels"),
-    "sound": (
-        "num_mel_bins",
-        "audio_config",
-        "feat_extract_norm",
-        "sampling_rate",
-        "input_feat_per_channel",
-        "audio_encoder",
-        "thinker_config",
-    ),
-    "two models": ("encoder", "decoder"),
-}
+# What optimum-onnx 0.1 exports of models that read text.
+MODEL_TYPES = (
+    "albert", "arcee", "bart", "bert", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small",
+    "bloom", "camembert", "codegen", "cohere", "convbert", "data2vec-text", "deberta", "deberta-v2",
+    "distilbert", "electra", "esm", "falcon", "flaubert", "gemma", "gemma2", "gemma3_text", "glm", "gpt2",
+    "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "helium", "ibert", "internlm2",
+    "layoutlm", "lilt", "llama", "longformer", "longt5", "m2m_100", "marian", "markuplm", "mbart",
+    "megatron-bert", "mistral", "mobilebert", "modernbert", "mpnet", "mpt", "mt5", "nemotron",
+    "nystromformer", "olmo", "olmo2", "opt", "pegasus", "phi", "phi3", "qwen2", "qwen3", "rembert",
+    "roberta", "roformer", "smollm3", "splinter", "squeezebert", "stablelm", "t5", "xlm", "xlm-roberta",
+)  # fmt: skip
 
 
 def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) -> None:
@@ -128,6 +126,7 @@ def choose_task(checkpoint: Path) -> str:
     """Return the task that optimum is to export a checkpoint for, by its config.json; or refuse it."""
     with raise_checkpoint_errors():
         config = read_json(checkpoint / "config.json")
+        refuse_kind(checkpoint, config, with_optimum=True)
     if "auto_map" in config:
         raise CheckpointError(
             f"{checkpoint}: config.json asks for code of its own (auto_map), which is never run; take"
@@ -135,8 +134,6 @@ def choose_task(checkpoint: Path) -> str:
         )
     name = read_architecture(config)
     named = config.get("architectures")
-    if other := next((what for what, settings in OTHERS.items() if config.keys() & set(settings)), None):
-        raise CheckpointError(f"{checkpoint} is a model of {other} ({name or 'unnamed'}), not of text")
     task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
     if task is None:
         raise CheckpointError(
@@ -145,6 +142,19 @@ def choose_task(checkpoint: Path) -> str:
         )
     check_weights(checkpoint, name)
     return "feature-extraction" if (checkpoint / "modules.json").is_file() else task
+
+
+def refuse_unknown_type(checkpoint: Path) -> None:
+    """Refuse a checkpoint whose model_type neither PlanForge nor optimum knows, before optimum reads it."""
+    kind = read_json(checkpoint / "config.json", missing={}).get("model_type")
+    if kind in MODEL_TYPES or any(checkpoint.glob("*.onnx")):
+        return
+    choose_task(checkpoint)  # says more, where it refuses the kind of model
+    raise CheckpointError(
+        f"{checkpoint}: model_type {kind!r} is known neither to PlanForge nor to optimum-onnx 0.1. A newer"
+        " optimum-onnx is asked with --exporter optimum; how a family is added to PlanForge is in"
+        " docs/add-a-model.md"
+    )
 
 
 def check_weights(checkpoint: Path, architecture: str) -> None:
@@ -179,5 +189,6 @@ def has_reference_model(checkpoint: Path) -> bool:
     only_graphs = any(folder.glob("*.onnx")) and not any(folder.glob("*.safetensors"))
     if family is None or only_graphs:  # the way through optimum knows what to do with graphs
         return False
-    # Of the Llama family optimum exports the classes that are no language models.
-    return family.name != "llama" or architecture(config) not in family.other_classes
+    # Of the Llama family optimum exports the classes that are no language models, of the types that it knows.
+    is_language_model = architecture(config) not in family.other_classes
+    return family.name != "llama" or is_language_model or kind not in MODEL_TYPES

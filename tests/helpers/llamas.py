@@ -47,6 +47,8 @@ LONG = {
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [2.0, 2.0, 2.0, 2.0],
 }
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+OLMO3 = {"full_attention": {**YARN, "rope_theta": 5e5}, "sliding_attention": {**PLAIN, "rope_theta": 5e5}}
 # Names of transformers' classes without "ForCausalLM" or "Config", with settings beside `SIZES`.
 LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 2": ("Llama", {}),
@@ -56,10 +58,12 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3.1": ("Llama", {"rope_parameters": LLAMA3}),
     "llama, yarn": ("Llama", {"rope_parameters": YARN}),
     "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 32}),
+    "ministral": ("Ministral", {"sliding_window": 8, "head_dim": 32}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "gemma": ("Gemma", {"head_dim": 32}),
     "gemma 2": (
         "Gemma2",
         {
@@ -74,6 +78,10 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi-3": ("Phi3", {"sliding_window": 8}),
     "phi-4-mini": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
     "olmo 2": ("Olmo2", {}),
+    "olmo 3": ("Olmo3", {"sliding_window": 8, "layer_types": MIXED, "rope_parameters": OLMO3}),
+    "exaone 4": ("Exaone4", {"sliding_window": 8, "layer_types": MIXED}),
+    "exaone 4, no windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True}),
     "granite": (
         "Granite",
         {

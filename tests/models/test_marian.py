@@ -278,6 +278,7 @@ def test_nonsense_is_named(folder: Path, tiny: Reference, name: str, value: obje
 
 def test_defaults_are_transformers(folder: Path, tiny: Reference) -> None:
     (folder / "config.json").write_text('{"model_type": "marian"}')
+    edit_weights(folder, **{"model.shared.weight": torch.ones(58101, 1)})
     ours = describe(folder).config
     theirs = transformers.MarianConfig()
     for published, (name, _) in marian_names.SETTINGS.items():
@@ -294,7 +295,7 @@ def test_a_mismatch_lists_every_name_and_both_shapes_at_once(folder: Path, tiny:
             "model.decoder.layers.0.encoder_attn_layer_norm.weight": torch.ones(31),
             "model.encoder.layer_norm.weight": torch.ones(32),
             "model.encoder.layers.2.fc1.bias": torch.ones(48),
-            "model.shared.weight": torch.ones(61, 32),
+            "model.shared.weight": torch.ones(60, 33),
             "final_logits_bias": torch.ones(1, 61),
             "score.weight": torch.ones(2, 32),
         },
@@ -306,7 +307,7 @@ def test_a_mismatch_lists_every_name_and_both_shapes_at_once(folder: Path, tiny:
         "missing: encoder.layers.1.feed_forward.inner.bias (48,)",
         "shape: decoder.layers.0.cross_attention_residual.norm.weight is (31,), config.json means (32,)",
         "shape: output.bias is (61,), config.json means (60,)",
-        "shape: source.words.weight is (61, 32), config.json means (60, 32)",
+        "shape: source.words.weight is (60, 33), config.json means (60, 32)",
         "unexpected: encoder.layer_norm.weight (32,)",
         "unexpected: encoder.layers.2.feed_forward.inner.bias (48,)",
         "unexpected: score.weight (2, 32)",

@@ -18,7 +18,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """What the hub is asked for; it has a model that optimum is to export, at one commit."""
+    """What the hub is asked for, its config.json first; it has a model for optimum, at one commit."""
     asked: list[tuple[str, str | None]] = []
     snapshot = tmp_path / "hub" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -46,12 +46,20 @@ def test_a_hub_id_may_name_a_revision_and_its_commit_is_recorded(
     argument: str, asked: tuple[str, str | None], calls: list[Any], tmp_path: Path
 ) -> None:
     source = resolve_source(argument)
-    assert calls == [asked]
+    assert calls == [asked, (asked[0], COMMIT)]  # both from one commit, even where the branch moves on
     assert source.kind == "hub" and source.commit == COMMIT
     entry = source.describe(tmp_path / "bundle")
     assert entry["argument"] == argument and entry["commit"] == COMMIT
     # What is recorded is found again even where the branch has moved on.
     assert restore_argument(entry, tmp_path / "bundle") == f"{asked[0]}@{COMMIT}"
+
+
+def test_what_cannot_be_exported_is_not_downloaded(calls: list[Any], tmp_path: Path) -> None:
+    config = {"model_type": "mixtral", "num_local_experts": 8}
+    (tmp_path / "hub" / "snapshots" / COMMIT / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"org/name: mixtral is a mixture of experts"):
+        resolve_source("org/name")
+    assert calls == [("org/name", None)]
 
 
 @pytest.mark.parametrize("argument", ["org/name@", "org/name@../../etc", "org/name@a b"])
@@ -91,7 +99,7 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
     monkeypatch.setattr(export_checkpoint, "resolve_source", resolve)
     with pytest.raises(CheckpointError, match="graphs is read"):
         export("org/name@v1.0", tmp_path / "bundle")
-    assert calls == [("org/name", "v1.0")]
+    assert calls == [("org/name", "v1.0"), ("org/name", COMMIT)]
     assert [(source.argument, source.commit) for source in sources] == [("org/name@v1.0", COMMIT)]
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from planforge.exporter import export
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.import_folder import import_folder
-from planforge.exporter.imported.optimum import choose_task, write_for_transformers_4
+from planforge.exporter.imported.optimum import MODEL_TYPES, TASKS, choose_task, write_for_transformers_4
+from planforge.models.refusals import MIXTURES_OF_OPTIMUM
 from planforge.runtime import TextEncoder, TextGenerator
 from planforge.runtime.errors import InputError
 
@@ -148,6 +150,35 @@ def test_checkpoints_that_optimum_is_not_asked_for(
 def test_our_own_demos_are_of_known_tasks() -> None:
     tasks = [choose_task(find_demo(name)) for name in ("gpt2-demo", "bert-demo")]
     assert tasks == ["text-generation-with-past", "feature-extraction"]
+
+
+LIST_TYPES = """
+import json, sys
+import optimum.exporters.onnx.model_configs
+from optimum.exporters.tasks import TasksManager
+
+known = TasksManager._LIBRARY_TO_SUPPORTED_MODEL_TYPES["transformers"]
+tasks = {task.removesuffix("-with-past") for task in sys.argv[1:]}
+print(json.dumps([kind for kind, exporters in known.items() if tasks & set(exporters.get("onnx", {}))]))
+"""
+# Types that optimum has and PlanForge refuses, or reads under another name.
+LEFT_OUT = {
+    "deepseek_v3",  # keys and values of different sizes
+    "encoder-decoder",  # two models in one
+    "gemma3",  # of images and text; of text alone is gemma3_text
+    "layoutlmv3",  # of images
+    "perceiver",  # of images
+    "qwen3_moe",  # a mixture whose weights cannot be compared
+}
+
+
+def test_the_types_that_optimum_knows_are_those_of_the_package() -> None:
+    tasks = sorted(set(TASKS.values()) - {"feature-extraction"})
+    done = subprocess.run(
+        [OPTIMUM_PYTHON, "-c", LIST_TYPES, *tasks], capture_output=True, text=True, check=True
+    )
+    assert set(MODEL_TYPES) == set(json.loads(done.stdout.splitlines()[-1])) - LEFT_OUT
+    assert set(MIXTURES_OF_OPTIMUM) < set(MODEL_TYPES)
 
 
 ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -1,0 +1,168 @@
+"""Kinds of checkpoints that are refused: how each is told, and what to do instead.
+
+A mixture of experts, a model of more than text, and quantized weights are told by settings that only they
+have, whatever their model_type, so that models of later years are told too. Neither torch nor any weight is
+loaded for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Json = Mapping[str, Any]
+
+# How many experts each layer has. Dense models of a mixed family have 0 or 1.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# Mixtures whose graphs by optimum-onnx 0.1 become a bundle. It has two more: deepseek_v3, whose keys and
+# values have different sizes, which no cache here takes; and qwen3_moe, whose experts are matrices of their
+# own there and one tensor in transformers 5, so that no weight can be compared.
+MIXTURES_OF_OPTIMUM = ("gpt_oss",)
+# What a model reads beside text, or instead of it, by settings that only such models have.
+OTHER_THAN_TEXT = {
+    "images": ("vision_config", "image_size", "num_channels", "vq_config", "vlm_config"),
+    "sound": (
+        "num_mel_bins",
+        "audio_config",
+        "feat_extract_norm",
+        "sampling_rate",
+        "input_feat_per_channel",
+        "audio_encoder",
+        "audio_encoder_config",
+        "acoustic_tokenizer_encoder_config",
+        "codec_config",
+        "projector_config",
+        "thinker_config",
+    ),
+    "proteins": ("protein_encoder_config",),
+    "text and something else": ("text_config",),
+    "two models in one": ("encoder", "decoder"),
+}
+# Files beside config.json that older tools wrote of the quantization, and what they call the method.
+QUANTIZED_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """How the language model within a model of more than text is saved on its own by transformers 5.
+
+    Attributes:
+        attribute: where the model has it, within its `model`.
+        model_type: what it is saved as, where its positions have axes for images that text leaves alike;
+            empty where its own model_type is a language model's.
+    """
+
+    attribute: str = "language_model"
+    model_type: str = ""
+
+
+TEXT_PARTS = {
+    "gemma3": TextPart(),
+    "idefics3": TextPart("text_model"),
+    "internvl": TextPart(),
+    "llava": TextPart(),
+    "llava_next": TextPart(),
+    "llava_onevision": TextPart(),
+    "mistral3": TextPart(),
+    "qwen2_5_vl": TextPart(model_type="qwen2"),
+    "qwen2_vl": TextPart(model_type="qwen2"),
+    "qwen3_vl": TextPart(model_type="qwen3"),
+    "smolvlm": TextPart("text_model"),
+}
+
+
+def refuse_kind(folder: Path | str, config: Json, with_optimum: bool = False) -> None:
+    """Refuse a checkpoint of a kind that cannot be exported.
+
+    Args:
+        folder: the checkpoint's folder, or its hub id.
+        config: its config.json.
+        with_optimum: whether optimum may export it; else PlanForge's own models do.
+
+    Raises:
+        ValueError: names the kind and the setting that tells it, and says what to do instead.
+    """
+    kind = config.get("model_type", "the model")
+    if (experts := find_experts(config)) and not (with_optimum and kind in MIXTURES_OF_OPTIMUM):
+        raise ValueError(f"{folder}: {kind} is a mixture of experts ({experts}), {explain_mixture(kind)}")
+    for what, settings in OTHER_THAN_TEXT.items():
+        if told_by := next((name for name in settings if name in config), None):
+            raise ValueError(
+                f"{folder}: {kind} is a model of {what} ({told_by} in config.json), and only models of text"
+                f" are exported{explain_text_part(folder, config)}"
+            )
+    if method := find_quantization(folder, config):
+        raise ValueError(
+            f"{folder}: the weights are quantized ({method}), and only those in fp32, fp16 or bf16 are read:"
+            " export the original model, which this one was made from, with --precision int8 or int4"
+        )
+
+
+def find_experts(config: Json) -> str:
+    """Return the setting that tells a mixture of experts, such as "num_experts=8"; empty for other models."""
+    for part in list_parts(config):
+        for name in EXPERTS:
+            if type(part.get(name)) is int and part[name] > 1:
+                return f"{name}={part[name]}"
+    return ""
+
+
+def list_parts(config: Json) -> Iterator[Json]:
+    """Yield a config.json, and those of the parts within it."""
+    yield config
+    for name, value in config.items():
+        if name.endswith("_config") and isinstance(value, dict):
+            yield from list_parts(value)
+
+
+def explain_mixture(kind: object) -> str:
+    if kind in MIXTURES_OF_OPTIMUM:
+        return "which PlanForge has no model of; optimum may export it: planforge export --exporter optimum"
+    return (
+        "which is exported neither here nor through optimum; export a dense model, of one MLP in each layer"
+    )
+
+
+def find_quantization(folder: Path | str, config: Json) -> str:
+    """Return the method by which the weights are quantized, such as "gptq"; empty if they are not."""
+    settings = config.get("quantization_config", config.get("compression_config"))
+    if settings:
+        method = settings.get("quant_method") if isinstance(settings, dict) else None
+        return str(method or "quantization_config in config.json")
+    return next((method for name, method in QUANTIZED_FILES.items() if Path(folder, name).is_file()), "")
+
+
+def explain_text_part(folder: Path | str, config: Json) -> str:
+    """Return how to save the language model within a model, where that is one of ours."""
+    from .llama_families import FAMILIES  # loads torch
+
+    part = TEXT_PARTS.get(str(config.get("model_type")))
+    text = config.get("text_config")
+    own_type = text.get("model_type") if isinstance(text, dict) else None
+    if part is None or not (part.model_type or own_type in FAMILIES):
+        return "; export a model of text alone instead"
+    alone = f"{Path(folder).name}-text"
+    return (
+        f". Its language model can be saved alone, with transformers 5: {write_command(folder, part, alone)};"
+        f" copy the tokenizer's files there, and export {alone}"
+    )
+
+
+def write_command(folder: Path | str, part: TextPart, alone: str) -> str:
+    """Return the command that saves the language model of a folder, or of a hub id, alone."""
+    config = "c = m.config.text_config"
+    if part.model_type:
+        config = (
+            "c = m.config.text_config.to_dict(); r = c.pop('rope_parameters'); del c['model_type'];"
+            f" c = T.AutoConfig.for_model('{part.model_type}', **c,"
+            " rope_parameters={'rope_type': 'default', 'rope_theta': r['rope_theta']})"
+        )
+    return (
+        'python -c "import torch, transformers as T;'
+        f" m = T.AutoModelForImageTextToText.from_pretrained('{folder}'); {config};"
+        " c.tie_word_embeddings = m.config.tie_word_embeddings; torch.set_default_device('meta');"
+        " t = T.AutoModelForCausalLM.from_config(c);"
+        f" t.model, t.lm_head = m.model.{part.attribute}, m.lm_head; t.save_pretrained('{alone}')\""
+    )
