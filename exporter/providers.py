@@ -130,8 +130,8 @@ class ImportedGraphs(GraphProvider):
         if not only_shared_buffers_failed(failed) or self.request.needs_shared_buffers:
             return None
         log.warning(
-            "attention over shared buffers does not compute this model (a sliding window, perhaps), so it"
-            " stays as optimum wrote it: the bundle is right, and slower on a CPU"
+            "attention over shared buffers does not compute this model, so it stays as optimum wrote it: the"
+            " bundle is right, and slower on a CPU"
         )
         other = ImportedGraphs(self.source, read_folder(self.folder.path), self.request, shared=False)
         other._reference = self._reference

@@ -109,7 +109,10 @@ class GrowingCache:
         column = torch.arange(P + T, device=self.attention_mask.device)
         causal = column[None, :] <= column[P:, None]  # (T, S)
         if window is not None:
-            causal = causal & (column[None, :] > column[P:, None] - window)
+            # Tokens are counted, not columns: between two tokens may be some that are masked.
+            counted = self.attention_mask.cumsum(-1)  # (B, S)
+            behind = counted[:, P:, None] - counted[:, None, :]  # (B, T, S)
+            causal = (causal & (behind < window))[:, None]  # (B, 1, T, S)
         visible = causal & self.attention_mask.bool()[:, None, None, :]  # (B, 1, T, S)
         return with_own(torch.where(visible, 0.0, MASKED), self.own_bias)
 

@@ -104,6 +104,10 @@ class Encoder(nn.Module):
         x = self.hidden_states(input_ids, token_type_ids, PaddedAttention(attention_mask))[-1]
         return {"last_hidden_state": x, **self.head_outputs(x, attention_mask)}
 
+    def tie_weights(self) -> None:
+        """Make weights that the config ties one and the same."""
+        raise NotImplementedError
+
     def hidden_states(
         self, input_ids: Tensor, token_type_ids: Tensor | None, attention: AttentionCache
     ) -> list[Tensor]:

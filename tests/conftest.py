@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -145,6 +146,17 @@ def hash_tracer() -> str:
     return digest.hexdigest()[:16]
 
 
+def describe_graph(config: Any) -> str:
+    """Return all of a config that a graph depends on: of a rotation the width of its tables alone."""
+    rotations = {
+        name: rotation and replace(type(rotation)(), partial_rotary_factor=rotation.partial_rotary_factor)
+        for name in ("rotary", "window_rotary")
+        if hasattr(config, name)
+        for rotation in [getattr(config, name)]
+    }
+    return repr(replace(config, **rotations))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def trace_each_graph_once() -> Generator[None, None, None]:
     """Trace in the tests' own process, which has PyTorch loaded, and each graph once, also across runs.
@@ -173,7 +185,7 @@ def trace_each_graph_once() -> Generator[None, None, None]:
         if onnx_export.start_trace is not start_trace:
             return trace_in_child(checkpoint, recipe, choices, out)
         description = describe(checkpoint)
-        words = (description.family.name, repr(description.config), recipe, repr(choices))
+        words = (description.family.name, describe_graph(description.config), recipe, repr(choices))
         traced = traces / f"{hashlib.sha256('|'.join(words).encode()).hexdigest()[:16]}.onnx"
         with one_at_a_time, FileLock(traced.with_suffix(".lock")):
             if not traced.exists():
@@ -217,7 +229,7 @@ def whole_bundle(once: Callable[[str], Once]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def llama_bundle(once: Callable[[str], Once]) -> Path:
+def llama_demo_bundle(once: Callable[[str], Once]) -> Path:
     """llama-demo for ONNX Runtime, in fp32, int8 and int4, verified. Don't change it."""
     from planforge.exporter import export
 
@@ -300,6 +312,25 @@ def dates_bundle(once: Callable[[str], Once]) -> Path:
             target = ["cpu", "portable"]
             export("transformer-demo", folder, target=target, outputs=["cross_attentions"])
     return folder
+
+
+@pytest.fixture(scope="session")
+def llama_bundle(once: Callable[[str], Once]) -> Callable[[str], Path]:
+    """A folder by a name of `LLAMAS`: "checkpoint", and its "bundle": every dialect, fp32, not verified.
+
+    Don't change them.
+    """
+    from .helpers.llamas import shallow_llama, write_every_dialect
+
+    @functools.cache
+    def make(name: str) -> Path:
+        with once(f"llama-{name}") as (folder, first):
+            if first:
+                shallow_llama(folder / "checkpoint", name)
+                write_every_dialect(folder / "checkpoint", folder / "bundle")
+        return folder
+
+    return make
 
 
 @pytest.fixture

@@ -137,7 +137,8 @@ class NodeExecutor:
             self.check(node, f"{node.outputs[0].name}, {part}", result, inputs)
             return result.astype(np.float32)
 
-        q, k, v = (tensor.astype(np.float32) for tensor in (q, k, v))
+        shared = q.shape[1] // k.shape[1]  # queries' heads that read each head of keys and values
+        q, k, v = (tensor.astype(np.float32) for tensor in (q, k.repeat(shared, 1), v.repeat(shared, 1)))
         scores = round_result(SCORES, q @ k.swapaxes(-1, -2) * node.attributes["scale"].as_float(), q, k)
         scores = round_result(MASKED_SCORES, scores + mask, scores, mask)
         weights = np.exp(scores - scores.max(-1, keepdims=True))  # softmax in fp32, as the fp16 pass has it
@@ -254,13 +255,13 @@ def list_inputs(graph: ir.Graph) -> list[ir.Value]:
 
 
 def is_own_attention(node: ir.Node, feeds: Sequence[Array | None]) -> bool:
-    """Tell whether a node is PlanForge's own Attention: q, k, v (B, H, T, D), a mask to add, a scale."""
+    """Tell whether a node is PlanForge's own Attention: q (B, H, T, D), k and v (B, K, S, D), mask, scale."""
     present = [feed for feed in feeds if feed is not None]
     return (
         node.op_type == "Attention"
         and len(present) == len(feeds) == 4
         and all(feed.ndim == 4 and feed.dtype.kind == "f" for feed in present)
-        and present[0].shape[1] == present[1].shape[1]
+        and present[0].shape[1] % present[1].shape[1] == 0
         and len(node.outputs) == 1
         and "scale" in node.attributes
         and not any(a.value for name, a in node.attributes.items() if name != "scale")

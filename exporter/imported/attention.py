@@ -17,6 +17,7 @@ from ..errors import ExportError
 from .graph import Heads, depends_on_shapes, require_producer
 
 MOVES = ("Cast", "Expand", "Reshape", "Transpose", "Unsqueeze")  # they move heads, without arithmetic
+BETWEEN_PRODUCT_AND_MASK = ("Cast", "Div", "Mul", "Tanh")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,17 @@ class Attention:
     product: ir.Node  # the MatMul that gives the context (B, H, T, D)
     past: tuple[ir.Value, ...] = ()  # the cache before this step; empty over a source
     present: tuple[ir.Value, ...] = ()  # and after it
+    softcap: float | None = None  # c in c * tanh(scores / c), before masks are added
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What lies between a Softmax and the product that it reads."""
+
+    product: ir.Node  # the MatMul of queries and keys
+    scale: float
+    biases: tuple[ir.Value, ...]
+    softcap: float | None
 
 
 def find_self_attentions(graph: ir.Graph, heads: Heads) -> list[Attention]:
@@ -68,16 +80,17 @@ def find_attention_between(keys: ir.Value, values: ir.Value, size: int, where: s
         found = find_product_behind(softmax)
         if found is None:
             continue
-        scores, scale, biases = found
-        assert scores.inputs[0] is not None and scores.inputs[1] is not None
-        of_keys = find_scale_between(scores.inputs[1], keys, size)
+        read, read_too = found.product.inputs
+        assert read is not None and read_too is not None
+        of_keys = find_scale_between(read_too, keys, size)
         if of_keys is None:
             continue
-        queries, of_queries = strip_scale(scores.inputs[0], size)
+        queries, of_queries = strip_scale(read, size)
         product = next(iter(find_below(softmax.outputs[0], "MatMul")), None)
         if product is None or find_scale_between(product.inputs[1], values, size) != 1.0:
             break
-        return Attention(queries, keys, values, scale * of_keys * of_queries, tuple(biases), product)
+        scale = found.scale * of_keys * of_queries
+        return Attention(queries, keys, values, scale, found.biases, product, softcap=found.softcap)
     raise ExportError(f"no Softmax of {where} lies between {whose} keys and values")
 
 
@@ -96,21 +109,27 @@ def find_below(value: ir.Value, operator: str) -> Iterator[ir.Node]:
                 waiting += node.outputs
 
 
-def find_product_behind(softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value]] | None:
-    """Return the MatMul whose scores a Softmax reads, the scale between both, and what is added between."""
+def find_product_behind(softmax: ir.Node) -> Scores | None:
+    """Return the MatMul whose scores a Softmax reads, and what lies between both."""
     value = softmax.inputs[0]
     scale = 1.0
+    softcap = None
     biases: list[ir.Value] = []
     while value is not None and (node := value.producer()) is not None:
         if node.op_type == "MatMul":
-            return node, scale, biases
+            # softcap * tanh(x * scale) is softcap * tanh(x * scale * softcap / softcap)
+            return Scores(node, scale * (softcap or 1.0), tuple(biases), softcap)
         if node.op_type in ("Mul", "Div"):
             factor = read_scalar(node.inputs[1])
             if factor is None:
                 return None
             scale = scale * factor if node.op_type == "Mul" else scale / factor
             value = node.inputs[0]
-        elif node.op_type == "Add":  # a mask
+        elif node.op_type == "Tanh" and softcap is None:
+            softcap = scale
+            scale = 1.0
+            value = node.inputs[0]
+        elif node.op_type == "Add" and softcap is None:  # a mask
             value = next((v for v in node.inputs if v is not None and is_product(v)), None)
             biases += [v for v in node.inputs if v is not None and v is not value]
         elif node.op_type in ("Cast", "Where"):
@@ -121,9 +140,9 @@ def find_product_behind(softmax: ir.Node) -> tuple[ir.Node, float, list[ir.Value
 
 
 def is_product(value: ir.Value) -> bool:
-    """Tell whether a value is a MatMul's result, scaled or not."""
+    """Tell whether a value is a MatMul's result, scaled and capped or not."""
     node = value.producer()
-    while node is not None and node.op_type in ("Cast", "Div", "Mul") and node.inputs[0] is not None:
+    while node is not None and node.op_type in BETWEEN_PRODUCT_AND_MASK and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node is not None and node.op_type == "MatMul"
 

@@ -10,13 +10,16 @@ import onnx_ir as ir
 from ..errors import ExportError
 from ..tracing.recipes import Recipe, decoder
 from ..tracing.recipes.recipe import HEAD_SIZES
+from .attention import find_self_attentions
 from .branches import choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .folder import HEADS, Folder
 from .graph import choose_rows, read_heads, read_vocab_size, simplify_graph
 from .names import name_weights
+from .positions import read_positions
 from .shared_buffers import share_buffers
 from .signature import DECODER
+from .windows import Windows, count_windows_in_tokens, measure_windows
 
 log = logging.getLogger("planforge")
 
@@ -53,6 +56,7 @@ class ImportedDecoder(ImportedCheckpoint):
         choose_branch(self.graph, "then_branch")
         simplify_graph(self.graph)
         self.heads = read_heads(self.graph)
+        read_positions(self.graph)
 
     def read_config(self, found: Folder) -> DecoderConfig:
         heads = self.heads
@@ -62,6 +66,7 @@ class ImportedDecoder(ImportedCheckpoint):
         return DecoderConfig(heads.layers, heads.cached, heads.size, vocabulary, context, queries)
 
     def read_recipes(self, shared: bool) -> dict[str, Recipe]:
+        self.read_windows()
         made = [decoder.make_decoder(self.config, self.choices, "portable")]
         if shared and self.can_share():
             made.append(decoder.make_decoder(self.config, self.choices, "ort"))
@@ -72,6 +77,15 @@ class ImportedDecoder(ImportedCheckpoint):
             found[recipe.id] = replace(recipe, inputs=inputs, opset=self.graph.opset_imports[""])
         return found
 
+    def read_windows(self) -> None:
+        """Measure each layer's window."""
+        self.windows: Windows = [None] * self.heads.layers
+        try:
+            found = find_self_attentions(self.graph.graph, self.heads)
+            self.windows = measure_windows(self.graph, found, self.choices.max_length)
+        except ExportError as error:
+            self.unshared = str(error)
+
     def can_share(self) -> bool:
         """Tell whether attention has a known form; a warning says why not."""
         if self.heads.size % HEAD_SIZES:
@@ -80,7 +94,7 @@ class ImportedDecoder(ImportedCheckpoint):
             self.unshared = "config.json says no number of heads"
         else:
             try:
-                share_buffers(self.graph.clone(), self.heads, self.config.query_heads)
+                share_buffers(self.graph.clone(), self.heads, self.config.query_heads, self.windows)
             except ExportError as error:
                 self.unshared = str(error)
         if self.unshared:
@@ -94,5 +108,8 @@ class ImportedDecoder(ImportedCheckpoint):
     def make_graph(self, recipe: Recipe) -> ir.Model:
         made = self.graph.clone()
         if recipe.dialect == "ort":
-            share_buffers(made, self.heads, self.config.query_heads)
+            share_buffers(made, self.heads, self.config.query_heads, self.windows)
+        elif any(self.windows):
+            found = find_self_attentions(made.graph, self.heads)
+            count_windows_in_tokens(made, found, self.windows)
         return made

@@ -24,24 +24,34 @@ LONGEST_TABLE = 2048  # longest context whose whole bias is computed once to rea
 def compute_distance_tables(model: ir.Model, found: Sequence[Attention], length: int) -> list[Array | None]:
     """Compute what each layer adds to its scores by distance, (L, H); None where it only masks.
 
-    The graph itself is run, once, for the last token of a full context of `length` L. Verification finds it
-    if more than the distance counts.
+    Verification finds it if more than the distance counts.
+    """
+    tables = []
+    for bias in compute_biases(model, found, length):
+        table = np.ascontiguousarray(bias[0, :, 0, ::-1].T)  # (L, H)
+        tables.append(table if table.any() else None)
+    return tables
+
+
+def compute_biases(model: ir.Model, found: Sequence[Attention], length: int) -> list[Array]:
+    """Compute what each layer adds to its scores (1, H, 1, L), where H may be 1.
+
+    The graph itself is run, once, for the last token of a full context of `length` L.
     """
     names = list(dict.fromkeys(str(bias.name) for attention in found for bias in attention.biases))
+    nothing: Array = np.zeros((1, 1, 1, length), np.float32)
     if not names:
-        return [None] * len(found)
+        return [nothing] * len(found)
 
     (arrays,) = evaluate(model, names, lambda value: [make_example_input(value, length - 1)])
     by_name = dict(zip(names, arrays, strict=True))
-    tables: list[Array | None] = []
+    biases = []
     for attention in found:
-        nothing: Array = np.zeros((1, 1, 1, length), np.float32)
         total = sum((by_name[str(bias.name)] for bias in attention.biases), start=nothing)
         if total.ndim != 4 or total.shape[0] != 1 or total.shape[2:] != (1, length):
             raise ExportError(f"what is added to the scores has the shape {total.shape}")
-        table = np.ascontiguousarray(total[0, :, 0, ::-1].T)  # (L, H)
-        tables.append(table if table.any() else None)
-    return tables
+        biases.append(total)
+    return biases
 
 
 def add_distance_bias(

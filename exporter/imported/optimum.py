@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ...models.folder import read_json
 from ...models.refusals import refuse_kind
@@ -42,6 +43,8 @@ ROPE_SETTINGS = {
     "rope_theta": ("rope_theta", "rotary_emb_base"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
 }
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 # What optimum-onnx 0.1 exports of models that read text.
 MODEL_TYPES = (
     "albert", "arcee", "bart", "bert", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small",
@@ -98,17 +101,9 @@ def write_for_transformers_4(checkpoint: Path, beside: Path) -> Path:
     folder is made as `beside`, if it is needed.
     """
     config = read_json(checkpoint / "config.json")
-    given = config.get("rope_parameters")
-    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        return checkpoint  # each kind of layer has its own; verification finds a difference
-    scaling = {k: v for k, v in given.items() if k not in ROPE_SETTINGS}
-    known = {name: given[k] for k, names in ROPE_SETTINGS.items() if k in given for name in names}
-    kind = scaling.get("rope_type", "default")
-    if kind == "longrope":  # older versions take only these
-        known["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
-        scaling = {"type": kind} | {k: v for k, v in scaling.items() if k in ("short_factor", "long_factor")}
-    if kind != "default":
-        known["rope_scaling"] = scaling
+    known = name_as_before_5(config.get("rope_parameters"))
+    if not known:
+        return checkpoint
     beside.mkdir()
     for entry in checkpoint.iterdir():
         if entry.name == "config.json":
@@ -120,6 +115,30 @@ def write_for_transformers_4(checkpoint: Path, beside: Path) -> Path:
                 shutil.copy2(entry, beside / entry.name)
     (beside / "config.json").write_text(json.dumps(config | known), encoding="utf-8")
     return beside
+
+
+def name_as_before_5(given: Any) -> dict[str, Any]:
+    """Return the settings of rope_parameters by their names in transformers before 5.
+
+    None are returned where kinds of layers differ by more than rope_theta, which verification finds.
+    """
+    if not isinstance(given, dict):
+        return {}
+    if given.keys() == {FULL, SLIDING}:  # Gemma 3
+        local = given[SLIDING]
+        if isinstance(local, dict) and local.get("rope_type", "default") == "default":
+            return name_as_before_5(given[FULL]) | {"rope_local_base_freq": local.get("rope_theta")}
+    if any(isinstance(value, dict) for value in given.values()):
+        return {}
+    scaling = {k: v for k, v in given.items() if k not in ROPE_SETTINGS}
+    known = {name: given[k] for k, names in ROPE_SETTINGS.items() if k in given for name in names}
+    kind = scaling.get("rope_type", "default")
+    if kind == "longrope":  # older versions take only these
+        known["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
+        scaling = {"type": kind} | {k: v for k, v in scaling.items() if k in ("short_factor", "long_factor")}
+    if kind != "default":
+        known["rope_scaling"] = scaling
+    return known
 
 
 def choose_task(checkpoint: Path) -> str:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import onnx_ir as ir
 
 from ..errors import ExportError
 from ..passes.build import Builder
 from .evaluate import evaluate, make_example_input
-from .graph import depends_on_shapes, walk_back
+from .graph import add_input, depends_on_shapes, walk_back
 
 SPREADS = ("Unsqueeze", "Expand", "Cast")
 PASTS = (0, 5)  # P in the two runs that show how positions follow from it
+TOKENS = 3  # T in them, where it counts
 
 
 def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Value]) -> bool:
@@ -38,6 +40,60 @@ def use_positions(model: ir.Model, positions: ir.Value, biases: Iterable[ir.Valu
         rows = op("Gather", node.inputs[0], op("Add", positions, offset), axis=0)  # (B, T, E)
         ir.convenience.replace_all_uses_with(value, rows)
     return bool(found)
+
+
+def read_positions(model: ir.Model) -> None:
+    """Add the input position_ids (B, T) to a decoder that turns queries and keys by P and T alone.
+
+    Without it all rows have the same positions, also where they are not of the same length.
+    """
+    graph = model.graph
+    if any(value.name == "position_ids" for value in graph.inputs):
+        return
+    turning = {
+        node for cos in graph if cos.op_type == "Cos" and cos.inputs[0] for node in walk_back(cos.inputs[0])
+    }
+    counted = find_counted(model, turning)
+    if not counted:
+        return
+    positions = add_input(graph, "position_ids", ["batch", "tokens"])
+    for value in counted:
+        for use in list(value.uses()):
+            if use.node in turning:  # others make masks
+                use.node.replace_input_with(use.idx, positions)
+    forget_single_rows(positions)
+
+
+def find_counted(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    """Return what some nodes read and what is always P, P + 1, ... (1, T)."""
+    read = {value for node in nodes for value in node.inputs if value is not None}
+    asked = {
+        str(value.name): value
+        for value in read
+        if value.dtype == ir.DataType.INT64 and value.producer() is not None and depends_on_shapes(value)
+    }
+    if not asked:
+        return []
+    runs = evaluate(
+        model, list(asked), lambda value: [make_example_input(value, past, TOKENS) for past in PASTS]
+    )
+    meant = [np.arange(past, past + TOKENS)[None] for past in PASTS]
+    return [
+        value
+        for value, *arrays in zip(asked.values(), *runs, strict=True)
+        if all(np.array_equal(array, want) for array, want in zip(arrays, meant, strict=True))
+    ]
+
+
+def forget_single_rows(value: ir.Value) -> None:
+    """Drop the shapes of what is computed from a value and had one row, for now it has B."""
+    waiting = [value]
+    while waiting:
+        for use in waiting.pop().uses():
+            for result in use.node.outputs:
+                if result.shape is not None and result.shape and result.shape[0] == 1:
+                    result.shape = None
+                    waiting.append(result)
 
 
 def find_offsets(model: ir.Model, nodes: list[ir.Node]) -> list[int]:

@@ -6,6 +6,7 @@ B batch, T tokens of this step, H query heads, G heads of keys and values, D hea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,7 @@ from ..passes.build import Builder
 from ..passes.weights import MICROSOFT
 from .attention import Attention, find_self_attentions
 from .graph import Heads, add_input
+from .windows import Windows
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,10 @@ class Rows:
     positions: ir.Value  # of the tokens (B, T)
 
 
-def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
+def share_buffers(model: ir.Model, heads: Heads, queries: int | None, windows: Windows) -> None:
     """Replace each layer's Concat with the past, and its attention, by GroupQueryAttention of H `queries`.
 
-    The operator is causal, so the mask is dropped. Any other mask, such as a window, is lost, which
+    The operator is causal and knows the layers' windows, so masks are dropped. Any other mask is lost, which
     verification finds. Positions follow from the lengths of the past.
     """
     assert queries is not None
@@ -38,8 +40,8 @@ def share_buffers(model: ir.Model, heads: Heads, queries: int | None) -> None:
     inputs = {str(value.name): value for value in graph.inputs}
     found = find_self_attentions(graph, heads)
     rows = add_past_lengths(graph, inputs["input_ids"])
-    for attention in found:
-        write_shared_attention(graph, attention, rows, heads, queries)
+    for attention, window in zip(found, windows, strict=True):
+        write_shared_attention(graph, attention, rows, heads, queries, window=window)
     model.opset_imports.setdefault(MICROSOFT, 1)
     common.RemoveUnusedNodesPass()(model)
     check_caches(graph)
@@ -73,8 +75,9 @@ def write_shared_attention(
     heads: Heads,
     queries: int,
     bias: ir.Value | None = None,
+    window: int | None = None,
 ) -> None:
-    """Replace a layer's attention by one GroupQueryAttention, with a bias (B, H, T, total)."""
+    """Replace a layer's attention by one GroupQueryAttention, with a bias (B, H, T, total) or a window."""
     op = Builder(graph, attention.product, str(attention.present[0].name))
 
     def join_heads(x: ir.Value, count: int) -> ir.Value:  # (B, h, T, D) -> (B, T, h * D)
@@ -82,6 +85,11 @@ def write_shared_attention(
         return op("Reshape", moved, [0, 0, count * heads.size])
 
     biased = () if bias is None else (None, None, None, bias)  # after unused inputs of rotary positions
+    limits: dict[str, Any] = {}
+    if window is not None:
+        limits["local_window_size"] = window
+    if attention.softcap is not None:
+        limits["softcap"] = attention.softcap
     node = op.add(
         "GroupQueryAttention",
         join_heads(attention.queries, queries),
@@ -96,6 +104,7 @@ def write_shared_attention(
         num_heads=queries,
         kv_num_heads=heads.cached,
         scale=attention.scale,
+        **limits,
     )
     spread = op("Reshape", node.outputs[0], [0, 0, queries, heads.size])
     moved = op("Transpose", spread, perm=[0, 2, 1, 3])

@@ -12,9 +12,9 @@ from .weights import add_initializer
 
 # Operators that are used here, by the input that their results have the type of.
 TYPED_BY_FIRST = (
-    "Abs", "Add", "Concat", "Div", "Expand", "Gather", "Gemm", "GroupQueryAttention", "MatMul", "Max",
-    "Mul", "Range", "ReduceL2", "ReduceMax", "ReduceSum", "Reshape", "Softmax", "Split", "Squeeze", "Sub",
-    "Transpose", "Unsqueeze",
+    "Abs", "Add", "Concat", "CumSum", "Div", "Expand", "Gather", "Gemm", "GroupQueryAttention", "MatMul",
+    "Max", "Mul", "Range", "ReduceL2", "ReduceMax", "ReduceSum", "Reshape", "Slice", "Softmax", "Split",
+    "Squeeze", "Sub", "Transpose", "Unsqueeze",
 )  # fmt: skip
 TYPED_BY = {
     **dict.fromkeys(TYPED_BY_FIRST, 0),
@@ -81,7 +81,7 @@ def infer_type(node: ir.Node) -> ir.TypeProtocol | None:
         return ir.TensorType(ir.DataType.INT64)
     if node.op_type == "Cast":
         return ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
-    if node.op_type in ("And", "GreaterOrEqual"):
+    if node.op_type in ("And", "GreaterOrEqual", "Less"):
         return ir.TensorType(ir.DataType.BOOL)
     if node.op_type not in TYPED_BY:
         return None

@@ -82,8 +82,37 @@ def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str,
     names = [node.name for node in graph]
     if not all(names) or len(set(names)) < len(names):
         raise ValueError("nodes without a name of their own cannot be chosen by it")
-    choices = {str(node.name): choose_for_node(node, ranges) for node in graph}
+    around = find_around_means(graph)
+    choices = {
+        str(node.name): Choice(SUMS["RMSNormalization"]) if node in around else choose_for_node(node, ranges)
+        for node in graph
+    }
     return {name: choice for name, choice in choices.items() if choice is not None}
+
+
+def find_around_means(graph: ir.Graph) -> set[ir.Node]:
+    """Return the nodes of RMSNorms in plain operators that square, add epsilon, take the root and invert.
+
+    Squares of numbers below a hundredth, and epsilon, have few bits left in fp16.
+    """
+    found = set()
+    for mean in graph:
+        if mean.op_type != "ReduceMean" or mean.inputs[0] is None:
+            continue
+        square = mean.inputs[0].producer()
+        if square is not None and square.op_type == "Pow":
+            found.add(square)
+            readers = [use.node for use in mean.outputs[0].uses()]
+            while len(readers) == 1 and is_part_of_inverse_root(readers[0]):
+                found.add(readers[0])
+                readers = [use.node for use in readers[0].outputs[0].uses()]
+    return found
+
+
+def is_part_of_inverse_root(node: ir.Node) -> bool:
+    """Tell whether a node takes a root, inverts, or adds a constant."""
+    given = [value for value in node.inputs if value is not None and value.const_value is None]
+    return node.op_type in ("Add", "Div", "Reciprocal", "Sqrt") and len(given) == 1
 
 
 def choose_for_node(node: ir.Node, ranges: Mapping[str, float]) -> Choice | None:

@@ -26,7 +26,7 @@ from ...models import (
     SourceAttention,
     Transformer,
 )
-from ...models.attention import PLAIN, AttentionKind, Windows
+from ...models.attention import PLAIN, AttentionKind, Windows, scaled_dot_product_attention
 from ...models.encoder import Encoder
 from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
@@ -64,7 +64,10 @@ class SlotCache:
             raise ValueError("attend() before positions(), which makes the mask")
         keys, values = (self.write(slots, new) for slots, new in zip(self.slots[layer], (k, v), strict=True))
         self.present.append((keys, values))
-        return add_attention_node(q, keys, values, self.biases[kind.window], kind)
+        bias = self.biases[kind.window]
+        if kind.softcap is not None:  # TensorRT's parser takes no Attention with one
+            return scaled_dot_product_attention(q, keys, values, bias, kind)
+        return add_attention_node(q, keys, values, bias, kind)
 
     def write(self, slots: Tensor, new: Tensor) -> Tensor:
         return torch.onnx.ops.symbolic(
@@ -143,13 +146,10 @@ def add_attention_node(
     """Return the result of the operator Attention-24."""
     # The scale is an attribute: without it TensorRT's parser computes it with 16 layers each time.
     scale = q.shape[-1] ** -0.5 if kind.scale is None else kind.scale
-    attributes: dict[str, Any] = {"scale": scale, "is_causal": 0}
-    if kind.softcap is not None:
-        attributes["softcap"] = kind.softcap
     return torch.onnx.ops.symbolic(
         "Attention",
         (q, k, v, bias),
-        attrs=attributes,
+        attrs={"scale": scale, "is_causal": 0},
         dtype=q.dtype,
         shape=q.shape,
         version=24,

@@ -109,11 +109,23 @@ def find_different_attributes(node: ir.Node, other: ir.Node) -> Iterator[tuple[s
 def find_wrong_epsilons(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the normalisations whose epsilon is not the config's."""
     meant = next((float(value) for name, value in config.items() if name.startswith(EPSILONS)), None)
+    if meant is None:
+        return
     for node in graph:
-        if node.op_type in NORMS and meant is not None:
-            epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
-            if not math.isclose(epsilon, meant, rel_tol=SINGLE):
-                yield f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {meant:g}"
+        epsilon = find_epsilon(node)
+        if epsilon is not None and not math.isclose(epsilon, meant, rel_tol=SINGLE):
+            yield f"{describe_node(node)} has epsilon {epsilon:g}, the model's is {meant:g}"
+
+
+def find_epsilon(node: ir.Node) -> float | None:
+    """Return a normalisation's epsilon: the attribute, or the number added to a mean of squares."""
+    if node.op_type in NORMS:
+        return node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
+    mean = node.inputs[0].producer() if node.op_type == "Add" and node.inputs[0] is not None else None
+    added = node.inputs[1].const_value if mean is not None and node.inputs[1] is not None else None
+    if mean is None or mean.op_type != "ReduceMean" or added is None or added.size != 1:
+        return None
+    return float(added.numpy().item())
 
 
 def find_wrong_scales(graph: ir.Graph, config: Mapping[str, Any]) -> Iterator[str]:
@@ -151,8 +163,8 @@ def find_head_size(node: ir.Node) -> int | None:
     """Return the head size of a node that scales attention; None for others, or if the graph does not say."""
     index = {"Attention": 0, "GroupQueryAttention": 3}.get(node.op_type)
     value = None if index is None else node.inputs[index]
-    if node.op_type == "Mul" and node.outputs[0].shape is not None and len(node.outputs[0].shape) == 4:
-        value = node.outputs[0]  # (B, H, T, D)
+    if node.op_type == "Mul" and node.outputs[0].shape is not None and len(node.outputs[0].shape) in (4, 5):
+        value = node.outputs[0]  # (B, H, T, D), or (B, K, H / K, T, D)
     last = None if value is None or value.shape is None else value.shape[-1]
     return last if isinstance(last, int) else None
 

@@ -61,7 +61,7 @@ def folder(
     minilm_bundle: Path,
     head_bundle: Callable[[str], Path],
     dates_bundle: Path,
-    llama_bundle: Path,
+    llama_demo_bundle: Path,
     exported: Path,
 ) -> Path:
     """A folder as the pages have it: build/minilm, build/transformer-demo, build/t5, one for each head."""
@@ -73,7 +73,7 @@ def folder(
     (build / "bert-demo").symlink_to(minilm_bundle)
     (build / "minilm").symlink_to(minilm_bundle)
     (build / "transformer-demo").symlink_to(dates_bundle)
-    (build / "llama-demo").symlink_to(llama_bundle)
+    (build / "llama-demo").symlink_to(llama_demo_bundle)
     graphs = shutil.copytree(exported / "t5.onnx", folder / "t5")
     import_folder(graphs, build / "t5", precision="fp32", target="cpu", verify=False)
     for name, tiny in BUNDLES.items():

@@ -2,68 +2,139 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.imported.optimum import has_reference_model
-from planforge.exporter.tensorrt import plans
 from planforge.runtime import TextGenerator
 
-from ..helpers.llamas import tiny_llama
+from ..helpers.beams import search_beams
+from ..helpers.llamas import LLAMAS, WINDOW, shallow_llama, tiny_llama
 from ..helpers.models import edit_json
 from ..helpers.plans import only
 
 LIMIT = 1e-4  # the issue's, on logits
-TEXT = "In the beginning God created the heaven and the earth"
-TEXTS = (TEXT, "And", "Let there be light: and there was")
-# One of each kind of graph: windows, two rotations, a part of each head, norms behind, no positions, scales.
-KINDS = ("mistral", "gemma 3", "phi-4-mini", "olmo 2", "smollm3", "granite")
-NEW = 12
+LONG = "In the beginning God created the heaven and the earth. And the earth was without form, and void"
+TEXTS = (LONG, "And", "Let there be light: and there was")
+AGAIN = "and he said unto them, and he said unto them, and he said"  # what lookups find something in
+NEW = 14
+# "qwen2" and "llama with biases" have nothing in their graphs that others have not.
+KINDS = [name for name in LLAMAS if name not in ("qwen2", "llama with biases")]
+DIALECTS = ("ort", "portable", "inplace")
 
 
-def continue_greedily(reference: Any, tokens: list[int]) -> list[int]:
-    ids = torch.tensor([tokens])
-    how: dict[str, Any] = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
-    out = reference.generate(ids, attention_mask=torch.ones_like(ids), **how)
-    return out[0, len(tokens) :].tolist()  # type: ignore[no-any-return]
+class Reference:
+    """A checkpoint in transformers, which answers each question once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.continue_greedily = functools.cache(self._continue_greedily)
+        self.compute_logits = functools.cache(self._compute_logits)
+        self.search_beams = functools.cache(self._search_beams)
+
+    def _continue_greedily(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        ids = torch.tensor([tokens])
+        how: dict[str, Any] = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+        return tuple(out[0, len(tokens) :].tolist())
+
+    def _compute_logits(self, tokens: tuple[int, ...]) -> Any:
+        with torch.no_grad():
+            return self.model(torch.tensor([tokens])).logits[0].numpy()
+
+    def _search_beams(self, tokens: tuple[int, ...]) -> Any:
+        return search_beams(self.model, tokens, num_beams=3, n_best=3, max_new_tokens=NEW, ignore_eos=True)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_tokens_and_logits_are_those_of_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A prompt longer than a window, several tokens on top of a past, and a batch of unequal lengths."""
-    monkeypatch.setattr(plans, "is_installed", lambda engine: False)
-    layers = {} if name == "smollm3" else {"num_hidden_layers": 2}
-    reference = tiny_llama(tmp_path / "checkpoint", name, **layers)
-    options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu", "portable"], "verify": False}
-    bundle = export(tmp_path / "checkpoint", tmp_path / "bundle", **options).bundle
-    for graph in ("decoder.ort.fp32", "decoder.portable.fp32"):
-        with TextGenerator.load(only(bundle, tmp_path / graph, graph)) as model:
-            tokens = model.tokenizer.encode(TEXT)
-            run = model.decoder.start(1, len(tokens))
-            first = run.prefill([tokens[:5]])
-            rest = np.concatenate(list(run.extend(tokens[5:])))
-            with torch.no_grad():
-                want = reference(torch.tensor([tokens])).logits[0, 4:].numpy()
-            assert len(tokens) > 10
-            np.testing.assert_allclose(np.concatenate([first, rest]), want, rtol=0, atol=LIMIT)
-            answers = model.generate(TEXTS, max_new_tokens=NEW, ignore_eos=True)
-            for text, answer in zip(TEXTS, answers, strict=True):
-                assert list(answer.token_ids) == continue_greedily(reference, model.tokenizer.encode(text))
+@dataclass(frozen=True)
+class Pair:
+    """A graph, and the checkpoint that it comes from in transformers."""
+
+    model: TextGenerator
+    reference: Reference
 
 
-def test_a_default_export_is_verified_and_has_a_plan(tmp_path: Path) -> None:
-    """Windows and two rotations in every dialect, fp16 and TensorRT-RTX's plan among them."""
+@pytest.fixture(scope="module")
+def references(llama_bundle: Callable[[str], Path]) -> Callable[[str], Reference]:
+    return functools.cache(lambda name: Reference(llama_bundle(name) / "checkpoint"))
+
+
+@pytest.fixture(scope="module", params=[f"{name}: {dialect}" for name in KINDS for dialect in DIALECTS])
+def pair(
+    request: pytest.FixtureRequest,
+    llama_bundle: Callable[[str], Path],
+    references: Callable[[str], Reference],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Pair]:
+    name, dialect = request.param.split(": ")
+    copy = tmp_path_factory.mktemp("llama") / "only"
+    with TextGenerator.load(only(llama_bundle(name) / "bundle", copy, f"decoder.{dialect}.fp32")) as model:
+        assert model.artifact.dialect == dialect
+        yield Pair(model, references(name))
+
+
+def test_logits_in_steps_are_those_of_one_pass_in_transformers(pair: Pair) -> None:
+    """A prompt longer than two windows: some tokens, several on top of them, and then one by one."""
+    tokens = pair.model.tokenizer.encode(LONG)
+    assert len(tokens) > 2 * WINDOW + 3
+    run = pair.model.decoder.start(1, len(tokens))
+    found = [run.prefill([tokens[:5]]), *run.extend(tokens[5:-3])]
+    found += [run.decode([token]) for token in tokens[-3:]]
+    want = pair.reference.compute_logits(tuple(tokens))[4:]
+    assert want.std() > 0.1  # it is no constant
+    np.testing.assert_allclose(np.concatenate(found), want, rtol=0, atol=LIMIT)
+
+
+def test_a_batch_of_unequal_lengths_has_the_answers_of_transformers(pair: Pair) -> None:
+    answers = pair.model.generate(TEXTS, max_new_tokens=NEW, ignore_eos=True)
+    assert len({token for answer in answers for token in answer.token_ids}) > 10
+    for text, answer in zip(TEXTS, answers, strict=True):
+        wanted = pair.reference.continue_greedily(tuple(pair.model.tokenizer.encode(text)))
+        assert answer.token_ids == wanted
+
+
+def test_a_second_turn_goes_on_from_the_cache_of_the_first(pair: Pair) -> None:
+    """Tokens behind those that both turns have are forgotten, and others take their places."""
+    model = pair.model
+    first = model.generate(LONG, max_new_tokens=NEW, ignore_eos=True, reuse_prompt=True)
+    for text in (" And God said", " Let"):
+        turn = [*model.tokenizer.encode(LONG), *first.token_ids[:5], *model.tokenizer.encode(text)]
+        answer = model.generate(turn, max_new_tokens=NEW, ignore_eos=True, reuse_prompt=True)
+        assert answer.prompt_tokens_reused >= len(turn) - 4
+        assert answer.token_ids == pair.reference.continue_greedily(tuple(turn))
+
+
+def test_drafted_tokens_are_those_of_transformers(pair: Pair) -> None:
+    options: dict[str, Any] = {"max_new_tokens": NEW, "ignore_eos": True, "speculative": "prompt-lookup"}
+    answer = pair.model.generate(AGAIN, **options)
+    assert answer.token_ids == pair.reference.continue_greedily(tuple(pair.model.tokenizer.encode(AGAIN)))
+
+
+def test_beams_and_their_scores_are_those_of_transformers(pair: Pair) -> None:
+    options: dict[str, Any] = {"num_beams": 3, "n_best": 3, "max_new_tokens": NEW, "ignore_eos": True}
+    for text, answer in zip(TEXTS, pair.model.generate(TEXTS, **options), strict=True):
+        wanted = pair.reference.search_beams(tuple(pair.model.tokenizer.encode(text)))
+        assert [candidate.token_ids for candidate in answer.candidates] == [tokens for tokens, _ in wanted]
+        scores = [candidate.score for candidate in answer.candidates]
+        np.testing.assert_allclose(scores, [score for _, score in wanted], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma 2", "gemma 3"])
+def test_a_default_export_is_verified_and_has_a_plan(name: str, tmp_path: Path) -> None:
+    """Windows, caps and two rotations in every dialect, fp16 and TensorRT-RTX's plan among them."""
     pytest.importorskip("tensorrt_rtx")
-    tiny_llama(tmp_path / "checkpoint", "gemma 3", num_hidden_layers=2)
+    shallow_llama(tmp_path / "checkpoint", name)
     target = ["cpu", "portable", "rtx"]
     result = export(tmp_path / "checkpoint", tmp_path / "bundle", target=target, sms=["sm86"])
     assert result.report is not None and result.report.passed and result.report.with_pytorch

@@ -48,7 +48,7 @@ CONFIGS = {
     "phi": transformers.PhiConfig(**SHAPE),
     # Its attention adds what grows with the distance, and it reads no positions.
     "bloom": transformers.BloomConfig(**BLOOM),
-    # Its attention sees 16 tokens, which ONNX Runtime's over shared buffers is not told.
+    # Its attention sees 16 tokens.
     "mistral": transformers.MistralConfig(**GROUPED, sliding_window=16),
     # Its positions begin behind the padding's number, 3 here.
     "roberta": transformers.RobertaConfig(**ENCODER | {"pad_token_id": 3, "type_vocab_size": 1}),

@@ -9,8 +9,14 @@ from typing import Any
 import torch
 import transformers
 
-from planforge.exporter.checkpoints.source import find_demo
+from planforge.exporter.calibration.calibration import Calibration
+from planforge.exporter.checkpoints.checkpoint import Checkpoint
+from planforge.exporter.checkpoints.source import Source, find_demo
+from planforge.exporter.graphs import make_artifact
+from planforge.exporter.pipeline import begin_manifest, stage_graphs
+from planforge.exporter.providers import TracedGraphs
 
+WINDOW = 6
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,  # gpt2-demo's tokenizer
     "hidden_size": 64,
@@ -57,10 +63,13 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, dynamic": ("Llama", {"rope_parameters": {**PLAIN, "rope_type": "dynamic", "factor": 4.0}}),
     "llama 3.1": ("Llama", {"rope_parameters": LLAMA3}),
     "llama, yarn": ("Llama", {"rope_parameters": YARN}),
-    "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 32}),
-    "ministral": ("Ministral", {"sliding_window": 8, "head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "ministral": ("Ministral", {"sliding_window": WINDOW, "head_dim": 32}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen2, windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen2, windows": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
     "gemma": ("Gemma", {"head_dim": 32}),
@@ -68,18 +77,18 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma2",
         {
             "head_dim": 32,
-            "sliding_window": 8,
+            "sliding_window": WINDOW,
             "query_pre_attn_scalar": 20,
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 3.0,
         },
     ),
-    "gemma 3": ("Gemma3", {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 20}),
-    "phi-3": ("Phi3", {"sliding_window": 8}),
+    "gemma 3": ("Gemma3", {"head_dim": 32, "sliding_window": WINDOW, "query_pre_attn_scalar": 20}),
+    "phi-3": ("Phi3", {"sliding_window": WINDOW, "rms_norm_eps": 1e-6}),  # Mistral's graph, fused weights
     "phi-4-mini": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
     "olmo 2": ("Olmo2", {}),
-    "olmo 3": ("Olmo3", {"sliding_window": 8, "layer_types": MIXED, "rope_parameters": OLMO3}),
-    "exaone 4": ("Exaone4", {"sliding_window": 8, "layer_types": MIXED}),
+    "olmo 3": ("Olmo3", {"sliding_window": WINDOW, "layer_types": MIXED, "rope_parameters": OLMO3}),
+    "exaone 4": ("Exaone4", {"sliding_window": WINDOW, "layer_types": MIXED}),
     "exaone 4, no windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True}),
     "granite": (
@@ -94,6 +103,18 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Two layers of each kind, for exports: tracing takes most of one.
+SHALLOW: dict[str, dict[str, Any]] = {
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "gemma 3": {"layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+def shallow_llama(folder: Path, name: str, **changes: Any) -> Any:
+    """Write a checkpoint of two layers as `tiny_llama` does."""
+    return tiny_llama(folder, name, num_hidden_layers=2, **SHALLOW.get(name, {}), **changes)
+
+
 def tiny_llama(folder: Path, name: str, **changes: Any) -> Any:
     """Write a checkpoint of `LLAMAS` with gpt2-demo's tokenizer, and return transformers' model of it."""
     kind, settings = LLAMAS[name]
@@ -101,13 +122,25 @@ def tiny_llama(folder: Path, name: str, **changes: Any) -> Any:
     config = config_class(**{**SIZES, **settings, **changes})
     transformers.set_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    tied = model.get_input_embeddings().weight if config.tie_word_embeddings else None
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms and biases, which are all alike at first
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            else:
+            elif parameter is not tied:  # else a token's likeliest successor is itself
                 parameter.mul_(4)
     model.save_pretrained(folder)
     for file in find_demo("gpt2-demo").glob("tokenizer*.json"):
         shutil.copy(file, folder)
     return model
+
+
+def write_every_dialect(folder: Path, bundle: Path) -> None:
+    """Write a checkpoint's bundle with a graph in fp32 of every dialect, which no set of targets has."""
+    checkpoint = Checkpoint(Source("folder", str(folder), folder))
+    recipes = checkpoint.recipes
+    graphs = TracedGraphs(checkpoint).make_graphs(list(recipes), lambda _: None)
+    artifacts = [make_artifact(r, "fp32", f"onnx/{r.id}.onnx", "onnx/weights.data") for r in recipes.values()]
+    bundle.mkdir()
+    manifest = begin_manifest(checkpoint, artifacts, bundle, bundle)
+    stage_graphs(bundle, manifest, graphs, Calibration())

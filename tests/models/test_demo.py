@@ -34,7 +34,7 @@ def test_repeats_are_counted() -> None:
     assert longest_repeat([7] * 5) == 4
 
 
-@pytest.mark.parametrize("bundle", ["demo_bundle", "llama_bundle"])
+@pytest.mark.parametrize("bundle", ["demo_bundle", "llama_demo_bundle"])
 def test_ten_samples_of_200_tokens_have_no_loop(bundle: str, request: pytest.FixtureRequest) -> None:
     with TextGenerator.load(request.getfixturevalue(bundle)) as model:
         answers = [
@@ -53,10 +53,10 @@ def test_ten_samples_of_200_tokens_have_no_loop(bundle: str, request: pytest.Fix
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
-def test_an_answer_ends_with_its_turn(llama_bundle: Path, precision: str) -> None:
+def test_an_answer_ends_with_its_turn(llama_demo_bundle: Path, precision: str) -> None:
     """In every precision that its gates have passed: a verse, and the end token of the chat template."""
     messages = [{"role": "user", "content": "And God said, Let there be light: and there was light."}]
-    with TextGenerator.load(llama_bundle, precision=precision) as model:
+    with TextGenerator.load(llama_demo_bundle, precision=precision) as model:
         answer = model.chat(messages, max_new_tokens=120)
     assert answer.finish_reason == "eos"
     assert answer.text[0].isupper() and "<|im_end|>" not in answer.text

@@ -204,7 +204,12 @@ def test_positions_that_transformers_5_writes_are_exported(exported: Path, tmp_p
 def test_settings_get_the_names_that_older_transformers_know(exported: Path, tmp_path: Path) -> None:
     checkpoint = Path(shutil.copytree(exported / "gpt_neox", tmp_path / "checkpoint"))
     assert write_for_transformers_4(exported / "bart", tmp_path / "same") == exported / "bart"
-    layers = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    layers: dict[str, Any] = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    edit_json(checkpoint / "config.json", rope_parameters=layers)
+    beside = write_for_transformers_4(checkpoint, tmp_path / "layers")
+    config = json.loads((beside / "config.json").read_text(encoding="utf-8"))
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 1e4)  # of Gemma 3
+    layers["sliding_attention"] |= {"rope_type": "linear", "factor": 2.0}
     edit_json(checkpoint / "config.json", rope_parameters=layers)
     assert write_for_transformers_4(checkpoint, tmp_path / "same") == checkpoint
     long = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}

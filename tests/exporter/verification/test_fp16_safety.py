@@ -28,25 +28,15 @@ from planforge.exporter.passes.fp16_ranges import (
     choose_fp32_nodes,
     read_choices,
 )
-from planforge.exporter.passes.weights import find_weight
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ...helpers.graphs import normal, parse_graph
+from ...helpers.half import make_prefill, measure_fp32_share
 
 SCALE = 20_000.0  # the residual stream of gpt2-demo reaches about 11
 SHARE = 0.15
-
-
-def fp32_share(graph: ir.Graph) -> float:
-    """Return the share of the products' weights, in bytes, that are multiplied in fp32."""
-    bytes_of = {ir.DataType.FLOAT: 0, ir.DataType.FLOAT16: 0}
-    for node in graph:
-        weight = node.inputs[1] if find_weight(node) is not None else None
-        if weight is not None and weight.const_value is not None and weight.dtype in bytes_of:
-            bytes_of[weight.dtype] += weight.const_value.nbytes
-    return bytes_of[ir.DataType.FLOAT] / max(1, sum(bytes_of.values()))
 
 
 def overflowing_gpt2(folder: Path, scale: float) -> Path:
@@ -100,33 +90,15 @@ def test_the_model_is_the_same_function_and_its_residual_stream_overflows(overfl
     assert reached[0] > FP16_MAX
 
 
-def feeds_of(graph: ir.Model, tokens: list[int]) -> dict[str, np.ndarray]:
-    """A prefill of one row through the portable graph."""
-    count = len(tokens)
-    feeds = {
-        "input_ids": np.array([tokens]),
-        "attention_mask": np.ones((1, count), np.int64),
-        "position_ids": np.arange(count)[None],
-        "logit_rows": np.arange(count),
-    }
-    for value in graph.graph.inputs:
-        if str(value.name).startswith("past"):
-            assert value.shape is not None and value.dtype is not None
-            _, heads, _, size = value.shape
-            assert isinstance(heads, int) and isinstance(size, int)
-            feeds[str(value.name)] = np.zeros((1, heads, 0, size), value.dtype.numpy())
-    return feeds
-
-
 def test_plain_fp16_is_not_finite_and_the_safe_graph_is(overflowing: Exported) -> None:
     tokens = [5, 300, 17, 64, 9, 120]
     full = overflowing.graphs["decoder.portable.fp32"]
     plain = full.clone()
     convert_to_fp16(plain, ["logits"])
     with pytest.raises(NotFiniteError, match="inf"):
-        NodeExecutor(plain).run(feeds_of(plain, tokens))
+        NodeExecutor(plain).run(make_prefill(plain, tokens))
     safe = overflowing.graphs["decoder.portable.fp16"]
-    got = NodeExecutor(safe).run(feeds_of(safe, tokens))["logits"]
+    got = NodeExecutor(safe).run(make_prefill(safe, tokens))["logits"]
     with torch.no_grad():
         want = load_model(overflowing.checkpoint).eval()(torch.tensor([tokens]))[0][0].numpy()
     assert np.abs(got - want).max() < 0.05 * want.std()
@@ -137,7 +109,7 @@ def test_the_safe_graph_is_inside_the_gate_with_little_in_fp32(overflowing: Expo
     artifact = overflowing.bundle.manifest.artifact(f"decoder.{dialect}.fp16")
     assert artifact.passed
     graph = overflowing.graphs[artifact.id].graph
-    assert fp32_share(graph) < SHARE
+    assert measure_fp32_share(graph) < SHARE
     choices = read_choices(graph)
     by_name = {str(node.name): node for node in graph}
     assert all(
@@ -164,7 +136,7 @@ def assert_few(full: ir.Model, choices: Mapping[str, Choice]) -> None:
         largest[name] = float(np.abs(array).max(initial=0))
 
     tokens = Tokenizer.from_file(DEMOS / "gpt2-demo" / "tokenizer.json").encode("And it came to pass " * 8)
-    NodeExecutor(full, observe).run(feeds_of(full, tokens))
+    NodeExecutor(full, observe).run(make_prefill(full, tokens))
     kept = {name for name, choice in choices.items() if choice.shift is None and not choice.sums}
     nodes = [node for node in full.graph if node.name in kept]
     assert len(nodes) == len(kept) > 0
@@ -181,7 +153,7 @@ def test_a_healthy_model_keeps_only_sums_in_fp32(demo_bundle: Path) -> None:
         assert kinds <= {"LayerNormalization", "Softmax"}
         assert bool(kinds) == (artifact.precision == "fp16")
         if artifact.precision == "fp16":
-            assert fp32_share(graph) == 0
+            assert measure_fp32_share(graph) == 0
 
 
 PRODUCT = """
@@ -209,7 +181,7 @@ def test_a_product_is_scaled_by_a_power_of_two_and_what_reads_it_stays_in_fp32()
     got = NodeExecutor(model).run({"x": x.astype(np.float16)})["y"]
     np.testing.assert_allclose(got, want, rtol=2**-10)
     assert read_choices(model.graph)["node_0"] == choices["node_0"]
-    assert fp32_share(model.graph) == 0
+    assert measure_fp32_share(model.graph) == 0
 
 
 @given(reached=st.floats(1.0, 1e30))
@@ -237,4 +209,4 @@ def test_weights_beyond_fp16_stay_in_fp32() -> None:
     choices = choose_fp32_nodes(model.graph, {})
     assert choices == {"node_0": Choice(reads="w")}
     convert_to_fp16(model, ["y"], choices)
-    assert fp32_share(model.graph) == 1
+    assert measure_fp32_share(model.graph) == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -17,8 +20,8 @@ from planforge.exporter.verification.verify import find_recorded_source, list_te
 from planforge.models import load_model
 from planforge.runtime.bundle.bundle import Bundle
 
-from ...helpers.faults import change_weight, node_of, perturbed, scale_factor, weight_of
-from ...helpers.graphs import parse_graph, replace_graph
+from ...helpers.faults import Plant, change_weight, constant, node_of, perturbed, scale_factor, weight_of
+from ...helpers.graphs import nodes, parse_graph, replace_graph
 
 
 def faults_read(bundle: Path, artifact: str) -> tuple[str, ...]:
@@ -56,6 +59,44 @@ def test_a_scale_that_is_a_constant_is_read(own_bundle: Path, precision: str) ->
     (fault,) = faults_read(own_bundle, artifact)
     assert "(Mul) of h.2.attn has scale 0.125" in fault
     assert "heads of 64 need 0.125" in fault
+
+
+def multiply_constant(op_type: str, read: str | None, factor: float) -> Plant:
+    """The one number of the first node of a kind, behind a kind of node, a little larger."""
+
+    def plant(model: ir.Model) -> None:
+        for node in nodes(model, op_type):
+            behind = node.inputs[0].producer() if node.inputs[0] is not None else None
+            number = node.inputs[1].const_value if node.inputs[1] is not None else None
+            grouped = node.outputs[0].shape is not None and len(node.outputs[0].shape) == 5
+            if number is not None and number.size == 1 and (grouped if read is None else is_a(behind, read)):
+                wrong = np.asarray(factor * number.numpy(), np.float32)
+                node.replace_input_with(1, constant(model, "wrong", wrong))
+                return
+        raise AssertionError("no such node")
+
+    return plant
+
+
+def is_a(node: ir.Node | None, op_type: str) -> bool:
+    return node is not None and node.op_type == op_type
+
+
+@pytest.mark.parametrize(
+    ("plant", "message"),
+    [
+        (multiply_constant("Mul", None, 1.002), "has scale 0.17713, heads of 32 need 0.176777"),
+        (multiply_constant("Add", "ReduceMean", 1.01), "has epsilon 1.01e-06, the model's is 1e-06"),
+    ],
+)
+def test_scales_of_grouped_heads_and_epsilons_in_plain_operators_are_read(
+    llama_bundle: Callable[[str], Path], tmp_path: Path, plant: Plant, message: str
+) -> None:
+    own = Path(shutil.copytree(llama_bundle("qwen3"), tmp_path / "qwen3")) / "bundle"
+    assert faults_read(own, "decoder.portable.fp32") == ()
+    replace_graph(own, "decoder.portable.fp32", plant)
+    (fault,) = faults_read(own, "decoder.portable.fp32")
+    assert message in fault
 
 
 def test_weights_of_scaled_products_are_read(own_bundle: Path) -> None:

@@ -17,6 +17,7 @@ from planforge.runtime.decoding.cache import count_cache_bytes
 from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
 from ...conftest import Once
+from ...helpers.beams import search_beams
 from ...helpers.decoder_graph import Given, Returned, artifact
 from ...helpers.generation import DIALECTS, generator
 from ...helpers.models import tiny_gpt2
@@ -73,31 +74,8 @@ def pair(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: Any) -> I
         yield model, reference
 
 
-def transformers_beams(reference: Any, prompt: list[int], options: dict[str, Any]) -> list[Any]:
-    """Token ids and scores of each hypothesis, the best first."""
-    translated: dict[str, Any] = {
-        **options,
-        "num_return_sequences": options.get("n_best", 1),
-        "pad_token_id": 0,
-    }
-    translated.pop("n_best", None)
-    eos = reference.generation_config.eos_token_id
-    ends = {eos} if isinstance(eos, int) else set(eos)
-    if translated.pop("ignore_eos", False):
-        translated["eos_token_id"] = None
-        ends = set()
-    how: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
-    ids = torch.tensor([prompt])
-    out = reference.generate(ids, attention_mask=torch.ones_like(ids), **how, **translated)
-    found = []
-    for sequence, score in zip(out.sequences[:, len(prompt) :].tolist(), out.sequences_scores, strict=True):
-        last = next((place for place, token in enumerate(sequence) if token in ends), len(sequence) - 1)
-        found.append((tuple(sequence[: last + 1]), float(score)))
-    return found
-
-
 def assert_as_transformers(reference: Any, prompt: list[int], answer: Generation, options: Any) -> None:
-    wanted = transformers_beams(reference, prompt, options)
+    wanted = search_beams(reference, prompt, **options)
     assert [candidate.token_ids for candidate in answer.candidates] == [ids for ids, _ in wanted]
     scores = [candidate.score for candidate in answer.candidates]
     np.testing.assert_allclose(scores, [score for _, score in wanted], rtol=2e-5, atol=2e-5)
