@@ -14,6 +14,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Comparison, Outcome
+from ...runtime.progress import CountedLine
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
 from ..limits import Gaps
@@ -87,8 +88,9 @@ class Examiner(ABC, Generic[EngineT]):
         backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
 
         def compare_cases(engine: EngineT, name: str, cases: Mapping[str, Case]) -> Iterator[Comparison]:
-            for case, run in cases.items():
-                progress(f"verifying {artifact.id}: {case}{'' if name == backend.name else f', {name}'}")
+            for number, (case, run) in enumerate(cases.items()):
+                line = f"verifying {artifact.id}: {case}{'' if name == backend.name else f', {name}'}"
+                progress(CountedLine(line, number, len(cases), "cases"))
                 try:
                     outcome = run()
                 except NotFiniteError as error:

@@ -11,18 +11,28 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...models.checkpoint import Model
+    from ...models.weights import Report
     from .onnx_reference import OnnxGraphs
 
     ReferenceModel: TypeAlias = nn.Module | OnnxGraphs
 
 
-def load_our_model(folder: Path, max_length: int) -> Model:
-    """Load a checkpoint into PlanForge's own model, for texts of up to `max_length` tokens."""
+def load_our_model(
+    folder: Path,
+    max_length: int,
+    keep_types: bool = False,
+    report: Report = lambda done, total: None,
+) -> Model:
+    """Load a checkpoint into PlanForge's own model, for texts of up to `max_length` tokens.
+
+    `keep_types` leaves its weights in their files, for a model that computes nothing; `report` is told the
+    bytes that were read, and those of all.
+    """
     from ...models import load_model
     from ...models.checkpoint import limit_context
 
     with raise_checkpoint_errors():
-        model = load_model(folder)
+        model = load_model(folder, keep_types=keep_types, report=report)
     limit_context(model, max_length)
     return model
 

@@ -83,7 +83,8 @@ def verify(
         only: ids of the graphs to compare, such as "decoder.ort.int8"; all when empty.
         against: for an .onnx file, another one with the same inputs and outputs to compare it with.
         inputs: for an .onnx file, a .npz with an array for each input; made up unless given.
-        progress: called with a line when a stage begins.
+        progress: called with a line when a stage begins, and while it goes on. Some lines are a
+            `planforge.runtime.progress.CountedLine`: they know how much is done, and of how much.
 
     Raises:
         BundleError: a file is missing or has changed.
@@ -155,8 +156,7 @@ def verify_with_pytorch(
         )
     model = load_model_to_compare(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
-    progress("computing the reference in PyTorch")
-    examiner = examine_model(opened, model, texts)
+    examiner = examine_model(opened, model, texts, progress)
     give_back_memory()
     calibration = read_calibration(opened, model)
     report, _ = verify_model(examiner, model, calibration, progress)
