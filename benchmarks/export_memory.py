@@ -8,6 +8,7 @@ does not. Both are sampled 50 times a second.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -46,11 +47,11 @@ def measure_export(checkpoint: Path, bundle: Path, options: list[str]) -> dict[s
 
 
 def list_processes(number: int) -> list[int]:
-    """Return a process and all below it."""
-    try:
-        children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
-    except OSError:
-        children = []
+    """Return a process and all below it, whichever of its threads started them."""
+    children: list[str] = []
+    for path in Path(f"/proc/{number}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            children += path.read_text().split()
     return [number, *(other for child in children for other in list_processes(int(child)))]
 
 
