@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
@@ -41,6 +41,8 @@ EngineT = TypeVar("EngineT", bound=Engine)
 @dataclass(frozen=True)
 class Examiner(ABC, Generic[EngineT]):
     """A bundle's graphs beside what the model computes for the same texts."""
+
+    runs_model: ClassVar[bool] = False  # whether comparing a graph runs the model in PyTorch once more
 
     bundle: Bundle
     expected: Any  # the model's results

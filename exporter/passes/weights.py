@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,48 +47,72 @@ def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None
         graph.inputs.remove(value)
         value.name = names[id(tensor)]
         transposes = [node for node, _ in value.uses()]
-        if transposes and all(is_matrix_transpose(node) for node in transposes):
-            tensor = tensor.T
+        transposed = bool(transposes) and all(is_matrix_transpose(node) for node in transposes)
+        if transposed:
             Stored(value.name, transposed=True).write(value)
             value.name += TRANSPOSED
-            value.shape = ir.Shape(tensor.shape)
+            value.shape = ir.Shape(tensor.T.shape)
             for node in transposes:
                 ir.convenience.replace_all_uses_with(node.outputs[0], value)
                 graph.remove(node, safe=True)
-        value.const_value = ParameterTensor(tensor.detach(), value.name)
+        value.const_value = ParameterTensor(tensor, value.name, transposed)
         graph.register_initializer(value)
     model.metadata_props[DESCRIBED] = "1"
 
 
 class ParameterTensor(ir.LazyTensor):
-    """A tensor of PyTorch, made contiguous and fp32 only while it is read, and written piece by piece.
+    """A parameter of PyTorch, made contiguous and fp32 only while it is read, and written piece by piece.
 
     So the weights of a checkpoint in half precision, which stay in its files, are never in memory as a whole.
+    What is read is what the parameter holds then: its data may be exchanged for the same numbers elsewhere.
     """
 
-    def __init__(self, tensor: Tensor, name: str) -> None:
-        self.tensor = tensor
+    def __init__(self, parameter: Tensor, name: str, transposed: bool = False) -> None:
+        self.parameter = parameter
+        self.transposed = transposed
+        tensor = self.view()
         empty = read_array(tensor[:0] if tensor.dim() else tensor)
         super().__init__(
-            lambda: ir.tensor(read_array(tensor)),
+            lambda: ir.tensor(read_array(self.view())),
             dtype=ir.DataType.from_numpy(empty.dtype),
             shape=ir.Shape(tensor.shape),
             name=name,
         )
 
+    def view(self) -> Tensor:
+        """Return what the parameter holds now, as it is to be stored."""
+        return self.parameter.T if self.transposed else self.parameter
+
     def tofile(self, file: Any) -> None:
         """Write the numbers to a binary file, `PIECE_BYTES` of them at a time."""
-        if not self.tensor.dim():
+        tensor = self.view()
+        if not tensor.dim():
             super().tofile(file)
             return
-        rows = len(self.tensor)
-        step = max(1, PIECE_BYTES * rows // max(1, self.nbytes))
-        for first in range(0, rows, step):
-            ir.Tensor(read_array(self.tensor[first : first + step])).tofile(file)
+        step = max(1, PIECE_BYTES * len(tensor) // max(1, self.nbytes))
+        for first in range(0, len(tensor), step):
+            ir.Tensor(read_array(tensor[first : first + step])).tofile(file)
+
+
+class TensorArrays(Mapping[str, Array]):
+    """Tensors of PyTorch by name, each read as `read_array` does whenever somebody asks for it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Array:
+        return read_array(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def read_array(tensor: Tensor) -> Array:
     """Return a tensor's numbers, contiguous, and in fp32 where they are in a half precision."""
+    tensor = tensor.detach()
     is_half = tensor.is_floating_point() and tensor.element_size() < 4
     return np.asarray((tensor.float() if is_half else tensor).numpy(), order="C")
 

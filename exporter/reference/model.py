@@ -37,6 +37,31 @@ def load_our_model(
     return model
 
 
+def rest(model: ReferenceModel, folder: Path) -> None:
+    """Exchange the fp32 weights of a model of ours for those of its checkpoint, which stay in their files.
+
+    A checkpoint in half precision takes no memory so. Until `wake` the model computes nothing, but its
+    weights can be read.
+    """
+    from ...models import load_model
+
+    if not is_module(model):
+        return
+    with raise_checkpoint_errors():
+        published = dict(load_model(folder, keep_types=True).named_parameters())
+    for name, parameter in model.named_parameters():
+        parameter.data = published[name].data
+
+
+def wake(model: ReferenceModel) -> None:
+    """Give a model that rests its fp32 weights again; one that does not rest stays as it is."""
+    import torch
+
+    if is_module(model):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.float32).contiguous()
+
+
 def is_module(model: ReferenceModel) -> TypeGuard[nn.Module]:
     """Tell whether a model is a PyTorch module, which can be looked into and rounded."""
     from torch import nn

@@ -12,10 +12,12 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from planforge.exporter import export
+from planforge.exporter import export, providers
+from planforge.exporter.comparison.decoders import DecoderExaminer
 from planforge.exporter.passes import weights
-from planforge.exporter.passes.weights import ParameterTensor, read_array
+from planforge.exporter.passes.weights import ParameterTensor, TensorArrays, read_array
 from planforge.exporter.reference import piecewise
+from planforge.exporter.reference.model import load_our_model, rest, wake
 from planforge.exporter.reference.piecewise import PiecewiseCache
 from planforge.models import GrowingCache, Llama, load_model
 
@@ -83,8 +85,8 @@ def test_a_parameter_is_written_in_pieces_as_it_is_at_once(
 ) -> None:
     monkeypatch.setattr(weights, "PIECE_BYTES", 100)
     tensor = (torch.randn(37, 5) * 9).to(dtype)
+    parameter = ParameterTensor(tensor, "weight", transposed=turned)
     tensor = tensor.T if turned else tensor
-    parameter = ParameterTensor(tensor, "weight")
     wanted = (tensor.float() if dtype.itemsize == 2 else tensor).numpy()
     assert parameter.dtype == ir.DataType.from_numpy(wanted.dtype)
     assert tuple(parameter.shape) == tensor.shape
@@ -125,3 +127,46 @@ def test_attention_in_pieces_is_that_at_once(
 
     with torch.no_grad():
         torch.testing.assert_close(compute(PiecewiseCache), compute(GrowingCache), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:
+    folder = written / "shards"
+    model = load_model(folder)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    stored = ParameterTensor(
+        dict(model.named_parameters())["layers.0.mlp.up_proj.weight"], "w", transposed=True
+    )
+    written_before = stored.numpy().copy()
+    rest(model, folder)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.lm_head.weight is model.embed_tokens.weight  # type: ignore[union-attr]
+    arrays = TensorArrays(dict(model.named_parameters()))
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, before[name].numpy())
+    np.testing.assert_array_equal(stored.numpy(), written_before)
+    wake(model)
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, before[name])
+
+
+def test_while_graphs_run_a_verified_model_rests(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[Any] = []
+    types: list[set[torch.dtype]] = []
+    compare = DecoderExaminer.compare
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        models.append(load_our_model(*arguments, **options))
+        return models[-1]
+
+    def watch(*arguments: Any) -> Any:
+        types.append({parameter.dtype for parameter in models[0].parameters()})
+        return compare(*arguments)
+
+    monkeypatch.setattr(providers, "load_our_model", load)
+    monkeypatch.setattr(DecoderExaminer, "compare", watch)
+    result = export(written / "shards", tmp_path / "B", target=["cpu"], precision=["fp32"])
+    assert result.report is not None and result.report.passed
+    assert types == [{torch.bfloat16}]
