@@ -57,7 +57,8 @@ def export(
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with one prompt per line to verify with, instead of the built-in ones.
-        progress: called with a line when a stage begins.
+        progress: called with a line when a stage begins, and while it goes on. Some lines are a
+            `planforge.runtime.progress.CountedLine`: they know how much is done, and of how much.
 
     Raises:
         PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
@@ -78,7 +79,7 @@ def export(
     if choose_exporter(exporter, source.folder, outputs) == "optimum":
         return export_and_import(source, request, optimum_python, progress)
     checkpoint = Checkpoint(source, max_batch, max_length, tuple(outputs))
-    return write_bundle(TracedGraphs(checkpoint), request, progress)
+    return write_bundle(TracedGraphs(checkpoint, computes=request.needs_reference), request, progress)
 
 
 def choose_exporter(exporter: str, folder: Path, outputs: Sequence[str]) -> str:

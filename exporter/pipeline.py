@@ -28,6 +28,7 @@ from .linting import lint
 from .precisions import PRECISIONS
 from .processes import ChildGroup
 from .request import Request
+from .resources import announce_need
 from .targets import find_target
 from .tensorrt.plans import Progress, build_plans
 from .verification.explain import explain
@@ -68,13 +69,17 @@ class StagedBundle:
     fallback: GraphProvider | None = None  # has graphs that do without those that failed
 
 
-def write_bundle(provider: GraphProvider, request: Request, progress: Progress) -> ExportResult:
-    """Write a bundle: graphs, weights, plans, verification, manifest."""
+def write_bundle(
+    provider: GraphProvider, request: Request, progress: Progress, announce: bool = True
+) -> ExportResult:
+    """Write a bundle: graphs, weights, plans, verification, manifest; say before what that needs."""
     checkpoint = provider.checkpoint
     artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
     if request.verify:
         check_engine(artifacts)
     texts = read_prompts(request.prompts, checkpoint.source.folder)
+    if announce:
+        announce_need(checkpoint, artifacts, request, progress)
     with open_staging_folder(request.output) as staging:
         staged = stage_bundle(provider, request, artifacts, texts, staging, progress)
         if staged.fallback is None:
@@ -84,7 +89,7 @@ def write_bundle(provider: GraphProvider, request: Request, progress: Progress) 
             progress("committing the bundle")
             install(staging, staged.manifest, request.output, force=request.force)
             return ExportResult(request.output, staged.manifest, staged.report)
-    return write_bundle(staged.fallback, request, progress)
+    return write_bundle(staged.fallback, request, progress, announce=False)
 
 
 def stage_bundle(
@@ -103,16 +108,15 @@ def stage_bundle(
     calibration = Calibration()
     if request.needs_reference:
         model = provider.load_reference(progress)
-        progress("computing the reference in PyTorch")
-        examiner = examine_model(Bundle(staging, manifest), model, texts)
+        examiner = examine_model(Bundle(staging, manifest), model, texts, progress)
         calibration = calibrate(examiner, model, graphs)
-    progress("writing ONNX files")
-    manifest = stage_graphs(staging, manifest, graphs, calibration)
+    manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
     report = None
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
         if examiner is not None and request.verify:
             examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
-            report, limits = verify_model(examiner, model, calibration, progress)
+            folder = None if checkpoint.exporter else checkpoint.source.folder
+            report, limits = verify_model(examiner, model, calibration, progress, folder)
             failed = report.failed_artifacts(manifest)
             if fallback := provider.leave_out(failed):
                 log.debug("did not pass, and is left out: %s", failed)
@@ -167,10 +171,14 @@ def tell_refusal(bundle: Bundle, target: str, error: BuildError) -> None:
 
 
 def stage_graphs(
-    staging: Path, manifest: Manifest, graphs: Mapping[str, ir.Model], calibration: Calibration
+    staging: Path,
+    manifest: Manifest,
+    graphs: Mapping[str, ir.Model],
+    calibration: Calibration,
+    progress: Progress,
 ) -> Manifest:
     """Write the graphs that the manifest names, and the manifest, which now lists their files."""
-    write_graphs(graphs, manifest.artifacts, calibration, staging)
+    write_graphs(graphs, manifest.artifacts, calibration, staging, progress)
     described = [dataclasses.replace(a, quantization=calibration.describe(a)) for a in manifest.artifacts]
     manifest = dataclasses.replace(manifest, artifacts=tuple(described), files=list_file_entries(staging))
     write_manifest(staging, manifest)

@@ -6,11 +6,11 @@ import logging
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.bundle.manifest import Artifact
+from ..runtime.progress import BYTES, StageCounter
 from .checkpoints.checkpoint import Checkpoint
 from .checkpoints.source import Source
 from .errors import CheckpointError
@@ -62,35 +62,57 @@ class GraphProvider(ABC):
 
 
 class TracedGraphs(GraphProvider):
-    """Graphs of PlanForge's own models, traced by torch.export; the model may be loaded already."""
+    """Graphs of PlanForge's own models, traced by torch.export.
 
-    def __init__(self, checkpoint: Checkpoint, model: ReferenceModel | None = None) -> None:
+    Args:
+        checkpoint: the checkpoint.
+        model: the model, if it is loaded already.
+        computes: whether the model is to compute anything; else its weights stay in their files, and are
+            converted to fp32 one by one while the graphs are written.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, model: ReferenceModel | None = None, computes: bool = True
+    ) -> None:
         self.checkpoint = checkpoint
-        if model is not None:
-            self.model = model
-
-    @cached_property
-    def model(self) -> ReferenceModel:
-        return load_our_model(self.checkpoint.source.folder, self.checkpoint.choices.max_length)
+        self._model = model
+        self._computes = computes
 
     def make_graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
         """Trace graphs in child processes, those that are alike once, while the weights are read here."""
         from .tracing.onnx_export import trace_recipes
 
-        progress(f"tracing {', '.join(recipes)}")
+        stage = f"tracing {', '.join(recipes)}"
+        progress(stage)
         checkpoint = self.checkpoint
         first = find_alike(checkpoint.recipes, recipes)
         with tempfile.TemporaryDirectory(prefix="planforge-trace-") as folder:
             paths = {recipe: Path(folder, recipe) for recipe in first.values()}
             traced, model = trace_recipes(
-                checkpoint.source.folder, checkpoint.choices, paths, lambda: self.model
+                checkpoint.source.folder,
+                checkpoint.choices,
+                paths,
+                lambda: self.read_model(progress, f"{stage}: reading weights"),
+                StageCounter(progress, stage, "graphs"),
             )
         graphs = {recipe: traced[first[recipe]].clone() for recipe in recipes}
         attach_weights(checkpoint, graphs, model)
         return graphs
 
     def load_reference(self, progress: Progress) -> ReferenceModel:
-        return self.model
+        return self.read_model(progress, "reading weights")
+
+    def read_model(self, progress: Progress, stage: str) -> ReferenceModel:
+        """Return the model, which is read once, in a stage of this name."""
+        if self._model is None:
+            checkpoint = self.checkpoint
+            self._model = load_our_model(
+                checkpoint.source.folder,
+                checkpoint.choices.max_length,
+                keep_types=not self._computes,
+                report=StageCounter(progress, stage, BYTES),
+            )
+        return self._model
 
 
 class ImportedGraphs(GraphProvider):

@@ -133,6 +133,10 @@ class GrowingCache:
         k = torch.cat([past_k, k], dim=2)  # (B, K, S, D)
         v = torch.cat([past_v, v], dim=2)  # (B, K, S, D)
         self.present.append((k, v))
+        return self.weigh(q, k, v, kind)
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
+        """Return the attention of q (B, H, T, D) over old and new k and v (B, K, S, D)."""
         return scaled_dot_product_attention(q, k, v, self.biases[kind.window], kind)
 
 

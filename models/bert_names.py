@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .encoder import HEADS
@@ -138,4 +139,6 @@ def fold_segment(weights: dict[str, Tensor], config_json: Mapping[str, Any]) -> 
     """Drop the positions that no text reads, and add the one segment that RoBERTa has to the others."""
     positions = weights["embeddings.positions.weight"][find_first_position(config_json) :]
     segments = weights.pop("embeddings.segments.weight", None)
-    weights["embeddings.positions.weight"] = positions if segments is None else positions + segments[0]
+    if segments is not None:
+        positions = positions.to(torch.float32) + segments[0].to(torch.float32)
+    weights["embeddings.positions.weight"] = positions

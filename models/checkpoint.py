@@ -21,7 +21,7 @@ from . import bert_names, llama_families, marian_names, modernbert_names
 from .bert import Bert, BertConfig
 from .bert_names import Rename
 from .encoder import Encoder, EncoderConfig
-from .folder import SINGLE, read_json, read_published_shapes, read_published_weights
+from .folder import SINGLE, read_json, read_published_shapes
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
 from .llama import Llama, LlamaConfig
 from .modernbert import ModernBert, ModernBertConfig
@@ -29,6 +29,7 @@ from .refusals import refuse_kind
 from .sentence_transformers import SentenceModules, read_modules
 from .transformer import Transformer, TransformerConfig
 from .vocabulary import check_vocabulary
+from .weights import Report, read_weights, same_numbers
 
 Model: TypeAlias = GPT2 | Llama | Encoder | Transformer
 Config: TypeAlias = GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | TransformerConfig
@@ -303,44 +304,17 @@ def check_class(folder: Path, family: Family, named: str) -> None:
     )
 
 
-def read_weights(description: Description) -> dict[str, Tensor]:
-    """Return every weight under our names, as float32."""
-    family = description.family
-    weights = dict[str, Tensor]()
-    rename = family.rename(description.config_json)
-    for path, published, tensor in read_published_weights(description.folder):
-        name = rename(published.removeprefix(family.prefix))
-        if name is None:
-            continue
-        pieces = family.parts(description.config, name) or {name: len(tensor)}
-        if len(tensor) != sum(pieces.values()):
-            raise ValueError(
-                f"{path}: {name} has {len(tensor)} rows, config.json means {sum(pieces.values())}"
-            )
-        for (piece, _), part in zip(pieces.items(), torch.split(tensor, list(pieces.values())), strict=True):
-            part = family.converted(piece, part).to(torch.float32).contiguous()
-            if piece in weights and not torch.equal(weights[piece], part):
-                raise ValueError(f"{path} holds {piece} twice, with different values")
-            weights[piece] = part
-    family.adjust(weights, description.config_json)
-    for stand_in, name in family.stand_ins.items():
-        if (own := weights.pop(stand_in, None)) is not None:
-            if description.config.tie_word_embeddings and not torch.equal(own, weights.get(name, own)):
-                raise ValueError(f"{description.folder} holds {name} twice, with different values")
-            weights.setdefault(name, own)
-    for index, folder in enumerate(description.modules.dense_folders if description.modules else ()):
-        for _, published, tensor in read_published_weights(folder):
-            name = published.removeprefix("linear.")
-            weights[f"sentence.dense.{index}.{name}"] = tensor.to(torch.float32)
-    return weights
-
-
-def load_model(folder: str | Path) -> Model:
+def load_model(
+    folder: str | Path, *, keep_types: bool = False, report: Report = lambda done, total: None
+) -> Model:
     """Load the reference model of a folder in Hugging Face's layout, in fp32 and eval mode.
 
     Args:
         folder: holds config.json and model.safetensors, or shards with an index; or modules.json of
             sentence-transformers, and what that lists.
+        keep_types: leave weights in their published types and in their files, which are mapped. Such a model
+            computes nothing, but its weights can be read one by one, and take no memory until then.
+        report: called with the bytes of weights that were read, and with those of all.
 
     Raises:
         ValueError: names the file that is missing or damaged; or, where config and weights disagree,
@@ -348,11 +322,11 @@ def load_model(folder: str | Path) -> Model:
     """
     folder = Path(folder)
     description = describe(folder)
-    weights = read_weights(description)
+    weights = read_weights(description, keep_types, report)
     model = empty_model(description)
     for alias, original in description.family.tied(description.config).items():
         own = weights.pop(alias, None)
-        if own is not None and not torch.equal(own, weights.setdefault(original, own)):
+        if own is not None and not same_numbers(own, weights.setdefault(original, own)):
             raise ValueError(
                 f"{folder}: {alias} differs from {original}, but config.json ties them;"
                 " set tie_word_embeddings to false if the head is its own"
@@ -378,6 +352,7 @@ def check_tables(folder: Path, model: Model, tables: Mapping[str, Tensor]) -> No
     for name, table in tables.items():
         own = model.get_buffer(name)
         # Half a unit of bfloat16 at 1: files in that type round their constants too.
+        table = table.to(torch.float32)
         if own.shape != table.shape or not torch.allclose(own, table, rtol=0, atol=2.0**-9):
             raise ValueError(f"{folder}: {name} is not the table of sines and cosines that config.json means")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.bundle.manifest import Artifact
+from ...runtime.progress import BYTES, StageCounter
 from ..errors import ExportError
 from ..graphs import is_cache
 from ..passes.fp16 import convert_to_fp16
@@ -24,16 +25,23 @@ if TYPE_CHECKING:
 
 
 def write_graphs(
-    graphs: Mapping[str, ir.Model], artifacts: Sequence[Artifact], calibration: Calibration, folder: Path
+    graphs: Mapping[str, ir.Model],
+    artifacts: Sequence[Artifact],
+    calibration: Calibration,
+    folder: Path,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Convert every planned graph, from those by recipe id; write it, and each weights file once."""
     (folder / "onnx").mkdir()
     for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
+        kind = PRECISIONS[next(a.precision for a in artifacts if data in a.data)].weights
+        progress(f"writing ONNX files: {kind}")
         sharing = {a.file: a for a in artifacts if data in a.data}
         models = {
             Path(file).name: convert_graph(graphs[a.recipe_id], a, calibration) for file, a in sharing.items()
         }
-        save_with_shared_weights(models, folder / "onnx", Path(data).name)
+        count = StageCounter(progress, f"writing ONNX files: {kind}", BYTES)
+        save_with_shared_weights(models, folder / "onnx", Path(data).name, count)
 
 
 def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from ...runtime.backends.backend import Program
 from ...runtime.backends.ort_backend import OrtCpuBackend
@@ -14,6 +14,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.diagnostics.golden.cases import Case
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Comparison, Outcome
+from ...runtime.progress import CountedLine
 from ..execution.node_executor import ROUNDING_ENGINE, ExecutedProgram, NotFiniteError
 from ..execution.trial import Trial
 from ..limits import Gaps
@@ -40,6 +41,8 @@ EngineT = TypeVar("EngineT", bound=Engine)
 @dataclass(frozen=True)
 class Examiner(ABC, Generic[EngineT]):
     """A bundle's graphs beside what the model computes for the same texts."""
+
+    runs_model: ClassVar[bool] = False  # whether comparing a graph runs the model in PyTorch once more
 
     bundle: Bundle
     expected: Any  # the model's results
@@ -87,8 +90,9 @@ class Examiner(ABC, Generic[EngineT]):
         backend = OrtCpuBackend()  # verify() hashed every file, export() has just written them
 
         def compare_cases(engine: EngineT, name: str, cases: Mapping[str, Case]) -> Iterator[Comparison]:
-            for case, run in cases.items():
-                progress(f"verifying {artifact.id}: {case}{'' if name == backend.name else f', {name}'}")
+            for number, (case, run) in enumerate(cases.items()):
+                line = f"verifying {artifact.id}: {case}{'' if name == backend.name else f', {name}'}"
+                progress(CountedLine(line, number, len(cases), "cases"))
                 try:
                     outcome = run()
                 except NotFiniteError as error:

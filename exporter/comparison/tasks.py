@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import Arrays
+from ...runtime.progress import Report, StageCounter
 from ..reference import decoder_samples, encoder_samples, translation_samples
 from .decoders import DecoderExaminer
 from .encoders import EncoderExaminer
-from .examiner import Examiner
+from .examiner import Examiner, Progress
 from .translators import TranslationExaminer
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 AnyExaminer: TypeAlias = Examiner[Any]
 
-Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str]], Any]"
+Expect: TypeAlias = "Callable[[ReferenceModel, Bundle, Sequence[str], Report], Any]"
 # What examines it, what computes the model's results, and what reads them from golden data.
 EXAMINERS: dict[str, tuple[type[AnyExaminer], Expect, Callable[[Arrays], Any]]] = {
     "text-generation": (DecoderExaminer, decoder_samples.expect, decoder_samples.from_arrays),
@@ -27,10 +28,14 @@ EXAMINERS: dict[str, tuple[type[AnyExaminer], Expect, Callable[[Arrays], Any]]] 
 }
 
 
-def examine_model(bundle: Bundle, model: ReferenceModel, texts: Sequence[str]) -> AnyExaminer:
+def examine_model(
+    bundle: Bundle, model: ReferenceModel, texts: Sequence[str], progress: Progress = lambda _: None
+) -> AnyExaminer:
     """Return the bundle's examiner, with what the model computes for the texts."""
     kind, expect, _ = EXAMINERS[bundle.manifest.task]
-    return kind(bundle, expect(model, bundle, texts))
+    stage = "computing the reference in PyTorch"
+    progress(stage)
+    return kind(bundle, expect(model, bundle, texts, StageCounter(progress, stage, "parts")))
 
 
 def examine_golden(bundle: Bundle, arrays: Arrays) -> AnyExaminer:

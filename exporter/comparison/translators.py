@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ TRIAL_TOKENS = (12, 7)  # at most, of the two targets of a trial
 @dataclass(frozen=True)
 class TranslationExaminer(Examiner[Engine]):
     """An encoder-decoder's graphs beside the keys, values, logits and beams that the model computes."""
+
+    runs_model: ClassVar[bool] = True  # to score targets that an engine finds
 
     expected: Expectation
 

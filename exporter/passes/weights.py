@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ SCALED = ".times2^-"
 HALVED = "_fp16"
 ROWS = ".rows."
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
+PIECE_BYTES = 2**24  # of a parameter that are converted and written at a time
+
+Array = npt.NDArray[Any]
 
 
 def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None:
@@ -32,7 +35,8 @@ def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None
     A parameter that the graph only reads transposed is stored transposed, so that no engine has to
     turn it round, and hold it twice, while loading. A tensor that has several names in the model gets
     the first of them in every graph, and one that is transposed has a name of its own: graphs that
-    share a weights file must mean the same by a name. `parameters` has tensors by all of their names.
+    share a weights file must mean the same by a name. `parameters` has tensors by all of their names; those
+    in a half precision become fp32.
     """
     graph = model.graph
     names: dict[int, str] = {}
@@ -40,21 +44,77 @@ def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None
         names.setdefault(id(tensor), name)
     for value in [value for value in graph.inputs if value.name in parameters]:
         tensor = parameters[str(value.name)]
-        array = tensor.detach().numpy()
         graph.inputs.remove(value)
         value.name = names[id(tensor)]
         transposes = [node for node, _ in value.uses()]
-        if transposes and all(is_matrix_transpose(node) for node in transposes):
-            array = array.T
+        transposed = bool(transposes) and all(is_matrix_transpose(node) for node in transposes)
+        if transposed:
             Stored(value.name, transposed=True).write(value)
             value.name += TRANSPOSED
-            value.shape = ir.Shape(array.shape)
+            value.shape = ir.Shape(tensor.T.shape)
             for node in transposes:
                 ir.convenience.replace_all_uses_with(node.outputs[0], value)
                 graph.remove(node, safe=True)
-        value.const_value = make_lazy_tensor(partial(np.asarray, array), array.shape, array.dtype, value.name)
+        value.const_value = ParameterTensor(tensor, value.name, transposed)
         graph.register_initializer(value)
     model.metadata_props[DESCRIBED] = "1"
+
+
+class ParameterTensor(ir.LazyTensor):
+    """A parameter of PyTorch, made contiguous and fp32 only while it is read, and written piece by piece.
+
+    So the weights of a checkpoint in half precision, which stay in its files, are never in memory as a whole.
+    What is read is what the parameter holds then: its data may be exchanged for the same numbers elsewhere.
+    """
+
+    def __init__(self, parameter: Tensor, name: str, transposed: bool = False) -> None:
+        self.parameter = parameter
+        self.transposed = transposed
+        tensor = self.view()
+        empty = read_array(tensor[:0] if tensor.dim() else tensor)
+        super().__init__(
+            lambda: ir.tensor(read_array(self.view())),
+            dtype=ir.DataType.from_numpy(empty.dtype),
+            shape=ir.Shape(tensor.shape),
+            name=name,
+        )
+
+    def view(self) -> Tensor:
+        """Return what the parameter holds now, as it is to be stored."""
+        return self.parameter.T if self.transposed else self.parameter
+
+    def tofile(self, file: Any) -> None:
+        """Write the numbers to a binary file, `PIECE_BYTES` of them at a time."""
+        tensor = self.view()
+        if not tensor.dim():
+            super().tofile(file)
+            return
+        step = max(1, PIECE_BYTES * len(tensor) // max(1, self.nbytes))
+        for first in range(0, len(tensor), step):
+            ir.Tensor(read_array(tensor[first : first + step])).tofile(file)
+
+
+class TensorArrays(Mapping[str, Array]):
+    """Tensors of PyTorch by name, each read as `read_array` does whenever somebody asks for it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Array:
+        return read_array(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def read_array(tensor: Tensor) -> Array:
+    """Return a tensor's numbers, contiguous, and in fp32 where they are in a half precision."""
+    tensor = tensor.detach()
+    is_half = tensor.is_floating_point() and tensor.element_size() < 4
+    return np.asarray((tensor.float() if is_half else tensor).numpy(), order="C")
 
 
 def is_described(model: ir.Model) -> bool:
@@ -190,10 +250,16 @@ def add_rows(graph: ir.Graph, constant: ir.Value, first: int, count: int) -> ir.
     return rows
 
 
-def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_name: str) -> None:
+def save_with_shared_weights(
+    models: Mapping[str, ir.Model],
+    folder: Path,
+    data_name: str,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
     """Write graphs as `folder`/KEY and their large weights, each once, as `folder`/`data_name`.
 
-    Initializers of one name and type hold the same values in all graphs.
+    Initializers of one name and type hold the same values in all graphs. `report` is told how many bytes of
+    weights are written, and how many there are.
     """
     values = [value for model in models.values() for value in model.graph.initializers.values()]
     constants = [value for value in values if value.const_value is not None]
@@ -201,9 +267,14 @@ def save_with_shared_weights(models: Mapping[str, ir.Model], folder: Path, data_
     tensors: dict[tuple[str, ir.DataType], ir.TensorProtocol] = {}
     for value in large:
         tensors.setdefault(key_of(value), find_base(value))
+    total = sum(tensor.nbytes for tensor in tensors.values())
     external = ir.external_data.convert_tensors_to_external(
-        list(tensors.values()), base_dir=folder, relative_path=data_name
+        list(tensors.values()),
+        base_dir=folder,
+        relative_path=data_name,
+        callback=lambda tensor, info: report(info.offset, total),  # they lie one behind the other
     )
+    report(total, total)
     written = dict(zip(tensors, external, strict=True))
     for value in large:
         stored = written[key_of(value)]

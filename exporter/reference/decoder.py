@@ -20,6 +20,7 @@ from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
 from .decoder_samples import Expectation
 from .passages import measure_text
+from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
 
 
@@ -39,7 +40,7 @@ class Reference:
 
     def __init__(self, model: Any, rounding: Rounding | None = None) -> None:
         self.model = model
-        self.cache: Callable[..., GrowingCache] = GrowingCache
+        self.cache: Callable[..., GrowingCache] = PiecewiseCache
         if rounding is not None and rounding.cache_scales:
             self.cache = partial(RoundedCache, rounding.cache_scales)
 
@@ -54,7 +55,10 @@ class Reference:
     @torch.no_grad()
     def compute_keys_values(self, tokens: Sequence[int]) -> list[KeyValue]:
         """Return each layer's keys and values (1, H, T, D) of one sequence."""
-        return self.model(torch.tensor([list(tokens)]))[1]  # type: ignore[no-any-return]
+        ids = torch.tensor([list(tokens)])
+        cache = PiecewiseCache(self.model.empty_past(1), torch.ones_like(ids))
+        self.model.hidden_states(ids, cache)
+        return cache.present
 
     @torch.no_grad()
     def continue_greedily(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
@@ -62,11 +66,13 @@ class Reference:
         padded, valid = pad(prompts, "left")
         ids = torch.from_numpy(padded)
         mask = torch.from_numpy(valid).long()
-        past = None
+        past = self.model.empty_past(len(prompts))
         tokens = []
         for _ in range(steps):
-            logits, past = self.model(ids, past, mask)
-            ids = logits[:, -1].argmax(-1, keepdim=True)  # (B, 1)
+            cache = PiecewiseCache(past, mask)
+            x = self.model.hidden_states(ids, cache)
+            past = cache.present
+            ids = self.model.logits(x[:, -1]).argmax(-1, keepdim=True)  # (B, 1)
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
             tokens.append(ids)
         return torch.cat(tokens, dim=1).tolist()

@@ -14,6 +14,7 @@ from ...runtime.decoding.decoder import PREFILL_CHUNK
 from ...runtime.diagnostics.golden import decoders as golden
 from ...runtime.diagnostics.golden.decoders import Golden, Sample
 from ...runtime.diagnostics.golden.files import Arrays
+from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
 from . import passages
@@ -35,8 +36,10 @@ class Expectation(Golden):
     texts: tuple[tuple[int, ...], ...] = ()  # more, to calibrate with; golden data does without
 
 
-def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expectation:
-    """Compute samples of unequal length, one of a single token, and a full context."""
+def expect(
+    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], report: Report = report_nothing
+) -> Expectation:
+    """Compute samples of unequal length, one of a single token, and a full context; report the parts."""
     from .decoder import make_reference
 
     reference = make_reference(model)
@@ -47,24 +50,30 @@ def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expec
     longest = min(PROMPT_TOKENS, context - steps)
     chosen = [tokens[: max(1, longest // (1 + i % 3))] for i, tokens in enumerate(encoded)]
     chosen.append(encoded[0][:1])
+    judged, others = cut_passages(encoded, context)
+    parts = PartCounter(report, 2 + len(chosen) + len(judged))  # the continuations and the context are one
+    continuations = reference.continue_greedily(chosen, steps)
+    parts.finish_one()
     samples = []
-    for prompt, continuation in zip(chosen, reference.continue_greedily(chosen, steps), strict=True):
+    for prompt, continuation in zip(chosen, continuations, strict=True):
         logits = reference.compute_logits([*prompt, *continuation[:-1]], slice(len(prompt) - 1, None))
         if not np.isfinite(logits).all():
             raise VerificationError("the PyTorch model's own logits are not finite; check its weights")
         best = np.sort(logits, axis=-1)[:, -2:]
         margins = tuple(float(margin) for margin in best[:, 1] - best[:, 0])
         samples.append(Sample(tuple(prompt), tuple(continuation), margins, tuple(range(steps)), logits))
+        parts.finish_one()
     text = [token for tokens in encoded for token in tokens]
     filled = (text * (context // len(text) + 1))[:context]
     ends = range(context - min(CONTEXT_ROWS, context - 1), context)
     edges = sorted({n for edge in (*tuned, PREFILL_CHUNK) for n in (edge, edge + 1) if n < context})
     known = reference.compute_logits(filled, [*ends, *(edge - 1 for edge in edges)])
-    judged, others = cut_passages(encoded, context)
-    passages = [
-        make_passage(tokens, reference.compute_logits(tokens[:-1], slice(None)), len(judged))
-        for tokens in judged
-    ]
+    parts.finish_one()
+    passages = []
+    for tokens in judged:
+        logits = reference.compute_logits(tokens[:-1], slice(None))
+        passages.append(make_passage(tokens, logits, len(judged)))
+        parts.finish_one()
     return Expectation(
         samples=tuple(samples),
         passages=tuple(passages),

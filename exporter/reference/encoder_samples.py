@@ -15,6 +15,7 @@ from ...runtime.bundle.manifest import TensorSpec
 from ...runtime.diagnostics.golden import encoders as golden
 from ...runtime.diagnostics.golden.encoders import Golden, Outputs, Sample, is_per_token
 from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
+from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.long_text import Piece, fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
@@ -38,8 +39,10 @@ class Expectation(Golden):
     texts: tuple[Piece, ...] = ()  # beside the samples', to calibrate with; golden data does without
 
 
-def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expectation:
-    """Compute the reference in PyTorch for every output of the bundle's graph."""
+def expect(
+    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], report: Report = report_nothing
+) -> Expectation:
+    """Compute the reference in PyTorch for every output of the bundle's graph; report the sequences."""
     manifest = bundle.manifest
     assert manifest.encoder is not None
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
@@ -48,9 +51,12 @@ def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expec
     head = LinearHead.load(bundle)
     samples = []
     encoded = [tokenizer.encode(text) for text in texts]
-    for piece in cut_pieces(encoded, manifest.encoder, has_segments):
+    pieces = cut_pieces(encoded, manifest.encoder, has_segments)
+    parts = PartCounter(report, len(pieces))
+    for piece in pieces:
         positions = choose_evenly(len(piece), POSITIONS)
         samples.append(Sample(piece, positions, compute_outputs(model, piece, positions, specs, head)))
+        parts.finish_one()
     per_token = tuple(spec.name for spec in specs if is_per_token(spec))
     return Expectation(tuple(samples), per_token, tuple(cut_calibration_pieces(encoded, manifest.encoder)))
 

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-from ...models import GrowingCache
 from ...models.attention import PLAIN, AttentionKind
 from ..passes.int8_rows import RowProduct
+from .piecewise import PiecewiseCache
 
 Array = npt.NDArray[np.float32]
 
@@ -97,7 +97,7 @@ def round_activations(model: nn.Module, weights: Collection[str], size: int) -> 
     return [linear.register_forward_pre_hook(round_blocks) for linear in linears if linear is not None]
 
 
-class RoundedCache(GrowingCache):
+class RoundedCache(PiecewiseCache):
     """A cache that rounds keys and values to int8, from -128 to 127, by `Rounding.cache_scales`."""
 
     def __init__(self, scales: Mapping[str, Array], *args: Any) -> None:

@@ -16,6 +16,7 @@ from ...runtime.diagnostics.golden import translations
 from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
 from ...runtime.diagnostics.golden.translations import Golden, Sample
 from ...runtime.diagnostics.golden.translators import MAX_BATCH
+from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.translate.sources import open_tokenizers
 from ..errors import VerificationError
 
@@ -38,8 +39,10 @@ class Expectation(Golden):
     texts: tuple[tuple[int, ...], ...] = ()  # other sources, to calibrate with; golden data does without
 
 
-def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expectation:
-    """Compute the reference in PyTorch for texts of unequal length."""
+def expect(
+    model: ReferenceModel, bundle: Bundle, texts: Sequence[str], report: Report = report_nothing
+) -> Expectation:
+    """Compute the reference in PyTorch for texts of unequal length; report the parts."""
     from .translation import make_reference
 
     defaults = bundle.manifest.generation
@@ -58,18 +61,24 @@ def expect(model: ReferenceModel, bundle: Bundle, texts: Sequence[str]) -> Expec
     judged, others = split_sources(encoded, most)
     sources = [(*t[: max(1, most // (1 + i % 3))], end) for i, t in enumerate(judged)]
     steps = min(DECODE_STEPS, longest)
-    samples = [make_greedy_sample(reference, source, defaults, steps) for source in sources]
+    searched = range(max(0, len(sources) - MAX_BATCH), len(sources))
+    parts = PartCounter(report, len(sources) + len(searched) + 2)
+    samples = []
+    for source in (*sources, (end,)):
+        samples.append(make_greedy_sample(reference, source, defaults, steps))
+        parts.finish_one()
     search = make_search(defaults, steps, NUM_BEAMS)
-    samples[-MAX_BATCH:] = [
-        replace(s, beams=tuple(reference.search(s.source, search))) for s in samples[-MAX_BATCH:]
-    ]
-    samples.append(make_greedy_sample(reference, (end,), defaults, steps))
+    for i in searched:
+        beams = tuple(reference.search(samples[i].source, search))
+        samples[i] = replace(samples[i], beams=beams)
+        parts.finish_one()
     text = [token for tokens in judged for token in tokens[:most]]
     full = (*(text * (longest // len(text) + 1))[: longest - 1], end)
     written = [token for s in samples for token in s.target]
     target = tuple((written * (longest // len(written) + 1))[:longest])
     last = tuple(range(longest - min(CONTEXT_ROWS, longest), longest))
     samples.append(make_sample(reference, full, target, last))
+    parts.finish_one()
     return Expectation(tuple(samples), search, reference, tuple((*t, end) for t in others))
 
 

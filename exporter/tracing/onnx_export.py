@@ -34,11 +34,16 @@ T = TypeVar("T")
 
 
 def trace_recipes(
-    checkpoint: Path, choices: Choices, paths: Mapping[str, Path], beside: Callable[[], T]
+    checkpoint: Path,
+    choices: Choices,
+    paths: Mapping[str, Path],
+    beside: Callable[[], T],
+    count: Callable[[int, int], None],
 ) -> tuple[dict[str, ir.Model], T]:
     """Return graphs by their recipe's id, traced in a child process each, and what `beside` does meanwhile.
 
-    Each is written to its path, and read again; no file is left there. Any error ends all children.
+    Each is written to its path, and read again; no file is left there. Any error ends all children. After
+    `beside`, `count` is told how many graphs are done, and of how many.
     """
     children = ChildGroup()
     with ThreadPoolExecutor(len(paths)) as pool:
@@ -48,8 +53,10 @@ def trace_recipes(
                 for recipe, path in paths.items()
             }
             result = beside()
-            for done in as_completed(waiting.values()):
+            count(0, len(paths))
+            for number, done in enumerate(as_completed(waiting.values())):
                 done.result()  # the first that fails ends the others
+                count(number + 1, len(paths))
         except BaseException:
             children.stop()  # the pool waits for its threads, which reap them
             raise

@@ -27,7 +27,7 @@ from ..limits import CAPS
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import HEAD
-from ..reference.model import is_module
+from ..reference.model import is_module, wake
 from ..tracing.modules import find_results_by_scope, find_scope, read_results
 from .bisect import Band, Bands, Culprit, find_culprit, make_module_bands, make_node_bands, remove_padding
 from .report import VerificationReport
@@ -77,6 +77,8 @@ def explain(
     failed = [a for a in failed if a.graph != "decoder" or a.precision not in encoders]
     if not failed:
         return report
+    if model is not None:
+        wake(model)
     manifest = Bundle.open(bundle.folder).manifest  # also of graphs that were not asked for
     sound = [a for a in manifest.artifacts if a.precision == "fp32" and a not in failed]
     healthy: Mapping[str, ir.Model] = {}

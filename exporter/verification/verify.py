@@ -15,6 +15,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.diagnostics.golden.files import find_golden, read_golden
 from ...runtime.diagnostics.metrics import Comparison, Metrics, Outcome, ScoreMetrics, VectorMetrics
 from ...runtime.errors import BackendError, InputError
+from ...runtime.progress import CountedLine
 from ..calibration.calibration import Calibration, compute_cache_scales, read_calibration
 from ..calibration.prompts import read_prompts
 from ..checkpoints.source import Source, resolve_source, restore_argument
@@ -26,10 +27,10 @@ from ..execution.node_executor import ROUNDING_ENGINE
 from ..graphs import list_tensors
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
-from ..passes.weights import is_described
+from ..passes.weights import TensorArrays, is_described
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
-from ..reference.model import load_our_model
+from ..reference.model import load_our_model, rest
 from ..reference.passages import TextMetrics
 from ..tensorrt.build import check_plan_names
 from .explain import explain, make_tracer
@@ -83,7 +84,8 @@ def verify(
         only: ids of the graphs to compare, such as "decoder.ort.int8"; all when empty.
         against: for an .onnx file, another one with the same inputs and outputs to compare it with.
         inputs: for an .onnx file, a .npz with an array for each input; made up unless given.
-        progress: called with a line when a stage begins.
+        progress: called with a line when a stage begins, and while it goes on. Some lines are a
+            `planforge.runtime.progress.CountedLine`: they know how much is done, and of how much.
 
     Raises:
         BundleError: a file is missing or has changed.
@@ -155,14 +157,14 @@ def verify_with_pytorch(
         )
     model = load_model_to_compare(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
-    progress("computing the reference in PyTorch")
-    examiner = examine_model(opened, model, texts)
+    examiner = examine_model(opened, model, texts, progress)
     give_back_memory()
     calibration = read_calibration(opened, model)
-    report, _ = verify_model(examiner, model, calibration, progress)
-    tracer = None
+    tracer = folder = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
+        folder = checkpoint.folder
+    report, _ = verify_model(examiner, model, calibration, progress, folder)
     return explain(examiner, report, progress, model, calibration, tracer)
 
 
@@ -251,9 +253,17 @@ def find_recorded_source(bundle: Bundle) -> Source | None:
 
 
 def verify_model(
-    examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration, progress: Progress
+    examiner: AnyExaminer,
+    model: ReferenceModel,
+    calibration: Calibration,
+    progress: Progress,
+    folder: Path | None = None,
 ) -> tuple[VerificationReport, dict[str, dict[str, float]]]:
-    """Compare every graph with the model; return what each metric was held to, by precision, as well."""
+    """Compare every graph with the model; return what each metric was held to, by precision, as well.
+
+    `folder` is the checkpoint of a model of ours, which rests there while the graphs run: who computes with
+    it afterwards calls `wake`.
+    """
     from ..reference.onnx_reference import OnnxGraphs
 
     # What rounding does to another exporter's graphs is not known.
@@ -271,15 +281,19 @@ def verify_model(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(examiner, limits, progress, None if reference else model)
+    report = compare_all(examiner, limits, progress, None if reference else model, folder)
     return dataclasses.replace(report, reference=reference), limits
 
 
-def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> dict[str, Array]:
+def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[str, Array]:
     """Return what to compare weights with: the checkpoint's tensors, and scikit-learn's for a fitted head."""
-    tensors = {name: tensor.detach().numpy() for name, tensor in list_tensors(model).items()}
+    tensors = list_tensors(model)
     head = LinearHead.load(bundle)
-    return tensors if head is None else {**tensors, "head.weight": head.weight, "head.bias": head.bias}
+    if head is not None:
+        import torch
+
+        tensors |= {"head.weight": torch.from_numpy(head.weight), "head.bias": torch.from_numpy(head.bias)}
+    return TensorArrays(tensors)
 
 
 def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:
@@ -292,21 +306,42 @@ def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> d
     return compute_cache_scales(examiner, model) if enough else {}
 
 
+def compare_by_reading(
+    examiner: AnyExaminer, progress: Progress, model: ReferenceModel | None
+) -> dict[str, Comparison]:
+    """Compare what every graph's file says, by the graph's id: see `compare_structure`."""
+    bundle = examiner.bundle
+    tensors = None if model is None else list_tensors_to_compare(bundle, model)
+    scales = None if model is None else compute_scales_to_compare(examiner, model)
+    read = {}
+    artifacts = bundle.manifest.artifacts
+    for number, artifact in enumerate(artifacts):
+        line = f"comparing {CASE}: {artifact.id}"
+        progress(CountedLine(line, number, len(artifacts), "graphs"))
+        read[artifact.id] = compare_structure(bundle, artifact, tensors, scales)
+    return read
+
+
 def compare_all(
     examiner: AnyExaminer,
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
     model: ReferenceModel | None = None,
+    folder: Path | None = None,
 ) -> VerificationReport:
-    """Compare every graph in every case; with PyTorch's model the weights too."""
+    """Compare every graph in every case; with PyTorch's model the weights too.
+
+    While the graphs run, a model of ours rests in its checkpoint's `folder`: see `rest`.
+    """
     bundle = examiner.bundle
-    tensors = None if model is None else list_tensors_to_compare(bundle, model)
-    scales = None if model is None else compute_scales_to_compare(examiner, model)
+    read = compare_by_reading(examiner, progress, model)
+    if model is not None and folder is not None and not examiner.runs_model:
+        rest(model, folder)
+        give_back_memory()
     comparisons: list[Comparison] = []
     nodes_in_fp32 = {}
     for artifact in bundle.manifest.artifacts:
-        progress(f"verifying {artifact.id}: {CASE}")
-        comparisons.append(compare_structure(bundle, artifact, tensors, scales))
+        comparisons.append(read[artifact.id])
         try:
             comparisons += examiner.compare(artifact, limits[artifact.precision], progress)
         except BackendError as error:  # of this graph; the others are still judged

@@ -188,7 +188,7 @@ def train(
 def save(out: Path, model: PreTrainedModel, tokenizer: Tokenizer, recipe: Recipe) -> None:
     """Write the model in half precision, and the tokenizer."""
     recipe.finish(model, out)
-    model.to(dtype=recipe.dtype).save_pretrained(out)
+    model.to(dtype=recipe.dtype).save_pretrained(out)  # type: ignore[call-arg]  # wrapped without its self
     tokenizer.save(str(out / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

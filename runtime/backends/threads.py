@@ -82,7 +82,7 @@ def read_cgroup_limit(root: Path = ROOT) -> float | None:
     return min(limits, default=None)
 
 
-def list_cgroup_folders(line: str, root: Path) -> Iterator[Path]:
+def list_cgroup_folders(line: str, root: Path, controller: str = "cpu") -> Iterator[Path]:
     """Yield the folders that one line of /proc/self/cgroup stands for, from the group up to the mount.
 
     A line is number:controllers:path. A container may see its own group as the mount itself, under a path
@@ -90,10 +90,10 @@ def list_cgroup_folders(line: str, root: Path) -> Iterator[Path]:
     """
     _, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
-    mounts = [f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"]
+    mounts = [f"sys/fs/cgroup/{name}" for name in (controllers, controller, f"{controller},cpuacct")]
     if not controllers:  # version 2, alone or beside version 1
         mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
-    elif "cpu" not in controllers.split(","):
+    elif controller not in controllers.split(","):
         return
     names = [name for name in path.split("/") if name not in ("", "..")]
     for mount in mounts:

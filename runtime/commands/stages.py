@@ -1,4 +1,4 @@
-"""The stages of a long command: a bar on a terminal, else a line each with the time that it took."""
+"""The stages of a long command: bars on a terminal, else a line each with the time that it took."""
 
 from __future__ import annotations
 
@@ -7,30 +7,47 @@ import time
 from contextlib import suppress
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from ..progress import CountedLine, Notice, describe_count
 
 COUNT_SECONDS = 30.0  # between two lines that say how many texts are done
+SPEED_SECONDS = 3600.0  # how far back a bar looks to say how long the rest will take
 
 
 class Stages:
     """Shows which stage a command is in.
 
     A stage's line may go on behind ": " with what changes within it, such as a case of many; a terminal
-    shows all of it, a file only the stage, once, when it ends. Stages of other threads, such as a plan that
-    is built beside the verification, are printed when they begin.
+    shows all of it, and of a `CountedLine` how much is done and how long the rest will take; a file only the
+    stage, once, when it ends. Stages of other threads, such as a plan that is built beside the verification,
+    have a bar of their own, or are printed when they begin. A `Notice` is printed as it is.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lock = threading.Lock()
         self._thread = threading.current_thread()
-        self._bar: Progress | None = None
+        self._bars: Progress | None = None
+        self._tasks: dict[threading.Thread, Bar] = {}
         self._stage = ""
         self._began = time.monotonic()
         self._counted = time.monotonic()
 
     def __call__(self, line: str) -> None:
         """Show that a stage begins, or goes on with something else behind its ": "."""
+        if isinstance(line, Notice):
+            self._print(line)
+            return
         if self._console.is_terminal:
             self._show_bar(line)
         stage = line.partition(": ")[0]
@@ -59,17 +76,18 @@ class Stages:
         return f" while {self._stage}, after {time.monotonic() - self._began:.0f} s"
 
     def end(self) -> None:
-        """End the last stage, and remove the bar from the terminal."""
+        """End the last stage, and remove the bars from the terminal."""
         self.clear()
         self._say_stage()
         self._stage = ""
 
     def clear(self) -> None:
-        """Remove the bar from the terminal until the next line."""
+        """Remove the bars from the terminal until the next line."""
         with self._lock:
-            if self._bar is not None:
-                self._bar.stop()
-                self._bar = None
+            if self._bars is not None:
+                self._bars.stop()
+                self._bars = None
+                self._tasks.clear()
 
     def _say_stage(self) -> None:
         if self._stage and not self._console.is_terminal:
@@ -80,15 +98,58 @@ class Stages:
             self._console.print(line, markup=False)
 
     def _show_bar(self, line: str) -> None:
+        """Show a line, and its count, in the bar of this thread."""
         with self._lock:
-            if self._bar is None:
-                columns = (
-                    SpinnerColumn(),
-                    TextColumn("{task.description}", markup=False),
-                    BarColumn(),
-                    TimeElapsedColumn(),
+            if self._bars is None:
+                self._bars = Progress(
+                    *make_columns(),
+                    console=self._console,
+                    transient=True,
+                    speed_estimate_period=SPEED_SECONDS,
                 )
-                self._bar = Progress(*columns, console=self._console, transient=True)
-                self._bar.add_task("", total=None)
-                self._bar.start()
-            self._bar.update(self._bar.task_ids[0], description=line)
+                self._bars.start()
+            for thread in [thread for thread in self._tasks if not thread.is_alive()]:
+                self._bars.remove_task(self._tasks.pop(thread).task)
+            thread = threading.current_thread()
+            if thread not in self._tasks:
+                self._tasks[thread] = Bar(self._bars)
+            self._tasks[thread].show(line)
+
+
+class Bar:
+    """One thread's bar."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._counted: tuple[str, int | None, str] = ("", None, "")
+        self.task: TaskID = bars.add_task("", total=None, count="")
+
+    def show(self, line: str) -> None:
+        """Show a line; another stage, or another thing that is counted, begins the bar anew."""
+        total: int | None = None
+        done = 0
+        count = unit = ""
+        if isinstance(line, CountedLine):
+            total = line.total
+            done = line.done
+            unit = line.unit
+            count = describe_count(done, total, unit)
+        description = line.removesuffix(f": {count}")  # the count has a column of its own
+        counted = (line.partition(": ")[0], total, unit)
+        if counted != self._counted:
+            self._counted = counted
+            self._bars.remove_task(self.task)
+            self.task = self._bars.add_task(description, total=total, completed=done, count=count)
+        self._bars.update(self.task, description=description, completed=done, count=count)
+
+
+def make_columns() -> tuple[ProgressColumn, ...]:
+    """Return what a bar shows: its stage, what is done, how long that took, and how long the rest will."""
+    return (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[count]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )

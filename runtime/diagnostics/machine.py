@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..backends.requirements import read_x86_flags
-from ..backends.threads import ROOT, count_physical_cores, read_cgroup_limit, read_text
+from ..backends.threads import (
+    ROOT,
+    count_physical_cores,
+    list_cgroup_folders,
+    read_cgroup_limit,
+    read_text,
+)
 
 # Instructions that make fp16 and int8 fast, as Linux names them.
 X86_FEATURES = ("avx2", "avx512_vnni", "avx_vnni")
@@ -105,6 +111,36 @@ def read_memory(root: Path) -> Memory:
     lines = re.findall(r"^(\w+):\s*([0-9]+) kB$", text, re.MULTILINE)
     sizes = {name: int(size) * 1024 for name, size in lines}
     return Memory(sizes.get("MemTotal"), sizes.get("MemAvailable"))
+
+
+def read_free_memory(root: Path) -> int | None:
+    """Return the bytes of main memory that this process may still take; None where the system doesn't say.
+
+    Those are what the machine has available, or less in a group of processes, such as a container, that has a
+    limit. What a file's cache takes of it counts as free.
+    """
+    rooms = [
+        room
+        for line in (read_text(root / "proc/self/cgroup") or "").splitlines()
+        for folder in list_cgroup_folders(line, root, "memory")
+        if (room := read_memory_room(folder)) is not None
+    ]
+    available = read_memory(root).available
+    return min([*rooms, *([] if available is None else [available])], default=None)
+
+
+def read_memory_room(folder: Path) -> int | None:
+    """Return the bytes that the processes of one cgroup may still take; None without a limit."""
+    for limit, usage, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most = read_text(folder / limit) or ""
+        used = read_text(folder / usage) or ""
+        if most.isdecimal() and used.isdecimal():
+            cached = re.search(rf"^{cache} ([0-9]+)$", read_text(folder / "memory.stat") or "", re.MULTILINE)
+            return max(0, int(most) - int(used) + (int(cached[1]) if cached else 0))
+    return None
 
 
 def find_graphics(root: Path) -> Graphics:

@@ -6,7 +6,7 @@ N rows, V vocabulary or classes, E width of a vector
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -128,32 +128,49 @@ class Comparison(Outcome):
 
 def measure(got: Logits, want: Logits) -> Metrics:
     """Compare logits (N, V) row by row."""
-    finite = bool(np.isfinite(got).all() and np.isfinite(want).all())
-    if not finite:
+    if not (is_finite(got) and is_finite(want)):
         return Metrics(math.nan, math.nan, math.nan, 0.0, 0.0, math.inf, False, len(want))
     best = want.argmax(-1)
     chosen = got.argmax(-1)
-    rows = np.arange(len(want))
-    margins = want[rows, best] - want[rows, chosen]
-    errors = np.abs(got - want)
+    every = np.arange(len(want))
+    margins = want[every, best] - want[every, chosen]
+    largest = total = 0.0
+    shared = []
+    for rows in cut_rows(want):
+        errors = np.abs(got[rows] - want[rows])
+        largest = max(largest, float(errors.max()))
+        total += float(errors.sum(dtype=np.float64))
+        shared.append(measure_shared_likeliest(got[rows], want[rows]))
     scale = measure_scale(want)
     return Metrics(
-        max_error=float(errors.max()) / scale,
-        mean_error=float(errors.mean()) / scale,
+        max_error=largest / scale,
+        mean_error=total / want.size / scale,
         mean_kl=float(measure_kl(want, got).mean()),
         top1_agreement=float((best == chosen).mean()),
-        top5_agreement=float(measure_shared_likeliest(got, want).mean()),
+        top5_agreement=float(np.concatenate(shared).mean()),
         flip_margin=float(margins.max()),
         finite=True,
         rows=len(want),
     )
 
 
+def cut_rows(logits: Logits) -> Iterator[slice]:
+    """Yield slices of some rows of logits (N, V), for work whose results are larger than they are."""
+    step = max(1, CACHED_NUMBERS // logits.shape[-1])
+    for start in range(0, len(logits), step):
+        yield slice(start, start + step)
+
+
+def is_finite(logits: Logits) -> bool:
+    """Tell whether logits (N, V) have no NaN and no infinity."""
+    return all(bool(np.isfinite(logits[rows]).all()) for rows in cut_rows(logits))
+
+
 def measure_max_error(got: Logits, want: Logits) -> float:
     """Return what `measure` says of it, and nothing else."""
-    if not (np.isfinite(got).all() and np.isfinite(want).all()):
+    if not (is_finite(got) and is_finite(want)):
         return math.nan
-    return float(np.abs(got - want).max()) / measure_scale(want)
+    return max(float(np.abs(got[rows] - want[rows]).max()) for rows in cut_rows(want)) / measure_scale(want)
 
 
 def measure_shared_likeliest(got: Logits, want: Logits) -> npt.NDArray[np.float64]:
@@ -190,16 +207,17 @@ def measure_spread(array: npt.NDArray[np.float64]) -> float:
 
 def measure_scale(logits: Logits) -> float:
     """Return the unit of logits' errors, so that a model with large logits is not held to a finer grain."""
-    centred = logits - logits.mean(-1, keepdims=True)  # softmax sees no offset of a whole row
-    return max(1.0, float(centred.std()))
+    squares = 0.0
+    for rows in cut_rows(logits):
+        centred = logits[rows] - logits[rows].mean(-1, keepdims=True)  # softmax sees no offset of a whole row
+        squares += float(np.square(centred).sum(dtype=np.float64))
+    return max(1.0, math.sqrt(squares / logits.size))
 
 
 def measure_kl(want: Logits, got: Logits) -> npt.NDArray[np.float64]:
     """Return KL(want || got) of each row of finite logits, in nats; 0 where rounding leaves it below zero."""
     divergence = np.empty(len(want))
-    step = max(1, CACHED_NUMBERS // want.shape[-1])
-    for start in range(0, len(want), step):
-        rows = slice(start, start + step)
+    for rows in cut_rows(want):
         log_p, log_q = (log_softmax(logits[rows]) for logits in (want, got))
         divergence[rows] = (np.exp(log_p) * (log_p - log_q)).sum(-1)
     return np.maximum(divergence, 0.0)

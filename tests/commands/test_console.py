@@ -7,12 +7,14 @@ import json
 import re
 import signal
 import threading
+import time
 from importlib.metadata import requires
 
 import pytest
 import typer
 from packaging.requirements import Requirement
 from rich.console import Console
+from rich.progress import Progress
 
 from planforge.exporter.errors import (
     BuildOptionError,
@@ -29,7 +31,7 @@ from planforge.runtime.commands.console import (
     show_stages,
 )
 from planforge.runtime.commands.extras import EXTRAS, OF_COMMAND, find_extra
-from planforge.runtime.commands.stages import Stages
+from planforge.runtime.commands.stages import Bar, Stages, make_columns
 from planforge.runtime.commands.tables import FittingTable, share_widths
 from planforge.runtime.errors import (
     BackendUnavailableError,
@@ -41,6 +43,7 @@ from planforge.runtime.errors import (
     ManifestError,
     PlanForgeError,
 )
+from planforge.runtime.progress import BYTES, CountedLine, Notice, StageCounter
 from planforge.runtime.signals import Terminated
 from planforge.runtime.suggest import did_you_mean
 
@@ -88,6 +91,76 @@ def test_on_a_terminal_a_bar_is_gone_before_results_are_printed() -> None:
     assert "tracing" in shown and shown.endswith("\x1b[2K")  # the line is erased
     stages.end()
     assert file.getvalue() == shown
+
+
+def test_a_terminal_shows_what_is_done_and_of_how_much() -> None:
+    file = io.StringIO()
+    stages = Stages(Console(file=file, width=120, force_terminal=True, color_system=None))
+    count = StageCounter(stages, "writing ONNX files: fp32", BYTES)
+    count(0, 2_000_000_000)
+    for number, case in enumerate(("greedy", "full context")):
+        stages(CountedLine(f"verifying decoder: {case}", number, 2, "cases"))
+    stages.end()
+    shown = file.getvalue()
+    assert re.search(r"writing ONNX files: fp32 +\S* +0 of 2,000 MB +0:00:00 +-:--:--", shown)
+    assert re.search(r"verifying decoder: full context +\S* *\S* +1 of 2 cases +0:00:00", shown)
+
+
+def test_the_remaining_time_follows_from_the_speed() -> None:
+    now = [0.0]
+    bars = Progress(*make_columns(), console=Console(file=io.StringIO()), get_time=lambda: now[0])
+    bar = Bar(bars)
+    for done in range(4):
+        bar.show(CountedLine("writing", done, 10, "files"))
+        now[0] += 5.0
+    (task,) = bars.tasks
+    assert task.time_remaining == pytest.approx(35, abs=1)
+    bar.show(CountedLine("verifying: greedy", 0, 3, "cases"))  # begins anew
+    (task,) = bars.tasks
+    assert (task.total, task.completed, task.time_remaining) == (3, 0, None)
+    bar.show("committing")
+    (task,) = bars.tasks
+    assert (task.total, task.fields["count"]) == (None, "")
+
+
+def test_off_a_terminal_counts_are_no_lines_and_notices_are() -> None:
+    file = io.StringIO()
+    stages = stages_of(file)
+    stages(Notice("the export needs about 1.2 GB of memory"))
+    count = StageCounter(stages, "writing ONNX files", BYTES)
+    for done in range(5):
+        count(done, 4)
+    stages.end()
+    need, wrote = file.getvalue().splitlines()
+    assert need == "the export needs about 1.2 GB of memory"
+    assert re.fullmatch(r"writing ONNX files \(\d+\.\d s\)", wrote)
+
+
+def test_a_callable_that_takes_lines_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)  # all at once: only the ends are told
+    lines: list[str] = []
+    count = StageCounter(lines.append, "tracing decoder.ort", "graphs")
+    for done in range(4):
+        count(done, 3)
+    assert lines == ["tracing decoder.ort: 0 of 3 graphs", "tracing decoder.ort: 3 of 3 graphs"]
+    assert [(line.done, line.total, line.unit) for line in lines if isinstance(line, CountedLine)] == [
+        (0, 3, "graphs"),
+        (3, 3, "graphs"),
+    ]
+
+
+def test_threads_have_bars_of_their_own() -> None:
+    file = io.StringIO()
+    stages = Stages(Console(file=file, width=120, force_terminal=True, color_system=None))
+    stages("verifying decoder")
+    other = threading.Thread(target=stages, args=("building a plan for sm86",))
+    other.start()
+    other.join()
+    assert "verifying decoder" in file.getvalue() and "building a plan" in file.getvalue()
+    file.truncate(0)
+    stages("verifying encoder")  # the other thread has ended, and its bar with it
+    assert stages._bars is not None and len(stages._bars.tasks) == 1
+    stages.end()
 
 
 @pytest.mark.parametrize(

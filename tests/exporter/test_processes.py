@@ -97,7 +97,7 @@ def test_damaged_weights_end_the_tracers(tmp_path: Path, monkeypatch: pytest.Mon
         wait_for(tmp_path / recipe)
         return child
 
-    def fail(folder: Path) -> Any:
+    def fail(folder: Path, **options: Any) -> Any:
         wait_for(tmp_path / "decoder.ort")
         raise ValueError("model.safetensors is not whole")
 

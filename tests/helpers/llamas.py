@@ -143,4 +143,4 @@ def write_every_dialect(folder: Path, bundle: Path) -> None:
     artifacts = [make_artifact(r, "fp32", f"onnx/{r.id}.onnx", "onnx/weights.data") for r in recipes.values()]
     bundle.mkdir()
     manifest = begin_manifest(checkpoint, artifacts, bundle, bundle)
-    stage_graphs(bundle, manifest, graphs, Calibration())
+    stage_graphs(bundle, manifest, graphs, Calibration(), lambda _: None)

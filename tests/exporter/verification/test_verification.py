@@ -24,6 +24,7 @@ from planforge.exporter.limits import compute_limits
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.verification import verify as verify_module
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.diagnostics import metrics as metrics_module
 from planforge.runtime.diagnostics.metrics import Metrics, judge, measure, measure_kl
 
 from ...helpers.faults import epsilon
@@ -45,6 +46,32 @@ attention (float16[n] scores) => (float16[n] weights)
 
 def logits(seed: int = 0) -> npt.NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((6, 50)).astype(np.float32) * 3
+
+
+@pytest.mark.parametrize("rows", [1, 4, 6, 100])
+def test_metrics_are_those_of_their_definitions_however_rows_are_cut(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed for some rows at a time: results of a large vocabulary take gigabytes."""
+    monkeypatch.setattr(metrics_module, "CACHED_NUMBERS", rows * 50)
+    want = 2 * logits()
+    got = want + logits(1)
+    found = measure(got, want)
+    centred = want - want.mean(-1, keepdims=True)
+    errors = np.abs(got - want) / centred.std()
+    shared = [
+        len(set(np.argsort(a)[-5:]) & set(np.argsort(b)[-5:])) / 5 for a, b in zip(got, want, strict=True)
+    ]
+    assert found.max_error == pytest.approx(errors.max(), rel=1e-5)
+    assert found.mean_error == pytest.approx(errors.mean(), rel=1e-5)
+    assert found.top5_agreement == pytest.approx(np.mean(shared))
+    assert found.top1_agreement == (got.argmax(-1) == want.argmax(-1)).mean()
+    assert metrics_module.measure_max_error(got, want) == pytest.approx(errors.max(), rel=1e-5)
+    for place in ((0, 0), (5, 49)):
+        bad = got.copy()
+        bad[place] = np.nan
+        assert not measure(bad, want).finite and not measure(want, bad).finite
+        assert np.isnan(metrics_module.measure_max_error(bad, want))
 
 
 def test_measured_kl_is_torchs() -> None:

@@ -26,6 +26,7 @@ from planforge.runtime.diagnostics.machine import (
     parse_cuda,
     parse_driver,
     parse_gpus,
+    read_free_memory,
 )
 
 from ...helpers.machines import (
@@ -51,6 +52,49 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def on(monkeypatch: pytest.MonkeyPatch, architecture: str, system: str = "Linux") -> None:
     monkeypatch.setattr(platform, "machine", lambda: architecture)
     monkeypatch.setattr(platform, "system", lambda: system)
+
+
+AVAILABLE = 12_000_000 * 1024  # of MEMINFO
+GROUP = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/app"}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        ({"proc/meminfo": MEMINFO}, AVAILABLE),
+        (GROUP, AVAILABLE),
+        (
+            {**GROUP, "sys/fs/cgroup/app/memory.max": "max", "sys/fs/cgroup/app/memory.current": "5"},
+            AVAILABLE,
+        ),
+        (
+            {
+                **GROUP,
+                "sys/fs/cgroup/app/memory.max": "4000000000",
+                "sys/fs/cgroup/app/memory.current": "3000000000",
+                "sys/fs/cgroup/app/memory.stat": "anon 5\ninactive_file 500000000\nactive_file 7\n",
+            },
+            1_500_000_000,
+        ),
+        ({**GROUP, "sys/fs/cgroup/memory.max": "100", "sys/fs/cgroup/memory.current": "200"}, 0),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "12:memory:/docker/ab\n4:cpu,cpuacct:/docker/ab",
+                "sys/fs/cgroup/memory/docker/ab/memory.limit_in_bytes": "2000000000",
+                "sys/fs/cgroup/memory/docker/ab/memory.usage_in_bytes": "1800000000",
+                "sys/fs/cgroup/memory/docker/ab/memory.stat": "total_inactive_file 300000000\n",
+            },
+            500_000_000,
+        ),
+    ],
+    ids=["nothing said", "machine", "no limit", "max", "version 2", "beyond", "version 1"],
+)
+def test_free_memory_is_the_machines_or_what_a_container_leaves(
+    machine: Machine, files: dict[str, str], free: int | None
+) -> None:
+    assert read_free_memory(machine.files(files).root) == free
 
 
 def test_a_desktop_with_an_rtx_4090(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

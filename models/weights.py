@@ -1,0 +1,73 @@
+"""Reads a checkpoint's weights under our names, in fp32 or in the types that they are published in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .folder import read_published_weights, weight_files
+
+if TYPE_CHECKING:
+    from .checkpoint import Description
+
+Report: TypeAlias = Callable[[int, int], None]  # bytes that were read, and the bytes of all
+
+
+def read_weights(
+    description: Description, keep_types: bool = False, report: Report = lambda done, total: None
+) -> dict[str, Tensor]:
+    """Return every weight under our names.
+
+    Args:
+        description: says where they lie, and what they are called there.
+        keep_types: leave them in their published types and, as far as possible, in their files, which are
+            mapped; else they are float32.
+        report: called with the bytes that were read, and with those of all.
+
+    Raises:
+        ValueError: a weight of the wrong height, or two of one name with different values; names both.
+    """
+    family = description.family
+    weights = dict[str, Tensor]()
+    rename = family.rename(description.config_json)
+    total = sum(path.stat().st_size for path in weight_files(description.folder))
+    done = 0
+    for path, published, tensor in read_published_weights(description.folder):
+        done += tensor.nbytes
+        report(done, total)
+        name = rename(published.removeprefix(family.prefix))
+        if name is None:
+            continue
+        pieces = family.parts(description.config, name) or {name: len(tensor)}
+        if len(tensor) != sum(pieces.values()):
+            raise ValueError(
+                f"{path}: {name} has {len(tensor)} rows, config.json means {sum(pieces.values())}"
+            )
+        for (piece, _), part in zip(pieces.items(), torch.split(tensor, list(pieces.values())), strict=True):
+            part = family.converted(piece, part)
+            part = part if keep_types else part.to(torch.float32).contiguous()
+            if piece in weights and not same_numbers(weights[piece], part):
+                raise ValueError(f"{path} holds {piece} twice, with different values")
+            weights[piece] = part
+    family.adjust(weights, description.config_json)
+    for stand_in, name in family.stand_ins.items():
+        if (own := weights.pop(stand_in, None)) is not None:
+            if description.config.tie_word_embeddings and not same_numbers(own, weights.get(name, own)):
+                raise ValueError(f"{description.folder} holds {name} twice, with different values")
+            weights.setdefault(name, own)
+    for index, folder in enumerate(description.modules.dense_folders if description.modules else ()):
+        for _, published, tensor in read_published_weights(folder):
+            name = published.removeprefix("linear.")
+            weights[f"sentence.dense.{index}.{name}"] = tensor.to(torch.float32)
+    return weights
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors, whatever their types, have the same shape and numbers."""
+    if one.dtype != other.dtype:
+        one = one.to(torch.float32)
+        other = other.to(torch.float32)
+    return torch.equal(one, other)

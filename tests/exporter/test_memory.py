@@ -1,0 +1,172 @@
+"""What an export holds in memory: half precision becomes fp32 piece by piece, while it is written."""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from planforge.exporter import export, providers
+from planforge.exporter.comparison.decoders import DecoderExaminer
+from planforge.exporter.passes import weights
+from planforge.exporter.passes.weights import ParameterTensor, TensorArrays, read_array
+from planforge.exporter.reference import piecewise
+from planforge.exporter.reference.model import load_our_model, rest, wake
+from planforge.exporter.reference.piecewise import PiecewiseCache
+from planforge.models import GrowingCache, Llama, load_model
+
+from ..helpers.llamas import tiny_llama
+
+PIECE = 2**12  # bytes; the largest weight has 128 times as many
+
+
+class LiveBytes:
+    """Counts the bytes of arrays that exist at the same time."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.peak = 0
+        self.total = 0
+
+    def watch(self, array: Any) -> Any:
+        size = array.nbytes
+        self.now += size
+        self.total += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(array, self.drop, size)
+        return array
+
+    def drop(self, size: int) -> None:
+        self.now -= size
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama in bf16 shards, and the same numbers as one file in fp32."""
+    folder = tmp_path_factory.mktemp("written")
+    model = tiny_llama(folder / "single", "qwen2", num_hidden_layers=2)
+    model.to(torch.bfloat16).save_pretrained(folder / "shards", max_shard_size="60KB")
+    model.to(torch.float32).save_pretrained(folder / "single")
+    for file in (folder / "single").glob("tokenizer*.json"):
+        shutil.copy(file, folder / "shards")
+    return folder
+
+
+def export_unverified(checkpoint: Path, bundle: Path) -> Path:
+    export(checkpoint, bundle, target=["cpu"], precision=["fp32"], verify=False)
+    (data,) = (bundle / "onnx").glob("weights.fp32-*.data")
+    return data
+
+
+def test_an_unverified_export_converts_each_weight_once_and_holds_a_piece(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single = export_unverified(written / "single", tmp_path / "fp32")
+    live = LiveBytes()
+    monkeypatch.setattr(weights, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(weights, "read_array", lambda tensor: live.watch(read_array(tensor)))
+    sharded = export_unverified(written / "shards", tmp_path / "bf16")
+    assert sharded.read_bytes() == single.read_bytes()
+    numbers = sharded.stat().st_size
+    assert live.peak <= 2 * PIECE  # one is made while the last is there
+    assert numbers <= live.total < 1.1 * numbers  # small ones, which lie in the .onnx, are beside them
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_parameter_is_written_in_pieces_as_it_is_at_once(
+    dtype: torch.dtype, turned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PIECE_BYTES", 100)
+    tensor = (torch.randn(37, 5) * 9).to(dtype)
+    parameter = ParameterTensor(tensor, "weight", transposed=turned)
+    tensor = tensor.T if turned else tensor
+    wanted = (tensor.float() if dtype.itemsize == 2 else tensor).numpy()
+    assert parameter.dtype == ir.DataType.from_numpy(wanted.dtype)
+    assert tuple(parameter.shape) == tensor.shape
+    np.testing.assert_array_equal(parameter.numpy(), wanted)
+    with (tmp_path / "data").open("wb") as file:
+        file.write(b"before")
+        parameter.tofile(file)
+        file.write(b"behind")
+    assert (tmp_path / "data").read_bytes() == b"before" + wanted.tobytes() + b"behind"
+
+
+def test_a_number_alone_is_a_parameter_too(tmp_path: Path) -> None:
+    parameter = ParameterTensor(torch.tensor(2.5, dtype=torch.bfloat16), "scale")
+    with (tmp_path / "data").open("wb") as file:
+        parameter.tofile(file)
+    assert (tmp_path / "data").read_bytes() == np.float32(2.5).tobytes()
+    assert parameter.numpy().shape == tuple(parameter.shape) == ()
+
+
+@pytest.mark.parametrize("past", [0, 7])
+def test_attention_in_pieces_is_that_at_once(
+    written: Path, monkeypatch: pytest.MonkeyPatch, past: int
+) -> None:
+    """To rounding: products of fewer rows may add in another order."""
+    model = load_model(written / "single")
+    assert isinstance(model, Llama)
+    ids = torch.arange(2 * 40).reshape(2, 40)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    monkeypatch.setattr(piecewise, "SCORE_BYTES", 2 * 4 * 40 * 4 * 9)  # of 9 queries
+
+    def compute(kind: type[GrowingCache]) -> torch.Tensor:
+        first = kind(model.empty_past(2), mask[:, :past])
+        if past:
+            model.hidden_states(ids[:, :past], first)
+        cache = kind(first.present or model.empty_past(2), mask)
+        return model.hidden_states(ids[:, past:], cache)
+
+    with torch.no_grad():
+        torch.testing.assert_close(compute(PiecewiseCache), compute(GrowingCache), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:
+    folder = written / "shards"
+    model = load_model(folder)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    stored = ParameterTensor(
+        dict(model.named_parameters())["layers.0.mlp.up_proj.weight"], "w", transposed=True
+    )
+    written_before = stored.numpy().copy()
+    rest(model, folder)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.lm_head.weight is model.embed_tokens.weight  # type: ignore[union-attr]
+    arrays = TensorArrays(dict(model.named_parameters()))
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, before[name].numpy())
+    np.testing.assert_array_equal(stored.numpy(), written_before)
+    wake(model)
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, before[name])
+
+
+def test_while_graphs_run_a_verified_model_rests(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[Any] = []
+    types: list[set[torch.dtype]] = []
+    compare = DecoderExaminer.compare
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        models.append(load_our_model(*arguments, **options))
+        return models[-1]
+
+    def watch(*arguments: Any) -> Any:
+        types.append({parameter.dtype for parameter in models[0].parameters()})
+        return compare(*arguments)
+
+    monkeypatch.setattr(providers, "load_our_model", load)
+    monkeypatch.setattr(DecoderExaminer, "compare", watch)
+    result = export(written / "shards", tmp_path / "B", target=["cpu"], precision=["fp32"])
+    assert result.report is not None and result.report.passed
+    assert types == [{torch.bfloat16}]
