@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ Array = npt.NDArray[np.float32]
 
 # The share of the caps that a rounding may take; the rest is for what an engine rounds otherwise.
 SHARE = 0.9
+
+Measure: TypeAlias = "Callable[[Rounding], Gaps]"
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,21 @@ def choose_blocks(
     weights: Mapping[str, Callable[[], Array]],
     bits: int,
     rows: Mapping[str, Array],
-    gaps: Callable[[Rounding], Gaps],
+    gaps: Measure,
     tables: Collection[str] = (),
+    rough_gaps: Measure | None = None,
 ) -> QuantizedWeights:
     """Return the largest blocks that are close.
 
     Where no int4 is close, tables are int8, and then kinds of weights, those that lose most for their size
     first, up to half of all numbers.
 
-    Weights are given by functions, as (N, K), with the `rows` that they read; `tables` are looked up, and
-    `gaps` measures in PyTorch what a rounding loses.
+    Args:
+        weights: functions that give them, as (N, K).
+        rows: what they read.
+        gaps: measures in PyTorch what a rounding loses.
+        tables: those of the weights that are looked up.
+        rough_gaps: measures it sooner, for putting kinds of weights in order; `gaps` unless given.
     """
     widths = {name: read().shape[1] for name, read in weights.items()}
     for name, width in widths.items():
@@ -93,12 +100,12 @@ def choose_blocks(
     if bits == 4 and tables:
         choices.append(alike | dict.fromkeys(tables, 8))
     for own in choices:
-        for size in fitting:
-            if trials.run(own, size):
-                return trials.finish(rows)
+        if trials.run(own, fitting[-1]):  # where the smallest are not close, larger ones are not either
+            any(trials.run(own, size) for size in fitting[:-1])
+            return trials.finish(rows)
     if bits == 4:
-        for own in list_mixtures(trials, tables):
-            if trials.run(own, trials.best.size):
+        for own in list_mixtures(trials, tables, rough_gaps or gaps):
+            if trials.run(own, fitting[-1]):
                 break
     return trials.finish(rows)
 
@@ -107,7 +114,7 @@ class Trials:
     """Tries roundings of weights, without GPTQ, which takes long and only brings products closer.
 
     Attributes:
-        own: the bits of each weight in the trial that lost least so far.
+        own: the bits of each weight in the best trial: the last that was close, else the one that lost least.
         best: its weights.
     """
 
@@ -118,31 +125,32 @@ class Trials:
         self,
         weights: Mapping[str, Callable[[], Array]],
         caps: Mapping[str, float],
-        gaps: Callable[[Rounding], Gaps],
+        gaps: Measure,
     ) -> None:
         self.weights = weights
         self.caps = caps
         self.gaps = gaps
-        self.least = (math.inf, math.inf)
+        self.least: tuple[float, float] | None = None  # its losses
 
     def run(self, own: Mapping[str, int], size: int) -> bool:
         """Try bits and a size of blocks; return whether they are close."""
         tried = self.quantize(own, size, {})
-        measured, counted = self.measure(tried)
+        measured, counted = self.measure(tried, self.gaps)
+        is_close = max(measured, counted) <= SHARE
         # What is counted is coarse: it decides where the rest is close.
         loss = (0.0 if measured <= SHARE else measured, counted)
-        if loss < self.least or self.least == (math.inf, math.inf):
+        if is_close or self.least is None or loss < self.least:
             self.least = loss
             self.own = own
             self.best = tried
-        return max(loss) <= SHARE
+        return is_close
 
     def quantize(self, own: Mapping[str, int], size: int, rows: Mapping[str, Array]) -> QuantizedWeights:
         """Return weights in these bits, those with `rows` rounded by GPTQ."""
         done = {name: quantize(self.weights[name](), own[name], size, rows.get(name)) for name in own}
         return QuantizedWeights(size, done)
 
-    def measure(self, tried: QuantizedWeights) -> tuple[float, float]:
+    def measure(self, tried: QuantizedWeights, gaps: Measure) -> tuple[float, float]:
         """Return the largest share of a cap that a rounding takes: of what is measured, of what is counted.
 
         NaN takes infinitely much.
@@ -151,7 +159,7 @@ class Trials:
 
         dequantized = {name: blocks.dequantize() for name, blocks in tried.done.items()}
         largest = {True: 0.0, False: 0.0}
-        for gap in self.gaps(Rounding(weights=dequantized, activation_block=tried.size)).values():
+        for gap in gaps(Rounding(weights=dequantized, activation_block=tried.size)).values():
             for name in gap.LIMITED:
                 share = getattr(gap, name) / self.caps[name]
                 is_counted = name in COUNTED
@@ -164,7 +172,7 @@ class Trials:
         return self.quantize(self.own, self.best.size, seen) if seen else self.best
 
 
-def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str, int]]:
+def list_mixtures(trials: Trials, tables: Collection[str], gaps: Measure) -> Iterator[dict[str, int]]:
     """Yield bits with one kind of weights more in int8 each time, up to half of all numbers.
 
     A kind is what layers have in common. Those come first that lose most by themselves for their size.
@@ -178,7 +186,7 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
     for kind, names in kinds.items():
         alone = trials.quantize(dict.fromkeys(names, 4), trials.best.size, {})
         numbers[kind] = sum(blocks.q.size for blocks in alone.done.values())
-        losses[kind] = trials.measure(alone)[0] / numbers[kind]
+        losses[kind] = trials.measure(alone, gaps)[0] / numbers[kind]
     own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)
     kept = []
     for kind in sorted(kinds, key=lambda kind: -losses[kind]):

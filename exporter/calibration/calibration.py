@@ -39,6 +39,7 @@ Array = npt.NDArray[np.float32]
 # Keys and values that nobody saw while calibrating may be this much larger; clipping costs far more than
 # the coarser steps.
 HEADROOM = 1.25
+SEARCHED = 8  # texts with which a rounding is chosen; more of them judge it
 CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many give nearly the same
 
 
@@ -87,7 +88,8 @@ class Calibration:
 
 def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str, ir.Model]) -> Calibration:
     """Calibrate a model for the precisions of the examined bundle, whose graphs are given by recipe id."""
-    gaps = partial(examiner.measure_gaps, model)
+    gaps = partial(examiner.thin(SEARCHED).measure_gaps, model)
+    rough_gaps = partial(examiner.thin(SEARCHED // 4).measure_gaps, model)
     run = partial(examiner.run_calibration_texts, model)
     manifest = examiner.bundle.manifest
     kinds = [PRECISIONS[artifact.precision] for artifact in manifest.artifacts]
@@ -107,7 +109,7 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
             by_rows = {name for names in products for name in names} if b == 8 else set()
             by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
             rows = sample_rows(model, by_blocks, run) if b == 4 else {}  # int8 is close enough without
-            blocks[b] = choose_blocks(by_blocks, b, rows, gaps, tables)
+            blocks[b] = choose_blocks(by_blocks, b, rows, gaps, tables, rough_gaps)
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,9 @@ class DecoderExaminer(Examiner[Decoder]):
         from ..reference.decoder import make_reference
 
         return make_reference(model).measure_gaps(self.expected, rounding)
+
+    def thin(self, texts: int) -> DecoderExaminer:
+        return replace(self, expected=self.expected.thin(texts))
 
     def run_calibration_texts(self, model: ReferenceModel) -> None:
         from ..reference.decoder import make_reference

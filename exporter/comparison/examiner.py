@@ -21,6 +21,8 @@ from ..limits import Gaps
 from ..passes.weight_files import load_graph
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
 
@@ -55,6 +57,10 @@ class Examiner(ABC, Generic[EngineT]):
     @abstractmethod
     def measure_gaps(self, model: ReferenceModel, rounding: Rounding) -> Gaps:
         """Measure how far the model in PyTorch, rounded, is from itself unrounded."""
+
+    def thin(self, texts: int) -> Self:
+        """Return an examiner that measures with so few texts, where there are many; else this one."""
+        return self
 
     @abstractmethod
     def run_calibration_texts(self, model: ReferenceModel) -> None:

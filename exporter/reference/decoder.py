@@ -88,13 +88,16 @@ class Reference:
         last = expected.context_logits
         with rounding.apply(self.model):
             got = []
+            want = []
             for s in expected.samples:
                 tokens = [*s.prompt, *s.continuation[:-1]]
                 got.append(rounded.compute_logits(tokens, slice(len(s.prompt) - 1, None))[list(s.steps)])
-            got.append(rounded.compute_logits(expected.context, slice(-len(last), None)))
+                want.append(s.logits)
+            if expected.context:
+                got.append(rounded.compute_logits(expected.context, slice(-len(last), None)))
+                want.append(last)
             texts = (rounded.compute_logits(passage.tokens[:-1], slice(None)) for passage in passages)
             text: Gaps = {"text": measure_text(texts, passages)} if passages else {}
-        want = [*(s.logits for s in expected.samples), last]
         worst = max(measure(a, b).mean_kl for a, b in zip(got, want, strict=True))
         return {"": replace(measure(np.concatenate(got), np.concatenate(want)), mean_kl=worst), **text}
 

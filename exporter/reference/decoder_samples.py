@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.decoding.decoder import PREFILL_CHUNK
 from ...runtime.diagnostics.golden import decoders as golden
 from ...runtime.diagnostics.golden.decoders import Golden, Sample
-from ...runtime.diagnostics.golden.files import Arrays
+from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
@@ -34,6 +34,15 @@ class Expectation(Golden):
 
     passages: tuple[Passage, ...]  # of which every token is predicted
     texts: tuple[tuple[int, ...], ...] = ()  # more, to calibrate with; golden data does without
+
+    def thin(self, texts: int) -> Expectation:
+        """Return at most so many samples and passages, and no context, which takes as long as all of them."""
+        return replace(
+            self,
+            samples=self.samples[-texts:],
+            context=(),
+            passages=tuple(self.passages[i] for i in choose_evenly(len(self.passages), texts)),
+        )
 
 
 def expect(
