@@ -101,8 +101,7 @@ def choose_blocks(
     best = FAR
     for choice in choices:  # tried without GPTQ, which takes long and only brings products closer
         found = quantize_all(*choice, {})
-        tried = Rounding(weights={name: blocks.dequantize() for name, blocks in found.done.items()})
-        now = judge_closeness(gaps(tried), caps)
+        now = judge_closeness(gaps(Rounding(weights=found.done)), caps)
         if now > best or best == FAR:  # where none is close, the last
             chosen = choice
             nearest = found

@@ -66,7 +66,7 @@ class Calibration:
             return Rounding(torch.float16)
         weights = self.blocks[kind.weight_bits].done if kind.weight_bits else {}
         return Rounding(
-            weights={name: blocks.dequantize() for name, blocks in weights.items()},
+            weights=weights,
             cache_scales=self.cache_scales if kind.cache_bits else {},
             products=self.products if precision == "int8" else {},
         )
