@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import ExportError
 from ..limits import CAPS, COUNTED, Gaps
-from ..passes.quantize import BLOCK_SIZES, Blocks, find_products, find_quantizable, quantize
+from ..passes.quantize import BLOCK_SIZES, Blocks, Dequantized, find_products, find_quantizable, quantize
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -101,7 +101,7 @@ def choose_blocks(
     best = FAR
     for choice in choices:  # tried without GPTQ, which takes long and only brings products closer
         found = quantize_all(*choice, {})
-        now = judge_closeness(gaps(Rounding(weights=found.done)), caps)
+        now = judge_closeness(gaps(Rounding(weights=Dequantized(found.done))), caps)
         if now > best or best == FAR:  # where none is close, the last
             chosen = choice
             nearest = found

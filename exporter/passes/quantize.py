@@ -5,7 +5,7 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,6 +53,22 @@ class Blocks:
         return np.asarray(offset[..., 0::2] | (offset[..., 1::2] << 4))
 
 
+class Dequantized(Mapping[str, Array]):
+    """Quantized weights by name, each as the fp32 numbers (N, K) that it stands for, made when asked for."""
+
+    def __init__(self, weights: Mapping[str, Blocks]) -> None:
+        self._weights = weights
+
+    def __getitem__(self, name: str) -> Array:
+        return self._weights[name].dequantize()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
 def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> Blocks:
     """Round a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
 
@@ -91,7 +107,7 @@ def choose_scales(blocks: Array, bits: int) -> Array:
         largest = -largest * (top / (top + 1))
     scales = np.stack([largest * np.float32(clip / top) for clip in CLIPS[bits]])
     if len(scales) == 1:
-        return scales[0]
+        return np.asarray(scales[0])
     rounded = (round_to_nearest(blocks, each[..., None], low, top) * each[..., None] for each in scales)
     errors = np.stack([np.square(each - blocks).sum(-1) for each in rounded])
     best: Array = np.take_along_axis(scales, errors.argmin(0)[None], 0)[0]

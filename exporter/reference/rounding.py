@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ...models.attention import PLAIN, AttentionKind
 from ..passes.int8_rows import RowProduct
-from ..passes.quantize import Blocks
 from .model import find_published
 from .piecewise import PiecewiseCache
 
@@ -29,8 +28,8 @@ class Rounding:
     """What a precision does to the model's numbers."""
 
     dtype: torch.dtype | None = None  # of weights and of every operation's result
-    # Parameters in int8 or int4, by name.
-    weights: Mapping[str, Blocks] = field(default_factory=dict)
+    # Parameters quantized to int8 or int4 and dequantized again, by name.
+    weights: Mapping[str, Array] = field(default_factory=dict)
     # Scales of keys and values in int8, (H * D,) by the cache's name ("cache.0.key").
     cache_scales: Mapping[str, Array] = field(default_factory=dict)
     # Products of linears whose rows are rounded too, by their weights' names.
@@ -43,8 +42,8 @@ class Rounding:
         exchanged = ExchangedWeights(model)
         hooks: list[RemovableHandle] = []
         try:
-            for name, blocks in self.weights.items():
-                exchanged.put(named[name], torch.from_numpy(blocks.dequantize()))
+            for name, array in self.weights.items():
+                exchanged.put(named[name], torch.from_numpy(array))
             for names, product in self.products.items():
                 hooks += round_rows(model, names, product)
                 columns = torch.from_numpy(product.dequantize()).T  # (N, K) of all
