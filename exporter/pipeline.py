@@ -115,8 +115,7 @@ def stage_bundle(
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
         if examiner is not None and request.verify:
             examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
-            folder = None if checkpoint.exporter else checkpoint.source.folder
-            report, limits = verify_model(examiner, model, calibration, progress, folder)
+            report, limits = verify_model(examiner, model, calibration, progress)
             failed = report.failed_artifacts(manifest)
             if fallback := provider.leave_out(failed):
                 log.debug("did not pass, and is left out: %s", failed)

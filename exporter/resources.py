@@ -27,12 +27,15 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # types of weights, by safetensors' name
 # Bits of a weight in a file, the scales of quantized blocks included.
 BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 9.0, "int4": 5.5}
 PLAN_BITS = 22.0  # of a plan's in fp16, in which a table and the head that is tied to it are two
-# Bytes of memory, measured: what Python, PyTorch and the process that traces a graph take whatever the model
-# is, and how often the weights in fp32 are there at the same time.
-BASE = 700_000_000
-REFERENCE = 2.4  # with verification: the model in PyTorch, a session of ONNX Runtime, and results
-CALIBRATED = 1.2  # more: the model's weights as another precision rounds them
-PLAN = 2.4  # more: a plan that is built beside
+# Bytes of memory, measured, whatever the model is: of this process, and of each that traces a graph.
+PROCESS = 350_000_000
+TRACER = 500_000_000
+# How often all weights in fp32 are there at the same time.
+MODEL = 1.0  # in PyTorch, until graphs run
+COMPARED = 1.3  # a session of ONNX Runtime, and the piece of a weight that it packs
+CALIBRATED = 2.5  # while PyTorch computes with rounded weights
+PLAN = 2.4  # more, while a plan is built beside
+RESULT = 6000  # bytes of logits and what is measured of them, for each word of the vocabulary
 SURELY = 0.9  # of the disk that is said: with less the export cannot end
 
 
@@ -69,19 +72,35 @@ class Need:
     disk: int
 
 
-def estimate_need(weights: Weights, artifacts: Sequence[Artifact], request: Request) -> Need:
-    """Estimate what an export needs that writes these graphs."""
-    fp32 = 4 * weights.count
+def estimate_need(
+    weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request
+) -> Need:
+    """Estimate what an export of a checkpoint needs that writes these graphs."""
     kinds = {PRECISIONS[artifact.precision].weights for artifact in artifacts}
     plans = [name for name in request.targets if builds_plan(name)]
-    disk = sum(weights.count * BITS[kind] / 8 for kind in kinds) + len(plans) * weights.count * PLAN_BITS / 8
+    bits = sum(BITS[kind] for kind in kinds) + len(plans) * PLAN_BITS
+    return Need(
+        memory=PROCESS + round(estimate_memory(weights, checkpoint, artifacts, request, bool(plans))),
+        disk=round(weights.count * bits / 8),
+    )
+
+
+def estimate_memory(
+    weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request, plans: bool
+) -> float:
+    """Estimate the memory at the worst of an export's stages, beside what this process always takes."""
+    fp32 = 4 * weights.count
+    tracers = TRACER * len({artifact.recipe_id for artifact in artifacts})
+    beside = PLAN * fp32 if plans else 0.0
     if not request.needs_reference:
-        memory = float(weights.published)  # which are mapped, and converted one by one
-    else:
-        calibrated = any(PRECISIONS[artifact.precision].calibrated for artifact in artifacts)
-        memory = fp32 * (REFERENCE + (CALIBRATED if calibrated else 0.0))
-    memory += PLAN * fp32 if plans else 0.0
-    return Need(memory=BASE + round(memory), disk=round(disk))
+        return max(tracers, weights.published + beside)  # the files are mapped, and converted in pieces
+    shares = COMPARED
+    if checkpoint.task == "translation" or checkpoint.exporter:
+        shares += MODEL  # which computes, or is not ours, while graphs run
+    if any(PRECISIONS[artifact.precision].calibrated for artifact in artifacts):
+        shares = max(shares, CALIBRATED)
+    vocabulary = 0 if checkpoint.task == "text-encoding" else checkpoint.config.vocab_size
+    return max(MODEL * fp32 + tracers, shares * fp32 + beside + RESULT * vocabulary)
 
 
 def builds_plan(target: str) -> bool:
@@ -102,7 +121,7 @@ def announce_need(
     weights = next((found for folder in folders if (found := Weights.read(folder)) is not None), None)
     if weights is None:
         return
-    need = estimate_need(weights, artifacts, request)
+    need = estimate_need(weights, checkpoint, artifacts, request)
     progress(
         Notice(
             f"{weights.count:,} weights: the export needs about {format_bytes(need.memory)} of memory and"
@@ -116,17 +135,19 @@ def announce_need(
             " system; %s",
             format_bytes(need.memory),
             format_bytes(free),
-            name_way_out(weights, artifacts, request),
+            name_way_out(weights, checkpoint, artifacts, request),
         )
     check_disk(request.output, need.disk)
 
 
-def name_way_out(weights: Weights, artifacts: Sequence[Artifact], request: Request) -> str:
+def name_way_out(
+    weights: Weights, checkpoint: Checkpoint, artifacts: Sequence[Artifact], request: Request
+) -> str:
     """Return what a user can do who has too little memory."""
     unverified = replace(request, verify=False)
     if not request.verify or unverified.needs_reference:
         return "close other programs, or export on a larger machine"
-    less = format_bytes(estimate_need(weights, artifacts, unverified).memory)
+    less = format_bytes(estimate_need(weights, checkpoint, artifacts, unverified).memory)
     return f"close other programs, or leave out the comparison with --no-verify (verify=False), for {less}"
 
 

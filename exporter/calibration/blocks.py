@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import ExportError
 from ..limits import CAPS, COUNTED, Gaps
-from ..passes.quantize import BLOCK_SIZES, Blocks, find_products, find_quantizable, quantize
+from ..passes.quantize import BLOCK_SIZES, Blocks, Dequantized, find_products, find_quantizable, quantize
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -157,9 +157,9 @@ class Trials:
         """
         from ..reference.rounding import Rounding
 
-        dequantized = {name: blocks.dequantize() for name, blocks in tried.done.items()}
+        rounding = Rounding(weights=Dequantized(tried.done), activation_block=tried.size)
         largest = {True: 0.0, False: 0.0}
-        for gap in gaps(Rounding(weights=dequantized, activation_block=tried.size)).values():
+        for gap in gaps(rounding).values():
             for name in gap.LIMITED:
                 share = getattr(gap, name) / self.caps[name]
                 is_counted = name in COUNTED

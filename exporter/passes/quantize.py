@@ -5,7 +5,7 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ Array = npt.NDArray[np.float32]
 WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
 BLOCK_SIZES = (128, 64, 32)  # columns that share a scale
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
+PIECE_NUMBERS = 2**22  # of a weight that are rounded at a time: a table's may take gigabytes
 LEAST_ROWS = 32  # narrower results, such as classes, stay as they are
 # Steps of a scale below the largest magnitude that int4 tries: clipping a little can round the rest better.
 # With 8 / 7 the extreme becomes -7, so that its opposite is there too.
@@ -52,6 +53,22 @@ class Blocks:
         return np.asarray(offset[..., 0::2] | (offset[..., 1::2] << 4))
 
 
+class Dequantized(Mapping[str, Array]):
+    """Quantized weights by name, each as the fp32 numbers (N, K) that it stands for, made when asked for."""
+
+    def __init__(self, weights: Mapping[str, Blocks]) -> None:
+        self._weights = weights
+
+    def __getitem__(self, name: str) -> Array:
+        return self._weights[name].dequantize()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
 def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> Blocks:
     """Round a weight (N, K) to `bits`, each block of `size` columns with the scale of least squared error.
 
@@ -61,23 +78,40 @@ def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> 
     N, K = weight.shape
     if K % size:
         raise ValueError(f"a width of {K} is not a multiple of the block of {size}")
-    blocks = np.ascontiguousarray(weight, np.float32).reshape(N, K // size, size)
-    low = 1 - (1 << (bits - 1))
+    low, top = find_range(bits)
+    q = np.empty((N, K // size, size), np.int8)
+    scale = np.empty((N, K // size), np.float32)
+    step = max(1, PIECE_NUMBERS // K)
+    for rows in (slice(first, first + step) for first in range(0, N, step)):
+        blocks = np.ascontiguousarray(weight[rows], np.float32).reshape(-1, K // size, size)
+        scale[rows] = choose_scales(blocks, bits)
+        if seen is None:
+            q[rows] = round_to_nearest(blocks, scale[rows][..., None], low, top)
+    if seen is not None:
+        columns = round_with_gptq(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, seen)
+        q = np.ascontiguousarray(columns.T).reshape(q.shape)
+    return Blocks(q, scale, bits)
+
+
+def find_range(bits: int) -> tuple[int, int]:
+    """Return the lowest and the highest number of a quantized weight; int4 has one step more below 0."""
     top = (1 << (bits - 1)) - 1
+    return (-top - 1 if bits == 4 else -top), top
+
+
+def choose_scales(blocks: Array, bits: int) -> Array:
+    """Return the scale of least squared error (N, K / b) of each block (N, K / b, b)."""
+    low, top = find_range(bits)
     largest = find_extremes(blocks)
-    if bits == 4:  # one of 16 steps more: the extreme itself becomes -8
-        low = low - 1
+    if bits == 4:  # the extreme itself becomes -8
         largest = -largest * (top / (top + 1))
     scales = np.stack([largest * np.float32(clip / top) for clip in CLIPS[bits]])
-    scale = scales[0]
-    if len(scales) > 1:
-        rounded = (round_to_nearest(blocks, each[..., None], low, top) * each[..., None] for each in scales)
-        errors = np.stack([np.square(each - blocks).sum(-1) for each in rounded])
-        scale = np.take_along_axis(scales, errors.argmin(0)[None], 0)[0]
-    if seen is None:
-        return Blocks(round_to_nearest(blocks, scale[..., None], low, top), scale, bits)
-    columns = round_with_gptq(np.ascontiguousarray(weight.T, np.float32), scale.T, low, top, seen)
-    return Blocks(np.ascontiguousarray(columns.T).reshape(blocks.shape), scale, bits)
+    if len(scales) == 1:
+        return np.asarray(scales[0])
+    rounded = (round_to_nearest(blocks, each[..., None], low, top) * each[..., None] for each in scales)
+    errors = np.stack([np.square(each - blocks).sum(-1) for each in rounded])
+    best: Array = np.take_along_axis(scales, errors.argmin(0)[None], 0)[0]
+    return best
 
 
 def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from weakref import WeakKeyDictionary
 
 from ..errors import raise_checkpoint_errors
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from .onnx_reference import OnnxGraphs
 
     ReferenceModel: TypeAlias = nn.Module | OnnxGraphs
+
+# Of each model that was loaded here: its weights, by name, as its checkpoint's files hold them.
+_published: WeakKeyDictionary[nn.Module, Mapping[str, nn.Parameter]] = WeakKeyDictionary()
 
 
 def load_our_model(
@@ -33,24 +38,28 @@ def load_our_model(
 
     with raise_checkpoint_errors():
         model = load_model(folder, keep_types=keep_types, report=report)
+        published = model if keep_types else load_model(folder, keep_types=True)
     limit_context(model, max_length)
+    _published[model] = dict(published.named_parameters())
     return model
 
 
-def rest(model: ReferenceModel, folder: Path) -> None:
-    """Exchange the fp32 weights of a model of ours for those of its checkpoint, which stay in their files.
+def find_published(model: nn.Module) -> Mapping[str, nn.Parameter]:
+    """Return the same weights as they lie in the files of a model's checkpoint, by name; none of others'."""
+    return _published.get(model, {})
 
-    A checkpoint in half precision takes no memory so. Until `wake` the model computes nothing, but its
-    weights can be read.
+
+def rest(model: ReferenceModel) -> None:
+    """Exchange the fp32 weights of a model of ours for those in the files of its checkpoint.
+
+    One in half precision takes no memory so. Until `wake` the model computes nothing, but its weights can be
+    read. Other models stay as they are.
     """
-    from ...models import load_model
-
-    if not is_module(model):
-        return
-    with raise_checkpoint_errors():
-        published = dict(load_model(folder, keep_types=True).named_parameters())
-    for name, parameter in model.named_parameters():
-        parameter.data = published[name].data
+    if is_module(model):
+        published = find_published(model)
+        for name, parameter in model.named_parameters():
+            if name in published:
+                parameter.data = published[name].data
 
 
 def wake(model: ReferenceModel) -> None:

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...models.attention import PLAIN, AttentionKind
 from ..passes.int8_rows import RowProduct
+from .model import find_published
 from .piecewise import PiecewiseCache
 
 Array = npt.NDArray[np.float32]
@@ -40,11 +41,11 @@ class Rounding:
     def apply(self, model: nn.Module) -> Iterator[None]:
         """Round the model's weights and results inside the context; tied weights stay tied."""
         named = dict(model.named_parameters(remove_duplicate=False))
-        originals = [(parameter, parameter.data) for parameter in model.parameters()]
+        exchanged = ExchangedWeights(model)
         hooks: list[RemovableHandle] = []
         try:
             for name, array in self.weights.items():
-                named[name].data = torch.from_numpy(array)
+                exchanged.put(named[name], torch.from_numpy(array))
             if self.activation_block:
                 hooks += round_activations(model, self.weights, self.activation_block)
             for names, product in self.products.items():
@@ -52,19 +53,46 @@ class Rounding:
                 columns = torch.from_numpy(product.dequantize()).T  # (N, K) of all
                 widths = [len(named[name]) for name in names]
                 for name, own in zip(names, torch.split(columns, widths), strict=True):
-                    named[name].data = own
+                    exchanged.put(named[name], own)
             if self.dtype is None:
                 yield
                 return
-            for parameter, original in originals:
-                parameter.data = round_to(self.dtype, original)
+            for parameter in model.parameters():
+                exchanged.put(parameter, round_to(self.dtype, parameter.data))
             with RoundResults(self.dtype):
                 yield
         finally:
-            for parameter, original in originals:
-                parameter.data = original
+            exchanged.put_back()
             for hook in hooks:
                 hook.remove()
+
+
+class ExchangedWeights:
+    """Weights of a model that others stand in for, until they are put back.
+
+    Those that lie in a checkpoint's files too are not kept in memory meanwhile.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        published = find_published(model)
+        self._published = {
+            parameter: published[name].data
+            for name, parameter in model.named_parameters()
+            if name in published
+        }
+        self._originals: dict[nn.Parameter, Tensor] = {}
+
+    def put(self, parameter: nn.Parameter, data: Tensor) -> None:
+        """Let a parameter hold other data."""
+        self._originals.setdefault(parameter, self._published.get(parameter, parameter.data))
+        parameter.data = data
+
+    def put_back(self) -> None:
+        """Let every parameter hold its own data again; what comes from files becomes fp32."""
+        for parameter, original in self._originals.items():
+            if parameter in self._published:
+                original = original.to(torch.float32).contiguous()
+            parameter.data = original
 
 
 def find_linear(model: nn.Module, weight: str) -> nn.Linear | None:

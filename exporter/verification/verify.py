@@ -160,11 +160,10 @@ def verify_with_pytorch(
     examiner = examine_model(opened, model, texts, progress)
     give_back_memory()
     calibration = read_calibration(opened, model)
-    tracer = folder = None
+    report, _ = verify_model(examiner, model, calibration, progress)
+    tracer = None
     if not opened.manifest.source.get("exporter"):  # another's graphs cannot be traced again
         tracer = make_tracer(opened.manifest, checkpoint, model)
-        folder = checkpoint.folder
-    report, _ = verify_model(examiner, model, calibration, progress, folder)
     return explain(examiner, report, progress, model, calibration, tracer)
 
 
@@ -253,16 +252,11 @@ def find_recorded_source(bundle: Bundle) -> Source | None:
 
 
 def verify_model(
-    examiner: AnyExaminer,
-    model: ReferenceModel,
-    calibration: Calibration,
-    progress: Progress,
-    folder: Path | None = None,
+    examiner: AnyExaminer, model: ReferenceModel, calibration: Calibration, progress: Progress
 ) -> tuple[VerificationReport, dict[str, dict[str, float]]]:
     """Compare every graph with the model; return what each metric was held to, by precision, as well.
 
-    `folder` is the checkpoint of a model of ours, which rests there while the graphs run: who computes with
-    it afterwards calls `wake`.
+    While the graphs run the model may rest: who computes with it afterwards calls `wake`.
     """
     from ..reference.onnx_reference import OnnxGraphs
 
@@ -281,7 +275,7 @@ def verify_model(
     except ValueError as error:
         raise VerificationError(str(error)) from error
     give_back_memory()
-    report = compare_all(examiner, limits, progress, None if reference else model, folder)
+    report = compare_all(examiner, limits, progress, None if reference else model)
     return dataclasses.replace(report, reference=reference), limits
 
 
@@ -327,16 +321,12 @@ def compare_all(
     limits: Mapping[str, Mapping[str, float]],
     progress: Progress,
     model: ReferenceModel | None = None,
-    folder: Path | None = None,
 ) -> VerificationReport:
-    """Compare every graph in every case; with PyTorch's model the weights too.
-
-    While the graphs run, a model of ours rests in its checkpoint's `folder`: see `rest`.
-    """
+    """Compare every graph in every case; with PyTorch's model, which may `rest` then, the weights too."""
     bundle = examiner.bundle
     read = compare_by_reading(examiner, progress, model)
-    if model is not None and folder is not None and not examiner.runs_model:
-        rest(model, folder)
+    if model is not None and not examiner.runs_model:
+        rest(model)
         give_back_memory()
     comparisons: list[Comparison] = []
     nodes_in_fp32 = {}

@@ -130,14 +130,13 @@ def test_attention_in_pieces_is_that_at_once(
 
 
 def test_a_model_rests_in_its_files_and_wakes_as_it_was(written: Path) -> None:
-    folder = written / "shards"
-    model = load_model(folder)
+    model = load_our_model(written / "shards", 64)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     stored = ParameterTensor(
         dict(model.named_parameters())["layers.0.mlp.up_proj.weight"], "w", transposed=True
     )
     written_before = stored.numpy().copy()
-    rest(model, folder)
+    rest(model)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.lm_head.weight is model.embed_tokens.weight  # type: ignore[union-attr]
     arrays = TensorArrays(dict(model.named_parameters()))

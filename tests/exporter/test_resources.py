@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.errors import OutputError
 from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.request import Request
-from planforge.exporter.resources import BASE, Need, Weights, announce_need, estimate_need
+from planforge.exporter.resources import PROCESS, RESULT, TRACER, Need, Weights, announce_need, estimate_need
 from planforge.runtime.progress import Notice
 
 COUNT = 500_000_000
@@ -35,7 +36,7 @@ def make_request(*precisions: str, verify: bool = True, target: str = "cpu", out
 def estimate(checkpoint: Checkpoint, *precisions: str, **choices: Any) -> Need:
     request = make_request(*precisions, **choices)
     artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
-    return estimate_need(HALF, artifacts, request)
+    return estimate_need(HALF, checkpoint, artifacts, request)
 
 
 def test_weights_are_counted_by_the_headers() -> None:
@@ -52,12 +53,19 @@ def test_a_folder_without_safetensors_says_nothing(tmp_path: Path) -> None:
 
 def test_an_unverified_export_in_fp32_needs_less_than_twice_the_checkpoint(checkpoint: Checkpoint) -> None:
     need = estimate(checkpoint, "fp32", verify=False)
-    assert need.memory == BASE + HALF.published
+    assert need.memory == PROCESS + HALF.published < 2 * HALF.published
     assert need.disk == FP32
+    small = replace(HALF, published=1_000)
+    request = make_request("fp32", verify=False)
+    artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
+    assert estimate_need(small, checkpoint, artifacts, request).memory == PROCESS + TRACER
 
 
 def test_a_verified_one_needs_at_most_two_and_a_half_times_its_weights(checkpoint: Checkpoint) -> None:
-    assert FP32 < estimate(checkpoint, "fp32").memory - BASE <= 2.5 * FP32
+    results = RESULT * checkpoint.config.vocab_size
+    fp32 = estimate(checkpoint, "fp32").memory - PROCESS
+    assert FP32 + results < fp32 < estimate(checkpoint, "fp32", "int8").memory - PROCESS
+    assert fp32 <= 2.5 * FP32
 
 
 def test_files_that_precisions_share_count_once(checkpoint: Checkpoint) -> None:
@@ -97,7 +105,7 @@ def test_one_line_says_what_is_needed(
 ) -> None:
     (line,) = announce(checkpoint, make_request("fp32", verify=False))
     assert isinstance(line, Notice)
-    memory = f"{(BASE + 2 * COUNT) / 1e9:.1f} GB"
+    memory = f"{(PROCESS + 2 * COUNT) / 1e9:.1f} GB"
     assert line == f"500,000,000 weights: the export needs about {memory} of memory and 2.0 GB of disk"
     assert caplog.text == ""
 

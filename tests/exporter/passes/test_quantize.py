@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planforge.exporter.passes import quantize as quantize_module
 from planforge.exporter.passes.quantize import Blocks, quantize
 
 from ...helpers.blocks import RANGE, Array, by_block, unpacked
@@ -56,6 +57,17 @@ def test_int4_loses_no_more_than_the_step_of_the_largest_number(given: tuple[Arr
     plain = np.square(np.rint(blocks / step) * step - blocks).sum(-1)
     own = np.square(by_block(found.dequantize(), size) - blocks).sum(-1)
     assert (own <= plain + 1e-6 * np.square(step[..., 0]) * size).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_large_weight_is_rounded_some_rows_at_a_time(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = normal(33, 64)
+    rows = normal(100, 64, seed=1)
+    whole = [quantize(weight, bits, 32), quantize(weight, bits, 32, rows)]
+    monkeypatch.setattr(quantize_module, "PIECE_NUMBERS", 64 * 5)
+    for one, other in zip(whole, [quantize(weight, bits, 32), quantize(weight, bits, 32, rows)], strict=True):
+        np.testing.assert_array_equal(one.q, other.q)
+        np.testing.assert_array_equal(one.scale, other.scale)
 
 
 def test_int4_gains_by_clipping_a_little() -> None:
