@@ -98,7 +98,8 @@ def llama_cost(work: Path) -> dict[str, Any]:
     """
     checkpoint = Workshop(work).checkpoint("qwen2.5-0.5b-sure")
     planforge = Path(sys.executable).with_name("planforge")
-    command = [planforge, "export", checkpoint, "-o", work / "llama", "--target", "cpu", "--force"]
+    command: list[str | Path] = [planforge, "export", checkpoint, "-o", work / "llama"]
+    command += ["--target", "cpu", "--force"]
     fp32 = measure_command_cost([*command, "--precision", "fp32"])
     all_three = measure_command_cost([*command, "--precision", "fp32,int8,int4"])
     weights = 2 * (checkpoint / "model.safetensors").stat().st_size  # the checkpoint's are bfloat16

@@ -87,4 +87,5 @@ def rotary_factors(config: Json) -> np.ndarray | None:
     turns = rotary["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = rotary["low_freq_factor"], rotary["high_freq_factor"]
     kept = np.clip((turns - low) / (high - low), 0, 1)  # 1 of the high frequencies, 0 of the low
-    return (1 / (kept + (1 - kept) / rotary["factor"])).astype(np.float32)
+    factors: np.ndarray = 1 / (kept + (1 - kept) / rotary["factor"])
+    return factors.astype(np.float32)
