@@ -20,7 +20,7 @@ ARCHITECTURES = ("gpt2", "llama", "qwen2")  # called the same by transformers an
 
 
 class LlamaCpp(System):
-    """Its cache is fp32 beside fp32 weights, else fp16, its default."""
+    """Its cache and attention are fp32 beside fp32 weights, else as it sets them: fp16, and flash attention."""
 
     name = "llama.cpp"
     packages = ("llama_cpp_python", "gguf", "torch", "safetensors")
@@ -116,6 +116,7 @@ class Generator:
         params.n_threads = params.n_threads_batch = threads
         if self.fp32:
             params.type_k = params.type_v = api.GGML_TYPE_F32
+            params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds to fp16 inside
         self.context = api.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp could not open {path}")
