@@ -20,7 +20,7 @@ ARCHITECTURES = ("gpt2", "llama", "qwen2")  # called the same by transformers an
 
 
 class LlamaCpp(System):
-    """Its cache and attention are fp32 beside fp32 weights, else as it sets them: fp16, and flash attention."""
+    """Beside fp32 weights its cache and attention are fp32, else its defaults: fp16 and flash attention."""
 
     name = "llama.cpp"
     packages = ("llama_cpp_python", "gguf", "torch", "safetensors")
