@@ -60,7 +60,7 @@ build/optimum-venv/.ready: tests/optimum_requirements.txt
 	@touch $@
 
 .PHONY: bench
-bench: .venv/.ready-dev build/bench-venv/.ready ## PlanForge beside its peers, half an hour: tables, plot, README
+bench: .venv/.ready-dev build/bench-venv/.ready build/genai-venv/.ready ## PlanForge beside its peers, half an hour: tables, plot, README
 	$(BIN)/python -m benchmarks
 
 # llama-cpp-python needs a C++ compiler and takes ten minutes to compile; without it the other peers are measured.
@@ -70,6 +70,12 @@ build/bench-venv/.ready: benchmarks/requirements.txt
 	@build/bench-venv/bin/pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
 	@CMAKE_ARGS=-DGGML_NATIVE=ON build/bench-venv/bin/pip install -q --disable-pip-version-check \
 	  llama-cpp-python==0.3.36 || echo "llama-cpp-python could not be compiled: make bench goes without it"
+	@touch $@
+
+build/genai-venv/.ready: benchmarks/requirements-genai.txt
+	@echo "Installing onnxruntime-genai into build/genai-venv (once) ..."
+	@$(PYTHON) -m venv --clear build/genai-venv
+	@build/genai-venv/bin/pip install -q --disable-pip-version-check -r benchmarks/requirements-genai.txt
 	@touch $@
 
 .PHONY: gpu

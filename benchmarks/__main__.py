@@ -40,7 +40,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
         type=Path,
         action="append",
         default=[],
-        help="of an environment with peers, beside this one and build/bench-venv",
+        help="of an environment with peers, beside this one, build/bench-venv and build/genai-venv",
     )
     parser.add_argument("--keep", action="store_true", help="bundles, though the exporter has changed since")
     parser.add_argument(
@@ -54,9 +54,10 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     work.mkdir(parents=True, exist_ok=True)
     cases = resolve_cases(arguments.cases.split(","), work)
     if arguments.list:
-        print("".join(f"{case.name:20}{case.title}\n" for case in cases), end="")
+        print("".join(f"{case.name:24}{case.title}\n" for case in cases), end="")
         return
-    pythons = [Path(sys.executable), *arguments.python, ROOT / "build" / "bench-venv" / "bin" / "python"]
+    peers = [ROOT / "build" / name / "bin" / "python" for name in ("bench-venv", "genai-venv")]
+    pythons = [Path(sys.executable), *arguments.python, *peers]
     workshop = Workshop(work, pythons, arguments.keep, tiny=arguments.smoke)
     out: Path = arguments.out or (work / "results" if arguments.smoke else RESULTS)
     out.mkdir(parents=True, exist_ok=True)

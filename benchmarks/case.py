@@ -114,6 +114,7 @@ class Case:
         fresh: every round starts each process anew, to measure its start.
         metric: what the table of all cases and the plot show.
         rounds: at most so many, whatever the command line says.
+        reference: a system whose tokens in fp32 every entry must find before anything is timed.
     """
 
     name: str
@@ -125,3 +126,4 @@ class Case:
     fresh: bool = False
     metric: str = "per_s"
     rounds: int = 99
+    reference: str = ""

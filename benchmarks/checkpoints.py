@@ -23,6 +23,7 @@ T5_UNKNOWN = 2
 T5_VOCABULARY = 32128
 LLAMA_END = 0
 LLAMA_VOCABULARY = 32000
+COPIED = 3  # places: the next token of sure weights is the one that stood as far before the last
 
 
 def gpt2(folder: Path, peaked: bool = False, **shape: Any) -> Path:
@@ -114,12 +115,16 @@ def numbered_words(
     return tokenizer
 
 
-def llama(folder: Path, peaked: bool = False, **shape: Any) -> Path:
-    """A random Llama with GPT-2's first 32,000 tokens.
+def llama(
+    folder: Path, peaked: bool = False, sure: bool = False, dtype: str = "float32", **shape: Any
+) -> Path:
+    """A random model of the Llama family with GPT-2's first 32,000 tokens, whatever its vocabulary.
 
     Args:
         folder: as of `gpt2`, like peaked.
-        shape: by default that of llama2.c's stories110M, 110M parameters.
+        sure: whether its next token is an earlier one by so wide a margin that int8 and int4 keep it.
+        dtype: of the weights; published ones are "bfloat16".
+        shape: settings of its config; by default those of llama2.c's stories110M, 110M parameters.
     """
     if (folder / "model.safetensors").exists():
         return folder
@@ -130,18 +135,66 @@ def llama(folder: Path, peaked: bool = False, **shape: Any) -> Path:
     sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "max_position_embeddings": 1024}
     sizes |= {"vocab_size": LLAMA_VOCABULARY, "num_hidden_layers": 12, "num_attention_heads": 12}
     ends = {"bos_token_id": LLAMA_END, "eos_token_id": LLAMA_END, "pad_token_id": LLAMA_END}
-    config = transformers.LlamaConfig.from_dict({**sizes, **shape, **ends, "tie_word_embeddings": True})
-    model = transformers.LlamaForCausalLM(config)
+    settings = {"model_type": "llama", **sizes, **shape, **ends, "tie_word_embeddings": True}
+    config = transformers.AutoConfig.for_model(**settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith("model.layers.") and parameter.dim() == 2 and not peaked:
+            if name.startswith("model.layers.") and parameter.dim() == 2 and not (peaked or sure):
                 parameter.mul_(4)  # else a random tied model repeats one token
+            if name.endswith(".bias"):  # else zero
+                parameter.normal_(std=0.1)
         if peaked:
             model.model.embed_tokens.weight.mul_(8)
+        if sure:
+            copy_earlier_token(model)
     folder.mkdir(parents=True, exist_ok=True)
     write_fast_tokenizer(first_tokens_of_gpt2(LLAMA_VOCABULARY), folder, eos_token="<|endoftext|>")
     model.save_pretrained(folder)
     return folder
+
+
+def copy_earlier_token(model: Any) -> None:
+    """Make the first layer write the token `COPIED` places back over each token, so that it comes next.
+
+    The table's first column is the same for every token, and queries and keys are made from it alone. So a
+    score depends on the distance of two tokens, as rotary positions turn them, and is largest at `COPIED`.
+    The random layers behind add too little to change which token is the likeliest.
+
+    Args:
+        model: of transformers, in the Llama family, with its output layer tied to its table.
+    """
+    import torch
+
+    config = model.config
+    width = config.hidden_size
+    rows = torch.randn(config.vocab_size, width)
+    rows[:, 0] = 0
+    rows *= width**0.5 / rows.norm(dim=1, keepdim=True)  # one length, so that RMSNorm keeps the column
+    rows[:, 0] = 4
+    model.model.embed_tokens.weight.copy_(rows)
+    attention = model.model.layers[0].self_attn
+    angles = COPIED * model.model.rotary_emb.inv_freq.float()
+    sharpness = 2.5  # of the peak: the neighbours' weights are below 0.001
+    turned_back = {
+        attention.q_proj: torch.cat([angles.cos(), -angles.sin()]),
+        attention.k_proj: torch.cat([torch.ones_like(angles), torch.zeros_like(angles)]),
+    }
+    for projection, head in turned_back.items():
+        heads = projection.out_features // len(head)
+        projection.weight.zero_()
+        projection.weight[:, 0] = sharpness * head.repeat(heads)
+    values = attention.v_proj.weight.view(config.num_key_value_heads, -1, width)
+    read = values.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, dim=0)
+    attention.o_proj.weight.copy_(16 * read.reshape(-1, width).T)
+    # The likeliest token's logit is about 6, where others are near 0: sure, but not so sure that any other
+    # token of a text costs a hundred nats.
+    model.model.norm.weight.fill_(6 / (attention.v_proj.out_features * width) ** 0.5)
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """Return the size of a head of the Llama family, by its config.json."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def first_tokens_of_gpt2(count: int) -> Any:
@@ -206,6 +259,22 @@ def demo(name: str) -> Path:
     return resolve_source(name).folder
 
 
+QWEN_05B: Mapping[str, Any] = {
+    **{"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24},
+    **{"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936},
+    **{"max_position_embeddings": 32768, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+}
+LLAMA_1B: Mapping[str, Any] = {
+    **{"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256},
+    **{"max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
+    "rope_parameters": {
+        **{"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0},
+        **{"high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    },
+}
+WINDOWED_05B: Mapping[str, Any] = {**QWEN_05B, "model_type": "mistral", "sliding_window": 512}
+published = partial(llama, dtype="bfloat16")
 DEMOS = ("gpt2-demo", "bert-demo")
 RANDOM: dict[str, Callable[[Path], Path]] = {
     "gpt2-124m": gpt2,
@@ -216,6 +285,11 @@ RANDOM: dict[str, Callable[[Path], Path]] = {
     "marian": marian,
     "llama-110m": llama,
     "llama-110m-peaked": partial(llama, peaked=True),
+    "qwen2.5-0.5b": partial(published, **QWEN_05B),
+    "qwen2.5-0.5b-sure": partial(published, sure=True, **QWEN_05B),
+    "windowed-0.5b-sure": partial(published, sure=True, **WINDOWED_05B),
+    "llama-3.2-1b": partial(published, **LLAMA_1B),
+    "llama-3.2-1b-sure": partial(published, sure=True, **LLAMA_1B),
     "t5-small": t5_small,
     "t5-small-peaked": partial(t5_small, peaked=True),
 }
@@ -225,6 +299,11 @@ TINY_GPT2: Mapping[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 2}
 TINY_LLAMA: Mapping[str, Any] = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "num_key_value_heads": 2},
+}
+# Wide enough that sure weights are sure.
+SMALL: Mapping[str, Any] = {
+    **{"hidden_size": 512, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8},
+    **{"num_key_value_heads": 2, "head_dim": 64, "vocab_size": LLAMA_VOCABULARY},
 }
 TINY_T5: Mapping[str, Any] = {
     **{"d_model": 64, "d_ff": 128, "d_kv": 32, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2},
@@ -238,6 +317,11 @@ TINY: dict[str, Callable[[Path], Path]] = {
     "marian": partial(marian, width=64, layers=2, heads=2, feed_forward=128),
     "llama-110m": partial(llama, **TINY_LLAMA),
     "llama-110m-peaked": partial(llama, peaked=True, **TINY_LLAMA),
+    "qwen2.5-0.5b": partial(published, **{**QWEN_05B, **SMALL}),
+    "qwen2.5-0.5b-sure": partial(published, sure=True, **{**QWEN_05B, **SMALL}),
+    "windowed-0.5b-sure": partial(published, sure=True, **{**WINDOWED_05B, **SMALL}),
+    "llama-3.2-1b": partial(published, **{**LLAMA_1B, **SMALL}),
+    "llama-3.2-1b-sure": partial(published, sure=True, **{**LLAMA_1B, **SMALL}),
     "t5-small": partial(t5_small, **TINY_T5),
     "t5-small-peaked": partial(t5_small, peaked=True, **TINY_T5),
 }

@@ -1,6 +1,6 @@
 """What export, plans, verification, lint and import cost: seconds, memory, and bytes on disk.
 
-python -m benchmarks.cost [--work FOLDER] [--plans | --imports [--python PYTHON]]
+python -m benchmarks.cost [--work FOLDER] [--plans | --imports [--python PYTHON] | --llama]
 """
 
 from __future__ import annotations
@@ -91,6 +91,28 @@ def folder_cost(work: Path, python: Path) -> dict[str, Any]:
     }
 
 
+def llama_cost(work: Path) -> dict[str, Any]:
+    """`planforge export` of Qwen2.5 0.5B's shape for the CPU, verified: fp32 alone, and int8 and int4 too.
+
+    Its weights are sure ones, which keep their tokens in int8 and int4.
+    """
+    checkpoint = Workshop(work).checkpoint("qwen2.5-0.5b-sure")
+    planforge = Path(sys.executable).with_name("planforge")
+    command: list[str | Path] = [planforge, "export", checkpoint, "-o", work / "llama"]
+    command += ["--target", "cpu", "--force"]
+    fp32 = measure_command_cost([*command, "--precision", "fp32"])
+    all_three = measure_command_cost([*command, "--precision", "fp32,int8,int4"])
+    weights = 2 * (checkpoint / "model.safetensors").stat().st_size  # the checkpoint's are bfloat16
+    highest = max(cost["peak_rss_mb"] for cost in (fp32, all_three))
+    return {
+        "fp32": fp32,
+        "fp32_int8_int4": all_three,
+        "int8_int4_more_seconds": round(all_three["seconds"] - fp32["seconds"], 2),
+        "fp32_weight_mb": round(weights / 1e6),
+        "peak_rss_of_fp32_weights": round(highest * 1e6 / weights, 2),
+    }
+
+
 def import_cost(runs: int = 9) -> dict[str, Any]:
     """`import planforge.runtime` in fresh processes, files in the page cache."""
     samples = []
@@ -113,6 +135,11 @@ def main() -> None:
         "--imports", action="store_true", help="measure imports alone, into results/imports.json"
     )
     parser.add_argument(
+        "--llama",
+        action="store_true",
+        help="measure exports of Qwen2.5 0.5B's shape alone, into results/llama.json",
+    )
+    parser.add_argument(
         "--python", type=Path, default=ROOT / "build/bench-venv/bin/python", help="has optimum"
     )
     arguments = parser.parse_args()
@@ -123,6 +150,9 @@ def main() -> None:
         return
     if arguments.imports:
         write_result("imports", {"import_llama_110m": folder_cost(work, arguments.python)})
+        return
+    if arguments.llama:
+        write_result("llama", {"export_qwen2.5_0.5b": llama_cost(work)})
         return
     write_result(
         "cost",

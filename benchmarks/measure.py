@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from planforge.runtime.diagnostics.bench import compute_percentiles
 
 from .alike import UnlikeWorkError, check_alike, differences
 from .case import Case, Entry, Limit, Target
+from .checkpoints import head_size
 from .machine import BusyMeter, measure_machine
 from .process import Process, ProcessError
 from .systems import system_named
@@ -39,6 +40,7 @@ class Run:
     answers: list[dict[str, Any]] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     vectors: Path | None = None
+    expected: list[list[int]] | None = None  # what the case's reference answers
 
     def message(self, save: bool = False) -> dict[str, Any]:
         return {**self.entry.work.to_json(), "save": str(self.vectors) if save and self.vectors else ""}
@@ -52,10 +54,12 @@ def measure(case: Case, workshop: Workshop, rounds: int) -> dict[str, Any]:
         "busy" is the share of the processors' time that others used, before or meanwhile.
 
     Raises:
-        UnlikeWorkError: two systems did not do the same.
+        UnlikeWorkError: two systems did not do the same, or one found other tokens than the reference.
     """
     rounds = min(rounds, case.rounds)
     runs, skipped = prepare_runs(case, workshop)
+    if case.reference:
+        expect_tokens(case, runs, workshop)
     machine = measure_machine(max(entry.threads for entry in case.entries.values()))
     take = fresh_rounds if case.fresh else warm_rounds
     meter = BusyMeter()
@@ -122,6 +126,20 @@ def start_process(run: Run, case: Case, workshop: Workshop) -> Process:
         "first": {**run.message(), "new_tokens": min(1, entry.work.new_tokens)},
     }
     return Process(prepared.python, order, workshop.log(f"{case.name}-{entry.system}-{entry.precision}"))
+
+
+def expect_tokens(case: Case, runs: Mapping[str, Run], workshop: Workshop) -> None:
+    """Let the case's reference do each piece of work once, before any other system's process is there."""
+    known: dict[tuple[str, Any], list[list[int]]] = {}
+    for run in runs.values():
+        entry = run.entry
+        key = (entry.checkpoint, entry.work.prompts)
+        if key not in known:
+            asked = Entry(case.reference, "fp32", entry.checkpoint, entry.work)
+            reference = Run(asked, workshop.prepare(asked))
+            with start_process(reference, replace(case, entries={"reference": asked}), workshop) as process:
+                known[key] = process.ask(reference.message())["result"]
+        run.expected = known[key]
 
 
 def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: int) -> dict[str, str]:
@@ -195,6 +213,13 @@ def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
                 f"refused to compare unlike work: {name} made {short[0]} new tokens in a row instead of"
                 f" {wanted}. Give the case other texts, at which no end token comes"
             )
+        if run.expected is not None and run.warm["result"] != run.expected:
+            share = same_share(run.expected, run.warm["result"])
+            raise UnlikeWorkError(
+                f"refused to compare unlike work: {name} found other tokens than {case.reference} in fp32;"
+                f" {share:.0%} of them come before the first difference. Its conversion is wrong, or the"
+                " checkpoint's weights are not sure enough for its precision"
+            )
     kind = next(iter(runs.values())).entry.work.kind
     check_alike(kind, {name: run.warm["did"] for name, run in runs.items()}, allowed)
 
@@ -236,18 +261,23 @@ def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
 
 
 def cache_bytes(run: Run) -> int:
-    """Return the bytes that a decoding step reads of its cache, on average over the steps."""
+    """Return the bytes that a decoding step reads of its cache, on average over the steps.
+
+    A layer of a window reads no more than that.
+    """
     work = run.entry.work
     config = json.loads((run.prepared.checkpoint / "config.json").read_text(encoding="utf-8"))
     size = {"fp32": 4, "fp16": 2, "int8": 1}[run.warm["did"].get("cache", "fp32")]
-    slots = sum(len(prompt) + work.new_tokens // 2 for prompt in work.prompts)
-    if config["model_type"] == "llama":  # a head of keys and values for each of queries
-        layers = config["num_hidden_layers"]
-        width = config["hidden_size"]
-    else:
+    lengths = [len(prompt) + work.new_tokens // 2 for prompt in work.prompts]
+    if config["model_type"] == "gpt2":
         layers = config["n_layer"]
         width = config["n_embd"]
-    return 2 * int(layers) * int(width) * size * slots
+    else:
+        layers = config["num_hidden_layers"]
+        width = config["num_key_value_heads"] * head_size(config)
+        if config["model_type"] == "mistral":
+            lengths = [min(length, config["sliding_window"]) for length in lengths]
+    return 2 * int(layers) * int(width) * size * sum(lengths)
 
 
 def compare_results(runs: Mapping[str, Run], entries: dict[str, dict[str, Any]]) -> None:

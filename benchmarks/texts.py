@@ -33,11 +33,12 @@ def gpt2_prompts(
     return texts, tuple(tuple(token for _, token in words) for words in chosen)
 
 
-def llama_prompts(tokens: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Random words of `checkpoints.llama`: a text, and its ids."""
+def llama_prompts(tokens: int, rows: int = 1) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Random words of `checkpoints.llama`: texts, and their ids, `tokens` each."""
     words = [(word, token + 1) for word, token in gpt2_words() if token + 1 < LLAMA_VOCABULARY]
-    chosen = random.Random(0).sample(words, tokens)
-    return ("".join(f" {word}" for word, _ in chosen),), (tuple(token for _, token in chosen),)
+    chosen = [random.Random(row).sample(words, tokens) for row in range(rows)]
+    texts = tuple("".join(f" {word}" for word, _ in row) for row in chosen)
+    return texts, tuple(tuple(token for _, token in row) for row in chosen)
 
 
 def t5_sources(tokens: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:

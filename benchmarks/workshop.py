@@ -123,7 +123,8 @@ class Workshop:
                 stamp = {**given.versions, **stamp}
             self.convert(entry, system, python, checkpoint, folder, settings, stamp)
         size = file_bytes(folder, checkpoint)
-        gathered = gathered_bytes(checkpoint, system.gathered_tables)
+        writer = system_named(entry.graphs) if entry.graphs else system
+        gathered = gathered_bytes(checkpoint, writer.gathered_tables(entry.precision))
         return Prepared(
             python,
             versions,
@@ -203,8 +204,8 @@ def file_bytes(folder: Path, checkpoint: Path) -> dict[str, int]:
 def gathered_bytes(checkpoint: Path, tables: int) -> int:
     """Return the bytes of a decoder's fp32 tables of which a decoding step reads only a row."""
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") == "llama":  # both systems store it twice
-        return 4 * int(config["hidden_size"]) * int(config["vocab_size"])
-    if config.get("model_type") != "gpt2":
-        return 0
-    return 4 * int(config["n_embd"]) * (int(config["n_positions"]) + tables * int(config["vocab_size"]))
+    if config.get("model_type") == "gpt2":
+        return 4 * int(config["n_embd"]) * (int(config["n_positions"]) + tables * int(config["vocab_size"]))
+    if "num_key_value_heads" in config:
+        return 4 * int(config["hidden_size"]) * tables * int(config["vocab_size"])
+    return 0

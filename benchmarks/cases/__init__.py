@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..case import Case
-from . import decode, encode, growth, imported, lookup, prompt, start, translate
+from . import decode, encode, growth, imported, llama, lookup, prompt, start, translate
 
 # Each makes the cases of its group; some read texts that are kept in the folder given to it.
 GROUPS: dict[str, Callable[[Path], list[Case]]] = {
@@ -17,6 +17,7 @@ GROUPS: dict[str, Callable[[Path], list[Case]]] = {
     "lookup": lookup.cases,
     "encode": encode.cases,
     "translate": translate.cases,
+    "llama": llama.cases,
     "imported": imported.cases,
     "growth": growth.cases,
 }

@@ -1,40 +1,36 @@
-"""llama.cpp by llama-cpp-python's bindings of its C functions; the GGUF file is written by the package gguf.
-
-The names of its tensors are those of gguf's own table of GPT-2. The vocabulary's table is stored once: where
-there is no output.weight llama.cpp takes it for the output layer too.
-"""
+"""llama.cpp by llama-cpp-python's bindings of its C functions, on GGUF files that the package gguf writes."""
 
 from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .system import Session, System, Tick
+from ..checkpoints import head_size
+from ..gguf_tensors import tensors
+from .system import Session, Skip, System, Tick
 
-FORMATS = {"fp32": "F32", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+FORMATS = {"fp32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 FILE = "model.gguf"
-# Of one block: gguf's name, GPT-2's.
-BLOCK = {
-    "attn_norm": "ln_1",
-    "attn_qkv": "attn.c_attn",
-    "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2",
-    "ffn_up": "mlp.c_fc",
-    "ffn_down": "mlp.c_proj",
-}
+ARCHITECTURES = ("gpt2", "llama", "qwen2")  # called the same by transformers and llama.cpp
 
 
 class LlamaCpp(System):
-    """Its cache is fp32 beside fp32 weights, else fp16, its default."""
+    """Beside fp32 weights its cache and attention are fp32, else its defaults: fp16 and flash attention."""
 
     name = "llama.cpp"
-    packages = ("llama_cpp_python", "gguf")
-    classes: Mapping[str, str] = {"fp32": "fp32", "q8_0": "8-bit", "q4_0": "4-bit"}
+    packages = ("llama_cpp_python", "gguf", "torch", "safetensors")
+    classes: Mapping[str, str] = {
+        "fp32": "fp32",
+        "f16": "16-bit",
+        "bf16": "16-bit",
+        "q8_0": "8-bit",
+        "q4_0": "4-bit",
+    }
     differences: Mapping[str, str] = {
         "cache": "its cache is fp16 by default, which it reads faster than fp32"
     }
@@ -45,20 +41,17 @@ class LlamaCpp(System):
         import gguf  # type: ignore[import-not-found]
 
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        writer = gguf.GGUFWriter(out / FILE, "gpt2")
-        writer.add_context_length(config["n_positions"])
-        writer.add_embedding_length(config["n_embd"])
-        writer.add_feed_forward_length(4 * config["n_embd"])
-        writer.add_block_count(config["n_layer"])
-        writer.add_head_count(config["n_head"])
-        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+        if config["model_type"] not in ARCHITECTURES:
+            raise Skip(f"{config['model_type']} is not written to GGUF here: {', '.join(ARCHITECTURES)} are")
+        writer = gguf.GGUFWriter(out / FILE, config["model_type"])
+        describe(writer, config)
         writer.add_vocab_size(config["vocab_size"])
         writer.add_tokenizer_model("no_vocab")  # it is given ids
         writer.add_file_type(
             gguf.LlamaFileType[f"MOSTLY_{FORMATS[precision]}".replace("MOSTLY_F32", "ALL_F32")]
         )
         wanted = gguf.GGMLQuantizationType[FORMATS[precision]]
-        for name, array in tensors(checkpoint, config["n_layer"]):
+        for name, array in tensors(checkpoint, config):
             if array.ndim == 2 and name != "position_embd.weight":
                 writer.add_tensor(name, gguf.quants.quantize(array, wanted), raw_dtype=wanted)
             else:
@@ -72,21 +65,28 @@ class LlamaCpp(System):
         return Generator(model / FILE, precision, threads, settings["batch"], settings["tokens"])
 
 
-def tensors(checkpoint: Path, layers: int) -> Iterator[tuple[str, np.ndarray]]:
-    """GPT-2's weights by gguf's names, fp32, matrices as (outputs, inputs)."""
-    from safetensors.numpy import load_file
-
-    weights = load_file(checkpoint / "model.safetensors")
-    weights = {name.removeprefix("transformer."): array.astype(np.float32) for name, array in weights.items()}
-    yield "token_embd.weight", weights["wte.weight"]
-    yield "position_embd.weight", weights["wpe.weight"]
-    for layer in range(layers):
-        for ours, theirs in BLOCK.items():
-            matrix = weights[f"h.{layer}.{theirs}.weight"]
-            yield f"blk.{layer}.{ours}.weight", np.ascontiguousarray(matrix.T)
-            yield f"blk.{layer}.{ours}.bias", weights[f"h.{layer}.{theirs}.bias"]
-    yield "output_norm.weight", weights["ln_f.weight"]
-    yield "output_norm.bias", weights["ln_f.bias"]
+def describe(writer: Any, config: Mapping[str, Any]) -> None:
+    """Write a model's sizes into a GGUF file, by the names that GPT-2's or the Llama family's config has."""
+    if config["model_type"] == "gpt2":
+        writer.add_context_length(config["n_positions"])
+        writer.add_embedding_length(config["n_embd"])
+        writer.add_feed_forward_length(4 * config["n_embd"])
+        writer.add_block_count(config["n_layer"])
+        writer.add_head_count(config["n_head"])
+        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+        return
+    size = head_size(config)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
 
 
 class Generator:
@@ -116,6 +116,7 @@ class Generator:
         params.n_threads = params.n_threads_batch = threads
         if self.fp32:
             params.type_k = params.type_v = api.GGML_TYPE_F32
+            params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds to fp16 inside
         self.context = api.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp could not open {path}")

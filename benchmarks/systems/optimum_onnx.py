@@ -28,7 +28,9 @@ class OptimumOnnx(System):
     differences: Mapping[str, str] = {
         "prefill_logit_rows": "its graph computes the logits of every token of the prompt"
     }
-    gathered_tables = 1
+
+    def gathered_tables(self, precision: str) -> int:
+        return 1
 
     def prepare(
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]

@@ -43,15 +43,12 @@ class System:
         packages: the distributions that its process needs.
         classes: its names for precisions, each with the class of precisions that it is compared in.
         differences: parts of a description in which it cannot be like others, and why.
-        gathered_tables: how many fp32 copies of the vocabulary's table are stored only to look rows up,
-            beside the one that the output layer reads.
     """
 
     name: str = ""
     packages: tuple[str, ...] = ()
     classes: Mapping[str, str] = {"fp32": "fp32"}
     differences: Mapping[str, str] = {}
-    gathered_tables: int = 0
 
     def prepare(
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
@@ -60,6 +57,13 @@ class System:
 
         A system that does not is given the checkpoint itself to open. Raises Skip where it can't.
         """
+
+    def gathered_tables(self, precision: str) -> int:
+        """How many fp32 copies of the vocabulary's table a decoder stores only to look rows up.
+
+        The one that the output layer reads is none of them.
+        """
+        return 0
 
     def code_stamp(self) -> str:
         """Changes whenever `prepare` may write something else, beside the versions of its packages."""

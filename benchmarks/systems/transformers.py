@@ -24,7 +24,8 @@ class Transformers(System):
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(threads)
-        return Generator(AutoModelForCausalLM.from_pretrained(model).eval())
+        # In fp32, whatever its files hold.
+        return Generator(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
 
     def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         import torch

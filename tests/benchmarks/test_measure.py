@@ -40,7 +40,8 @@ class Session:
             return vectors[::-1] if self.how == "turned" else vectors
         count = work["new_tokens"] - (self.how == "ends early" and work["new_tokens"] > 1)
         self.runs = getattr(self, "runs", 0) + 1
-        rows = [[prompt[-1] + 1 + i for i in range(count)] for prompt in work["prompts"]]
+        step = 2 if self.how == "counts by two" else 1
+        rows = [[prompt[-1] + 1 + step * i for i in range(count)] for prompt in work["prompts"]]
         for _ in range(count):
             time.sleep(0.001)
             tick()
@@ -55,7 +56,8 @@ class Session:
 class Fake(System):
     name, packages = "NAME", PACKAGES
     classes = {"fp32": "fp32", "int8": "8-bit", "ends early": "fp32", "all rows": "fp32", "turned": "fp32",
-               "broken": "fp32", "breaks at c": "fp32", "changes": "fp32", "unable": "fp32"}
+               "broken": "fp32", "breaks at c": "fp32", "changes": "fp32", "unable": "fp32",
+               "counts by two": "fp32"}
     differences = DIFFERENCES
     def prepare(self, checkpoint, kind, precision, out, settings):
         print("this goes to the log, not among the answers")
@@ -186,6 +188,18 @@ def test_unlike_work_is_refused(folder: Path) -> None:
         measure(case(one=entry("one", "changes")), OneCheckpoint(folder), 3)
     declared = measure(case(one=entry("one"), two=entry("declared", "all rows")), OneCheckpoint(folder), 1)
     assert declared["entries"]["two"]["differs"] == ["prefill_logit_rows"]
+
+
+def test_other_tokens_than_the_references_are_refused_before_anything_is_timed(folder: Path) -> None:
+    alike = replace(case(one=entry("one"), two=entry("two")), reference="fake_declared.system")
+    assert measure(alike, OneCheckpoint(folder), 1)["skipped"] == {}
+    unlike = replace(case(one=entry("one"), two=entry("two", "counts by two")), reference=alike.reference)
+    timed = len(order_of(folder, "one"))
+    with pytest.raises(
+        UnlikeWorkError, match=r"two found other tokens than fake_declared\.system in fp32; 25% of them"
+    ):
+        measure(unlike, OneCheckpoint(folder), 1)
+    assert len(order_of(folder, "one")) == timed + 1  # it was warmed up
 
 
 def test_who_cannot_take_part_is_left_out_with_the_reason(folder: Path) -> None:

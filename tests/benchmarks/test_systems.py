@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from safetensors.numpy import save_file
 from tokenizers import ByteLevelBPETokenizer
 
@@ -17,12 +19,12 @@ from benchmarks import cases as all_cases
 from benchmarks.alike import REPORTED, check_alike
 from benchmarks.case import Case, Target, Work
 from benchmarks.cases import GROUPS
-from benchmarks.checkpoints import demo, numbered_words
+from benchmarks.checkpoints import COPIED, TINY, demo, numbered_words
 from benchmarks.child import answer
+from benchmarks.gguf_tensors import tensors
 from benchmarks.machine import busy_share
 from benchmarks.systems import system_named
-from benchmarks.systems.llama_cpp import tensors
-from benchmarks.texts import bert_texts, gpt2_prompts, marian_sources
+from benchmarks.texts import bert_texts, gpt2_prompts, llama_prompts, marian_sources
 from planforge.runtime.text.tokenizer import Tokenizer
 
 NEW = 12
@@ -116,12 +118,60 @@ def test_gguf_tensors_are_gpt2s_matrices_turned(tmp_path: Path) -> None:
     weights |= {f"h.0.ln_{i}.{part}": (4,) for i in (1, 2) for part in ("weight", "bias")}
     arrays = {f"transformer.{n}": rng.standard_normal(s).astype(np.float32) for n, s in weights.items()}
     save_file(arrays, tmp_path / "model.safetensors")
-    found = dict(tensors(tmp_path, 1))
+    found = dict(tensors(tmp_path, {"model_type": "gpt2", "n_layer": 1}))
     assert len(found) == len(weights)
     np.testing.assert_array_equal(found["blk.0.ffn_up.weight"], arrays["transformer.h.0.mlp.c_fc.weight"].T)
     assert found["blk.0.attn_qkv.weight"].shape == (12, 4)
     assert found["blk.0.ffn_down.bias"].shape == (4,)
     assert found["token_embd.weight"].shape == (9, 4)
+
+
+def turn(vectors: np.ndarray, angles: np.ndarray, neighbours: bool) -> np.ndarray:
+    """Turn vectors (N, D) by angles (D / 2,): pairs of neighbours, or of the two halves."""
+    pairs = vectors.reshape(len(vectors), -1, 2) if neighbours else np.stack(np.split(vectors, 2, 1), -1)
+    complex_pairs = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles)
+    return np.stack([complex_pairs.real, complex_pairs.imag], -1)
+
+
+def test_gguf_tensors_of_llama_turn_neighbours_as_transformers_turns_halves(tmp_path: Path) -> None:
+    """llama.cpp's Llama turns neighbours and its Qwen2 halves, both by factors of their own."""
+    x = np.random.default_rng(0).standard_normal((5, 512), np.float32)
+    for name in ("llama-3.2-1b", "qwen2.5-0.5b"):
+        llama = name.startswith("llama")
+        TINY[name](tmp_path / name)
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
+        config = json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8"))
+        found = dict(tensors(tmp_path / name, config))
+        assert len(found) == len(model.model.state_dict()) + llama  # the factors
+        base = config["rope_parameters"]["rope_theta"] ** (-np.arange(0, 64, 2) / 64)
+        frequencies = model.model.rotary_emb.inv_freq.numpy()
+        np.testing.assert_allclose(base / found.get("rope_freqs.weight", 1), frequencies, rtol=1e-6)
+        for ours, theirs in (("attn_q", "q_proj"), ("attn_k", "k_proj")):
+            linear = getattr(model.model.layers[1].self_attn, theirs)
+            want = linear(torch.from_numpy(x)).detach().numpy().reshape(-1, 64)
+            got = x @ found[f"blk.1.{ours}.weight"].T + found.get(f"blk.1.{ours}.bias", 0)
+            turned = turn(got.reshape(-1, 64), 9 * frequencies, neighbours=llama)
+            np.testing.assert_allclose(turned, turn(want, 9 * frequencies, neighbours=False), atol=1e-4)
+    assert found["token_embd.weight"].dtype == np.float32 and "output.weight" not in found
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b-sure", "windowed-0.5b-sure", "llama-3.2-1b-sure"])
+def test_sure_weights_repeat_earlier_tokens_and_keep_them_in_4_bits(name: str, tmp_path: Path) -> None:
+    TINY[name](tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    _, (prompt,) = llama_prompts(600)  # more than a window
+    ids = torch.tensor([prompt])
+    want = [*prompt[:1] * COPIED, *prompt[:-COPIED]]  # the first token, until there is one so far back
+    with torch.no_grad():
+        exact = model(ids).logits[0]
+        for parameter in model.parameters():
+            if parameter.dim() == 2:  # the plainest int4: a step for each block of 32 columns
+                blocks = parameter.view(len(parameter), -1, 32)
+                step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 7
+                blocks.copy_((blocks / step).round() * step)
+        rounded = model(ids).logits[0]
+    assert exact.argmax(-1).tolist() == rounded.argmax(-1).tolist() == want
+    assert (rounded - exact).std() > 0.01  # they are other weights
 
 
 @pytest.fixture(scope="module")
