@@ -134,7 +134,7 @@ class Trials:
 
     def run(self, own: Mapping[str, int], size: int) -> bool:
         """Try bits and a size of blocks; return whether they are close."""
-        tried = self.quantize(own, size, {})
+        tried = self.quantize(own, size)
         measured, counted = self.measure(tried, self.gaps)
         is_close = max(measured, counted) <= SHARE
         # What is counted is coarse: it decides where the rest is close.
@@ -145,10 +145,9 @@ class Trials:
             self.best = tried
         return is_close
 
-    def quantize(self, own: Mapping[str, int], size: int, rows: Mapping[str, Array]) -> QuantizedWeights:
-        """Return weights in these bits, those with `rows` rounded by GPTQ."""
-        done = {name: quantize(self.weights[name](), own[name], size, rows.get(name)) for name in own}
-        return QuantizedWeights(size, done)
+    def quantize(self, own: Mapping[str, int], size: int) -> QuantizedWeights:
+        """Return weights in these bits, each number rounded to the nearest."""
+        return QuantizedWeights(size, {name: quantize(self.weights[name](), own[name], size) for name in own})
 
     def measure(self, tried: QuantizedWeights, gaps: Measure) -> tuple[float, float]:
         """Return the largest share of a cap that a rounding takes: of what is measured, of what is counted.
@@ -167,9 +166,19 @@ class Trials:
         return largest[False], largest[True]
 
     def finish(self, rows: Mapping[str, Array]) -> QuantizedWeights:
-        """Return the best trial, with int4 rounded again by GPTQ where there are rows for it."""
-        seen = {name: rows[name] for name in rows if self.own[name] == 4}
-        return self.quantize(self.own, self.best.size, seen) if seen else self.best
+        """Return the best trial, its int4 rounded again by GPTQ where there are rows for it."""
+        together: dict[int, list[str]] = {}  # the names of weights that read the same rows
+        for name in rows:
+            if self.own[name] == 4:
+                together.setdefault(id(rows[name]), []).append(name)
+        done = dict(self.best.done)
+        for names in together.values():
+            each = [self.weights[name]() for name in names]
+            joined = quantize(np.concatenate(each), 4, self.best.size, rows[names[0]])
+            ends = np.cumsum([len(weight) for weight in each])[:-1]
+            parts = zip(np.split(joined.q, ends), np.split(joined.scale, ends), strict=True)
+            done |= {name: Blocks(*part, bits=4) for name, part in zip(names, parts, strict=True)}
+        return QuantizedWeights(self.best.size, done)
 
 
 def list_mixtures(trials: Trials, tables: Collection[str], gaps: Measure) -> Iterator[dict[str, int]]:
@@ -184,7 +193,7 @@ def list_mixtures(trials: Trials, tables: Collection[str], gaps: Measure) -> Ite
     losses = {}
     numbers = {}
     for kind, names in kinds.items():
-        alone = trials.quantize(dict.fromkeys(names, 4), trials.best.size, {})
+        alone = trials.quantize(dict.fromkeys(names, 4), trials.best.size)
         numbers[kind] = sum(blocks.q.size for blocks in alone.done.values())
         losses[kind] = trials.measure(alone, gaps)[0] / numbers[kind]
     own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)

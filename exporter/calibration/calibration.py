@@ -194,32 +194,56 @@ def choose_row_products(
 
 
 def sample_rows(model: nn.Module, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
-    """Return what each weight's linear reads while PyTorch runs: a sample (M, K) of its rows."""
+    """Return what each weight's linear reads while PyTorch runs: a sample (M, K) of its rows.
+
+    Linears that read the same, such as queries, keys and values, have one array.
+    """
     from ..reference.rounding import find_linear
 
-    rows: dict[str, SampledRows] = {}
+    sampler = RowSampler()
     with contextlib.ExitStack() as hooks:
         for name in weights:
             if (linear := find_linear(model, name)) is not None:
-                rows[name] = SampledRows()
-                hooks.callback(linear.register_forward_pre_hook(rows[name].hook).remove)
+                hooks.callback(linear.register_forward_pre_hook(sampler.make_hook(name)).remove)
         run()
-    return {name: np.concatenate(sampled.parts) for name, sampled in rows.items() if sampled.parts}
+    arrays = {rows: np.concatenate(rows.parts) for rows in sampler.samples.values()}
+    return {name: arrays[rows] for name, rows in sampler.samples.items()}
+
+
+class RowSampler:
+    """Samples the rows that linears read; those that read one tensor share a sample."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, SampledRows] = {}  # by the weights' names
+        self.last: tuple[Any, SampledRows] | None = None  # the tensor that was read last, and its sample
+
+    def make_hook(self, name: str) -> Callable[[Any, tuple[Any, ...]], None]:
+        """Return a forward pre-hook of the linear that has a weight."""
+
+        def sample(module: Any, inputs: tuple[Any, ...]) -> None:
+            x = inputs[0]
+            if self.last is not None and self.last[0] is x:
+                self.samples.setdefault(name, self.last[1])
+                return
+            own = self.samples.setdefault(name, SampledRows())
+            own.add(x.reshape(-1, x.shape[-1]).numpy())
+            self.last = x, own
+
+        return sample
 
 
 class SampledRows:
-    """Every n-th of the rows that a module reads, with n such that at most `CALIBRATION_ROWS` are kept."""
+    """Every n-th of the rows that it is given, with n such that at most `CALIBRATION_ROWS` are kept."""
 
     def __init__(self) -> None:
         self.parts: list[Array] = []
         self.stride = 1
         self.seen = 0
 
-    def hook(self, module: Any, inputs: tuple[Any, ...]) -> None:
-        """Sample what a module reads, as a forward pre-hook."""
-        read = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
-        self.parts.append(read[-self.seen % self.stride :: self.stride].copy())
-        self.seen += len(read)
+    def add(self, rows: Array) -> None:
+        """Sample rows (M, K)."""
+        self.parts.append(rows[-self.seen % self.stride :: self.stride].copy())
+        self.seen += len(rows)
         while sum(map(len, self.parts)) > CALIBRATION_ROWS:
             self.parts = [np.concatenate(self.parts)[::2]]
             self.stride *= 2

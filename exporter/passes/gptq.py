@@ -23,13 +23,16 @@ def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -
     A row's error goes into later rows; each row of `scale` (G, N), float32, is that of K / G rows. Frantar
     et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
     """
+    import torch  # whose factorizations take half as long
+
     K = len(weight)
     shared = K // len(scale)
     hessian = (x.T @ x).astype(np.float64)
     hessian[np.diag_indices(K)] += DAMPING * np.trace(hessian) / K + 1e-12
     order = np.argsort(-np.diag(hessian), kind="stable")
     rest = weight[order].astype(np.float32)
-    upper = np.linalg.cholesky(np.linalg.inv(hessian[np.ix_(order, order)])).T.astype(np.float32)
+    lower = torch.linalg.cholesky(torch.from_numpy(hessian[np.ix_(order, order)]))
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True).numpy().astype(np.float32)
     rounded = np.empty(weight.shape, np.int8)
     for begin in range(0, K, COLUMNS):
         end = min(begin + COLUMNS, K)
