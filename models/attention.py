@@ -159,6 +159,7 @@ class PaddedAttention:
         return self.count_positions()
 
     def count_positions(self) -> Tensor:
+        """Return position ids (1, T)."""
         mask = self.attention_mask
         return torch.arange(mask.shape[1], device=mask.device)[None]
 

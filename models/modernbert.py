@@ -75,6 +75,7 @@ class ModernBertConfig(EncoderConfig):
         return AttentionKind(window=self.local_attention // 2 + 1 if is_local else None)
 
     def make_norm(self) -> nn.Module:
+        """Return a LayerNorm."""
         return nn.LayerNorm(self.hidden_size, eps=self.norm_eps, bias=self.norm_bias)
 
 
@@ -164,6 +165,7 @@ class ModernBert(Encoder):
         self.tie_weights()
 
     def make_head(self, head: str) -> Head:
+        """Return the module of one of `HEADS`."""
         config = self.config
         if head == "masked_lm":
             return Head(config, config.vocab_size, config.decoder_bias)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...models.folder import read_json
-from ...models.refusals import refuse_kind
 from ...runtime.bundle.bundle import compute_sha256
 from ...runtime.suggest import did_you_mean
 from ..errors import HubError, SourceError, raise_checkpoint_errors, shorten_error
@@ -120,6 +118,9 @@ def download(hub_id: str, revision: str | None) -> Path:
 
     Its config.json comes first, so that gigabytes of what cannot be exported are not fetched.
     """
+    from ...models.folder import read_json
+    from ...models.refusals import refuse_kind
+
     first = download_files(hub_id, revision, ["config.json"])
     with raise_checkpoint_errors():
         refuse_kind(hub_id, read_json(first / "config.json", missing={}), with_optimum=True)

@@ -107,6 +107,8 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
 SHALLOW: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0]},
     "gemma 3": {"layer_types": ["sliding_attention", "full_attention"]},
+    "olmo 3": {"layer_types": ["sliding_attention", "full_attention"]},
+    "exaone 4": {"layer_types": ["sliding_attention", "full_attention"]},
 }
 
 

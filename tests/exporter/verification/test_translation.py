@@ -307,7 +307,7 @@ def test_a_tokenizer_without_an_unknown_token(tmp_path: Path) -> None:
 def test_a_vocabulary_that_is_not_the_models(marian: Path) -> None:
     config = json.loads((marian / "config.json").read_text(encoding="utf-8"))
     edit_json(marian / "config.json", vocab_size=config["vocab_size"] - 10)
-    with pytest.raises(TokenizerError, match=r"262 tokens, but the model 252"):
+    with pytest.raises(CheckpointError, match=r"vocab_size is 252, the embedding has 262 rows"):
         checkpoint_of(marian)
 
 
