@@ -109,6 +109,8 @@ def stage_bundle(
     if request.needs_reference:
         model = provider.load_reference(progress)
         examiner = examine_model(Bundle(staging, manifest), model, texts, progress)
+        if calibrated := [name for name in request.precisions if PRECISIONS[name].calibrated]:
+            progress(f"calibrating {', '.join(calibrated)}")
         calibration = calibrate(examiner, model, graphs)
     manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
     report = None

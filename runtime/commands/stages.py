@@ -38,7 +38,7 @@ class Stages:
         self._lock = threading.Lock()
         self._thread = threading.current_thread()
         self._bars: Progress | None = None
-        self._tasks: dict[threading.Thread, Bar] = {}
+        self._rows: dict[threading.Thread, Bar] = {}
         self._stage = ""
         self._began = time.monotonic()
         self._counted = time.monotonic()
@@ -87,7 +87,7 @@ class Stages:
             if self._bars is not None:
                 self._bars.stop()
                 self._bars = None
-                self._tasks.clear()
+                self._rows.clear()
 
     def _say_stage(self) -> None:
         if self._stage and not self._console.is_terminal:
@@ -108,12 +108,12 @@ class Stages:
                     speed_estimate_period=SPEED_SECONDS,
                 )
                 self._bars.start()
-            for thread in [thread for thread in self._tasks if not thread.is_alive()]:
-                self._bars.remove_task(self._tasks.pop(thread).task)
+            for thread in [thread for thread in self._rows if not thread.is_alive()]:
+                self._rows.pop(thread).remove()
             thread = threading.current_thread()
-            if thread not in self._tasks:
-                self._tasks[thread] = Bar(self._bars)
-            self._tasks[thread].show(line)
+            if thread not in self._rows:
+                self._rows[thread] = Bar(self._bars)
+            self._rows[thread].show(line)
 
 
 class Bar:
@@ -121,8 +121,8 @@ class Bar:
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
-        self._counted: tuple[str, int | None, str] = ("", None, "")
-        self.task: TaskID = bars.add_task("", total=None, count="")
+        self._counted: tuple[str, int | None, str] | None = None
+        self._task: TaskID | None = None
 
     def show(self, line: str) -> None:
         """Show a line; another stage, or another thing that is counted, begins the bar anew."""
@@ -137,10 +137,16 @@ class Bar:
         description = line.removesuffix(f": {count}")  # the count has a column of its own
         counted = (line.partition(": ")[0], total, unit)
         if counted != self._counted:
+            self.remove()
             self._counted = counted
-            self._bars.remove_task(self.task)
-            self.task = self._bars.add_task(description, total=total, completed=done, count=count)
-        self._bars.update(self.task, description=description, completed=done, count=count)
+            self._task = self._bars.add_task(description, total=total, completed=done, count=count)
+        assert self._task is not None
+        self._bars.update(self._task, description=description, completed=done, count=count)
+
+    def remove(self) -> None:
+        """Take it off the terminal."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)
 
 
 def make_columns() -> tuple[ProgressColumn, ...]:
