@@ -60,7 +60,7 @@ build/optimum-venv/.ready: tests/optimum_requirements.txt
 	@touch $@
 
 .PHONY: bench
-bench: .venv/.ready-dev build/bench-venv/.ready build/genai-venv/.ready ## PlanForge beside its peers, half an hour: tables, plot, README
+bench: .venv/.ready-dev build/bench-venv/.ready build/genai-venv/.ready ## PlanForge beside its peers, hours: tables, plot, README
 	$(BIN)/python -m benchmarks
 
 # llama-cpp-python needs a C++ compiler and takes ten minutes to compile; without it the other peers are measured.

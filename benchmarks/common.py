@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from typing import Any
 from planforge.runtime.diagnostics.machine import find_processor_name
 
 RESULTS = Path(__file__).parent / "results"
+PLACES = {"rss": "VmRSS", "anonymous": "RssAnon"}  # of memory, by Linux's names
 
 
 def environment() -> dict[str, Any]:
@@ -47,25 +50,39 @@ def write_result(name: str, result: dict[str, Any]) -> None:
 def measure_command_cost(command: Sequence[str | Path], may_object: bool = False) -> dict[str, Any]:
     """Seconds of a command, and the peak memory of all its processes together (Linux).
 
+    Resident memory counts pages of mapped files, which the system takes back when it needs them; anonymous
+    memory does not.
+
     Args:
         may_object: whether it may end with 1, as a check does that finds something.
     """
     started = time.perf_counter()
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL)
-    together = 0
+    peaks = dict.fromkeys(PLACES, 0)
     while process.poll() is None:
-        together = max(together, tree_rss(process.pid))
-        time.sleep(0.1)
+        sizes = [read_sizes(number) for number in list_processes(process.pid)]
+        peaks = {kind: max(peak, sum(size[kind] for size in sizes)) for kind, peak in peaks.items()}
+        time.sleep(0.05)
     if process.returncode > may_object:
         sys.exit(f"{command[0]} failed with exit code {process.returncode}")
-    return {"seconds": round(time.perf_counter() - started, 2), "peak_rss_mb": round(together / 1e6)}
+    memory = {f"peak_{kind}_mb": round(peak / 1e6) for kind, peak in peaks.items()}
+    return {"seconds": round(time.perf_counter() - started, 2), **memory}
 
 
-def tree_rss(pid: int) -> int:
-    """Resident bytes of a process and all below it (Linux)."""
+def list_processes(number: int) -> list[int]:
+    """Return a process and all below it, whichever of its threads started them (Linux)."""
+    children: list[str] = []
+    for path in Path(f"/proc/{number}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            children += path.read_text().split()
+    return [number, *(other for child in children for other in list_processes(int(child)))]
+
+
+def read_sizes(number: int) -> dict[str, int]:
+    """Return the bytes that a process has now, by the names of `PLACES`; 0 of one that has gone (Linux)."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + sum(tree_rss(int(child)) for child in children)
+        text = Path(f"/proc/{number}/status").read_text()
+    except OSError:
+        text = ""
+    found = {kind: re.search(rf"^{name}:\s+([0-9]+) kB", text, re.MULTILINE) for kind, name in PLACES.items()}
+    return {kind: 1024 * int(match[1]) if match else 0 for kind, match in found.items()}

@@ -85,7 +85,8 @@ def rotary_factors(config: Json) -> np.ndarray | None:
     size = head_size(config)
     frequencies = rotary["rope_theta"] ** (-np.arange(0, size, 2) / size)
     turns = rotary["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    low, high = rotary["low_freq_factor"], rotary["high_freq_factor"]
+    low = rotary["low_freq_factor"]
+    high = rotary["high_freq_factor"]
     kept = np.clip((turns - low) / (high - low), 0, 1)  # 1 of the high frequencies, 0 of the low
     factors: np.ndarray = 1 / (kept + (1 - kept) / rotary["factor"])
     return factors.astype(np.float32)

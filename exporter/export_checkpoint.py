@@ -47,7 +47,7 @@ def export(
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
-        max_length: context in tokens, at most the model's; by default that, or where
+        max_length: context in tokens, at most the model's; by default that, up to 4,096, or where
             sentence-transformers cuts its texts.
         outputs: of an encoder, beside its last hidden state and heads: "hidden_states" (of all layers),
             "hidden_states.3" (one, 0 being the embeddings), "pooler_output"; of an encoder-decoder
@@ -57,8 +57,7 @@ def export(
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with one prompt per line to verify with, instead of the built-in ones.
-        progress: called with a line when a stage begins, and while it goes on. Some lines are a
-            `planforge.runtime.progress.CountedLine`: they know how much is done, and of how much.
+        progress: called with a line as stages begin and go on; some are a `CountedLine`.
 
     Raises:
         PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or

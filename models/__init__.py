@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .attention import AttentionCache, GrowingCache, KeyValue, PaddedAttention, SourceAttention
     from .bert import Bert, BertConfig
-    from .checkpoint import load_model, save_model
+    from .checkpoint import load_model
     from .encoder import Encoder, EncoderConfig
     from .gpt2 import GPT2, GPT2Config
     from .llama import Llama, LlamaConfig
     from .modernbert import ModernBert, ModernBertConfig
+    from .saving import save_model
     from .sentence import DenseConfig, SentenceConfig
     from .transformer import Transformer, TransformerConfig
 
@@ -62,7 +63,7 @@ _HOME = {
     "Transformer": ".transformer",
     "TransformerConfig": ".transformer",
     "load_model": ".checkpoint",
-    "save_model": ".checkpoint",
+    "save_model": ".saving",
 }
 
 

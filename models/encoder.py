@@ -5,6 +5,7 @@ B batch, T tokens, N chosen rows, E hidden size, V vocabulary, C classes, F feat
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ class EncoderConfig:
             self.sentence.check_widths(self.hidden_size)
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module, ABC):
     """The part of an encoder that is on top of its layers; a model adds `hidden_states` and `pool`.
 
     Attributes:
@@ -104,19 +105,19 @@ class Encoder(nn.Module):
         x = self.hidden_states(input_ids, token_type_ids, PaddedAttention(attention_mask))[-1]
         return {"last_hidden_state": x, **self.head_outputs(x, attention_mask)}
 
+    @abstractmethod
     def tie_weights(self) -> None:
         """Make weights that the config ties one and the same."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hidden_states(
         self, input_ids: Tensor, token_type_ids: Tensor | None, attention: AttentionCache
     ) -> list[Tensor]:
         """Return the embeddings and every layer's output, each (B, T, E); the heads read the last."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pool(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         """Return one vector (B, E) for each text, which classifiers of texts read."""
-        raise NotImplementedError
 
     def head_outputs(
         self, x: Tensor, attention_mask: Tensor, rows: Tensor | None = None

@@ -1,19 +1,19 @@
 """GPT-2 (Radford et al., 2019): "Language Models are Unsupervised Multitask Learners".
 
-B batch, T new tokens, P cached tokens, S = P + T, V vocabulary, H heads, D head size, E = H * D
+B batch, T new tokens, V vocabulary, H heads, D head size, E = H * D
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import AttentionCache, GrowingCache, KeyValue, empty_past
+from .attention import AttentionCache
 from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
+from .language_model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,10 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
 
 
-class GPT2(nn.Module):
+class GPT2(LanguageModel):
     """GPT-2 small to XL, DistilGPT-2 and any size between, by config."""
+
+    config: GPT2Config
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -117,34 +119,6 @@ class GPT2(nn.Module):
         """Tie the head's weight to the embedding, where the config says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.wte.weight
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        past: Sequence[KeyValue] | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """Run one step over new tokens, on top of a cache.
-
-        Args:
-            input_ids: (B, T) int64; rows of unequal length are padded on the left.
-            past: keys and values (B, H, P, D) of each layer, as the last step returned them.
-            attention_mask: (B, P + T), 0 at padding; None when there is none.
-
-        Returns:
-            Logits (B, T, V), and the cache grown to (B, H, P + T, D).
-        """
-        B, T = input_ids.shape
-        if past is None:
-            past = self.empty_past(B)
-        if attention_mask is None:
-            attention_mask = input_ids.new_ones(B, past[0][0].shape[2] + T)
-        cache = GrowingCache(past, attention_mask)
-        return self.logits(self.hidden_states(input_ids, cache)), cache.present
-
-    def empty_past(self, batch: int) -> list[KeyValue]:
-        """Return a past of no tokens, for `batch` rows."""
-        return empty_past(self.config.cache_sizes, batch, self.wte.weight)
 
     def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
         """Return the last hidden states (B, T, E), which the head reads, of input_ids (B, T)."""

@@ -3,20 +3,19 @@
 One model for Llama, Mistral, Qwen, SmolLM, Gemma, Phi, OLMo and Granite: what differs is its config, which
 `llama_families` reads from each of their config.json files.
 
-B batch, T new tokens, P cached tokens, S = P + T, V vocabulary, E hidden size, M inner size of the MLP,
+B batch, T new tokens, V vocabulary, E hidden size, M inner size of the MLP,
 H heads of queries, K heads of keys and values, D head size
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import AttentionCache, AttentionKind, GrowingCache, KeyValue, empty_past
+from .attention import AttentionCache, AttentionKind
 from .config_checks import (
     check_activation,
     check_bool,
@@ -25,6 +24,7 @@ from .config_checks import (
     check_number,
     check_whole,
 )
+from .language_model import LanguageModel
 from .rotary import Rotary, RotaryTables
 
 FULL = "full_attention"
@@ -213,8 +213,10 @@ class Block(nn.Module):
         return x if self.residual_scale == 1 else x * self.residual_scale
 
 
-class Llama(nn.Module):
+class Llama(LanguageModel):
     """A decoder of the Llama family, of any size, by config."""
+
+    config: LlamaConfig
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -242,34 +244,6 @@ class Llama(nn.Module):
         """Tie the head's weight to the embedding, where the config says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        past: Sequence[KeyValue] | None = None,
-        attention_mask: Tensor | None = None,
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """Run one step over new tokens, on top of a cache.
-
-        Args:
-            input_ids: (B, T) int64; rows of unequal length are padded on the left.
-            past: keys and values (B, K, P, D) of each layer, as the last step returned them.
-            attention_mask: (B, P + T), 0 at padding; None when there is none.
-
-        Returns:
-            Logits (B, T, V), and the cache grown to (B, K, P + T, D).
-        """
-        B, T = input_ids.shape
-        if past is None:
-            past = self.empty_past(B)
-        if attention_mask is None:
-            attention_mask = input_ids.new_ones(B, past[0][0].shape[2] + T)
-        cache = GrowingCache(past, attention_mask)
-        return self.logits(self.hidden_states(input_ids, cache)), cache.present
-
-    def empty_past(self, batch: int) -> list[KeyValue]:
-        """Return a past of no tokens, for `batch` rows."""
-        return empty_past(self.config.cache_sizes, batch, self.embed_tokens.weight)
 
     def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
         """Return the last hidden states (B, T, E), which the head reads, of input_ids (B, T)."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import ExportError
 from ..limits import CAPS, COUNTED, Gaps
-from ..passes.quantize import BLOCK_SIZES, Blocks, Dequantized, find_products, find_quantizable, quantize
+from ..passes.quantize import BLOCK_SIZES, Blocks, dequantize, find_products, find_quantizable, quantize
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -81,7 +81,7 @@ def choose_blocks(
 
     Args:
         weights: functions that give them, as (N, K).
-        rows: what they read.
+        rows: what those read that GPTQ may round; a table is not, which is looked up by whole rows too.
         gaps: measures in PyTorch what a rounding loses.
         tables: those of the weights that are looked up.
         rough_gaps: measures it sooner, for putting kinds of weights in order; `gaps` unless given.
@@ -99,10 +99,14 @@ def choose_blocks(
     choices = [alike]
     if bits == 4 and tables:
         choices.append(alike | dict.fromkeys(tables, 8))
+    rows = {name: read for name, read in rows.items() if name not in tables}
     for own in choices:
-        if trials.run(own, fitting[-1]):  # where the smallest are not close, larger ones are not either
-            any(trials.run(own, size) for size in fitting[:-1])
-            return trials.finish(rows)
+        if not trials.run(own, fitting[-1]):  # where the smallest are not close, larger ones are not either
+            continue
+        for size in fitting[:-1]:
+            if trials.run(own, size):
+                break
+        return trials.finish(rows)
     if bits == 4:
         for own in list_mixtures(trials, tables, rough_gaps or gaps):
             if trials.run(own, fitting[-1]):
@@ -156,7 +160,7 @@ class Trials:
         """
         from ..reference.rounding import Rounding
 
-        rounding = Rounding(weights=Dequantized(tried.done), activation_block=tried.size)
+        rounding = Rounding(weights=dequantize(tried.done), activation_block=tried.size)
         largest = {True: 0.0, False: 0.0}
         for gap in gaps(rounding).values():
             for name in gap.LIMITED:

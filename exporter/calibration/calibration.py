@@ -21,7 +21,7 @@ from ..graphs import describe_in_fp32
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
 from ..passes.int8_encoder import UNSMOOTHING, Linears, find_linears
 from ..passes.int8_rows import RowProduct, RowRule, choose_product, round_product
-from ..passes.quantize import Dequantized, find_lookups, quantize, read_stored_bits
+from ..passes.quantize import dequantize, find_lookups, quantize, read_stored_bits
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.model import is_module
@@ -67,7 +67,7 @@ class Calibration:
             return Rounding(torch.float16)
         weights = self.blocks[kind.weight_bits].done if kind.weight_bits else {}
         return Rounding(
-            weights=Dequantized(weights),
+            weights=dequantize(weights),
             cache_scales=self.cache_scales if kind.cache_bits else {},
             products=self.products if precision == "int8" else {},
         )

@@ -40,7 +40,7 @@ def export(
     exporter: Annotated[
         str,
         make_option(
-            "planforge, optimum, or auto: optimum for all but GPT-2, BERT and Transformers.",
+            "planforge, optimum, or auto: optimum for what PlanForge has no model of.",
             show_default=True,
         ),
     ] = "auto",

@@ -36,7 +36,7 @@ MaxBatchOption = Annotated[
 ]
 MaxLengthOption = Annotated[
     int | None,
-    make_option("Context in tokens.", show_default="the model's; of a decoder from optimum at most 4,096"),
+    make_option("Context in tokens.", show_default="the model's, at most 4,096"),
 ]
 VerifyOption = Annotated[bool, make_option("Compare every graph with PyTorch.", show_default=True)]
 PromptsOption = Annotated[

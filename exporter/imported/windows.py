@@ -18,9 +18,8 @@ from ..passes.build import Builder
 from .attention import Attention
 from .distances import compute_biases
 
-Windows = Sequence[
-    int | None
-]  # by layer: how many tokens are seen, the token itself included; None means all
+# By layer: how many tokens are seen, the token itself included; None means all.
+Windows = Sequence[int | None]
 
 
 def measure_windows(model: ir.Model, found: Sequence[Attention], length: int) -> list[int | None]:

@@ -5,7 +5,7 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,16 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .gptq import round_to_nearest, round_with_gptq
 from .tables import replace_by_parts, slice_bias, split_rows
-from .weights import MICROSOFT, View, Weight, add_initializer, find_bias_add, find_vector, find_weight
+from .weights import (
+    MICROSOFT,
+    LazyArrays,
+    View,
+    Weight,
+    add_initializer,
+    find_bias_add,
+    find_vector,
+    find_weight,
+)
 
 Array = npt.NDArray[np.float32]
 
@@ -53,20 +62,9 @@ class Blocks:
         return np.asarray(offset[..., 0::2] | (offset[..., 1::2] << 4))
 
 
-class Dequantized(Mapping[str, Array]):
-    """Quantized weights by name, each as the fp32 numbers (N, K) that it stands for, made when asked for."""
-
-    def __init__(self, weights: Mapping[str, Blocks]) -> None:
-        self._weights = weights
-
-    def __getitem__(self, name: str) -> Array:
-        return self._weights[name].dequantize()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
+def dequantize(weights: Mapping[str, Blocks]) -> Mapping[str, Array]:
+    """Return weights as the fp32 numbers (N, K) that they stand for, each made when it is asked for."""
+    return LazyArrays(weights, Blocks.dequantize)
 
 
 def quantize(weight: Array, bits: int, size: int, seen: Array | None = None) -> Blocks:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a r
 PIECE_BYTES = 2**24  # of a parameter that are converted and written at a time
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 def attach_parameters(model: ir.Model, parameters: Mapping[str, Tensor]) -> None:
@@ -94,20 +95,21 @@ class ParameterTensor(ir.LazyTensor):
             ir.Tensor(read_array(tensor[first : first + step])).tofile(file)
 
 
-class TensorArrays(Mapping[str, Array]):
-    """Tensors of PyTorch by name, each read as `read_array` does whenever somebody asks for it."""
+class LazyArrays(Mapping[str, Array], Generic[T]):
+    """Arrays by name, each made of what it is stored as whenever somebody asks for it."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, stored: Mapping[str, T], read: Callable[[T], Array]) -> None:
+        self._stored = stored
+        self._read = read
 
     def __getitem__(self, name: str) -> Array:
-        return read_array(self._tensors[name])
+        return self._read(self._stored[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._stored)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._stored)
 
 
 def read_array(tensor: Tensor) -> Array:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...models import GPT2, GrowingCache, KeyValue, Llama
+from ...models import GrowingCache, KeyValue
+from ...models.language_model import LanguageModel
 from ...runtime.decoding.decoder import pad
 from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
@@ -26,7 +27,7 @@ from .rounding import RoundedCache, Rounding
 
 def make_reference(model: Any, rounding: Rounding | None = None) -> Reference:
     """Return the reference for our own decoders, for transformers' model, or for optimum's graph."""
-    if isinstance(model, GPT2 | Llama):
+    if isinstance(model, LanguageModel):
         return Reference(model, rounding)
     from .onnx_reference import OnnxDecoder, OnnxGraphs
 

@@ -18,16 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from ...models import (
-    GPT2,
     GrowingCache,
     KeyValue,
-    Llama,
     PaddedAttention,
     SourceAttention,
     Transformer,
 )
 from ...models.attention import PLAIN, AttentionKind, Windows, scaled_dot_product_attention
 from ...models.encoder import Encoder
+from ...models.language_model import LanguageModel
 from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
 
@@ -159,7 +158,7 @@ def add_attention_node(
 class Decoder(nn.Module):
     """A decoder whose cache is flat tensors in and out, as a graph needs it."""
 
-    def __init__(self, model: GPT2 | Llama) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 

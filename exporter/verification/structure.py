@@ -25,7 +25,7 @@ READING = "reading the graph"  # in the place of an engine
 CASE = "attributes and weights"
 MOST = 3  # faults of a kind that are reported
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-EPSILONS = ("layer_norm_eps", "rms_norm_eps")  # how their settings begin
+EPSILONS = ("layer_norm_eps", "norm_eps", "rms_norm_eps")  # how their settings begin
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 PRODUCTS = ("MatMul", "Gemm")
 # Relative tolerances: attributes are stored in fp32, constants may be in fp16.

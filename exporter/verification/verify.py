@@ -27,7 +27,7 @@ from ..execution.node_executor import ROUNDING_ENGINE
 from ..graphs import list_tensors
 from ..memory import give_back_memory
 from ..passes.weight_files import load_graph
-from ..passes.weights import TensorArrays, is_described
+from ..passes.weights import LazyArrays, is_described, read_array
 from ..precisions import PRECISIONS
 from ..reference.fitted_head import LinearHead
 from ..reference.model import load_our_model, rest
@@ -287,7 +287,7 @@ def list_tensors_to_compare(bundle: Bundle, model: ReferenceModel) -> Mapping[st
         import torch
 
         tensors |= {"head.weight": torch.from_numpy(head.weight), "head.bias": torch.from_numpy(head.bias)}
-    return TensorArrays(tensors)
+    return LazyArrays(tensors, read_array)
 
 
 def compute_scales_to_compare(examiner: AnyExaminer, model: ReferenceModel) -> dict[str, Array]:

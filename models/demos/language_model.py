@@ -118,15 +118,16 @@ class Muon(torch.optim.Optimizer):
 
 def new_optimizers(model: PreTrainedModel, recipe: Recipe, rate: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of the blocks, and AdamW for embeddings, biases and norms."""
-    embedding = model.get_input_embeddings().weight
+    embeddings = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    known = {id(weight) for weight in embeddings}
     matrices: list[dict[str, Any]] = []
     for name, weight in model.named_parameters():
-        if weight.dim() == 2 and weight is not embedding:
+        if weight.dim() == 2 and id(weight) not in known:
             pieces = [count for end, count in recipe.fused.items() if name.endswith(end)]
             matrices.append({"params": [weight], "pieces": pieces[0] if pieces else 1})
     vectors = [weight for weight in model.parameters() if weight.dim() < 2]
     groups: list[dict[str, Any]] = [
-        {"params": [embedding], "weight_decay": WEIGHT_DECAY},
+        {"params": embeddings, "weight_decay": WEIGHT_DECAY},
         {"params": vectors, "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
@@ -313,7 +314,7 @@ def run_command(recipe: Recipe, description: str) -> None:
     """Run a demo's command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help="output folder")
-    parser.add_argument("--minutes", type=float, default=37.0, help="training time")
+    parser.add_argument("--minutes", type=float, default=40.0, help="training time")
     parser.add_argument("--steps", type=int, help="train this many steps instead")
     parser.add_argument("--learning-rate", type=float, default=recipe.learning_rate, help="its peak")
     parser.add_argument("--resume", type=Path, help="go on from the model in this folder")

@@ -40,7 +40,8 @@ def test_what_the_page_quotes_is_in_the_source(start: str) -> None:
 
 def test_the_command_runs_the_test_of_its_checkpoint() -> None:
     (command,) = [shlex.split(block) for block in BLOCKS if "pytest" in block]
-    file, name = command[1], command[command.index("-k") + 1]
+    file = command[1]
+    name = command[command.index("-k") + 1]
     assert Path(test_llama.__file__) == ROOT / file
     assert name in LLAMAS
     assert name in test_llama.LEAVING_OUT

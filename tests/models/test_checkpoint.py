@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from planforge.models import GPT2, GPT2Config
 from planforge.models import folder as folder_module
-from planforge.models.checkpoint import load_model, save_model
+from planforge.models.checkpoint import load_model
+from planforge.models.saving import save_model
 
 from ..helpers.models import TINY, edit_json, edit_weights, random_gpt2, reference_logits, tiny_gpt2
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import transformers
 
 from planforge.exporter.checkpoints.source import DEMOS
+from planforge.models.demos.language_model import new_optimizers
 from planforge.models.demos.samples import LOOP, NEW_TOKENS, PROMPTS, TEMPERATURE, TOP_K, longest_repeat
+from planforge.models.demos.train_gpt2_demo import RECIPE
 from planforge.runtime import TextGenerator
 
 each_demo = pytest.mark.parametrize("name", ["gpt2-demo", "llama-demo"])
@@ -61,3 +65,22 @@ def test_an_answer_ends_with_its_turn(llama_demo_bundle: Path, precision: str) -
     assert answer.finish_reason == "eos"
     assert answer.text[0].isupper() and "<|im_end|>" not in answer.text
     assert answer.usage.completion_tokens > 5
+
+
+def test_embeddings_are_trained_by_adamw_and_matrices_by_muon() -> None:
+    """GPT-2's table of positions is no matrix that multiplies."""
+    sizes: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 32}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    muon, adamw = new_optimizers(model, RECIPE, rate=1e-3)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    by_muon = {
+        names[id(weight)]: group["pieces"] for group in muon.param_groups for weight in group["params"]
+    }
+    assert by_muon == {
+        "transformer.h.0.attn.c_attn.weight": 3,
+        "transformer.h.0.attn.c_proj.weight": 1,
+        "transformer.h.0.mlp.c_fc.weight": 1,
+        "transformer.h.0.mlp.c_proj.weight": 1,
+    }
+    by_adamw = {names[id(weight)] for group in adamw.param_groups for weight in group["params"]}
+    assert by_adamw == set(names.values()) - set(by_muon)

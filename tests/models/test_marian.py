@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from planforge.models import PaddedAttention, SourceAttention, Transformer, marian_names
-from planforge.models.checkpoint import describe, load_model, save_model
+from planforge.models.checkpoint import describe, load_model
+from planforge.models.saving import save_model
 from planforge.models.weights import read_weights
 
 from ..helpers.models import (

@@ -263,6 +263,18 @@ def test_int4_tables_and_then_kinds_of_weights_are_int8_where_int4_is_not_close(
     assert {n for n, bits in bits_for(9.0).items() if bits == 8} == {"table", "h.0.down", "h.1.down"}
 
 
+def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
+    """A table's rows are the words' vectors too, which products alone say nothing of."""
+    given = weights(table=64, other=64)
+    rows = dict.fromkeys(given, np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32))
+    found = choose_blocks(given, 4, rows, Asked(lambda rounding: GOOD), ["table"]).done
+    nearest = {name: quantize(read(), 4, 64) for name, read in given.items()}
+    np.testing.assert_array_equal(found["table"].q, nearest["table"].q)
+    assert (found["other"].q != nearest["other"].q).any()
+    own = quantize(given["other"](), 4, 64, rows["other"])
+    np.testing.assert_array_equal(found["other"].q, own.q)
+
+
 @pytest.mark.parametrize(
     ("widths", "sizes"), [((256, 96), [32]), ((64, 192), [32, 64]), ((384, 128), [32, 128])]
 )

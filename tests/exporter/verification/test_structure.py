@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,9 +17,16 @@ from planforge.exporter.passes import tables
 from planforge.exporter.passes.fp16 import convert_to_fp16
 from planforge.exporter.passes.fp16_ranges import Choice
 from planforge.exporter.passes.weights import Stored
-from planforge.exporter.verification.structure import compare_structure
+from planforge.exporter.verification.structure import compare_structure, find_wrong_epsilons
 from planforge.exporter.verification.verify import find_recorded_source, list_tensors_to_compare
-from planforge.models import load_model
+from planforge.models import (
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+    ModernBertConfig,
+    TransformerConfig,
+    load_model,
+)
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.faults import Plant, change_weight, constant, node_of, perturbed, scale_factor, weight_of
@@ -97,6 +106,27 @@ def test_scales_of_grouped_heads_and_epsilons_in_plain_operators_are_read(
     replace_graph(own, "decoder.portable.fp32", plant)
     (fault,) = faults_read(own, "decoder.portable.fp32")
     assert message in fault
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(),
+        BertConfig(),
+        LlamaConfig(),
+        ModernBertConfig(num_hidden_layers=1, layer_types=("full_attention",)),
+        TransformerConfig(source_vocab_size=9, target_vocab_size=9),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_the_epsilon_of_every_model_is_read(config: Any) -> None:
+    model = parse_graph(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        norm (float[2, 4] x) => (float[2, 4] y) <float[4] w = {1, 1, 1, 1}>
+        { y = LayerNormalization <epsilon = 0.001> (x, w) }"""
+    )
+    (fault,) = find_wrong_epsilons(model.graph, dataclasses.asdict(config))
+    assert "has epsilon 0.001, the model's is 1e-" in fault
 
 
 def test_weights_of_scaled_products_are_read(own_bundle: Path) -> None:
