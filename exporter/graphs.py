@@ -154,6 +154,7 @@ def make_artifact(recipe: Recipe, precision: str, file: str, data: str) -> Artif
         outputs=cast_caches(recipe.outputs, dtype),
         aliases=recipe.aliases,
         constraints=recipe.constraints,
+        window=recipe.window,
     )
 
 

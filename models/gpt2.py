@@ -57,6 +57,11 @@ class GPT2Config:
         """Layers, heads and head size of the keys and values that are cached."""
         return self.n_layer, self.n_head, self.head_size
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer sees: all."""
+        return (None,) * self.n_layer
+
 
 class SelfAttention(nn.Module):
     def __init__(self, config: GPT2Config) -> None:

@@ -22,6 +22,11 @@ class CacheSizes(Protocol):
         """Layers, heads and head size of the keys and values that are cached."""
         ...
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer sees, the token itself included; None means all."""
+        ...
+
 
 class LanguageModel(nn.Module, ABC):
     """The steps of a decoder; a model adds `hidden_states` and `logits`."""

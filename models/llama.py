@@ -107,6 +107,11 @@ class LlamaConfig:
         """Layers, heads and head size of the keys and values that are cached."""
         return self.num_hidden_layers, self.num_key_value_heads, self.head_dim
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer sees, the token itself included; None means all."""
+        return tuple(self.attention_kind(layer).window for layer in range(self.num_hidden_layers))
+
     def is_sliding(self, layer: int) -> bool:
         """Return whether a layer sees a window alone."""
         return bool(self.layer_types) and self.layer_types[layer] == SLIDING
@@ -251,8 +256,7 @@ class Llama(LanguageModel):
         x = self.embed_tokens(input_ids)  # (B, T, E)
         if config.embedding_scale != 1:
             x = x * config.embedding_scale
-        windows = {config.attention_kind(layer).window for layer in range(config.num_hidden_layers)}
-        cache.positions(input_ids, sorted(windows, key=str))
+        cache.positions(input_ids, sorted(set(config.windows), key=str))
         for layer, block in enumerate(self.layers):
             x = block(x, self.tables_of(layer), cache)
         return self.norm(x)  # type: ignore[no-any-return]

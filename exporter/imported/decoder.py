@@ -43,6 +43,11 @@ class DecoderConfig:
     def cache_sizes(self) -> tuple[int, int, int]:
         return self.n_layer, self.n_head, self.head_size
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """None for each layer: all keep all tokens, also those whose attention sees a window."""
+        return (None,) * self.n_layer
+
 
 class ImportedDecoder(ImportedCheckpoint):
     """A decoder that generates text."""

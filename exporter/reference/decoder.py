@@ -19,10 +19,12 @@ from ...models.language_model import LanguageModel
 from ...runtime.decoding.decoder import pad
 from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
-from .decoder_samples import Expectation
+from .decoder_samples import CONTEXT_ROWS, ContextText, Expectation
 from .passages import measure_text
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
+
+READ_TOKENS = 1024  # of a long context
 
 
 def make_reference(model: Any, rounding: Rounding | None = None) -> Reference:
@@ -57,9 +59,32 @@ class Reference:
     def compute_keys_values(self, tokens: Sequence[int]) -> list[KeyValue]:
         """Return each layer's keys and values (1, H, T, D) of one sequence."""
         ids = torch.tensor([list(tokens)])
-        cache = PiecewiseCache(self.model.empty_past(1), torch.ones_like(ids))
+        cache = self.cache(self.model.empty_past(1), torch.ones_like(ids))
         self.model.hidden_states(ids, cache)
         return cache.present
+
+    def count_read(self, context: int) -> int:
+        """Return about how many tokens of a long context are read; their keys and values are then repeated.
+
+        Reading all of it would take longer than all else. What a window sees is read whole.
+        """
+        windows = [window for window in self.model.config.windows if window is not None]
+        return max(READ_TOKENS, max(windows, default=0) + CONTEXT_ROWS)
+
+    @torch.no_grad()
+    def compute_context_logits(self, expected: ContextText, rows: int) -> Logits:
+        """Return the logits (N, V) of the last rows of a context."""
+        tokens = expected.context
+        if expected.repeats == 1:
+            return self.compute_logits(tokens, slice(-rows, None))
+        pairs = self.compute_keys_values(tokens)
+        times = (1, 1, expected.repeats, 1)
+        past = [(keys.repeat(times), values.repeat(times)) for keys, values in pairs]
+        ids = torch.tensor([expected.tail])
+        mask = torch.ones(1, expected.repeats * len(tokens) + ids.shape[1], dtype=torch.long)
+        x = self.model.hidden_states(ids, self.cache(past, mask))
+        logits: Logits = self.model.logits(x[0, -rows:]).numpy()
+        return logits
 
     @torch.no_grad()
     def continue_greedily(self, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
@@ -95,7 +120,7 @@ class Reference:
                 got.append(rounded.compute_logits(tokens, slice(len(s.prompt) - 1, None))[list(s.steps)])
                 want.append(s.logits)
             if expected.context:
-                got.append(rounded.compute_logits(expected.context, slice(-len(last), None)))
+                got.append(rounded.compute_context_logits(expected, len(last)))
                 want.append(last)
             texts = (rounded.compute_logits(passage.tokens[:-1], slice(None)) for passage in passages)
             text: Gaps = {"text": measure_text(texts, passages)} if passages else {}
@@ -105,6 +130,9 @@ class Reference:
 
 class HubReference(Reference):
     """A decoder of transformers."""
+
+    def count_read(self, context: int) -> int:
+        return context
 
     @torch.no_grad()
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:

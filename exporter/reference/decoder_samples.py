@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.decoding.decoder import PREFILL_CHUNK
+from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.diagnostics.golden import decoders as golden
 from ...runtime.diagnostics.golden.decoders import Golden, Sample
 from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
@@ -73,10 +73,11 @@ def expect(
         samples.append(Sample(tuple(prompt), tuple(continuation), margins, tuple(range(steps)), logits))
         parts.finish_one()
     text = [token for tokens in encoded for token in tokens]
-    filled = (text * (context // len(text) + 1))[:context]
-    ends = range(context - min(CONTEXT_ROWS, context - 1), context)
-    edges = sorted({n for edge in (*tuned, PREFILL_CHUNK) for n in (edge, edge + 1) if n < context})
-    known = reference.compute_logits(filled, [*ends, *(edge - 1 for edge in edges)])
+    filled = fill_context(text, context, reference.count_read(context))
+    end = reference.compute_context_logits(filled, min(CONTEXT_ROWS, context - 1))
+    known = len(filled.context)
+    edges = sorted({n for edge in (*tuned, PREFILL_CHUNK) for n in (edge, edge + 1) if n < known})
+    edge_logits = reference.compute_logits(filled.context[: max(edges, default=1)], [n - 1 for n in edges])
     parts.finish_one()
     passages = []
     for tokens in judged:
@@ -86,12 +87,31 @@ def expect(
     return Expectation(
         samples=tuple(samples),
         passages=tuple(passages),
-        context=tuple(filled),
-        context_logits=known[: len(ends)],
+        **vars(filled),
+        context_logits=end,
         edges=tuple(edges),
-        edge_logits=known[len(ends) :],
+        edge_logits=edge_logits,
         texts=tuple(others),
     )
+
+
+@dataclass(frozen=True)
+class ContextText:
+    """Text that fills a context; see `Golden`."""
+
+    context: tuple[int, ...]
+    repeats: int = 1
+    tail: tuple[int, ...] = ()
+
+
+def fill_context(text: Sequence[int], length: int, read: int) -> ContextText:
+    """Return a text that fills a context of `length` tokens, of which about `read` are read."""
+    tokens = tuple(text) * (length // len(text) + 1)
+    repeats = length // read
+    if repeats < 2:
+        return ContextText(tokens[:length])
+    count = (length - CONTEXT_ROWS) // repeats
+    return ContextText(tokens[:count], repeats, tokens[count:][: length - repeats * count])
 
 
 def open_plain_tokenizer(bundle: Bundle) -> Tokenizer:

@@ -69,6 +69,9 @@ def run_encoder(graphs: OnnxGraphs, piece: Piece) -> tuple[list[torch.Tensor], d
 class OnnxDecoder(Reference):
     """A decoder's graph; sequences are computed at once and without a past."""
 
+    def count_read(self, context: int) -> int:
+        return context
+
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:
         found: Logits = self.model.run({"input_ids": np.array([list(tokens)])})["logits"][0, rows]
         return found

@@ -89,11 +89,20 @@ class GroupQueryCache(SlotCache):
 
     def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
         T = input_ids.shape[1]
-        self.last = (self.past_lengths + (T - 1)).to(torch.int32)  # (B,), of each row's last slot
-        # A step without a past is told from others by total = T.
-        self.total = (self.past_lengths.max() + T).to(torch.int32)
+        self.places = self.place(self.past_lengths, T)
         self.position_ids = self.past_lengths[:, None] + torch.arange(T)  # (B, T)
         return self.position_ids
+
+    def place(self, past_lengths: Tensor, T: int) -> tuple[Tensor, Tensor]:
+        """Return each row's last slot (B,), and how many slots are read, of a cache with a past (B,)."""
+        last = (past_lengths + (T - 1)).to(torch.int32)
+        # A step without a past is told from others by total = T.
+        total = (past_lengths.max() + T).to(torch.int32)
+        return last, total
+
+    def find_places(self, kind: AttentionKind) -> tuple[Tensor, Tensor]:
+        """Return the places of a layer's cache."""
+        return self.places
 
     def rotate(self, x: Tensor, tables: RotaryTables) -> Tensor:
         """Leave the rotation to GroupQueryAttention, which turns whole heads of a multiple of 16."""
@@ -115,12 +124,12 @@ class GroupQueryCache(SlotCache):
             attributes["softcap"] = kind.softcap
         rotation: tuple[Tensor, ...] = ()
         if self.tables is not None:
-            rotation = (self.tables.cos, self.tables.sin)
+            rotation = (self.tables.cos, self.tables.sin, *self.own_positions(kind))
             attributes["do_rotary"] = 1
             self.tables = None
         context, *present = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
-            (*joined, keys, values, self.last, self.total, *rotation),
+            (*joined, keys, values, *self.find_places(kind), *rotation),
             attrs=attributes,
             dtypes=(q.dtype,) * 3,
             shapes=(joined[0].shape, keys.shape, values.shape),
@@ -128,6 +137,33 @@ class GroupQueryCache(SlotCache):
         )
         self.present.append((present[0], present[1]))
         return context.view(B, T, H, D).transpose(1, 2)
+
+    def own_positions(self, kind: AttentionKind) -> tuple[Tensor, ...]:
+        """Return positions (B, T) for a layer's rotation where they are not those of its slots."""
+        return ()
+
+
+class RecentCache(GroupQueryCache):
+    """The `ort` dialect where layers that see a window keep a text's newest tokens alone.
+
+    Args:
+        starts: (B,) the position of the token in the first slot of these layers.
+    """
+
+    def __init__(self, slots: list[KeyValue], past_lengths: Tensor, starts: Tensor) -> None:
+        super().__init__(slots, past_lengths)
+        self.starts = starts.to(torch.int64)
+
+    def positions(self, input_ids: Tensor, windows: Windows = (None,)) -> Tensor:
+        self.recent_places = self.place(self.past_lengths - self.starts, input_ids.shape[1])
+        return super().positions(input_ids, windows)
+
+    def find_places(self, kind: AttentionKind) -> tuple[Tensor, Tensor]:
+        return self.places if kind.window is None else self.recent_places
+
+    def own_positions(self, kind: AttentionKind) -> tuple[Tensor, ...]:
+        assert self.position_ids is not None, "positions() comes first"
+        return () if kind.window is None else (self.position_ids,)
 
 
 class SourceNode(SourceAttention):
@@ -195,6 +231,19 @@ class InplaceDecoder(Decoder):
 
 class OrtDecoder(InplaceDecoder):
     cache_type = GroupQueryCache
+
+
+class RecentOrtDecoder(Decoder):
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_lengths: Tensor,
+        window_starts: Tensor,
+        logit_rows: Tensor,
+        *slots: Tensor,
+    ) -> tuple[Tensor, ...]:
+        cache = RecentCache(pair_up(slots), past_lengths, window_starts)
+        return self.outputs(input_ids, cache, logit_rows)
 
 
 class SourceEncoder(nn.Module):

@@ -53,6 +53,13 @@ class Buffer(Protocol):
         """Copy the first `length` slots (axis 2) of batch row `source` over row `target`."""
         ...
 
+    def copy_slots(self, row: int, source: int, target: int, count: int) -> None:
+        """Copy `count` slots (axis 2) of a batch row, from one slot on, over those from another on.
+
+        They may overlap where the target comes first.
+        """
+        ...
+
     def numpy(self) -> Array:
         """Return a copy in host memory, for tests and reports."""
         ...
@@ -111,6 +118,10 @@ class ArrayBuffer:
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
         self.array[target, :, :length] = self.array[source, :, :length]
+
+    def copy_slots(self, row: int, source: int, target: int, count: int) -> None:
+        slots = self.array[row]  # numpy minds what overlaps
+        slots[:, target : target + count] = slots[:, source : source + count]
 
     def numpy(self) -> Array:
         return np.array(self.array)

@@ -43,17 +43,27 @@ class DeviceBuffer:
             device.call("cudaMemsetAsync", self.address, 0, self.nbytes, device.stream)
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
+        if length:
+            self.copy_heads(self.row(source).address, self.row(target).address, length)
+
+    def copy_slots(self, row: int, source: int, target: int, count: int) -> None:
+        base = self.row(row).address
+        slot_bytes = self.shape[3] * self.dtype.itemsize
+        apart = abs(source - target)  # the most that one copy may take, whose two sides must not overlap
+        for done in range(0, count, apart):
+            from_address = base + (source + done) * slot_bytes
+            to_address = base + (target + done) * slot_bytes
+            self.copy_heads(from_address, to_address, min(apart, count - done))
+
+    def copy_heads(self, from_address: int, to_address: int, count: int) -> None:
+        """Copy so many slots of every head from one address of the device to another."""
         _, heads, slots, head_size = self.shape
         device = self.memory.device
         slot_bytes = head_size * self.dtype.itemsize
         pitch = slots * slot_bytes
-        width = length * slot_bytes
-        if not length:
-            return
+        width = count * slot_bytes
         with device.turn():
             kind = device.cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-            to_address = self.row(target).address
-            from_address = self.row(source).address
             device.call(
                 "cudaMemcpy2DAsync", to_address, pitch, from_address, pitch, width, heads, kind, device.stream
             )

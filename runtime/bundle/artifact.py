@@ -10,6 +10,7 @@ from ..errors import ManifestError
 from .json_reader import FILE_NAME, Reader, check_file_name
 
 SLOTS = "slots"  # the axis of a cache's capacity, fixed in a plan
+RECENT = "recent"  # that of a layer's cache which holds the newest tokens alone
 CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")  # roles and names, where a plan picks them
 DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
 
@@ -76,6 +77,7 @@ class Artifact:
     outputs: tuple[TensorSpec, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)  # output name -> input at its address
     constraints: tuple[str, ...] = ()
+    window: int | None = None  # how many of the newest tokens layers see whose cache has the axis `RECENT`
     quantization: Mapping[str, Any] = field(default_factory=dict)  # how it was quantized
     gate: Mapping[str, Any] = field(default_factory=dict)
 
@@ -132,6 +134,8 @@ class Artifact:
             "aliases": dict(self.aliases),
             "constraints": list(self.constraints),
         }
+        if self.window is not None:
+            value["window"] = self.window
         if self.quantization:
             value["quantization"] = dict(self.quantization)
         value["gate"] = dict(self.gate)
@@ -152,6 +156,7 @@ class Artifact:
             outputs=tuple(TensorSpec.from_json(t) for t in r.get("outputs", list)),
             aliases=r.texts("aliases"),
             constraints=r.list_of("constraints", str, ()),
+            window=r.get("window", int, None),
             quantization=r.get("quantization", dict, {}),
             gate=r.get("gate", dict),
         )

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..backends.backend import Array, Buffer, Program
+from ..bundle.artifact import RECENT
 from ..bundle.manifest import Artifact, TensorSpec
-from ..errors import ContextLengthError, InputError, ManifestError, MemoryLimitError
+from ..errors import InputError, ManifestError, MemoryLimitError
 from ..memory_budget import Lease
+from .cache_shapes import SPARE, count_cache_bytes, find_cache_shape, pair_cache_tensors, refuse_overflow
 
 LOGITS = ("logits",)
 MASKED_COLUMNS = 32  # forgotten columns that stay in a growing cache, masked, before it is copied together
@@ -95,11 +97,21 @@ class Cache(ABC):
         """
 
     @abstractmethod
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int) -> int:
         """Forget all but the first `length` tokens of every row; rows that have fewer stay as they are.
 
         The next step continues each row behind what it kept, as if the forgotten tokens had never been
         given. May be called before the first step too, and costs no engine call.
+
+        Returns:
+            `length`, or 0 where what a window then needs is gone: nothing is kept.
+        """
+
+    @abstractmethod
+    def repeat(self, times: int) -> None:
+        """Let every row hold its keys and values so many times, one behind the other; for comparisons.
+
+        The newest tokens that a window sees must be there.
         """
 
 
@@ -112,6 +124,7 @@ class GrowingCache(Cache):
     def allocate(self, batch: int) -> None:
         self.columns = 0
         self.forgotten = 0  # columns of these that no row sees any more
+        self.rebuilt: dict[str, Array] = {}  # the past that the next step sees instead
         self.mask = np.zeros((batch, self.capacity), np.int64)
         self.reads = {spec.name for spec in self.artifact.inputs}  # some imported graphs read no positions
         self.past, self.present = (
@@ -136,19 +149,21 @@ class GrowingCache(Cache):
     ) -> dict[str, Array]:
         B, T = ids.shape
         self.check_room(T)
-        compacted = self.compact_past(T) if self.forgotten else {}
+        if self.forgotten:
+            self.compact_past(T)
         total = self.columns + T
         self.mask[:, self.columns : total] = valid
         mask = self.mask[:, :total]
         positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, self.columns :]
         buffers = dict(self.context.buffers)
         for past, present in self.pairs:
-            if not compacted:
+            if not self.rebuilt:
                 buffers[past.name] = self.view_past(past)
             buffers[present.name] = self.present[past.name].view(find_cache_shape(past, B, total))
         own = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "logit_rows": logit_rows}
         read = {name: array for name, array in own.items() if name in self.reads}
-        results = self.program.run({**self.context.inputs, **compacted, **read}, buffers, outputs)
+        results = self.program.run({**self.context.inputs, **self.rebuilt, **read}, buffers, outputs)
+        self.rebuilt = {}
         self.past, self.present = self.present, self.past
         self.columns = total
         return results
@@ -169,24 +184,29 @@ class GrowingCache(Cache):
         for past, _ in self.pairs:
             spread_rows(self.view_past(past), rows, self.copies, self.columns)
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int) -> int:
         mask = self.mask[:, : self.columns]
         mask[mask.cumsum(axis=1) > length] = 0
         self.forgotten = self.columns - len(self.find_seen_columns())
+        return length
 
     def find_seen_columns(self) -> Array:
         return np.flatnonzero(self.mask[:, : self.columns].any(axis=0))
 
-    def compact_past(self, width: int) -> dict[str, Array]:
-        """Return the past without forgotten columns, for one step of `width`, once it is worth a copy."""
-        if self.forgotten <= MASKED_COLUMNS and self.columns + width <= self.capacity:
-            return {}
-        seen = self.find_seen_columns()
-        past = {spec.name: self.view_past(spec).numpy()[:, :, seen] for spec, _ in self.pairs}
-        self.mask[:, : len(seen)] = self.mask[:, seen]
-        self.columns = len(seen)
-        self.forgotten = 0
-        return past
+    def repeat(self, times: int) -> None:
+        self.rebuild_past(np.tile(np.arange(self.columns), times))
+
+    def compact_past(self, width: int) -> None:
+        """Drop forgotten columns before a step of `width`, once it is worth a copy."""
+        if self.forgotten > MASKED_COLUMNS or self.columns + width > self.capacity:
+            self.rebuild_past(self.find_seen_columns())
+            self.forgotten = 0
+
+    def rebuild_past(self, columns: Array) -> None:
+        """Let the past have these of its columns."""
+        self.rebuilt = {spec.name: self.view_past(spec).numpy()[:, :, columns] for spec, _ in self.pairs}
+        self.mask[:, : len(columns)] = self.mask[:, columns]
+        self.columns = len(columns)
 
 
 class SlotCache(Cache):
@@ -197,7 +217,7 @@ class SlotCache(Cache):
         self.slots: list[Buffer] = []
         self.buffers = dict(self.context.buffers)
         for spec, out in self.pairs:
-            shape = find_cache_shape(spec, batch * self.copies, self.capacity)
+            shape = find_cache_shape(spec, batch * self.copies, self.capacity, self.artifact.window)
             slots = self.program.allocate(spec.name, shape)
             used = slots.view((batch, *shape[1:])) if self.copies > 1 else slots
             self.slots.append(slots)
@@ -212,32 +232,55 @@ class SlotCache(Cache):
         T = ids.shape[1]
         counts = valid.sum(axis=1, dtype=np.int32)
         refuse_overflow(int((self.lengths + np.where(counts, T, 0)).max()), self.capacity)
-        # A row that ended with its slots full has its last one overwritten, which nobody reads again.
-        lengths = np.minimum(self.lengths, self.capacity - T).astype(np.int32)
-        own = {"input_ids": ids, "past_lengths": lengths, "logit_rows": logit_rows}
+        own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(range(len(ids)), T)}
         results = self.program.run({**self.context.inputs, **own}, self.buffers, outputs)
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
         self.lengths = self.lengths + counts
         return results
 
+    def place(self, rows: range, width: int) -> dict[str, Array]:
+        """Return the inputs that say where `width` tokens of each of some rows go."""
+        # A row that ended with its slots full has its last one overwritten, which nobody reads again.
+        lengths = np.minimum(self.lengths[rows.start : rows.stop], self.capacity - width)
+        return {"past_lengths": lengths.astype(np.int32)}
+
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, target in copies:
             for slots in self.slots:
-                slots.copy_rows(source, target, int(self.lengths[source]))
+                slots.copy_rows(source, target, min(int(self.lengths[source]), slots.shape[2]))
             self.lengths[target] = self.lengths[source]
 
     def spread(self) -> None:
         for (past, present), slots in zip(self.pairs, self.slots, strict=True):
-            spread_rows(slots, len(self.lengths), self.copies, int(self.lengths.max()))
+            spread_rows(slots, len(self.lengths), self.copies, min(int(self.lengths.max()), slots.shape[2]))
             self.buffers |= {past.name: slots, present.name: slots}
         self.lengths = np.repeat(self.lengths, self.copies)
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int) -> int:
         self.lengths = np.minimum(self.lengths, length)
+        return length
+
+    def repeat(self, times: int) -> None:
+        for row, length in enumerate(map(int, self.lengths)):
+            for slots in self.slots:
+                if slots.shape[2] >= times * length:
+                    for time in range(1, times):
+                        slots.copy_slots(row, 0, time * length, length)
+        self.lengths = self.lengths * times
 
 
 class GroupQueryCache(SlotCache):
-    """`ort`: as `inplace`, but several tokens on top of a past go row by row: its kernel takes no more."""
+    """`ort`: as `inplace`, but several tokens on top of a past go row by row: its kernel takes no more.
+
+    Layers that see a window may have fewer slots, which hold a row's newest tokens: when they are full, what
+    no window will reach is dropped, and the rest moves to their beginning.
+    """
+
+    def allocate(self, batch: int) -> None:
+        super().allocate(batch)
+        self.starts = np.zeros(batch, np.int32)  # the position of each row's first slot of these layers
+        pairs = zip(self.pairs, self.slots, strict=True)
+        self.recent = [slots for (past, _), slots in pairs if RECENT in past.axis_names()]
 
     def step(
         self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
@@ -254,9 +297,9 @@ class GroupQueryCache(SlotCache):
             wanted = [int(i) for i in logit_rows if i // T == b]
             inputs = {
                 "input_ids": ids[b : b + 1, : counts[b]],
-                "past_lengths": self.lengths[b : b + 1],
                 # A graph computes one row at least.
                 "logit_rows": np.asarray([i % T for i in wanted] or [0], np.int64),
+                **self.place(range(b, b + 1), int(counts[b])),
             }
             row = {name: buffer.row(int(b)) for name, buffer in self.buffers.items()}
             results = self.program.run(inputs, row, outputs)["logits"]
@@ -264,6 +307,50 @@ class GroupQueryCache(SlotCache):
         self.lengths = self.lengths + counts
         unread = results[0]  # of a row that takes in nothing
         return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}
+
+    def place(self, rows: range, width: int) -> dict[str, Array]:
+        placed = super().place(rows, width)
+        if self.recent:
+            for b, length in zip(rows, placed["past_lengths"], strict=True):
+                self.make_room(b, int(length), width)
+            placed["window_starts"] = self.starts[rows.start : rows.stop]
+        return placed
+
+    def make_room(self, row: int, length: int, width: int) -> None:
+        """Drop a row's oldest slots of layers with windows, if `width` more tokens do not fit behind them."""
+        slots = self.recent[0].shape[2]
+        held = length - int(self.starts[row])
+        if held + width > slots:
+            assert self.artifact.window is not None
+            kept = min(held, self.artifact.window + SPARE)
+            refuse_overflow(kept + width, slots)
+            for buffer in self.recent:
+                buffer.copy_slots(row, held - kept, 0, kept)
+            self.starts[row] += held - kept
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        super().copy_rows(copies)
+        for source, target in copies:
+            self.starts[target] = self.starts[source]
+
+    def spread(self) -> None:
+        super().spread()
+        self.starts = np.repeat(self.starts, self.copies)
+
+    def truncate(self, length: int) -> int:
+        if self.recent:
+            assert self.artifact.window is not None
+            first_seen = max(0, length + 1 - self.artifact.window)  # by the next token
+            if ((self.lengths > length) & (self.starts > first_seen)).any():
+                length = 0
+                self.starts[:] = 0
+        return super().truncate(length)
+
+    def repeat(self, times: int) -> None:
+        if self.recent:  # slots that are too few have a text's end, which its repetition has too
+            later = self.lengths * times
+            self.starts = np.where(later > self.recent[0].shape[2], later - self.lengths + self.starts, 0)
+        super().repeat(times)
 
 
 LAYOUTS: dict[str, type[Cache]] = {"portable": GrowingCache, "inplace": SlotCache, "ort": GroupQueryCache}
@@ -311,49 +398,3 @@ def spread_rows(buffer: Buffer, rows: int, copies: int, length: int) -> None:
         for target in range(row * copies, (row + 1) * copies):
             if target != row:
                 buffer.copy_rows(row, target, length)
-
-
-def refuse_overflow(needed: int, capacity: int) -> None:
-    if needed > capacity:
-        raise ContextLengthError(
-            f"the cache holds {capacity} tokens per row, {needed} are needed", tokens=needed, limit=capacity
-        )
-
-
-def find_capacity(artifact: Artifact, lengths: Sequence[int], new_tokens: Sequence[int]) -> int:
-    """Return the tokens per row that a batch of prompts needs; the last new token is never fed back."""
-    if artifact.dialect == "portable":  # every row is as wide as the longest prompt, padding included
-        return max(lengths) + max(new_tokens) - 1
-    return max(length + count - 1 for length, count in zip(lengths, new_tokens, strict=True))
-
-
-def count_cache_bytes(artifact: Artifact, batch: int, capacity: int) -> int:
-    """Return the bytes that `make_cache` allocates."""
-    sets = 2 if artifact.dialect == "portable" else 1
-    return sets * sum(
-        int(np.prod(find_cache_shape(past, batch, capacity))) * np.dtype(past.dtype).itemsize
-        for past, _ in pair_cache_tensors(artifact)
-    )
-
-
-def pair_cache_tensors(artifact: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
-    """Return each past input with the present output that continues it."""
-    return [
-        (spec, artifact.output("present" + spec.role.removeprefix("past")))
-        for spec in artifact.inputs
-        if spec.role.startswith("past.")
-    ]
-
-
-def find_cache_shape(spec: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
-    """Return (B, H, length, D) of one cache tensor; of a plan, whose slots are fixed, with those."""
-    match spec.axis_names():
-        case (_, int(heads), int(slots), int(size)):
-            refuse_overflow(length, slots)
-            return batch, heads, slots, size
-        case (_, int(heads), _, int(size)):
-            return batch, heads, length, size
-        case axes:
-            raise ManifestError(
-                f"cache {spec.name!r} has axes {axes}, meant are batch, heads, length, head size"
-            )

@@ -12,10 +12,10 @@ import numpy as np
 from ..backends.backend import Array, GraphRunner
 from ..errors import InputError
 from ..memory_budget import Lease, Reservation
-from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, count_cache_bytes, make_cache
+from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, make_cache
+from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from .candidates import read_scores
 
-PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
 NEED_LESS = "Generate fewer tokens, or use smaller batches or fewer beams"  # how to need less memory
 
@@ -120,9 +120,14 @@ class DecoderRun:
             ids = np.asarray([tokens[start : start + chunk]], np.int64)
             yield self.step(ids, np.ones_like(ids, bool), range(ids.shape[1]), outputs)
 
-    def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens of every row; see `Cache.truncate`."""
-        self.cache.truncate(length)
+    def truncate(self, length: int) -> int:
+        """Forget all but the first `length` tokens of every row, or all; see `Cache.truncate`."""
+        return self.cache.truncate(length)
+
+    def repeat(self, times: int) -> None:
+        """Let the cache hold what it holds so many times; see `Cache.repeat`."""
+        with self.decoder.turn():
+            self.cache.repeat(times)
 
     def step(
         self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS

@@ -34,8 +34,7 @@ class PromptReuse:
         except IndexError:
             held = ()
             run = start()
-        known = count_common(held, history[:-1])
-        run.truncate(known)
+        known = run.truncate(count_common(held, history[:-1]))
         try:
             yield run, known
         except GeneratorExit:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, Manifest
-from ..decoding.cache import count_cache_bytes
+from ..decoding.cache_shapes import count_cache_bytes
 from ..errors import InputError, PlanForgeError
 from ..load import load
 from ..opening import count_weight_bytes

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..decoding.beam import BeamSearch, Hypothesis, Search
-from ..decoding.cache import find_capacity
+from ..decoding.cache_shapes import find_capacity
 from ..decoding.chunk import Usage
 from ..decoding.constraints import Constraints
 from ..decoding.decoder import Decoder

@@ -15,7 +15,7 @@ from ..backends.backend import Backend, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
-from ..decoding.cache import find_capacity
+from ..decoding.cache_shapes import find_capacity
 from ..decoding.candidates import choose_results, choose_tokens
 from ..decoding.chunk import Chunk, TextStream, report_chunk
 from ..decoding.decoder import Decoder, DecoderRun

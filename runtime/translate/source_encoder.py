@@ -14,7 +14,8 @@ import numpy as np
 from ..backends.backend import GraphRunner, Program
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, TensorSpec
-from ..decoding.cache import Context, PendingContext, find_cache_shape
+from ..decoding.cache import Context, PendingContext
+from ..decoding.cache_shapes import find_cache_shape
 from ..decoding.decoder import pad
 from ..errors import ManifestError
 

@@ -18,7 +18,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.beam import BeamSearch, Hypothesis, Search, make_search
-from ..decoding.cache import count_cache_bytes
+from ..decoding.cache_shapes import count_cache_bytes
 from ..decoding.chunk import Chunk, OnToken, TextStream
 from ..decoding.decoder import Decoder, DecoderRun
 from ..errors import ClosedError, InputError, ManifestError

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
@@ -19,8 +17,7 @@ from planforge.exporter.checkpoints.source import Source
 from planforge.exporter.imported.optimum import has_reference_model
 from planforge.runtime import TextGenerator
 
-from ..helpers.beams import search_beams
-from ..helpers.llamas import LLAMAS, WINDOW, shallow_llama, tiny_llama
+from ..helpers.llamas import LLAMAS, NEW, WINDOW, Reference, shallow_llama, tiny_llama
 from ..helpers.models import edit_json
 from ..helpers.plans import only
 
@@ -28,34 +25,10 @@ LIMIT = 1e-4  # the issue's, on logits
 LONG = "In the beginning God created the heaven and the earth. And the earth was without form, and void"
 TEXTS = (LONG, "And", "Let there be light: and there was")
 AGAIN = "and he said unto them, and he said unto them, and he said"  # what lookups find something in
-NEW = 14
 # They have nothing in their graphs that others have not.
 ALIKE = ("qwen2", "llama with biases", "ministral", "gemma", "exaone 4, no windows", "seed-oss")
 KINDS = [name for name in LLAMAS if name not in ALIKE]
 DIALECTS = ("ort", "portable", "inplace")
-
-
-class Reference:
-    """A checkpoint in transformers, which answers each question once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.continue_greedily = functools.cache(self._continue_greedily)
-        self.compute_logits = functools.cache(self._compute_logits)
-        self.search_beams = functools.cache(self._search_beams)
-
-    def _continue_greedily(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        ids = torch.tensor([tokens])
-        how: dict[str, Any] = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
-        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), **how)
-        return tuple(out[0, len(tokens) :].tolist())
-
-    def _compute_logits(self, tokens: tuple[int, ...]) -> Any:
-        with torch.no_grad():
-            return self.model(torch.tensor([tokens])).logits[0].numpy()
-
-    def _search_beams(self, tokens: tuple[int, ...]) -> Any:
-        return search_beams(self.model, tokens, num_beams=3, n_best=3, max_new_tokens=NEW, ignore_eos=True)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from planforge.exporter.graphs import make_artifact
 from planforge.exporter.pipeline import begin_manifest, stage_graphs
 from planforge.exporter.providers import TracedGraphs
 
+from .beams import search_beams
+
 WINDOW = 6
+NEW = 14  # tokens of an answer
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,  # gpt2-demo's tokenizer
     "hidden_size": 64,
@@ -137,12 +142,43 @@ def tiny_llama(folder: Path, name: str, **changes: Any) -> Any:
     return model
 
 
-def write_every_dialect(folder: Path, bundle: Path) -> None:
-    """Write a checkpoint's bundle with a graph in fp32 of every dialect, which no set of targets has."""
+def write_every_dialect(
+    folder: Path,
+    bundle: Path,
+    dialects: Sequence[str] = ("portable", "inplace", "ort"),
+    precision: str = "fp32",
+    calibration: Calibration | None = None,
+) -> None:
+    """Write a checkpoint's bundle with a graph of every dialect, which no set of targets has; unverified."""
     checkpoint = Checkpoint(Source("folder", str(folder), folder))
-    recipes = checkpoint.recipes
+    recipes = {r.id: r for r in checkpoint.recipes.values() if r.dialect in dialects}
     graphs = TracedGraphs(checkpoint).make_graphs(list(recipes), lambda _: None)
-    artifacts = [make_artifact(r, "fp32", f"onnx/{r.id}.onnx", "onnx/weights.data") for r in recipes.values()]
+    artifacts = [
+        make_artifact(r, precision, f"onnx/{r.id}.onnx", "onnx/weights.data") for r in recipes.values()
+    ]
     bundle.mkdir()
     manifest = begin_manifest(checkpoint, artifacts, bundle, bundle)
-    stage_graphs(bundle, manifest, graphs, Calibration(), lambda _: None)
+    stage_graphs(bundle, manifest, graphs, calibration or Calibration(), lambda _: None)
+
+
+class Reference:
+    """A checkpoint in transformers, which answers each question once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.continue_greedily = functools.cache(self._continue_greedily)
+        self.compute_logits = functools.cache(self._compute_logits)
+        self.search_beams = functools.cache(self._search_beams)
+
+    def _continue_greedily(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        ids = torch.tensor([tokens])
+        how: dict[str, Any] = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
+        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+        return tuple(out[0, len(tokens) :].tolist())
+
+    def _compute_logits(self, tokens: tuple[int, ...]) -> Any:
+        with torch.no_grad():
+            return self.model(torch.tensor([tokens])).logits[0].numpy()
+
+    def _search_beams(self, tokens: tuple[int, ...]) -> Any:
+        return search_beams(self.model, tokens, num_beams=3, n_best=3, max_new_tokens=NEW, ignore_eos=True)

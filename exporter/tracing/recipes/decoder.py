@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ....runtime.bundle.artifact import RECENT
 from ....runtime.bundle.manifest import Axis
 from ....runtime.errors import InputError
 from .recipe import Choices, DecoderParts, Recipe, index_recipes, list_decoder_dialects, make_decoder_recipe
@@ -14,8 +15,13 @@ if TYPE_CHECKING:
 TASK = "text-generation"
 MAX_BATCH = 8  # where an export names none
 OPT_TOKENS = 128  # the prompt length that a plan is tuned for
-MODULES = {"portable": "PortableDecoder", "inplace": "InplaceDecoder", "ort": "OrtDecoder"}
-EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, "rows": 4}
+MODULES = {
+    "portable": "PortableDecoder",
+    "inplace": "InplaceDecoder",
+    "ort": "OrtDecoder",
+    RECENT: "RecentOrtDecoder",
+}
+EXAMPLE = {"batch": 2, "tokens": 3, "past": 5, "total": 8, "slots": 11, RECENT: 9, "rows": 4}
 
 
 def read_context(config: GPT2Config | LlamaConfig) -> int:
@@ -45,5 +51,6 @@ def make_decoder(config: GPT2Config | LlamaConfig, choices: Choices, dialect: st
         usual_tokens=OPT_TOKENS,
         modules=MODULES,
         example=EXAMPLE,
+        windows=config.windows,
     )
     return make_decoder_recipe(parts, dialect)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ....runtime.bundle.artifact import RECENT
 from ....runtime.bundle.manifest import Axis, TensorSpec
+from ....runtime.decoding.cache_shapes import count_recent_slots
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,6 +43,7 @@ class Recipe:
     example: Mapping[str, int]
     aliases: Mapping[str, str] = field(default_factory=dict)  # output name -> input at its address
     constraints: tuple[str, ...] = ()  # what axes must fulfil, such as "total = past + tokens"
+    window: int | None = None  # see `Artifact`
 
     @property
     def id(self) -> str:
@@ -89,6 +92,7 @@ class DecoderParts:
     inputs: tuple[TensorSpec, ...] = ()  # before the cache
     outputs: tuple[TensorSpec, ...] = ()  # behind the cache
     constraints: tuple[str, ...] = ()
+    windows: tuple[int | None, ...] = ()  # how many tokens each layer sees, if not all of them see all
 
 
 def list_decoder_dialects(head_size: int) -> list[str]:
@@ -121,12 +125,18 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
     new_axes = (batch, parts.heads, total, parts.head_size)
     past = make_cache_specs("past_key_values" if grows else "cache", "past", parts.layers, old_axes)
     present = make_cache_specs("present", "present", parts.layers, new_axes)
+    window = find_window(parts, dialect)
+    if window is not None:
+        placing.append(TensorSpec("window_starts", "window_starts", "int32", (batch,)))
+        past = shorten_windows(past, parts.windows, window)
+        present = shorten_windows(present, parts.windows, window)
+    module = parts.modules[dialect if window is None else RECENT]
     return Recipe(
         graph="decoder",
         dialect=dialect,
         opset=24 if dialect == "inplace" else 20,
         padding_side="left" if grows else "right",
-        module=wrap_model(parts.modules[dialect], *parts.choices),
+        module=wrap_model(module, *parts.choices),
         inputs=(
             TensorSpec("input_ids", "ids", "int64", (batch, tokens)),
             *placing,
@@ -146,7 +156,29 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
             "logit_rows < batch * tokens",
             *parts.constraints,
         ),
+        window=window,
     )
+
+
+def find_window(parts: DecoderParts, dialect: str) -> int | None:
+    """Return the window whose layers keep the newest tokens alone; None where that would save no slots."""
+    window = max((window for window in parts.windows if window is not None), default=None)
+    saves = dialect == "ort" and window is not None and count_recent_slots(window) < parts.tokens.max
+    return window if saves else None
+
+
+def shorten_windows(
+    specs: Sequence[TensorSpec], windows: Sequence[int | None], window: int
+) -> tuple[TensorSpec, ...]:
+    """Return a cache's tensors, two of each layer, with fewer slots where the layer sees a window."""
+    slots = count_recent_slots(window)
+    recent = Axis(RECENT, 1, slots, slots)
+    shortened = []
+    for number, spec in enumerate(specs):
+        batch, heads, _, size = spec.axes
+        has_window = windows[number // 2] is not None
+        shortened.append(replace(spec, axes=(batch, heads, recent, size)) if has_window else spec)
+    return tuple(shortened)
 
 
 def make_cache_specs(

@@ -49,16 +49,25 @@ class Golden:
     """What every engine must reproduce."""
 
     samples: tuple[Sample, ...]  # the last has a prompt of a single token, so that past 0 and 1 are seen
-    context: tuple[int, ...]  # tokens that fill the whole context
-    context_logits: Logits  # (N, V) PyTorch's at its last positions
+    context: tuple[int, ...]  # tokens that fill the whole context, or do so together with the next two
+    repeats: int  # how often their keys and values are there, one behind the other: once, or more often
+    tail: tuple[int, ...]  # tokens behind those that are there more than once
+    context_logits: Logits  # (N, V) PyTorch's at the context's last positions
     edges: tuple[int, ...]  # lengths of prompts at which a plan's tuning or a chunk of the prefill changes
     edge_logits: Logits  # (len(edges), V) that follow so many tokens of the context
+
+    @property
+    def context_length(self) -> int:
+        """The tokens of the whole context."""
+        return self.repeats * len(self.context) + len(self.tail)
 
 
 def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
     """Return samples, tokens and some of the logits, as golden data stores them."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "context.tokens": np.array(golden.context),
+        "context.repeats": np.array(golden.repeats),
+        "context.tail": np.array(golden.tail, np.int64),
         "context.logits": golden.context_logits[-GOLDEN_STEPS:],
         "edges": np.array(golden.edges, np.int64),
         "edges.logits": golden.edge_logits,
@@ -83,6 +92,8 @@ def from_arrays(arrays: Arrays) -> Golden:
     return Golden(
         samples=samples,
         context=tuple(arrays["context.tokens"].tolist()),
+        repeats=int(arrays.get("context.repeats", 1)),  # earlier bundles have none
+        tail=tuple(arrays.get("context.tail", np.array([], np.int64)).tolist()),
         context_logits=arrays["context.logits"],
         edges=tuple(arrays["edges"].tolist()),
         edge_logits=arrays["edges.logits"],
@@ -122,7 +133,7 @@ def make_cases(
         cases[f"parts of {PART} tokens, batch 1 and {len(samples[-most:])}"] = compare_parts
     if edges:
         cases[name_prompts(edges)] = compare_edges
-    if len(golden.context) <= room:
+    if golden.context_length <= room:
         cases["full context"] = compare_full_context
     return cases
 
@@ -135,8 +146,8 @@ def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
         skipped.append(skip_too_long(artifact, f"{len(long)} of {len(golden.samples)} samples", max(long)))
     if beyond := [edge for edge in golden.edges if edge > room]:
         skipped.append(skip_too_long(artifact, name_prompts(beyond), max(beyond)))
-    if len(golden.context) > room:
-        skipped.append(skip_too_long(artifact, "full context", len(golden.context)))
+    if golden.context_length > room:
+        skipped.append(skip_too_long(artifact, "full context", golden.context_length))
     return skipped
 
 
@@ -205,7 +216,11 @@ def fill_context(decoder: Decoder, golden: Golden) -> tuple[Logits, Logits]:
     """Fill the cache to its last slot: the prompt in chunks, then token by token."""
     tokens = golden.context
     rows = len(golden.context_logits)
-    run = decoder.start(1, len(tokens))
+    run = decoder.start(1, golden.context_length)
+    if golden.repeats > 1:
+        run.prefill([tokens])
+        run.repeat(golden.repeats)
+        tokens = golden.tail
     out = [run.prefill([tokens[: len(tokens) - rows + 1]])]
     out += [run.decode([token]) for token in tokens[len(tokens) - rows + 1 :]]
     return np.concatenate(out), golden.context_logits

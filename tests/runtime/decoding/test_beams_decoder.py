@@ -13,7 +13,7 @@ import transformers
 
 from planforge.exporter import export
 from planforge.runtime import Generation, TextGenerator
-from planforge.runtime.decoding.cache import count_cache_bytes
+from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.errors import ContextLengthError, InputError, MemoryLimitError
 
 from ...conftest import Once

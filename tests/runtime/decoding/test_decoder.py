@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 from planforge.runtime import errors
 from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer
 from planforge.runtime.backends.ort_backend import OrtCpuBackend, OrtProgram
-from planforge.runtime.decoding.cache import GrowingCache, SlotCache, count_cache_bytes, make_cache
+from planforge.runtime.decoding.cache import GrowingCache, SlotCache, make_cache
+from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun
 
 from ...helpers.decoder_graph import (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planforge.runtime import Generation
-from planforge.runtime.decoding.cache import count_cache_bytes
+from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.errors import BackendError, ClosedError, MemoryLimitError
 
 from ...helpers.decoder_graph import CONTEXT, artifact

@@ -19,7 +19,7 @@ from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import Generation, TextGenerator, load
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.decoding.cache import count_cache_bytes
+from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.decoder import Decoder
 from planforge.runtime.errors import ClosedError, ContextLengthError, InputError, MemoryLimitError
 

@@ -18,7 +18,7 @@ import torch
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.models import PaddedAttention, SourceAttention, Transformer, load_model
 from planforge.runtime import Translator, load
-from planforge.runtime.decoding.cache import count_cache_bytes
+from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.errors import (
     ClosedError,
     ContextLengthError,
