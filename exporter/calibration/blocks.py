@@ -18,7 +18,7 @@ from ..passes.quantize import BLOCK_SIZES, Blocks, dequantize, find_products, fi
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import nn
+    from torch import Tensor, nn
 
     from ..reference.rounding import Rounding
 
@@ -30,6 +30,8 @@ Array = npt.NDArray[np.float32]
 SHARE = 0.9
 
 Measure: TypeAlias = "Callable[[Rounding], Gaps]"
+# Gives the rows (M, K) that weights read, by the weights' names.
+Sample: TypeAlias = "Callable[[Iterable[str]], Mapping[str, Tensor]]"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def name_product(graphs: Iterable[ir.Model], weight: str) -> str:
 def choose_blocks(
     weights: Mapping[str, Callable[[], Array]],
     bits: int,
-    rows: Mapping[str, Array],
+    sample: Sample,
     gaps: Measure,
     tables: Collection[str] = (),
     rough_gaps: Measure | None = None,
@@ -81,7 +83,8 @@ def choose_blocks(
 
     Args:
         weights: functions that give them, as (N, K).
-        rows: what those read that GPTQ may round; a table is not, which is looked up by whole rows too.
+        sample: gives what weights read, for GPTQ, those that read the same in one array. GPTQ rounds no
+            table, which is looked up by whole rows too.
         gaps: measures in PyTorch what a rounding loses.
         tables: those of the weights that are looked up.
         rough_gaps: measures it sooner, for putting kinds of weights in order; `gaps` unless given.
@@ -99,19 +102,18 @@ def choose_blocks(
     choices = [alike]
     if bits == 4 and tables:
         choices.append(alike | dict.fromkeys(tables, 8))
-    rows = {name: read for name, read in rows.items() if name not in tables}
     for own in choices:
         if not trials.run(own, fitting[-1]):  # where the smallest are not close, larger ones are not either
             continue
         for size in fitting[:-1]:
             if trials.run(own, size):
                 break
-        return trials.finish(rows)
+        return trials.finish(sample, tables)
     if bits == 4:
         for own in list_mixtures(trials, tables, rough_gaps or gaps):
             if trials.run(own, fitting[-1]):
                 break
-    return trials.finish(rows)
+    return trials.finish(sample, tables)
 
 
 class Trials:
@@ -169,16 +171,17 @@ class Trials:
                 largest[is_counted] = max(largest[is_counted], math.inf if math.isnan(share) else share)
         return largest[False], largest[True]
 
-    def finish(self, rows: Mapping[str, Array]) -> QuantizedWeights:
+    def finish(self, sample: Sample, tables: Collection[str]) -> QuantizedWeights:
         """Return the best trial, its int4 rounded again by GPTQ where there are rows for it."""
+        own = [name for name, bits in self.own.items() if bits == 4 and name not in tables]
+        rows = sample(own) if own else {}
         together: dict[int, list[str]] = {}  # the names of weights that read the same rows
         for name in rows:
-            if self.own[name] == 4:
-                together.setdefault(id(rows[name]), []).append(name)
+            together.setdefault(id(rows[name]), []).append(name)
         done = dict(self.best.done)
         for names in together.values():
             each = [self.weights[name]() for name in names]
-            joined = quantize(np.concatenate(each), 4, self.best.size, rows[names[0]])
+            joined = quantize(np.concatenate(each), 4, self.best.size, rows[names[0]].float().numpy())
             ends = np.cumsum([len(weight) for weight in each])[:-1]
             parts = zip(np.split(joined.q, ends), np.split(joined.scale, ends), strict=True)
             done |= {name: Blocks(*part, bits=4) for name, part in zip(names, parts, strict=True)}

@@ -29,7 +29,7 @@ from .blocks import QuantizedWeights, choose_blocks, select_known_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import nn
+    from torch import Tensor, nn
 
     from ..reference.model import ReferenceModel
     from ..reference.rounding import Rounding
@@ -104,12 +104,12 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
         if 8 in bits and manifest.task == "text-encoding":
             products = choose_row_products(model, in_ort[0].graph, run)
         weights = select_known_weights(in_ort, model)
+        sample = partial(sample_rows, model, run=run, coarse=True)
         tables = {str(table.name) for graph in in_ort for _, table in find_lookups(graph.graph)}
         for b in bits:
             by_rows = {name for names in products for name in names} if b == 8 else set()
             by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
-            rows = sample_rows(model, by_blocks, run) if b == 4 else {}  # int8 is close enough without
-            blocks[b] = choose_blocks(by_blocks, b, rows, gaps, tables, rough_gaps)
+            blocks[b] = choose_blocks(by_blocks, b, sample, gaps, tables, rough_gaps)
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":
@@ -187,33 +187,37 @@ def choose_row_products(
     }
     rows = sample_rows(model, [names[0] for names in found], run)
     return {
-        names: choose_product(rows.pop(names[0]), linears.join_weights())
+        names: choose_product(rows.pop(names[0]).numpy(), linears.join_weights())
         for names, linears in found.items()
         if names[0] in rows
     }
 
 
-def sample_rows(model: nn.Module, weights: Iterable[str], run: Callable[[], None]) -> dict[str, Array]:
+def sample_rows(
+    model: nn.Module, weights: Iterable[str], run: Callable[[], None], coarse: bool = False
+) -> dict[str, Tensor]:
     """Return what each weight's linear reads while PyTorch runs: a sample (M, K) of its rows.
 
-    Linears that read the same, such as queries, keys and values, have one array.
+    Linears that read the same, such as queries, keys and values, have one tensor. `coarse` ones are in
+    bfloat16: those of a large model take as much memory as its weights.
     """
     from ..reference.rounding import find_linear
 
-    sampler = RowSampler()
+    sampler = RowSampler(coarse)
     with contextlib.ExitStack() as hooks:
         for name in weights:
             if (linear := find_linear(model, name)) is not None:
                 hooks.callback(linear.register_forward_pre_hook(sampler.make_hook(name)).remove)
         run()
-    arrays = {rows: np.concatenate(rows.parts) for rows in sampler.samples.values()}
-    return {name: arrays[rows] for name, rows in sampler.samples.items()}
+    joined = {rows: rows.join() for rows in sampler.samples.values()}
+    return {name: joined[rows] for name, rows in sampler.samples.items()}
 
 
 class RowSampler:
     """Samples the rows that linears read; those that read one tensor share a sample."""
 
-    def __init__(self) -> None:
+    def __init__(self, coarse: bool) -> None:
+        self.coarse = coarse
         self.samples: dict[str, SampledRows] = {}  # by the weights' names
         self.last: tuple[Any, SampledRows] | None = None  # the tensor that was read last, and its sample
 
@@ -226,7 +230,7 @@ class RowSampler:
                 self.samples.setdefault(name, self.last[1])
                 return
             own = self.samples.setdefault(name, SampledRows())
-            own.add(x.reshape(-1, x.shape[-1]).numpy())
+            own.add(x.reshape(-1, x.shape[-1]).bfloat16() if self.coarse else x.reshape(-1, x.shape[-1]))
             self.last = x, own
 
         return sample
@@ -236,17 +240,23 @@ class SampledRows:
     """Every n-th of the rows that it is given, with n such that at most `CALIBRATION_ROWS` are kept."""
 
     def __init__(self) -> None:
-        self.parts: list[Array] = []
+        self.parts: list[Tensor] = []
         self.stride = 1
         self.seen = 0
 
-    def add(self, rows: Array) -> None:
+    def add(self, rows: Tensor) -> None:
         """Sample rows (M, K)."""
-        self.parts.append(rows[-self.seen % self.stride :: self.stride].copy())
+        self.parts.append(rows[-self.seen % self.stride :: self.stride].clone())
         self.seen += len(rows)
         while sum(map(len, self.parts)) > CALIBRATION_ROWS:
-            self.parts = [np.concatenate(self.parts)[::2]]
+            self.parts = [self.join()[::2].clone()]
             self.stride *= 2
+
+    def join(self) -> Tensor:
+        """Return the sample (M, K)."""
+        import torch
+
+        return torch.cat(self.parts)
 
 
 def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:

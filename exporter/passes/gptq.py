@@ -17,22 +17,38 @@ def round_to_nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDA
     return rounded
 
 
+def factorize_inverse(hessian: Array) -> Array:
+    """Return U, upper triangular, with U^T U the inverse of a symmetric matrix (K, K).
+
+    The Cholesky factor of the matrix in reverse is a triangle R with R R^T the matrix, so U is its inverse:
+    a factorization less than inverting first. A diagonal of ones keeps it sound in float32.
+    """
+    import torch  # whose factorizations take half as long
+
+    root = np.sqrt(np.diag(hessian))
+    even = torch.from_numpy(hessian / np.outer(root, root)).flip(0, 1)
+    lower, failed = torch.linalg.cholesky_ex(even)
+    if failed:
+        lower = torch.linalg.cholesky(even.double())
+    identity = torch.eye(len(even), dtype=lower.dtype)
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+    upper: Array = (inverse.flip(0, 1).numpy() / root).astype(np.float32)
+    return upper
+
+
 def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -> npt.NDArray[np.int8]:
     """Return `weight` (K, N) as integers whose products with rows like x (M, K), float32, stay closest.
 
     A row's error goes into later rows; each row of `scale` (G, N), float32, is that of K / G rows. Frantar
     et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
     """
-    import torch  # whose factorizations take half as long
-
     K = len(weight)
     shared = K // len(scale)
-    hessian = (x.T @ x).astype(np.float64)
+    hessian = x.T @ x
     hessian[np.diag_indices(K)] += DAMPING * np.trace(hessian) / K + 1e-12
     order = np.argsort(-np.diag(hessian), kind="stable")
     rest = weight[order].astype(np.float32)
-    lower = torch.linalg.cholesky(torch.from_numpy(hessian[np.ix_(order, order)]))
-    upper = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True).numpy().astype(np.float32)
+    upper = factorize_inverse(hessian[np.ix_(order, order)])
     rounded = np.empty(weight.shape, np.int8)
     for begin in range(0, K, COLUMNS):
         end = min(begin + COLUMNS, K)

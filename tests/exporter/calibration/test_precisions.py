@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from planforge.exporter import export
 from planforge.exporter.calibration.blocks import choose_blocks
@@ -193,6 +194,11 @@ def losses(bits: int, kl: float, counted: float) -> dict[str, float]:
     }
 
 
+def read_nothing(names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """No weight reads rows that are known, so that GPTQ rounds none."""
+    return {}
+
+
 # Shares of the caps.
 WELL = (0.89, 0.89)
 FAR = (0.91, 0.0)
@@ -215,7 +221,7 @@ def test_the_largest_block_inside_the_caps_is_taken(
 ) -> None:
     given = weights(a=256, b=128)
     asked = Asked(lambda rounding: losses(bits, *shares[rounding.activation_block]))
-    found = choose_blocks(given, bits, {}, asked)
+    found = choose_blocks(given, bits, read_nothing, asked)
     size = max(size for size, share in shares.items() if share == WELL)
     assert (found.size, asked.sizes) == (size, tried)
     assert {name: blocks.size for name, blocks in found.done.items()} == {"a": size, "b": size}
@@ -230,7 +236,7 @@ def test_the_largest_block_inside_the_caps_is_taken(
 @pytest.mark.parametrize("share", [FAR, FLIPS, NAN])
 def test_where_none_is_close_the_smallest_block_is_taken(share: tuple[float, float]) -> None:
     asked = Asked(lambda rounding: losses(8, *share))
-    assert choose_blocks(weights(a=256, b=128), 8, {}, asked).size == 32
+    assert choose_blocks(weights(a=256, b=128), 8, read_nothing, asked).size == 32
     assert asked.sizes == [32]  # larger ones are no better: the gate will say so
 
 
@@ -252,7 +258,7 @@ def test_int4_tables_and_then_kinds_of_weights_are_int8_where_int4_is_not_close(
         shares = dict(alone)
         alone.update({kind: share * limit for kind, share in shares.items()})
         asked = Asked(loss)
-        found = choose_blocks(weights(**names, table=256), 4, {}, asked, ["table"])
+        found = choose_blocks(weights(**names, table=256), 4, read_nothing, asked, ["table"])
         alone.update(shares)
         return {name: blocks.bits for name, blocks in found.done.items()}
 
@@ -266,12 +272,16 @@ def test_int4_tables_and_then_kinds_of_weights_are_int8_where_int4_is_not_close(
 def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
     """A table's rows are the words' vectors too, which products alone say nothing of."""
     given = weights(table=64, other=64)
-    rows = dict.fromkeys(given, np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32))
-    found = choose_blocks(given, 4, rows, Asked(lambda rounding: GOOD), ["table"]).done
+    rows = np.random.default_rng(1).standard_normal((200, 64)).astype(np.float32)
+
+    def sample(names: Iterable[str]) -> dict[str, torch.Tensor]:
+        return dict.fromkeys(names, torch.from_numpy(rows))
+
+    found = choose_blocks(given, 4, sample, Asked(lambda rounding: GOOD), ["table"]).done
     nearest = {name: quantize(read(), 4, 64) for name, read in given.items()}
     np.testing.assert_array_equal(found["table"].q, nearest["table"].q)
     assert (found["other"].q != nearest["other"].q).any()
-    own = quantize(given["other"](), 4, 64, rows["other"])
+    own = quantize(given["other"](), 4, 64, rows)
     np.testing.assert_array_equal(found["other"].q, own.q)
 
 
@@ -280,14 +290,14 @@ def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
 )
 def test_only_blocks_that_divide_all_widths_are_tried(widths: tuple[int, int], sizes: list[int]) -> None:
     asked = Asked(lambda rounding: losses(4, *WELL))
-    assert choose_blocks(weights(a=widths[0], b=widths[1]), 4, {}, asked).size == sizes[-1]
+    assert choose_blocks(weights(a=widths[0], b=widths[1]), 4, read_nothing, asked).size == sizes[-1]
     assert asked.sizes == sizes
 
 
 def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
     given = weights(**{"h.0.attn.c_attn.weight": 64, "h.0.mlp.c_fc.weight": 40})
     with pytest.raises(ExportError) as caught:
-        choose_blocks(given, 4, {}, Asked(lambda rounding: GOOD))
+        choose_blocks(given, 4, read_nothing, Asked(lambda rounding: GOOD))
     words = str(caught.value)
     assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
     assert "export fp32" in words

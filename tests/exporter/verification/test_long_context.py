@@ -1,4 +1,4 @@
-"""A context longer than what is read of it: its end, behind keys and values that are there again and again."""
+"""A context longer than what is read of it: its end, behind keys and values that are repeated."""
 
 from __future__ import annotations
 
