@@ -17,7 +17,7 @@ from ...runtime.backends.backend import Program
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.decoder import Decoder, pad
 from ...runtime.diagnostics.golden.cases import Case
-from ...runtime.diagnostics.golden.decoders import fill_context, make_cases
+from ...runtime.diagnostics.golden.decoders import Context, fill_context, make_cases
 from ...runtime.diagnostics.golden.files import Arrays
 from ...runtime.diagnostics.metrics import Outcome, judge_outcome, measure
 from ..execution.trial import Step, Trial, count_positions
@@ -53,7 +53,7 @@ class DecoderExaminer(Examiner[Decoder]):
         expected = self.expected
         if rounding.weights and not rounding.cache_scales:
             # Rounded weights lose as much at any position: the context would only take as long as all else.
-            expected = replace(expected, context=())
+            expected = replace(expected, context=Context())
         return make_reference(model).measure_gaps(expected, rounding)
 
     def thin(self, texts: int) -> DecoderExaminer:

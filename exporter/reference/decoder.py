@@ -17,9 +17,10 @@ import torch
 from ...models import GrowingCache, KeyValue
 from ...models.language_model import LanguageModel
 from ...runtime.decoding.decoder import pad
+from ...runtime.diagnostics.golden.decoders import Context
 from ...runtime.diagnostics.metrics import Logits, measure
 from ..limits import Gaps
-from .decoder_samples import CONTEXT_ROWS, ContextText, Expectation
+from .decoder_samples import CONTEXT_ROWS, Expectation
 from .passages import measure_text
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
@@ -72,16 +73,15 @@ class Reference:
         return max(READ_TOKENS, max(windows, default=0) + CONTEXT_ROWS)
 
     @torch.no_grad()
-    def compute_context_logits(self, expected: ContextText, rows: int) -> Logits:
+    def compute_context_logits(self, context: Context, rows: int) -> Logits:
         """Return the logits (N, V) of the last rows of a context."""
-        tokens = expected.context
-        if expected.repeats == 1:
-            return self.compute_logits(tokens, slice(-rows, None))
-        pairs = self.compute_keys_values(tokens)
-        times = (1, 1, expected.repeats, 1)
+        if context.repeats == 1:
+            return self.compute_logits(context.tokens, slice(-rows, None))
+        pairs = self.compute_keys_values(context.tokens)
+        times = (1, 1, context.repeats, 1)
         past = [(keys.repeat(times), values.repeat(times)) for keys, values in pairs]
-        ids = torch.tensor([expected.tail])
-        mask = torch.ones(1, expected.repeats * len(tokens) + ids.shape[1], dtype=torch.long)
+        ids = torch.tensor([context.tail])
+        mask = torch.ones(1, len(context), dtype=torch.long)
         x = self.model.hidden_states(ids, self.cache(past, mask))
         logits: Logits = self.model.logits(x[0, -rows:]).numpy()
         return logits
@@ -120,7 +120,7 @@ class Reference:
                 got.append(rounded.compute_logits(tokens, slice(len(s.prompt) - 1, None))[list(s.steps)])
                 want.append(s.logits)
             if expected.context:
-                got.append(rounded.compute_context_logits(expected, len(last)))
+                got.append(rounded.compute_context_logits(expected.context, len(last)))
                 want.append(last)
             texts = (rounded.compute_logits(passage.tokens[:-1], slice(None)) for passage in passages)
             text: Gaps = {"text": measure_text(texts, passages)} if passages else {}

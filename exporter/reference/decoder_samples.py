@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.diagnostics.golden import decoders as golden
-from ...runtime.diagnostics.golden.decoders import Golden, Sample
+from ...runtime.diagnostics.golden.decoders import Context, Golden, Sample
 from ...runtime.diagnostics.golden.files import Arrays, choose_evenly
 from ...runtime.progress import PartCounter, Report, report_nothing
 from ...runtime.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ class Expectation(Golden):
         return replace(
             self,
             samples=self.samples[-texts:],
-            context=(),
+            context=Context(),
             passages=tuple(self.passages[i] for i in choose_evenly(len(self.passages), texts)),
         )
 
@@ -75,9 +75,9 @@ def expect(
     text = [token for tokens in encoded for token in tokens]
     filled = fill_context(text, context, reference.count_read(context))
     end = reference.compute_context_logits(filled, min(CONTEXT_ROWS, context - 1))
-    known = len(filled.context)
+    known = len(filled.tokens)
     edges = sorted({n for edge in (*tuned, PREFILL_CHUNK) for n in (edge, edge + 1) if n < known})
-    edge_logits = reference.compute_logits(filled.context[: max(edges, default=1)], [n - 1 for n in edges])
+    edge_logits = reference.compute_logits(filled.tokens[: max(edges, default=1)], [n - 1 for n in edges])
     parts.finish_one()
     passages = []
     for tokens in judged:
@@ -87,7 +87,7 @@ def expect(
     return Expectation(
         samples=tuple(samples),
         passages=tuple(passages),
-        **vars(filled),
+        context=filled,
         context_logits=end,
         edges=tuple(edges),
         edge_logits=edge_logits,
@@ -95,23 +95,14 @@ def expect(
     )
 
 
-@dataclass(frozen=True)
-class ContextText:
-    """Text that fills a context; see `Golden`."""
-
-    context: tuple[int, ...]
-    repeats: int = 1
-    tail: tuple[int, ...] = ()
-
-
-def fill_context(text: Sequence[int], length: int, read: int) -> ContextText:
+def fill_context(text: Sequence[int], length: int, read: int) -> Context:
     """Return a text that fills a context of `length` tokens, of which about `read` are read."""
     tokens = tuple(text) * (length // len(text) + 1)
     repeats = length // read
     if repeats < 2:
-        return ContextText(tokens[:length])
+        return Context(tokens[:length])
     count = (length - CONTEXT_ROWS) // repeats
-    return ContextText(tokens[:count], repeats, tokens[count:][: length - repeats * count])
+    return Context(tokens[:count], repeats, tokens[count:][: length - repeats * count])
 
 
 def open_plain_tokenizer(bundle: Bundle) -> Tokenizer:

@@ -45,29 +45,34 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Context:
+    """Tokens that fill the whole context, or do so together with the next two."""
+
+    tokens: tuple[int, ...] = ()
+    repeats: int = 1  # how often the keys and values of `tokens` are there, one behind the other
+    tail: tuple[int, ...] = ()  # tokens behind those that are there more than once
+
+    def __len__(self) -> int:
+        return self.repeats * len(self.tokens) + len(self.tail)
+
+
+@dataclass(frozen=True)
 class Golden:
     """What every engine must reproduce."""
 
     samples: tuple[Sample, ...]  # the last has a prompt of a single token, so that past 0 and 1 are seen
-    context: tuple[int, ...]  # tokens that fill the whole context, or do so together with the next two
-    repeats: int  # how often their keys and values are there, one behind the other: once, or more often
-    tail: tuple[int, ...]  # tokens behind those that are there more than once
+    context: Context
     context_logits: Logits  # (N, V) PyTorch's at the context's last positions
     edges: tuple[int, ...]  # lengths of prompts at which a plan's tuning or a chunk of the prefill changes
     edge_logits: Logits  # (len(edges), V) that follow so many tokens of the context
-
-    @property
-    def context_length(self) -> int:
-        """The tokens of the whole context."""
-        return self.repeats * len(self.context) + len(self.tail)
 
 
 def to_arrays(golden: Golden) -> dict[str, npt.NDArray[Any]]:
     """Return samples, tokens and some of the logits, as golden data stores them."""
     arrays: dict[str, npt.NDArray[Any]] = {
-        "context.tokens": np.array(golden.context),
-        "context.repeats": np.array(golden.repeats),
-        "context.tail": np.array(golden.tail, np.int64),
+        "context.tokens": np.array(golden.context.tokens),
+        "context.repeats": np.array(golden.context.repeats),
+        "context.tail": np.array(golden.context.tail, np.int64),
         "context.logits": golden.context_logits[-GOLDEN_STEPS:],
         "edges": np.array(golden.edges, np.int64),
         "edges.logits": golden.edge_logits,
@@ -91,9 +96,11 @@ def from_arrays(arrays: Arrays) -> Golden:
     )
     return Golden(
         samples=samples,
-        context=tuple(arrays["context.tokens"].tolist()),
-        repeats=int(arrays.get("context.repeats", 1)),  # earlier bundles have none
-        tail=tuple(arrays.get("context.tail", np.array([], np.int64)).tolist()),
+        context=Context(
+            tokens=tuple(arrays["context.tokens"].tolist()),
+            repeats=int(arrays.get("context.repeats", 1)),  # earlier bundles have none
+            tail=tuple(arrays.get("context.tail", np.array([], np.int64)).tolist()),
+        ),
         context_logits=arrays["context.logits"],
         edges=tuple(arrays["edges"].tolist()),
         edge_logits=arrays["edges.logits"],
@@ -118,7 +125,7 @@ def make_cases(
         return judge_outcome(measure_parts(run_in_parts(decoder, samples[-most:])), limits)
 
     def compare_edges() -> Outcome:
-        got = [decoder.start(1, edge).prefill([golden.context[:edge]]) for edge in edges]
+        got = [decoder.start(1, edge).prefill([golden.context.tokens[:edge]]) for edge in edges]
         return judge_outcome(measure(np.concatenate(got), golden.edge_logits[known]), limits)
 
     def compare_full_context() -> Outcome:
@@ -133,7 +140,7 @@ def make_cases(
         cases[f"parts of {PART} tokens, batch 1 and {len(samples[-most:])}"] = compare_parts
     if edges:
         cases[name_prompts(edges)] = compare_edges
-    if golden.context_length <= room:
+    if len(golden.context) <= room:
         cases["full context"] = compare_full_context
     return cases
 
@@ -146,8 +153,8 @@ def find_skipped(artifact: Artifact, golden: Golden) -> list[Skipped]:
         skipped.append(skip_too_long(artifact, f"{len(long)} of {len(golden.samples)} samples", max(long)))
     if beyond := [edge for edge in golden.edges if edge > room]:
         skipped.append(skip_too_long(artifact, name_prompts(beyond), max(beyond)))
-    if golden.context_length > room:
-        skipped.append(skip_too_long(artifact, "full context", golden.context_length))
+    if len(golden.context) > room:
+        skipped.append(skip_too_long(artifact, "full context", len(golden.context)))
     return skipped
 
 
@@ -214,13 +221,14 @@ def run_in_parts(decoder: Decoder, samples: Sequence[Sample]) -> list[tuple[Logi
 
 def fill_context(decoder: Decoder, golden: Golden) -> tuple[Logits, Logits]:
     """Fill the cache to its last slot: the prompt in chunks, then token by token."""
-    tokens = golden.context
+    context = golden.context
+    tokens = context.tokens
     rows = len(golden.context_logits)
-    run = decoder.start(1, golden.context_length)
-    if golden.repeats > 1:
+    run = decoder.start(1, len(context))
+    if context.repeats > 1:
         run.prefill([tokens])
-        run.repeat(golden.repeats)
-        tokens = golden.tail
+        run.repeat(context.repeats)
+        tokens = context.tail
     out = [run.prefill([tokens[: len(tokens) - rows + 1]])]
     out += [run.decode([token]) for token in tokens[len(tokens) - rows + 1 :]]
     return np.concatenate(out), golden.context_logits

@@ -49,24 +49,26 @@ def test_a_text_fills_the_context() -> None:
     text = range(10, 17)
     for length, read in ((50, 100), (100, 60), (2500, 1024), (4096, 1024), (8191, 1024), (131072, 1024)):
         filled = fill_context(text, length, read)
-        assert filled.repeats * len(filled.context) + len(filled.tail) == length
+        assert len(filled) == filled.repeats * len(filled.tokens) + len(filled.tail) == length
         assert filled.repeats == max(1, length // read)
         assert len(filled.tail) >= CONTEXT_ROWS or filled.repeats == 1
-        assert len(filled.context) >= read - CONTEXT_ROWS or filled.repeats == 1
+        assert len(filled.tokens) >= read - CONTEXT_ROWS or filled.repeats == 1
 
 
 def test_the_end_is_that_of_transformers(folder: Path, expected: Expectation) -> None:
-    assert expected.repeats == 2 and expected.context_length == CONTEXT
+    assert expected.context.repeats == 2 and len(expected.context) == CONTEXT
     published: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "checkpoint", dtype=torch.float32
     )
     cache: Any = transformers.DynamicCache()
     with torch.no_grad():
-        published(torch.tensor([expected.context]), past_key_values=cache)
+        published(torch.tensor([expected.context.tokens]), past_key_values=cache)
         for layer in cache.layers:
-            layer.keys = layer.keys.repeat(1, 1, expected.repeats, 1)
-            layer.values = layer.values.repeat(1, 1, expected.repeats, 1)
-        logits = published(torch.tensor([expected.tail]), past_key_values=cache).logits[0, -CONTEXT_ROWS:]
+            layer.keys = layer.keys.repeat(1, 1, expected.context.repeats, 1)
+            layer.values = layer.values.repeat(1, 1, expected.context.repeats, 1)
+        logits = published(torch.tensor([expected.context.tail]), past_key_values=cache).logits[
+            0, -CONTEXT_ROWS:
+        ]
     np.testing.assert_allclose(expected.context_logits, logits.numpy(), rtol=0, atol=LIMIT)
 
 
@@ -85,10 +87,10 @@ def test_every_dialect_fills_its_cache(
 
 def is_past_seen(decoder: Decoder, expected: Expectation) -> bool:
     """Return whether the end of the context is another where what is repeated is another."""
-    run = decoder.start(1, expected.context_length)
-    run.prefill([expected.context[::-1]])
-    run.repeat(expected.repeats)
-    got = run.prefill([expected.tail])
+    run = decoder.start(1, len(expected.context))
+    run.prefill([expected.context.tokens[::-1]])
+    run.repeat(expected.context.repeats)
+    got = run.prefill([expected.context.tail])
     return bool(np.abs(got[0] - expected.context_logits[-1]).max() > 10 * LIMIT)
 
 
@@ -108,5 +110,4 @@ def test_golden_data_of_earlier_bundles_has_a_whole_context(expected: Expectatio
     arrays = golden.to_arrays(expected)
     del arrays["context.repeats"], arrays["context.tail"]
     earlier = golden.from_arrays(arrays)
-    assert earlier.repeats == 1 and earlier.tail == ()
-    assert earlier.context_length == len(expected.context)
+    assert earlier.context == golden.Context(expected.context.tokens)
