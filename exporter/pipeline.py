@@ -21,7 +21,7 @@ from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
-from .comparison.tasks import examine_model
+from .comparison.tasks import AnyExaminer, examine_model
 from .errors import BuildError
 from .graphs import plan_artifacts
 from .linting import lint
@@ -102,13 +102,19 @@ def stage_bundle(
 ) -> StagedBundle:
     """Write all of a bundle's files to a folder beside it, and verify them."""
     checkpoint = provider.checkpoint
-    graphs = provider.make_graphs(list(dict.fromkeys(a.recipe_id for a in artifacts)), progress)
     manifest = begin_manifest(checkpoint, artifacts, staging, request.output)
-    examiner = None
-    calibration = Calibration()
-    if request.needs_reference:
+
+    def compute_reference() -> AnyExaminer | None:
+        if not request.needs_reference:
+            return None
         model = provider.load_reference(progress)
-        examiner = examine_model(Bundle(staging, manifest), model, texts, progress)
+        return examine_model(Bundle(staging, manifest), model, texts, progress)
+
+    recipes = list(dict.fromkeys(artifact.recipe_id for artifact in artifacts))
+    graphs, examiner = provider.make_graphs(recipes, progress, compute_reference)
+    calibration = Calibration()
+    if examiner is not None:
+        model = provider.load_reference(progress)
         if calibrated := [name for name in request.precisions if PRECISIONS[name].calibrated]:
             progress(f"calibrating {', '.join(calibrated)}")
         calibration = calibrate(examiner, model, graphs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..runtime.bundle.manifest import Artifact
 from ..runtime.progress import BYTES, StageCounter
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("planforge")
 
+T = TypeVar("T")
+
 GENERATES = ("ForCausalLM", "LMHeadModel")
 ADVICE = (
     "int8 and int4 run in attention over shared buffers, which may not be the model's; fp32 and fp16 do"
@@ -45,8 +47,10 @@ class GraphProvider(ABC):
     checkpoint: Checkpoint
 
     @abstractmethod
-    def make_graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
-        """Return graphs in fp32, with weights, by the ids of their recipes."""
+    def make_graphs(
+        self, recipes: Sequence[str], progress: Progress, beside: Callable[[], T]
+    ) -> tuple[dict[str, ir.Model], T]:
+        """Return graphs in fp32, with weights, by the ids of their recipes, and what `beside` returns."""
 
     @abstractmethod
     def load_reference(self, progress: Progress) -> ReferenceModel:
@@ -78,39 +82,35 @@ class TracedGraphs(GraphProvider):
         self._model = model
         self._computes = computes
 
-    def make_graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
-        """Trace graphs in child processes, those that are alike once, while the weights are read here."""
+    def make_graphs(
+        self, recipes: Sequence[str], progress: Progress, beside: Callable[[], T]
+    ) -> tuple[dict[str, ir.Model], T]:
+        """Trace graphs in child processes, those that are alike once, while `beside` runs here."""
         from .tracing.onnx_export import trace_recipes
 
-        stage = f"tracing {', '.join(recipes)}"
-        progress(stage)
         checkpoint = self.checkpoint
         first = find_alike(checkpoint.recipes, recipes)
         with tempfile.TemporaryDirectory(prefix="planforge-trace-") as folder:
             paths = {recipe: Path(folder, recipe) for recipe in first.values()}
-            traced, model = trace_recipes(
+            traced, (model, result) = trace_recipes(
                 checkpoint.source.folder,
                 checkpoint.choices,
                 paths,
-                lambda: self.read_model(progress, f"{stage}: reading weights"),
-                StageCounter(progress, stage, "graphs"),
+                lambda: (self.load_reference(progress), beside()),
+                StageCounter(progress, f"tracing {', '.join(recipes)}", "graphs"),
             )
         graphs = {recipe: traced[first[recipe]].clone() for recipe in recipes}
         attach_weights(checkpoint, graphs, model)
-        return graphs
+        return graphs, result
 
     def load_reference(self, progress: Progress) -> ReferenceModel:
-        return self.read_model(progress, "reading weights")
-
-    def read_model(self, progress: Progress, stage: str) -> ReferenceModel:
-        """Return the model, which is read once, in a stage of this name."""
         if self._model is None:
             checkpoint = self.checkpoint
             self._model = load_our_model(
                 checkpoint.source.folder,
                 checkpoint.choices.max_length,
                 keep_types=not self._computes,
-                report=StageCounter(progress, stage, BYTES),
+                report=StageCounter(progress, "reading weights", BYTES),
             )
         return self._model
 
@@ -131,12 +131,14 @@ class ImportedGraphs(GraphProvider):
         )
         self._reference: ReferenceModel | None = None
 
-    def make_graphs(self, recipes: Sequence[str], progress: Progress) -> dict[str, ir.Model]:
+    def make_graphs(
+        self, recipes: Sequence[str], progress: Progress, beside: Callable[[], T]
+    ) -> tuple[dict[str, ir.Model], T]:
         model = self.load_reference(progress) if self.request.needs_reference else None
         tensors = {} if model is None else {n: tensor.numpy() for n, tensor in list_tensors(model).items()}
         graphs = self.checkpoint.make_graphs(set(recipes), tensors)
         attach_weights(self.checkpoint, graphs, model)
-        return graphs
+        return graphs, beside()
 
     def load_reference(self, progress: Progress) -> ReferenceModel:
         if self._reference is None:

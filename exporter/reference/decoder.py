@@ -25,7 +25,8 @@ from .passages import measure_text
 from .piecewise import PiecewiseCache
 from .rounding import RoundedCache, Rounding
 
-READ_TOKENS = 1024  # of a long context
+LONG_CONTEXT = 2048  # tokens; of longer ones a part is read
+READ_TOKENS = 512
 
 
 def make_reference(model: Any, rounding: Rounding | None = None) -> Reference:
@@ -65,10 +66,12 @@ class Reference:
         return cache.present
 
     def count_read(self, context: int) -> int:
-        """Return about how many tokens of a long context are read; their keys and values are then repeated.
+        """Return about how many tokens of a context are read; their keys and values are then repeated.
 
-        Reading all of it would take longer than all else. What a window sees is read whole.
+        Reading all of a long one would take longer than all else. What a window sees is read whole.
         """
+        if context <= LONG_CONTEXT:
+            return context
         windows = [window for window in self.model.config.windows if window is not None]
         return max(READ_TOKENS, max(windows, default=0) + CONTEXT_ROWS)
 

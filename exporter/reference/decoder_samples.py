@@ -23,7 +23,7 @@ from .passages import Passage, cut_passages, make_passage
 if TYPE_CHECKING:
     from .model import ReferenceModel
 
-DECODE_STEPS = 32
+DECODE_STEPS = 16
 PROMPT_TOKENS = 48  # at most; several lengths below that are used
 CONTEXT_ROWS = 8  # positions compared at the end of a full context
 

@@ -218,7 +218,8 @@ def make_tracer(manifest: Manifest, source: Source, model: ReferenceModel) -> Tr
         from ..providers import TracedGraphs  # needs what exporting needs, and verifying does not
 
         checkpoint = Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest))
-        return TracedGraphs(checkpoint, model).make_graphs(recipes, lambda _: None)
+        graphs, _ = TracedGraphs(checkpoint, model).make_graphs(recipes, lambda _: None, lambda: None)
+        return graphs
 
     return trace
 

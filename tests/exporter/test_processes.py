@@ -69,7 +69,7 @@ def test_one_tracer_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pyte
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
     started = time.monotonic()
     with pytest.raises(ExportError, match=r"tracing failed \(exit 1\): no such recipe"):
-        TracedGraphs(checkpoint).make_graphs(["decoder.ort", "decoder.portable"], lambda _: None)
+        TracedGraphs(checkpoint).make_graphs(["decoder.ort", "decoder.portable"], lambda _: None, lambda: None)
     assert time.monotonic() - started < SOON
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
@@ -105,7 +105,7 @@ def test_damaged_weights_end_the_tracers(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("planforge.models.load_model", fail)
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
     with pytest.raises(CheckpointError, match="is not whole"):
-        TracedGraphs(checkpoint).make_graphs(["decoder.ort"], lambda _: None)
+        TracedGraphs(checkpoint).make_graphs(["decoder.ort"], lambda _: None, lambda: None)
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 
 

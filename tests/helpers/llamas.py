@@ -152,7 +152,7 @@ def write_every_dialect(
     """Write a checkpoint's bundle with a graph of every dialect, which no set of targets has; unverified."""
     checkpoint = Checkpoint(Source("folder", str(folder), folder))
     recipes = {r.id: r for r in checkpoint.recipes.values() if r.dialect in dialects}
-    graphs = TracedGraphs(checkpoint).make_graphs(list(recipes), lambda _: None)
+    graphs, _ = TracedGraphs(checkpoint).make_graphs(list(recipes), lambda _: None, lambda: None)
     artifacts = [
         make_artifact(r, precision, f"onnx/{r.id}.onnx", "onnx/weights.data") for r in recipes.values()
     ]

@@ -56,7 +56,7 @@ def test_a_text_fills_the_context() -> None:
 
 
 def test_the_end_is_that_of_transformers(folder: Path, expected: Expectation) -> None:
-    assert expected.context.repeats == 2 and len(expected.context) == CONTEXT
+    assert expected.context.repeats == 4 and len(expected.context) == CONTEXT
     published: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "checkpoint", dtype=torch.float32
     )
