@@ -6,7 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -35,11 +35,28 @@ Sample: TypeAlias = "Callable[[Iterable[str]], Mapping[str, Tensor]]"
 
 
 @dataclass(frozen=True)
-class QuantizedWeights:
-    """A model's weights in int8 or int4."""
+class QuantizedWeights(Mapping[str, Blocks]):
+    """A model's weights in int8 or int4, by their names.
+
+    Each is rounded whenever somebody asks for it, but those that GPTQ rounded: that takes seconds, and all
+    together take as much memory as half the model.
+    """
 
     size: int  # columns of a block
-    done: dict[str, Blocks]  # the quantized weights by parameter name
+    bits: dict[str, int]
+    read: Mapping[str, Callable[[], Array]]  # functions that give the weights (N, K)
+    compensated: Mapping[str, Blocks] = field(default_factory=dict)  # those that GPTQ rounded
+
+    def __getitem__(self, name: str) -> Blocks:
+        if name in self.compensated:
+            return self.compensated[name]
+        return quantize(self.read[name](), self.bits[name], self.size)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.bits)
+
+    def __len__(self) -> int:
+        return len(self.bits)
 
 
 def select_known_weights(graphs: Iterable[ir.Model], model: nn.Module) -> dict[str, Callable[[], Array]]:
@@ -120,11 +137,9 @@ class Trials:
     """Tries roundings of weights, without GPTQ, which takes long and only brings products closer.
 
     Attributes:
-        own: the bits of each weight in the best trial: the last that was close, else the one that lost least.
-        best: its weights.
+        best: the weights of the last trial that was close, else of the one that lost least.
     """
 
-    own: Mapping[str, int]
     best: QuantizedWeights
 
     def __init__(
@@ -140,20 +155,15 @@ class Trials:
 
     def run(self, own: Mapping[str, int], size: int) -> bool:
         """Try bits and a size of blocks; return whether they are close."""
-        tried = self.quantize(own, size)
+        tried = QuantizedWeights(size, dict(own), self.weights)
         measured, counted = self.measure(tried, self.gaps)
         is_close = max(measured, counted) <= SHARE
         # What is counted is coarse: it decides where the rest is close.
         loss = (0.0 if measured <= SHARE else measured, counted)
         if is_close or self.least is None or loss < self.least:
             self.least = loss
-            self.own = own
             self.best = tried
         return is_close
-
-    def quantize(self, own: Mapping[str, int], size: int) -> QuantizedWeights:
-        """Return weights in these bits, each number rounded to the nearest."""
-        return QuantizedWeights(size, {name: quantize(self.weights[name](), own[name], size) for name in own})
 
     def measure(self, tried: QuantizedWeights, gaps: Measure) -> tuple[float, float]:
         """Return the largest share of a cap that a rounding takes: of what is measured, of what is counted.
@@ -162,7 +172,7 @@ class Trials:
         """
         from ..reference.rounding import Rounding
 
-        rounding = Rounding(weights=dequantize(tried.done), activation_block=tried.size)
+        rounding = Rounding(weights=dequantize(tried), activation_block=tried.size)
         largest = {True: 0.0, False: 0.0}
         for gap in gaps(rounding).values():
             for name in gap.LIMITED:
@@ -173,19 +183,20 @@ class Trials:
 
     def finish(self, sample: Sample, tables: Collection[str]) -> QuantizedWeights:
         """Return the best trial, its int4 rounded again by GPTQ where there are rows for it."""
-        own = [name for name, bits in self.own.items() if bits == 4 and name not in tables]
+        best = self.best
+        own = [name for name, bits in best.bits.items() if bits == 4 and name not in tables]
         rows = sample(own) if own else {}
         together: dict[int, list[str]] = {}  # the names of weights that read the same rows
         for name in rows:
             together.setdefault(id(rows[name]), []).append(name)
-        done = dict(self.best.done)
+        done: dict[str, Blocks] = {}
         for names in together.values():
             each = [self.weights[name]() for name in names]
-            joined = quantize(np.concatenate(each), 4, self.best.size, rows[names[0]].float().numpy())
+            joined = quantize(np.concatenate(each), 4, best.size, rows[names[0]].float().numpy())
             ends = np.cumsum([len(weight) for weight in each])[:-1]
             parts = zip(np.split(joined.q, ends), np.split(joined.scale, ends), strict=True)
             done |= {name: Blocks(*part, bits=4) for name, part in zip(names, parts, strict=True)}
-        return QuantizedWeights(self.best.size, done)
+        return replace(best, compensated=done)
 
 
 def list_mixtures(trials: Trials, tables: Collection[str], gaps: Measure) -> Iterator[dict[str, int]]:
@@ -200,8 +211,8 @@ def list_mixtures(trials: Trials, tables: Collection[str], gaps: Measure) -> Ite
     losses = {}
     numbers = {}
     for kind, names in kinds.items():
-        alone = trials.quantize(dict.fromkeys(names, 4), trials.best.size)
-        numbers[kind] = sum(blocks.q.size for blocks in alone.done.values())
+        alone = QuantizedWeights(trials.best.size, dict.fromkeys(names, 4), trials.weights)
+        numbers[kind] = sum(trials.weights[name]().size for name in names)
         losses[kind] = trials.measure(alone, gaps)[0] / numbers[kind]
     own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)
     kept = []

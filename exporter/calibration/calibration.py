@@ -21,7 +21,7 @@ from ..graphs import describe_in_fp32
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
 from ..passes.int8_encoder import UNSMOOTHING, Linears, find_linears
 from ..passes.int8_rows import RowProduct, RowRule, choose_product, round_product
-from ..passes.quantize import dequantize, find_lookups, quantize, read_stored_bits
+from ..passes.quantize import dequantize, find_lookups, read_stored_bits
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference.model import is_module
@@ -65,9 +65,9 @@ class Calibration:
             return None
         if precision == "fp16":
             return Rounding(torch.float16)
-        weights = self.blocks[kind.weight_bits].done if kind.weight_bits else {}
+        weights = dequantize(self.blocks[kind.weight_bits]) if kind.weight_bits else {}
         return Rounding(
-            weights=dequantize(weights),
+            weights=weights,
             cache_scales=self.cache_scales if kind.cache_bits else {},
             products=self.products if precision == "int8" else {},
         )
@@ -79,7 +79,7 @@ class Calibration:
         if kind.weight_bits:
             weights = self.blocks[kind.weight_bits]
             found |= {"bits": kind.weight_bits, "block_size": weights.size}
-            if others := {name: b.bits for name, b in weights.done.items() if b.bits != kind.weight_bits}:
+            if others := {name: own for name, own in weights.bits.items() if own != kind.weight_bits}:
                 found |= {"other_bits": others}
         if self.products and artifact.precision == "int8":
             found["rows"] = {"+".join(names): product.to_json() for names, product in self.products.items()}
@@ -267,6 +267,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     loses a little more than the graph may.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False))
+    read = {name: tensor.detach().numpy for name, tensor in tensors.items()}
     blocks: dict[int, QuantizedWeights] = {}
     scales: dict[str, Array] = {}
     products: dict[tuple[str, ...], RowProduct] = {}
@@ -280,10 +281,10 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
         if "bits" in artifact.quantization:
             bits = int(artifact.quantization["bits"])
             size = int(artifact.quantization["block_size"])
-            done = blocks.setdefault(bits, QuantizedWeights(size, {})).done
+            weights = blocks.setdefault(bits, QuantizedWeights(size, {}, read))
             for name, own in read_stored_bits(graph).items():
-                if name not in done and name in tensors:  # an import's may be none of the model's
-                    done[name] = quantize(tensors[name].detach().numpy(), own, size)
+                if name in tensors:  # an import's may be none of the model's
+                    weights.bits[name] = own
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))
             weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)

@@ -56,7 +56,7 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
             quantize_encoder(graph, calibration.products)
         if precision.weight_bits:
             blocks = calibration.blocks[precision.weight_bits]
-            quantize_weights(graph, precision.weight_bits, blocks.size, dict(blocks.done))
+            quantize_weights(graph, precision.weight_bits, blocks.size, blocks)
         elif artifact.dialect == "ort" and artifact.precision != "fp16":
             split_shared_table(graph)
         if precision.cache_bits:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -150,20 +151,22 @@ def find_extremes(blocks: Array) -> Array:
     return np.where(found == 0, np.finfo(np.float32).tiny, found)
 
 
-def quantize_weights(model: ir.Model, bits: int, size: int, done: dict[str, Blocks] | None = None) -> None:
+def quantize_weights(
+    model: ir.Model, bits: int, size: int, known: Mapping[str, Blocks] = MappingProxyType({})
+) -> None:
     """Quantize the constant side of each MatMul, and the tables of words, to 8 or 4 `bits`.
 
-    `size`, one of `BLOCK_SIZES`, is the number of columns of a block, which has a scale. What `done` has by
-    name is quantized already; others are added to it.
+    `size`, one of `BLOCK_SIZES`, is the number of columns of a block, which has a scale. What `known` has by
+    name is quantized already.
     """
     graph = model.graph
-    done = {} if done is None else done
+    done: dict[str, Blocks] = {}
     for name, array in find_quantizable(graph):
-        if name not in done:
-            try:
-                done[name] = quantize(array(), bits, size)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+        try:
+            if name not in done:
+                done[name] = known[name] if name in known else quantize(array(), bits, size)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     for node, weight in find_products(graph):
         replace_product(graph, node, weight, done[weight.name])
     for node, table in find_lookups(graph):

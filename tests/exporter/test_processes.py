@@ -69,7 +69,9 @@ def test_one_tracer_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pyte
     checkpoint = Checkpoint(resolve_source("gpt2-demo"))
     started = time.monotonic()
     with pytest.raises(ExportError, match=r"tracing failed \(exit 1\): no such recipe"):
-        TracedGraphs(checkpoint).make_graphs(["decoder.ort", "decoder.portable"], lambda _: None, lambda: None)
+        TracedGraphs(checkpoint).make_graphs(
+            ["decoder.ort", "decoder.portable"], lambda _: None, lambda: None
+        )
     assert time.monotonic() - started < SOON
     assert is_gone(wait_for(tmp_path / "decoder.ort"))
 

@@ -224,7 +224,7 @@ def test_the_largest_block_inside_the_caps_is_taken(
     found = choose_blocks(given, bits, read_nothing, asked)
     size = max(size for size, share in shares.items() if share == WELL)
     assert (found.size, asked.sizes) == (size, tried)
-    assert {name: blocks.size for name, blocks in found.done.items()} == {"a": size, "b": size}
+    assert {name: blocks.size for name, blocks in found.items()} == {"a": size, "b": size}
     for rounding, own in zip(asked.roundings, tried, strict=True):
         assert set(rounding.weights) == {"a", "b"} and not rounding.cache_scales
         assert all(array.shape == given[name]().shape for name, array in rounding.weights.items())
@@ -260,7 +260,7 @@ def test_int4_tables_and_then_kinds_of_weights_are_int8_where_int4_is_not_close(
         asked = Asked(loss)
         found = choose_blocks(weights(**names, table=256), 4, read_nothing, asked, ["table"])
         alone.update(shares)
-        return {name: blocks.bits for name, blocks in found.done.items()}
+        return {name: blocks.bits for name, blocks in found.items()}
 
     assert set(bits_for(0.5).values()) == {4}
     assert {name for name, bits in bits_for(0.8).items() if bits == 8} == {"table"}
@@ -277,7 +277,7 @@ def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
     def sample(names: Iterable[str]) -> dict[str, torch.Tensor]:
         return dict.fromkeys(names, torch.from_numpy(rows))
 
-    found = choose_blocks(given, 4, sample, Asked(lambda rounding: GOOD), ["table"]).done
+    found = choose_blocks(given, 4, sample, Asked(lambda rounding: GOOD), ["table"])
     nearest = {name: quantize(read(), 4, 64) for name, read in given.items()}
     np.testing.assert_array_equal(found["table"].q, nearest["table"].q)
     assert (found["other"].q != nearest["other"].q).any()

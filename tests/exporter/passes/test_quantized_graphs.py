@@ -206,15 +206,6 @@ def test_a_sum_with_a_single_number_is_still_computed() -> None:
     np.testing.assert_allclose(run_graph(model, x=x)[0], want, atol=0.5)
 
 
-def test_a_weight_of_two_graphs_is_rounded_once() -> None:
-    done: dict[str, Any] = {}
-    models = [graph(FORMS["Gemm by rows and bias"], parameters()) for _ in range(2)]
-    quantize_weights(models[0], 8, 32, done)
-    first = done["weight"]
-    quantize_weights(models[1], 8, 32, done)
-    assert list(done) == ["weight"] and done["weight"] is first
-
-
 def test_the_weight_of_a_width_that_no_block_divides_is_named() -> None:
     model = graph(FORMS["Gemm by rows and bias"], parameters(width=96), x="n, 96")
     assert [(name, read().shape) for name, read in find_quantizable(model.graph)] == [("weight", (48, 96))]
@@ -289,11 +280,10 @@ def test_parts_cover_the_rows_in_the_weights_file(tmp_path: Path) -> None:
 
 
 def test_two_graphs_keep_a_shared_table_once(tmp_path: Path) -> None:
-    done: dict[str, Any] = {}
     head, _ = large(False)
     words = graph("y = Gather (weight, ids)", {"weight": parameters(ROWS, 32)["weight"]}, y="a, b, 32")
     for model in (head, words):
-        quantize_weights(model, 8, 32, done)
+        quantize_weights(model, 8, 32)
     save_with_shared_weights({"head.onnx": head, "words.onnx": words}, tmp_path, "m.data")
     table = ROWS * 32 + ROWS * 4
     assert table <= (tmp_path / "m.data").stat().st_size < table + 2 * 65536

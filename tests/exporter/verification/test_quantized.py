@@ -202,12 +202,12 @@ def test_a_later_verification_finds_the_calibration_of_the_export(exported: Expo
     parameters = dict(load_model(DEMO).named_parameters())
     for bits, weights in again.blocks.items():
         assert weights.size == first.blocks[bits].size
-        assert set(weights.done) == set(first.blocks[bits].done)
-        assert set(weights.done) == {n for n, p in parameters.items() if p.ndim == 2} - {"wpe.weight"}
-        for name, blocks in weights.done.items():
+        assert set(weights) == set(first.blocks[bits])
+        assert set(weights) == {n for n, p in parameters.items() if p.ndim == 2} - {"wpe.weight"}
+        for name, blocks in weights.items():
             if bits == 8:  # int4 is rounded with compensation
-                np.testing.assert_array_equal(blocks.q, first.blocks[bits].done[name].q)
-            np.testing.assert_array_equal(blocks.scale, first.blocks[bits].done[name].scale)
+                np.testing.assert_array_equal(blocks.q, first.blocks[bits][name].q)
+            np.testing.assert_array_equal(blocks.scale, first.blocks[bits][name].scale)
             if bits == 8:
                 off = np.abs(blocks.dequantize() - parameters[name].detach().numpy())
                 steps = np.abs(blocks.scale).repeat(weights.size, axis=1)
