@@ -127,6 +127,7 @@ def make_llama(model_type: str) -> Family:
         rename=llama_families.rename_by,
         converted=row.convert,
         parts=row.list_parts,
+        adjust=llama_families.join_projections,
         tied=tied_head("lm_head.weight", "embed_tokens.weight"),
         details=lambda config_json, shapes: llama_families.read_settings(config_json),
         other_classes={f"{row.class_name}{head}": f"{row.class_name}ForCausalLM" for head in LLAMA_HEADS},

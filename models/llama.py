@@ -108,6 +108,13 @@ class LlamaConfig:
         return self.num_hidden_layers, self.num_key_value_heads, self.head_dim
 
     @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """The widths of queries, keys and values, which one projection computes side by side."""
+        queries = self.num_attention_heads * self.head_dim
+        keys = self.num_key_value_heads * self.head_dim
+        return queries, keys, keys
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """How many tokens each layer sees, the token itself included; None means all."""
         return tuple(self.attention_kind(layer).window for layer in range(self.num_hidden_layers))
@@ -142,11 +149,9 @@ class SelfAttention(nn.Module):
         self.head_size = config.head_dim
         self.kind = config.attention_kind(layer)
         self.qk_norm = config.qk_norm
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
+        queries, keys, _ = config.qkv_sizes
+        self.qkv_sizes = config.qkv_sizes
+        self.qkv_proj = nn.Linear(config.hidden_size, sum(config.qkv_sizes), bias=config.qkv_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.output_bias)
         if config.qk_norm is not None:
             each = config.qk_norm == "head"
@@ -155,14 +160,13 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, tables: RotaryTables | None, cache: AttentionCache) -> Tensor:
         B, T, _ = x.shape
-        q = self.q_proj(x)  # (B, T, H * D)
-        k = self.k_proj(x)  # (B, T, K * D)
+        q, k, v = self.qkv_proj(x).split(self.qkv_sizes, dim=-1)  # (B, T, H * D), twice (B, T, K * D)
         if self.qk_norm == "projection":
             q = self.q_norm(q)
             k = self.k_norm(k)
         q = self.split_heads(q)  # (B, H, T, D)
         k = self.split_heads(k)  # (B, K, T, D)
-        v = self.split_heads(self.v_proj(x))  # (B, K, T, D)
+        v = self.split_heads(v)  # (B, K, T, D)
         if self.qk_norm == "head":
             q = self.q_norm(q)
             k = self.k_norm(k)

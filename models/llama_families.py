@@ -51,7 +51,7 @@ class LlamaFamily:
         settings: published names of settings that have another name here.
         computed: our settings that follow from others.
         norms: published names of a block's RMSNorms, each with ours.
-        fused: published names of weights that hold several of ours, one below the other.
+        fused: published names of weights of an MLP that hold several of ours, one below the other.
         norm_offset: what is added to the published weight of each RMSNorm.
         class_name: how its classes in transformers begin.
     """
@@ -78,13 +78,9 @@ class LlamaFamily:
 
     def list_parts(self, config: LlamaConfig, name: str) -> dict[str, int]:
         """Return our weights that a published one holds, one below the other, each with its rows."""
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        inner = config.intermediate_size
-        rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": inner, "up_proj": inner}
         for fused, parts in self.fused.items():
             if f".{fused}." in name:
-                return {name.replace(fused, part): rows[part.rpartition(".")[2]] for part in parts}
+                return {name.replace(fused, part): config.intermediate_size for part in parts}
         return {}
 
 
@@ -237,10 +233,7 @@ FAMILIES: dict[str, LlamaFamily] = {
     "phi3": LlamaFamily(
         class_name="Phi3",
         defaults={"rms_norm_eps": 1e-5, "sliding_window": None},
-        fused={
-            "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-        },
+        fused={"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
     ),
     "olmo2": OLMO2,
     "olmo3": replace(
@@ -369,3 +362,14 @@ def rename_by(config: Json) -> Callable[[str], str]:
     norms = FAMILIES[str(config["model_type"])].norms
     pattern = re.compile(rf"(layers\.\d+)\.({'|'.join(norms)})\.weight")
     return lambda name: pattern.sub(lambda match: f"{match[1]}.{norms[match[2]]}.weight", name)
+
+
+def join_projections(weights: dict[str, Tensor], config_json: Json) -> None:
+    """Put the weights of queries, keys and values, where they are published apart, one below the other."""
+    for query in [name for name in weights if ".q_proj." in name]:
+        names = [query.replace("q_proj", part) for part in ("q_proj", "k_proj", "v_proj")]
+        parts = [weights[name] for name in names if name in weights]
+        if len({part.shape[1:] for part in parts}) == 1 and len(parts) == len(names):
+            weights[query.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+            for name in names:
+                del weights[name]
