@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -175,6 +175,7 @@ def trace_each_graph_once() -> Generator[None, None, None]:
     registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))  # type: ignore[method-assign]
     start_trace = onnx_export.start_trace
     trace_in_child = onnx_export.trace_in_child
+    trace_recipes = onnx_export.trace_recipes
     one_at_a_time = threading.Lock()
     traces = TRACES / hash_tracer()
     for older in TRACES.glob("*"):  # not those that another run is using
@@ -202,8 +203,16 @@ def trace_each_graph_once() -> Generator[None, None, None]:
         shutil.copy(traced, out)
         return onnx_ir.load(out)
 
+    def trace_before(checkpoint: Path, choices: Any, paths: Mapping[str, Path], *rest: Any) -> Any:
+        """Trace before the model runs: meanwhile PyTorch's tracer replaces the calls of every module."""
+        if onnx_export.start_trace is start_trace:
+            for recipe, path in paths.items():
+                trace_once(checkpoint, recipe, choices, path)
+        return trace_recipes(checkpoint, choices, paths, *rest)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_export, "trace_in_child", trace_once)
+        patch.setattr(onnx_export, "trace_recipes", trace_before)
         yield
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .gptq import round_to_nearest, round_with_gptq
-from .tables import replace_by_parts, slice_bias, split_rows
+from .tables import replace_by_parts
 from .weights import (
     MICROSOFT,
     LazyArrays,
@@ -189,21 +189,20 @@ def replace_product(graph: ir.Graph, node: ir.Node, weight: Weight, blocks: Bloc
         node.outputs[0].name = add.outputs[0].name
         add.outputs[0].name = None
         graph.remove(add, safe=True)
-    K = blocks.scale.shape[1] * blocks.size
-    attributes = {"K": K, "bits": blocks.bits, "block_size": blocks.size, "accuracy_level": ACCURACY_INT8}
-
-    def make_part(first: int, rows: int) -> ir.Node:
-        inputs = [node.inputs[0]]
-        for base in (packed, scale):
-            view = View(base, first, (rows, *base.shape.numpy()[1:]))
-            inputs.append(add_initializer(graph, f"{base.name}.{first}", view))
-        if (bias := slice_bias(graph, weight, first, rows)) is not None:
-            inputs += [None, None, bias]
-        part = ir.node("MatMulNBits", inputs, {**attributes, "N": rows}, domain=MICROSOFT)
-        part.metadata_props[WEIGHT] = weight.name
-        return part
-
-    replace_by_parts(graph, node, [make_part(first, rows) for first, rows in split_rows(len(blocks.q))])
+    attributes = {
+        "K": blocks.scale.shape[1] * blocks.size,
+        "N": len(blocks.q),
+        "bits": blocks.bits,
+        "block_size": blocks.size,
+        "accuracy_level": ACCURACY_INT8,
+    }
+    inputs = [node.inputs[0]]
+    inputs += [add_initializer(graph, str(tensor.name), tensor) for tensor in (packed, scale)]
+    if weight.bias is not None:
+        inputs += [None, None, weight.bias]
+    product = ir.node("MatMulNBits", inputs, attributes, domain=MICROSOFT)
+    product.metadata_props[WEIGHT] = weight.name
+    replace_by_parts(graph, node, [product])
 
 
 def replace_lookup(graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks) -> None:

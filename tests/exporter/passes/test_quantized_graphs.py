@@ -228,9 +228,8 @@ def large(bias: bool) -> tuple[ir.Model, Weights]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("bits", [None, 8, 4])
 def test_a_large_table_is_opened_in_parts_and_stored_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None, bias: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bias: bool
 ) -> None:
     x = normal(3, 32)
     ids = np.array([[ROWS - 1, 0]])
@@ -238,45 +237,54 @@ def test_a_large_table_is_opened_in_parts_and_stored_once(
     for parts in (1, PARTS):
         monkeypatch.setattr(tables, "SPLIT_FROM_ROWS", 10**9 if parts == 1 else SPLIT_FROM_ROWS)
         model, given = large(bias)
-        if bits is None:
-            split_shared_table(model)
-        else:
-            quantize_weights(model, bits, 32)
-        products = nodes(model, "MatMulNBits" if bits else "Gemm")
-        if bits or bias or parts > 1:
-            assert len(products) == parts
+        split_shared_table(model)
+        if bias or parts > 1:
+            assert len(nodes(model, "Gemm")) == parts
         (tmp_path / str(parts)).mkdir()
         save_with_shared_weights({"m.onnx": model}, tmp_path / str(parts), "m.data")
         results[parts] = run_graph(tmp_path / str(parts) / "m.onnx", x=x, ids=ids)
-        # int8: a byte a number and a float a block of 32; the bias are floats
-        table = ROWS * 32 * 4 if bits is None else ROWS * 32 * bits // 8 + ROWS * 4
+        table = ROWS * 32 * 4
         size = (tmp_path / str(parts) / "m.data").stat().st_size
         assert table + ROWS * 4 * bias <= size < table + ROWS * 4 * bias + 3 * 65536  # aligned to pages
     for one, split in zip(results[1], results[PARTS], strict=True):
         np.testing.assert_allclose(split, one, rtol=1e-5, atol=1e-4)
     weight = given["weight"].numpy()
     own = given["bias"].numpy() if bias else 0.0
+    np.testing.assert_allclose(results[PARTS][0], x @ weight.T + own, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_large_table_is_one_product_and_stored_once(tmp_path: Path, bits: int, bias: bool) -> None:
+    x = normal(3, 32)
+    model, given = large(bias)
+    quantize_weights(model, bits, 32)
+    assert len(nodes(model, "MatMulNBits")) == 1
+    save_with_shared_weights({"m.onnx": model}, tmp_path, "m.data")
+    # int8: a byte a number and a float a block of 32; the bias are floats
+    table = ROWS * 32 * bits // 8 + ROWS * 4
+    size = (tmp_path / "m.data").stat().st_size
+    assert table + ROWS * 4 * bias <= size < table + ROWS * 4 * bias + 3 * 65536  # aligned to pages
+    weight = given["weight"].numpy()
+    own = given["bias"].numpy() if bias else 0.0
+    logits = run_graph(tmp_path / "m.onnx", x=x, ids=np.array([[ROWS - 1, 0]]))[0]
     # Against the weights themselves: int4 is off by about 0.1 a number, of which there are 32 in a row.
-    tolerance = {None: 1e-4, 8: 0.5, 4: 4.0}[bits]
-    np.testing.assert_allclose(results[PARTS][0], x @ weight.T + own, atol=tolerance)
+    np.testing.assert_allclose(logits, x @ weight.T + own, atol={8: 0.5, 4: 4.0}[bits])
 
 
-def test_parts_cover_the_rows_in_the_weights_file(tmp_path: Path) -> None:
+def test_the_head_and_the_words_are_the_same_bytes_of_the_weights_file(tmp_path: Path) -> None:
     model, _ = large(False)
     quantize_weights(model, 4, 32)
     save_with_shared_weights({"m.onnx": model}, tmp_path, "m.data")
     saved = ir.load(tmp_path / "m.onnx")
+    (lookup,) = nodes(saved, "GatherBlockQuantized")
+    (product,) = nodes(saved, "MatMulNBits")
     for index, source in ((1, 0), (2, 2)):  # the numbers and their scales
-        whole = nodes(saved, "GatherBlockQuantized")[0].inputs[source]
-        assert whole is not None and isinstance(whole.const_value, ir.ExternalTensor)
         places = []
-        for product in nodes(saved, "MatMulNBits"):
-            value = product.inputs[index]
+        for value in (lookup.inputs[source], product.inputs[index]):
             assert value is not None and isinstance(value.const_value, ir.ExternalTensor)
-            places.append((value.const_value.offset or 0, value.const_value.length or 0))
-        ends = [first + length for first, length in places]
-        assert [first for first, _ in places] == [whole.const_value.offset, *ends[:-1]]
-        assert sum(length for _, length in places) == whole.const_value.length
+            places.append((value.const_value.offset, value.const_value.length))
+        assert places[0] == places[1]
 
 
 def test_two_graphs_keep_a_shared_table_once(tmp_path: Path) -> None:
