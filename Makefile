@@ -41,7 +41,7 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, L
 	$(BIN)/planforge verify $(BUNDLE)
 	$(BIN)/planforge run $(BUNDLE) "And it came to pass" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 1
 	$(BIN)/planforge inspect $(BUNDLE)
-	$(BIN)/planforge export llama-demo -o $(CHAT) --target cpu --precision fp32,int8 --force
+	$(BIN)/planforge export llama-demo -o $(CHAT) --target cpu --precision fp32,int8,int4 --force
 	$(BIN)/planforge run $(CHAT) --chat "And God said, Let there be light: and there was light." --precision int8
 	$(BIN)/planforge export bert-demo -o $(ENCODER) --force
 	$(BIN)/planforge export transformer-demo -o $(TRANSLATOR) --outputs cross_attentions --force

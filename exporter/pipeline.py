@@ -115,9 +115,7 @@ def stage_bundle(
     calibration = Calibration()
     if examiner is not None:
         model = provider.load_reference(progress)
-        if calibrated := [name for name in request.precisions if PRECISIONS[name].calibrated]:
-            progress(f"calibrating {', '.join(calibrated)}")
-        calibration = calibrate(examiner, model, graphs)
+        calibration = calibrate(examiner, model, graphs, progress)
     manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
     report = None
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:

@@ -21,6 +21,9 @@ from torch import Tensor
 from .masked import MASKED
 from .rotary import RotaryTables
 
+# What a layer sees: all tokens, or those of a window.
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 KeyValue: TypeAlias = tuple[Tensor, Tensor]  # each (B, K, P, D)
 
 

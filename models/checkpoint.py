@@ -313,7 +313,8 @@ def load_model(
         folder: holds config.json and model.safetensors, or shards with an index; or modules.json of
             sentence-transformers, and what that lists.
         keep_types: leave weights in their published types and in their files, which are mapped. Such a model
-            computes nothing, but its weights can be read one by one, and take no memory until then.
+            computes nothing, but its weights can be read one by one, and take no memory until then, but for
+            those that join several of the files' weights.
         report: called with the bytes of weights that were read, and with those of all.
 
     Raises:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import AttentionCache, AttentionKind
+from .attention import FULL, SLIDING, AttentionCache, AttentionKind
 from .config_checks import (
     check_activation,
     check_bool,
@@ -26,9 +26,6 @@ from .config_checks import (
 )
 from .language_model import LanguageModel
 from .rotary import Rotary, RotaryTables
-
-FULL = "full_attention"
-SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .llama import FULL, SLIDING, LlamaConfig
+from .attention import FULL, SLIDING
+from .config_json import Json, read_count, read_positive, refuse_unknown
+from .llama import LlamaConfig
 from .rotary import Rotary
-
-Json = Mapping[str, Any]
 
 # Settings that are ours by the same name.
 SAME = (
@@ -25,19 +25,8 @@ SAME = (
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 # Settings of every family that have another name or another form here.
 DERIVED = ("num_key_value_heads", "head_dim", "attention_bias", "layer_types", "use_sliding_window")
-# Settings that say nothing of what a model computes, or that are read elsewhere.
-HARMLESS = {
-    "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
-    "initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout",
-    "residual_dropout", "pretraining_tp",
-    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "_name_or_path", "auto_map",
-    "attn_implementation", "_attn_implementation", "cache_implementation", "return_dict", "output_attentions",
-    "output_hidden_states", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "id2label",
-    "label2id", "problem_type", "max_window_layers", "_sliding_window_pattern", "sliding_window_pattern",
-    "tokenizer_class", "num_labels",
-}  # fmt: skip
-ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rope_local_base_freq",
-          "original_max_position_embeddings")  # fmt: skip
+BESIDE_ROTARY = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+ROTARY = ("rope_parameters", "rope_scaling", "rope_local_base_freq", *BESIDE_ROTARY)
 
 
 @dataclass(frozen=True)
@@ -97,24 +86,6 @@ GEMMA_SETTINGS = {
 }
 
 
-def read_count(config: Json, name: str) -> int:
-    """Return a setting that is an integer of at least 1; an error names it."""
-    if name not in config:
-        raise ValueError(f"config.json has no {name}")
-    value = config[name]
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name}={value!r} must be an integer of at least 1")
-    return value
-
-
-def read_positive(config: Json, name: str) -> float:
-    """Return a setting that others are divided by; an error names it."""
-    value: Any = config.get(name)
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError(f"{name}={value!r} must be a number above 0")
-    return float(value)
-
-
 def scale_gemma(config: Json) -> dict[str, Any]:
     return {
         "embedding_scale": math.sqrt(config["hidden_size"]),
@@ -142,7 +113,10 @@ def leave_unrotated(config: Json) -> dict[str, Any]:
     rotated = config.get("no_rope_layers", [(layer + 1) % interval != 0 for layer in range(count)])
     if not isinstance(rotated, list) or len(rotated) != count or set(rotated) - {0, 1}:
         raise ValueError(f"no_rope_layers={rotated!r:.60} must have 0 or 1 for each of the {count} layers")
-    return {"unrotated": tuple(layer for layer in range(count) if not rotated[layer])}
+    derived: dict[str, Any] = {"unrotated": tuple(layer for layer in range(count) if not rotated[layer])}
+    if config.get("use_sliding_window") and "sliding_window" in config and "layer_types" not in config:
+        derived["layer_types"] = tuple(FULL if rotated[layer] else SLIDING for layer in range(count))
+    return derived
 
 
 def leave_full_layers_unrotated(config: Json) -> dict[str, Any]:
@@ -187,12 +161,17 @@ FAMILIES: dict[str, LlamaFamily] = {
     "ministral": replace(MISTRAL, class_name="Ministral"),
     "qwen2": LlamaFamily(
         class_name="Qwen2",
-        defaults={"sliding_window": None, "use_sliding_window": False},
+        defaults={"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28},
         fixed={"qkv_bias": True},
     ),
     "qwen3": LlamaFamily(
         class_name="Qwen3",
-        defaults={"head_dim": 128, "sliding_window": None, "use_sliding_window": False},
+        defaults={
+            "head_dim": 128,
+            "sliding_window": 4096,
+            "use_sliding_window": False,
+            "max_window_layers": 28,
+        },
         fixed={"qk_norm": "head"},
     ),
     "smollm3": LlamaFamily(
@@ -232,7 +211,11 @@ FAMILIES: dict[str, LlamaFamily] = {
     ),
     "phi3": LlamaFamily(
         class_name="Phi3",
-        defaults={"rms_norm_eps": 1e-5, "sliding_window": None},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "original_max_position_embeddings": 4096,
+        },
         fused={"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
     ),
     "olmo2": OLMO2,
@@ -286,7 +269,7 @@ def read_settings(config: Json) -> dict[str, Any]:
     family = FAMILIES[str(config["model_type"])]
     merged = {**family.defaults, **config}
     config = {name: value for name, value in merged.items() if value is not None}
-    refuse_unknown(config, family)
+    refuse_unknown(config, {*SAME, *ROTARY, *family.settings, *family.defaults, *DERIVED})
     for name in REQUIRED:
         read_count(config, name)
     heads = config["num_attention_heads"]
@@ -299,25 +282,12 @@ def read_settings(config: Json) -> dict[str, Any]:
         "layer_types": read_layer_types(config),
         "window": config.get("sliding_window"),
     }
-    named = {family.settings.get(name, name): value for name, value in config.items()}
-    values = {name: named[name] for name in (*SAME, *family.settings.values()) if name in named}
-    return derived | values | read_rotary(config) | dict(family.fixed) | family.computed(config)
-
-
-def refuse_unknown(config: Json, family: LlamaFamily) -> None:
-    """Raise a ValueError that names the settings of a config.json that nobody here reads."""
-    known = {*SAME, *HARMLESS, *ROTARY, *family.settings, *family.defaults, *DERIVED}
-    unknown = [
-        name
-        for name, value in config.items()
-        if name not in known and not name.startswith("_") and value not in (False, "", [], {})
-    ]
-    if unknown:
-        settings = ", ".join(f"{name}={config[name]!r:.60}" for name in unknown)
-        raise ValueError(
-            f"config.json sets {settings}, which is not known for {config['model_type']}; what changes"
-            " nothing that the model computes may be taken out of the file"
-        )
+    values = {name: config[name] for name in SAME if name in config}
+    values |= {ours: config[name] for name, ours in family.settings.items() if name in config}
+    settings = derived | values | read_rotary(config) | dict(family.fixed) | family.computed(config)
+    if SLIDING not in settings["layer_types"]:
+        settings["window"] = None
+    return settings
 
 
 def read_layer_types(config: Json) -> tuple[str, ...]:
@@ -339,21 +309,21 @@ def read_layer_types(config: Json) -> tuple[str, ...]:
 def read_rotary(config: Json) -> dict[str, Rotary]:
     """Return the rotations: of transformers 5's rope_parameters, or of the older names."""
     context = config["max_position_embeddings"]
-    given = config.get("rope_parameters")
-    if given is None:
-        given = {"rope_theta": config.get("rope_theta", 10000.0), **config.get("rope_scaling", {})}
-        if "rope_local_base_freq" in config:
-            given = {FULL: given, SLIDING: {"rope_theta": config["rope_local_base_freq"]}}
-    for name in ("partial_rotary_factor", "original_max_position_embeddings"):
-        if name in config:
-            given = {name: config[name], **given}
-    if FULL not in given and SLIDING not in given:
-        return {"rotary": Rotary.from_json(given, context)}
-    if missing := {FULL, SLIDING} - given.keys():
+    given = config.get("rope_parameters", {})
+    scaling = config.get("rope_scaling", {})  # goes before rope_parameters, as in transformers
+    beside = {name: config[name] for name in BESIDE_ROTARY if name in config}
+    has_local = "rope_local_base_freq" in config
+    is_by_kind = FULL in given or SLIDING in given
+    if not has_local and (scaling or not is_by_kind):
+        return {"rotary": Rotary.from_json({**beside, **(scaling or given)}, context)}
+    by_kind = given if is_by_kind else {FULL: given, SLIDING: {}}
+    if missing := {FULL, SLIDING} - by_kind.keys():
         raise ValueError(f"rope_parameters has no {missing.pop()}, beside {', '.join(given)}")
+    full = {**beside, **by_kind[FULL], **scaling}
+    sliding = {**beside, **({"rope_theta": config["rope_local_base_freq"]} if has_local else {})}
     return {
-        "rotary": Rotary.from_json(given[FULL], context),
-        "window_rotary": Rotary.from_json(given[SLIDING], context),
+        "rotary": Rotary.from_json(full, context),
+        "window_rotary": Rotary.from_json({**sliding, **by_kind[SLIDING]}, context),
     }
 
 

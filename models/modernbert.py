@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import AttentionCache, AttentionKind
-from .config_checks import check_activation, check_bool, check_epsilon
+from .attention import FULL, SLIDING, AttentionCache, AttentionKind
+from .config_checks import check_activation, check_bool, check_epsilon, check_whole
 from .encoder import Encoder, EncoderConfig
 from .rotary import Rotary, RotaryTables
 from .sentence import POOLINGS
-
-GLOBAL = "full_attention"
-LOCAL = "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class ModernBertConfig(EncoderConfig):
     """The settings of a ModernBERT; the defaults are ModernBERT base.
 
     Attributes:
-        layer_types: for each layer whether it sees all tokens (`GLOBAL`) or those near it (`LOCAL`).
+        layer_types: for each layer whether it sees all tokens (`FULL`) or those near it (`SLIDING`).
         local_attention: how many tokens a local layer sees, half of them on either side.
         rotary: the rotation of queries and keys in global layers.
         local_rotary: that in local layers.
@@ -53,14 +50,15 @@ class ModernBertConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_whole(self, "local_attention")
         check_epsilon(self, "norm_eps")
         check_activation(self, "classifier_activation")
         check_bool(self, "norm_bias", "attention_bias", "mlp_bias", "classifier_bias", "decoder_bias")
         if self.classifier_pooling not in ("cls", "mean"):
             raise ValueError(f"classifier_pooling={self.classifier_pooling!r} is not cls or mean")
-        if len(self.layer_types) != self.num_hidden_layers or set(self.layer_types) - {GLOBAL, LOCAL}:
+        if len(self.layer_types) != self.num_hidden_layers or set(self.layer_types) - {FULL, SLIDING}:
             raise ValueError(
-                f"layer_types={list(self.layer_types)} must be {GLOBAL} or {LOCAL} for each of"
+                f"layer_types={list(self.layer_types)} must be {FULL} or {SLIDING} for each of"
                 f" {self.num_hidden_layers} layers"
             )
 
@@ -71,7 +69,7 @@ class ModernBertConfig(EncoderConfig):
 
     def attention_kind(self, layer: int) -> AttentionKind:
         """Return how many tokens a layer sees."""
-        is_local = self.layer_types[layer] == LOCAL
+        is_local = self.layer_types[layer] == SLIDING
         return AttentionKind(window=self.local_attention // 2 + 1 if is_local else None)
 
     def make_norm(self) -> nn.Module:
@@ -190,7 +188,7 @@ class ModernBert(Encoder):
         attention.positions(input_ids, sorted(windows, key=str))
         states = [self.embedding_norm(self.words(input_ids))]
         for layer, kind in zip(self.layers, config.layer_types, strict=True):
-            tables = self.local_rotary if kind == LOCAL else self.rotary
+            tables = self.local_rotary if kind == SLIDING else self.rotary
             states.append(layer(states[-1], tables, attention))
         return [*states[:-1], self.norm(states[-1])]
 

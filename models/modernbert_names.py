@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import bert_names
+from .attention import FULL, SLIDING
 from .bert_names import ARCHITECTURE_HEADS, Rename, architecture
-from .llama_families import HARMLESS
-from .modernbert import GLOBAL, LOCAL
+from .config_json import Json, read_count, refuse_unknown
 from .rotary import Rotary
-
-Json = Mapping[str, Any]
 
 NAMES = {
     "embeddings.tok_embeddings": "words",
@@ -34,14 +32,14 @@ OTHERS = {
 }  # fmt: skip
 # Of training, or of how transformers computes; position_embedding_type and layer_norm_eps stand in published
 # files, but no code of ModernBERT reads them.
-UNREAD = HARMLESS | {
+UNREAD = {
     "initializer_cutoff_factor", "embedding_dropout", "mlp_dropout", "classifier_dropout", "cls_token_id",
     "sep_token_id", "mask_token_id", "deterministic_flash_attn", "reference_compile", "sparse_prediction",
     "sparse_pred_ignore_index", "repad_logits_with_grad", "gradient_checkpointing",
     "position_embedding_type", "layer_norm_eps", "sentence_transformers",
     "sbert_ce_default_activation_function",
 }  # fmt: skip
-THETAS = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
+THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 
 
 def rename_by(config_json: Json) -> Rename:
@@ -71,13 +69,11 @@ def read_settings(config_json: Json, shapes: Mapping[str, tuple[int, ...]]) -> d
         ValueError: a setting that is not known here, or a value that cannot be; names it.
     """
     config = {name: value for name, value in config_json.items() if value is not None}
-    if unknown := sorted(set(config) - {*SAME, *OTHERS, *UNREAD}):
-        settings = ", ".join(f"{name}={config[name]!r:.60}" for name in unknown)
-        raise ValueError(f"config.json sets {settings}, which is not known for modernbert")
+    refuse_unknown(config, {*SAME, *OTHERS, *UNREAD})
     values = {name: config[name] for name in SAME if name in config}
-    layers = config.get("num_hidden_layers", 22)
-    every = config.get("global_attn_every_n_layers", 3)
-    usual = [LOCAL if layer % every else GLOBAL for layer in range(layers)]
+    config = {"num_hidden_layers": 22, "global_attn_every_n_layers": 3, **config}
+    every = read_count(config, "global_attn_every_n_layers")
+    usual = [SLIDING if layer % every else FULL for layer in range(read_count(config, "num_hidden_layers"))]
     head = find_head(config)
     logits = shapes.get(f"heads.{head}.decoder.weight")
     if head is not None and f"heads.{head}.dense.weight" not in shapes:
@@ -85,8 +81,8 @@ def read_settings(config_json: Json, shapes: Mapping[str, tuple[int, ...]]) -> d
     return values | {
         "hidden_act": config.get("hidden_activation", "gelu"),
         "layer_types": tuple(config.get("layer_types", usual)),
-        "rotary": read_rotary(config, GLOBAL),
-        "local_rotary": read_rotary(config, LOCAL),
+        "rotary": read_rotary(config, FULL),
+        "local_rotary": read_rotary(config, SLIDING),
         "heads": () if head is None else (head,),
         "num_labels": 2 if logits is None else logits[0],
     }

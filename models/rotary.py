@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from .config_checks import check_number
 
+OLDER_NAMES = {"su": "longrope"}  # the first Phi-3's
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -57,6 +59,8 @@ class Rotary:
                 f"rope_theta={self.rope_theta} must be above 1, factor={self.factor} at least 1 and"
                 f" partial_rotary_factor={self.partial_rotary_factor} above 0 and at most 1"
             )
+        if (self.short_factor or self.long_factor) and self.rope_type != "longrope":
+            raise ValueError(f"short_factor and long_factor belong to longrope, not to {self.rope_type!r}")
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], context: int) -> Rotary:
@@ -69,7 +73,8 @@ class Rotary:
         Raises:
             ValueError: a setting that is not known here, or a value that cannot be; names it.
         """
-        named = {**values, "rope_type": values.get("rope_type") or values.get("type") or "default"}
+        rope_type = values.get("rope_type") or values.get("type") or "default"
+        named = {**values, "rope_type": OLDER_NAMES.get(rope_type, rope_type)}
         named.pop("type", None)
         named = {name: value for name, value in named.items() if value is not None}
         if unknown := sorted(set(named) - {field.name for field in fields(cls)}):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.progress import StageCounter
 from ..errors import ExportError
 from ..limits import CAPS, COUNTED, Gaps
 from ..passes.quantize import BLOCK_SIZES, Blocks, dequantize, find_products, find_quantizable, quantize
@@ -92,6 +93,7 @@ def choose_blocks(
     gaps: Measure,
     tables: Collection[str] = (),
     rough_gaps: Measure | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> QuantizedWeights:
     """Return the largest blocks that are close.
 
@@ -105,6 +107,7 @@ def choose_blocks(
         gaps: measures in PyTorch what a rounding loses.
         tables: those of the weights that are looked up.
         rough_gaps: measures it sooner, for putting kinds of weights in order; `gaps` unless given.
+        progress: called with a line for each trial, and for the weights that GPTQ has rounded.
     """
     widths = {name: read().shape[1] for name, read in weights.items()}
     for name, width in widths.items():
@@ -114,7 +117,7 @@ def choose_blocks(
                 f" {width} of {name} is not a multiple of {BLOCK_SIZES[-1]}; export fp32 or fp16"
             )
     fitting = [size for size in BLOCK_SIZES if all(width % size == 0 for width in widths.values())]
-    trials = Trials(weights, CAPS[f"int{bits}"], gaps)
+    trials = Trials(weights, bits, gaps, progress)
     alike = dict.fromkeys(weights, bits)
     choices = [alike]
     if bits == 4 and tables:
@@ -145,16 +148,22 @@ class Trials:
     def __init__(
         self,
         weights: Mapping[str, Callable[[], Array]],
-        caps: Mapping[str, float],
+        bits: int,
         gaps: Measure,
+        progress: Callable[[str], None],
     ) -> None:
         self.weights = weights
-        self.caps = caps
+        self.caps = CAPS[f"int{bits}"]
+        self.stage = f"calibrating int{bits}"
         self.gaps = gaps
+        self.progress = progress
+        self.count = 0
         self.least: tuple[float, float] | None = None  # its losses
 
     def run(self, own: Mapping[str, int], size: int) -> bool:
         """Try bits and a size of blocks; return whether they are close."""
+        self.count += 1
+        self.progress(f"{self.stage}: trial {self.count}, blocks of {size}")
         tried = QuantizedWeights(size, dict(own), self.weights)
         measured, counted = self.measure(tried, self.gaps)
         is_close = max(measured, counted) <= SHARE
@@ -185,17 +194,21 @@ class Trials:
         """Return the best trial, its int4 rounded again by GPTQ where there are rows for it."""
         best = self.best
         own = [name for name, bits in best.bits.items() if bits == 4 and name not in tables]
+        if own:
+            self.progress(f"{self.stage}: reading text for GPTQ")
         rows = sample(own) if own else {}
         together: dict[int, list[str]] = {}  # the names of weights that read the same rows
         for name in rows:
             together.setdefault(id(rows[name]), []).append(name)
         done: dict[str, Blocks] = {}
+        count = StageCounter(self.progress, f"{self.stage}: GPTQ", "weights")
         for names in together.values():
             each = [self.weights[name]() for name in names]
             joined = quantize(np.concatenate(each), 4, best.size, rows[names[0]].float().numpy())
             ends = np.cumsum([len(weight) for weight in each])[:-1]
             parts = zip(np.split(joined.q, ends), np.split(joined.scale, ends), strict=True)
             done |= {name: Blocks(*part, bits=4) for name, part in zip(names, parts, strict=True)}
+            count(len(done), len(rows))
         return replace(best, compensated=done)
 
 

@@ -23,6 +23,7 @@ from ..passes.int8_encoder import UNSMOOTHING, Linears, find_linears
 from ..passes.int8_rows import RowProduct, RowRule, choose_product, round_product
 from ..passes.quantize import dequantize, find_lookups, read_stored_bits
 from ..passes.weight_files import load_graph
+from ..passes.weights import read_array
 from ..precisions import PRECISIONS
 from ..reference.model import is_module
 from .blocks import QuantizedWeights, choose_blocks, select_known_weights
@@ -86,14 +87,22 @@ class Calibration:
         return found | ({"cache_bits": kind.cache_bits} if kind.cache_bits else {})
 
 
-def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str, ir.Model]) -> Calibration:
+def calibrate(
+    examiner: AnyExaminer,
+    model: ReferenceModel,
+    graphs: Mapping[str, ir.Model],
+    progress: Callable[[str], None] = lambda line: None,
+) -> Calibration:
     """Calibrate a model for the precisions of the examined bundle, whose graphs are given by recipe id."""
     gaps = partial(examiner.thin(SEARCHED).measure_gaps, model)
     rough_gaps = partial(examiner.thin(SEARCHED // 4).measure_gaps, model)
     run = partial(examiner.run_calibration_texts, model)
     manifest = examiner.bundle.manifest
     kinds = [PRECISIONS[artifact.precision] for artifact in manifest.artifacts]
-    scales = compute_cache_scales(examiner, model) if any(kind.cache_bits for kind in kinds) else {}
+    scales = {}
+    if any(kind.cache_bits for kind in kinds):
+        progress("calibrating the cache")
+        scales = compute_cache_scales(examiner, model)
     bits = sorted({kind.weight_bits for kind in kinds if kind.weight_bits})
     blocks = {}
     products = {}
@@ -102,6 +111,7 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
         ort_recipes = {a.recipe_id for a in manifest.artifacts if a.dialect == "ort"}
         in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
         if 8 in bits and manifest.task == "text-encoding":
+            progress("calibrating int8: rows")
             products = choose_row_products(model, in_ort[0].graph, run)
         weights = select_known_weights(in_ort, model)
         sample = partial(sample_rows, model, run=run, coarse=True)
@@ -109,10 +119,11 @@ def calibrate(examiner: AnyExaminer, model: ReferenceModel, graphs: Mapping[str,
         for b in bits:
             by_rows = {name for names in products for name in names} if b == 8 else set()
             by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
-            blocks[b] = choose_blocks(by_blocks, b, sample, gaps, tables, rough_gaps)
+            blocks[b] = choose_blocks(by_blocks, b, sample, gaps, tables, rough_gaps, progress)
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":
+            progress("calibrating fp16")
             graph = graphs[artifact.recipe_id].graph
             ranges = measure_ranges(examiner, artifact, graphs)
             fp32_nodes[artifact.recipe_id] = choose_fp32_nodes(graph, ranges)
@@ -267,7 +278,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
     loses a little more than the graph may.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False))
-    read = {name: tensor.detach().numpy for name, tensor in tensors.items()}
+    read = {name: partial(read_array, tensor) for name, tensor in tensors.items()}  # the model may rest
     blocks: dict[int, QuantizedWeights] = {}
     scales: dict[str, Array] = {}
     products: dict[tuple[str, ...], RowProduct] = {}

@@ -27,6 +27,7 @@ from ..helpers.encoders import save_tiny_encoder
 from ..helpers.graphs import run_graph
 from ..helpers.marian import load_marian_reference, write_marian_tokenizer
 from ..helpers.models import TINY, random_gpt2, random_marian, tiny_bert, write_wordpiece
+from ..helpers.plans import only
 
 ENCODERS = [
     "BertModel",
@@ -42,9 +43,18 @@ ENCODERS = [
     "DistilBertForSequenceClassification",
     "DistilBertForTokenClassification",
     "DistilBertForQuestionAnswering",
+    "XLMRobertaForMaskedLM",
+    "XLMRobertaForSequenceClassification",
+    "XLMRobertaForTokenClassification",
+    "XLMRobertaForQuestionAnswering",
+    "ModernBertModel",
+    "ModernBertForMaskedLM",
+    "ModernBertForSequenceClassification",
+    "ModernBertForTokenClassification",
+    "ModernBertForQuestionAnswering",
 ]
 # One of each kind is exported by default and verified, one as a user exports it; the others in fp32 alone.
-VERIFIED = ("BertForMaskedLM", "GPT2LMHeadModel", "MarianMTModel")
+VERIFIED = ("BertForMaskedLM", "ModernBertForMaskedLM", "GPT2LMHeadModel", "MarianMTModel")
 AS_A_USER = "DistilBertForMaskedLM"
 GRAPHS = {"encoder.ort.fp32": 1e-4, "encoder.portable.fp32": 1e-4, "encoder.portable.fp16": 5e-2}
 PROMPT = "In the beginning God created the heaven"
@@ -239,19 +249,64 @@ def test_roberta_needs_no_optimum(exported: Path, tmp_path: Path) -> None:
             np.testing.assert_allclose(features.vectors, want.numpy(), atol=1e-4)
 
 
-def test_a_modernbert_that_embeds_texts(tmp_path: Path) -> None:
-    """Texts longer than its windows, in fp32 and fp16, and a plan."""
-    pytest.importorskip("tensorrt_rtx")
-    save_tiny_encoder(tmp_path / "plain", "ModernBert")
-    parts = [modules.Transformer(str(tmp_path / "plain")), modules.Pooling(32, "mean"), modules.Normalize()]
+SHORT_AND_LONG = ["the plan is not it", "in paris, and the forge; is it not planned, hello world " * 2, "x"]
+
+
+def save_sentence_model(folder: Path, kind: str, pooling: Any) -> Any:
+    """Write a sentence-transformers folder of a random encoder, and return its vectors of the texts."""
+    save_tiny_encoder(folder / "plain", kind)
+    parts = [modules.Transformer(str(folder / "plain")), modules.Pooling(32, pooling), modules.Normalize()]
     reference: Any = sentence_transformers.SentenceTransformer(modules=parts, device="cpu")
-    reference.save(str(tmp_path / "model"), create_model_card=False)
-    result = export(tmp_path / "model", tmp_path / "bundle", target=["cpu", "portable", "rtx"], sms=["sm86"])
+    reference.save(str(folder / "model"), create_model_card=False)
+    return reference.encode(SHORT_AND_LONG, show_progress_bar=False)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
+@pytest.mark.parametrize("kind", ["XLMRoberta", "ModernBert"])
+def test_encoders_that_people_embed_with(kind: str, pooling: str, tmp_path: Path) -> None:
+    """Texts longer than ModernBERT's windows, from a bundle, within 1e-5 of sentence-transformers."""
+    want = save_sentence_model(tmp_path, kind, pooling)
+    options: dict[str, Any] = {"target": ["cpu", "portable"], "precision": ["fp32"]}
+    result = export(tmp_path / "model", tmp_path / "bundle", **options)
+    assert result.report is not None and result.report.with_pytorch and result.report.passed
+    for graph in ("encoder.ort.fp32", "encoder.portable.fp32"):
+        with TextEncoder.load(only(tmp_path / "bundle", tmp_path / graph, graph)) as encoder:
+            np.testing.assert_allclose(encoder.embed(SHORT_AND_LONG), want, atol=1e-5)
+
+
+def test_a_modernbert_in_fp16_and_a_plan(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    want = save_sentence_model(tmp_path, "ModernBert", "mean")
+    result = export(tmp_path / "model", tmp_path / "bundle", target=["portable", "rtx"], sms=["sm86"])
     assert result.report is not None and result.report.with_pytorch and result.report.passed
     assert result.manifest.family == "modernbert" and result.manifest.plans
-    texts = ["the plan is not it", "in paris, and the forge; is it not planned, hello world " * 2, "x"]
-    want = reference.encode(texts, show_progress_bar=False)
-    for precision in ("fp32", "fp16"):
-        with TextEncoder.load(tmp_path / "bundle", precision=precision) as encoder:
-            limit = 1e-5 if precision == "fp32" else 5e-3
-            np.testing.assert_allclose(encoder.embed(texts), want, atol=limit)
+    with TextEncoder.load(tmp_path / "bundle", precision="fp16") as encoder:
+        np.testing.assert_allclose(encoder.embed(SHORT_AND_LONG), want, atol=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["XLMRoberta", "ModernBert"])
+def test_encoders_in_int8_stay_near(kind: str, tmp_path: Path) -> None:
+    """Of random weights int8 loses more than of trained ones: the verdict on those is not asked."""
+    want = save_sentence_model(tmp_path, kind, "mean")
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["int8"], "verify": False}
+    export(tmp_path / "model", tmp_path / "bundle", **options)
+    with TextEncoder.load(tmp_path / "bundle", precision="int8") as encoder:
+        vectors = encoder.embed(SHORT_AND_LONG)
+    assert ((vectors * want).sum(-1) > 0.98).all()
+    assert np.abs(vectors - want).max() > 1e-5  # it is rounded
+
+
+def test_optimum_exports_a_modernbert_to_the_same_vectors(tmp_path: Path) -> None:
+    """A second opinion."""
+    if not OPTIMUM_PYTHON.exists():
+        pytest.skip("needs make build/optimum-venv/.ready")
+    save_tiny_encoder(tmp_path / "plain", "ModernBert")
+    options: dict[str, Any] = {"target": ["cpu"], "precision": ["fp32"]}
+    export(tmp_path / "plain", tmp_path / "ours", **options)
+    other = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
+    result = export(tmp_path / "plain", tmp_path / "theirs", **options, **other)
+    assert result.manifest.exporter is not None
+    with TextEncoder.load(tmp_path / "ours") as ours, TextEncoder.load(tmp_path / "theirs") as theirs:
+        pairs = zip(ours.features(SHORT_AND_LONG), theirs.features(SHORT_AND_LONG), strict=True)
+        for one, another in pairs:
+            np.testing.assert_allclose(one.vectors, another.vectors, atol=1e-4)

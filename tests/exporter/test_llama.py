@@ -26,7 +26,7 @@ LONG = "In the beginning God created the heaven and the earth. And the earth was
 TEXTS = (LONG, "And", "Let there be light: and there was")
 AGAIN = "and he said unto them, and he said unto them, and he said"  # what lookups find something in
 # They have nothing in their graphs that others have not.
-ALIKE = ("qwen2", "llama with biases", "ministral", "gemma", "exaone 4, no windows", "seed-oss")
+ALIKE = ("qwen2", "ministral", "gemma", "exaone 4, no windows", "seed-oss")
 KINDS = [name for name in LLAMAS if name not in ALIKE]
 DIALECTS = ("ort", "portable", "inplace")
 
@@ -114,6 +114,23 @@ def test_a_default_export_is_verified_and_has_a_plan(name: str, tmp_path: Path) 
     assert result.report is not None and result.report.passed and result.report.with_pytorch
     graphs = {(artifact.dialect, artifact.precision) for artifact in result.manifest.artifacts}
     assert graphs >= {("ort", "fp32"), ("portable", "fp16"), ("inplace", "fp16")}
+    assert [plan.built_from for plan in result.manifest.plans] == ["decoder.inplace.fp16"]
+
+
+@pytest.mark.parametrize("name", ["phi-4-mini", "olmo 2", "smollm3", "llama with biases"])
+def test_tensorrt_builds_a_plan_of_what_else_attention_has(name: str, tmp_path: Path) -> None:
+    """Partial rotations, norms of whole projections, layers without positions, and biases."""
+    pytest.importorskip("tensorrt_rtx")
+    shallow_llama(tmp_path / "checkpoint", name)
+    options: dict[str, Any] = {"target": ["rtx"], "sms": ["sm86"], "verify": False}
+    manifest = export(tmp_path / "checkpoint", tmp_path / "bundle", **options).manifest
+    assert [plan.built_from for plan in manifest.plans] == ["decoder.inplace.fp16"]
+
+
+def test_a_trained_llama_passes_in_fp16_and_has_a_plan(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    result = export("llama-demo", tmp_path / "bundle", target=["rtx"], sms=["sm86"])
+    assert result.report is not None and result.report.passed and result.report.with_pytorch
     assert [plan.built_from for plan in result.manifest.plans] == ["decoder.inplace.fp16"]
 
 

@@ -54,6 +54,13 @@ TINY_DISTILBERT: dict[str, Any] = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
 }
+# By how the names of their classes begin.
+TINY_ENCODERS: dict[str, dict[str, Any]] = {
+    "Bert": TINY_BERT,
+    "DistilBert": TINY_DISTILBERT,
+    "XLMRoberta": TINY_BERT | {"type_vocab_size": 1, "pad_token_id": 0},
+    "ModernBert": TINY_BERT | {"local_attention": 4, "pad_token_id": 0},
+}
 TINY_MARIAN: dict[str, Any] = {
     "vocab_size": 60,
     "d_model": 32,
@@ -170,12 +177,12 @@ def reference_logits(
 def tiny_bert(
     folder: Path, architecture: str = "BertModel", seed: int = 0, **config: Any
 ) -> transformers.PreTrainedModel:
-    """Writes a random checkpoint of BERT or DistilBERT, and returns it in eval mode.
+    """Writes a random checkpoint of an encoder of BERT's kind, and returns it in eval mode.
 
     Args:
         folder: gets config.json and model.safetensors.
         architecture: a class of transformers, such as "DistilBertForMaskedLM".
-        config: of `TINY_BERT` or `TINY_DISTILBERT`, by that kind's published names.
+        config: of its kind in `TINY_ENCODERS`, by that kind's published names.
     """
     model = random_bert(architecture, seed, **config)
     model.save_pretrained(folder)
@@ -185,17 +192,15 @@ def tiny_bert(
 def random_bert(
     architecture: str, seed: int = 0, noise: float = 0.1, **config: Any
 ) -> transformers.PreTrainedModel:
-    """A seeded BERT or DistilBERT in eval mode, in which no parameter is exactly 0 or 1.
+    """A seeded encoder of BERT's kind in eval mode, in which no parameter is exactly 0 or 1.
 
     Args:
         architecture: a class of transformers, such as "DistilBertForMaskedLM".
         noise: added to every parameter, also those that start as 0 or 1.
-        config: of `TINY_BERT` or `TINY_DISTILBERT`, by that kind's published names.
+        config: of its kind in `TINY_ENCODERS`, by that kind's published names.
     """
-    if architecture.startswith("DistilBert"):
-        published: Any = transformers.DistilBertConfig(**TINY_DISTILBERT | config)
-    else:
-        published = transformers.BertConfig(**TINY_BERT | config)
+    kind = next(kind for kind in TINY_ENCODERS if architecture.startswith(kind))
+    published: Any = getattr(transformers, f"{kind}Config")(**TINY_ENCODERS[kind] | config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: transformers.PreTrainedModel = getattr(transformers, architecture)(published)

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from planforge.models import Llama
 from planforge.models.checkpoint import describe, load_model
+from planforge.models.llama import LlamaConfig
+from planforge.models.llama_families import read_settings
 
-from ..helpers.llamas import LLAMA3, LLAMAS, PLAIN, SIZES, tiny_llama
+from ..helpers.llamas import LLAMA3, LLAMAS, LONG, PLAIN, SIZES, WINDOW, tiny_llama
 from ..helpers.models import edit_json
 
 LIMIT = 1e-4  # the issue's, on logits
@@ -56,6 +59,14 @@ NO_FACTORS = {"rope_type": "longrope", "rope_theta": 1e4}
         ("llama 2", {"rope_parameters": SPIRAL}, "rope_type='spiral' is not one of default, linear"),
         ("llama 2", {"rope_parameters": {"rope_theta": 1e4, "twist": 2}}, "rope_parameters sets twist"),
         ("llama 2", {"mixture": 8}, "config.json sets mixture=8, which is not known for llama"),
+        ("llama 2", {"is_causal": False}, "config.json sets is_causal=False, which is not known for llama"),
+        ("phi-4-mini", {"full_attn_mod": 2}, "config.json sets full_attn_mod=2, which is not known for phi3"),
+        ("gemma 2", {"sliding_window_size": 7}, "config.json sets sliding_window_size=7, which is not known"),
+        (
+            "phi-4-mini",
+            {"rope_parameters": {**LONG, "rope_type": "yarn"}},
+            "short_factor and long_factor belong to longrope, not to 'yarn'",
+        ),
         ("llama 2", {"use_mixture": True}, "config.json sets use_mixture=True, which is not known"),
         ("llama 2", {"num_key_value_heads": 3}, "=4 is not a multiple of num_key_value_heads=3"),
         ("llama 2", {"hidden_act": "snake"}, "hidden_act='snake' is not one of"),
@@ -100,6 +111,32 @@ def test_what_a_config_asks_for_and_is_not_known_is_named(
         load_model(tmp_path)
 
 
+# As published: SmolLM2 135M and 1.7B-Instruct, Phi-4-mini-instruct, gemma-2-9b, a mirror of Llama 3.2.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama 2": {
+        **{"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 1e5},
+        **{"rope_parameters": None, "pretraining_tp": 1, "use_cache": True, "torch_dtype": "bfloat16"},
+        "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"fp16": "float16"}},
+    },
+    "llama 3.1": {"unsloth_fixed": True, "pretraining_tp": 1, "mlp_bias": False, "_name_or_path": "x"},
+    "phi-4-mini": {
+        **{"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
+        **{"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attention_bias": False},
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+    },
+    "gemma 2": {"sliding_window_size": WINDOW, "cache_implementation": "hybrid", "hidden_act": "gelu"},
+    "gemma 3": {
+        **{
+            "rope_parameters": None,
+            "rope_local_base_freq": 10000,
+            "rope_theta": 1000000,
+            "rope_scaling": None,
+        },
+        **{"cache_implementation": "hybrid", "layer_types": None, "sliding_window_pattern": 6},
+    },
+}
+
+
 def test_older_names_of_rotary_settings_mean_the_same(tmp_path: Path) -> None:
     tiny_llama(tmp_path, "llama 3.1")
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
@@ -109,6 +146,62 @@ def test_older_names_of_rotary_settings_mean_the_same(tmp_path: Path) -> None:
     newer = describe(tmp_path).config
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert describe(tmp_path).config == newer
+
+
+def test_what_transformers_reads_of_rotary_settings_beside_each_other(tmp_path: Path) -> None:
+    """A base beside rope_parameters is taken where they have none; rope_scaling goes before them."""
+    tiny_llama(tmp_path, "llama 3.1")
+    path = tmp_path / "config.json"
+    newer = describe(tmp_path).config
+    edit_json(path, rope_parameters={k: v for k, v in LLAMA3.items() if k != "rope_theta"}, rope_theta=5e5)
+    assert describe(tmp_path).config == newer
+    edit_json(
+        path, rope_parameters=PLAIN, rope_scaling={k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+    )
+    assert describe(tmp_path).config == newer
+
+
+def test_the_first_phi_3_calls_longrope_su(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, "phi-4-mini")
+    path = tmp_path / "config.json"
+    newer = describe(tmp_path).config
+    older = {name: LONG[name] for name in ("short_factor", "long_factor", "factor")} | {"type": "su"}
+    edit_json(path, rope_parameters=..., rope_scaling=older, rope_theta=1e4, partial_rotary_factor=0.5)
+    assert describe(tmp_path).config == newer
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_what_published_configs_set_is_known(family: str, tmp_path: Path) -> None:
+    """Settings beside those that transformers 5 writes, as they stand in the config.json files on the hub."""
+    tiny_llama(tmp_path, family)
+    edit_json(tmp_path / "config.json", **PUBLISHED[family])
+    reference = transformers.AutoConfig.from_pretrained(tmp_path)
+    ours = describe(tmp_path).config
+    assert isinstance(ours, LlamaConfig)
+    theta = reference.rope_parameters.get("full_attention", reference.rope_parameters)["rope_theta"]
+    assert ours.rotary.rope_theta == theta
+    assert list(ours.layer_types or ["full_attention"] * 3) == list(
+        getattr(reference, "layer_types", None) or ["full_attention"] * 3
+    )
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "smollm3", "mistral", "ministral", "gemma 2", "exaone 4"])
+def test_layer_types_that_a_config_leaves_out_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    tiny_llama(tmp_path, name)
+    path = tmp_path / "config.json"
+    edit_json(path, layer_types=..., max_window_layers=..., no_rope_layers=...)
+    edit_json(path, use_sliding_window=True, sliding_window=5, num_hidden_layers=30)
+    reference = transformers.AutoConfig.from_pretrained(tmp_path)
+    ours = read_settings(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
+    theirs = getattr(reference, "layer_types", None) or ["sliding_attention"] * 30  # Mistral's all
+    assert list(ours["layer_types"]) == list(theirs)
+
+
+def test_gemma_reads_its_own_activation(tmp_path: Path) -> None:
+    tiny_llama(tmp_path, "gemma 2")
+    edit_json(tmp_path / "config.json", hidden_act="silu", hidden_activation="gelu_pytorch_tanh")
+    ours = describe(tmp_path).config
+    assert isinstance(ours, LlamaConfig) and ours.hidden_act == "gelu_pytorch_tanh"
 
 
 LEAVING_OUT = (

@@ -85,7 +85,7 @@ def test_weights_that_keep_their_types_are_views_of_the_files(written: Path) -> 
     maps = Path("/proc/self/maps")
     for name, parameter in single.named_parameters():
         assert torch.equal(parameters[name].float(), parameter), name
-        if maps.exists():
+        if maps.exists() and "qkv_proj" not in name:  # three weights of the files, joined
             assert lies_in_a_file(parameters[name], maps.read_text()), name
 
 

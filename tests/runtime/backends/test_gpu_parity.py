@@ -295,3 +295,15 @@ def test_rows_of_a_cache_are_copied_as_numpy_copies_them(device: Device) -> None
     buffer.row(1).fill_with_zeros()
     cache[1] = 0
     np.testing.assert_array_equal(buffer.numpy(), cache)
+
+
+@pytest.mark.parametrize(("source", "target", "count"), [(0, 5, 5), (6, 2, 4), (3, 0, 7), (1, 0, 9)])
+def test_slots_of_a_row_are_copied_as_numpy_copies_them(
+    device: Device, source: int, target: int, count: int
+) -> None:
+    """Apart, side by side, and over each other: one copy of CUDA's must not read what it has written."""
+    cache = np.random.default_rng(0).standard_normal((3, 4, 10, 8)).astype(np.float16)
+    buffer = upload_array(device, "a test", cache)
+    buffer.copy_slots(1, source, target, count)
+    cache[1, :, target : target + count] = cache[1, :, source : source + count].copy()
+    np.testing.assert_array_equal(buffer.numpy(), cache)

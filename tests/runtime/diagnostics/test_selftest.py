@@ -202,7 +202,7 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
         "parts of 7 tokens, batch 1 and 2",
     ]
     assert [(each.what, each.reason) for each in result.skipped] == [
-        ("2 of 7 samples", "81 tokens are needed, it takes 60"),  # prompts of 48, and 33 new tokens
+        ("2 of 7 samples", "65 tokens are needed, it takes 60"),  # prompts of 48, and 17 new tokens
         ("prompts of 128, 129 tokens", "129 tokens are needed, it takes 60"),
         ("full context", "256 tokens are needed, it takes 60"),
     ]
@@ -212,14 +212,14 @@ def test_what_a_smaller_plan_cannot_take_is_skipped_and_said(own_bundle: Path) -
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_plan_that_takes_a_single_sample(batch: int, own_bundle: Path) -> None:
-    with emulated_gpu(narrowed(own_bundle, batch, 40)):
+    with emulated_gpu(narrowed(own_bundle, batch, 30)):
         result = selftest(own_bundle)
     assert result.passed and result.skipped[0].what == "6 of 7 samples"
     assert [c.case for c in result.comparisons][1] == f"greedy, batch {batch}, padded"
 
 
 def test_nothing_compared_is_no_pass(own_bundle: Path) -> None:
-    with emulated_gpu(narrowed(own_bundle, 2, 33)):  # the shortest sample has 34
+    with emulated_gpu(narrowed(own_bundle, 2, 17)):  # the shortest sample has 18
         result = selftest(own_bundle)
     assert result.comparisons == () and len(result.skipped) == 3
     assert not result.passed
