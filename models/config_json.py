@@ -21,7 +21,7 @@ HARMLESS = {
 }  # fmt: skip
 # Settings of published checkpoints that say nothing as long as they have this value.
 HARMLESS_AS = {"is_causal": True, "is_llama_config": True, "full_attn_mod": 1, "interpolate_factor": 1}
-OFF = (False, "", [], {})  # what an unknown setting may be
+OFF: tuple[object, ...] = (False, "", [], {})  # what an unknown setting may be
 
 
 def read_count(config: Json, name: str) -> int:

@@ -303,9 +303,9 @@ def test_optimum_exports_a_modernbert_to_the_same_vectors(tmp_path: Path) -> Non
     save_tiny_encoder(tmp_path / "plain", "ModernBert")
     options: dict[str, Any] = {"target": ["cpu"], "precision": ["fp32"]}
     export(tmp_path / "plain", tmp_path / "ours", **options)
-    other = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
+    other: dict[str, Any] = {"exporter": "optimum", "optimum_python": str(OPTIMUM_PYTHON)}
     result = export(tmp_path / "plain", tmp_path / "theirs", **options, **other)
-    assert result.manifest.exporter is not None
+    assert result.manifest.source["exporter"] == "optimum"
     with TextEncoder.load(tmp_path / "ours") as ours, TextEncoder.load(tmp_path / "theirs") as theirs:
         pairs = zip(ours.features(SHORT_AND_LONG), theirs.features(SHORT_AND_LONG), strict=True)
         for one, another in pairs:

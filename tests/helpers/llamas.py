@@ -131,9 +131,10 @@ def tiny_llama(folder: Path, name: str, **changes: Any) -> Any:
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     tied = model.get_input_embeddings().weight if config.tie_word_embeddings else None
     with torch.no_grad():
-        for parameter in model.parameters():
+        for own, parameter in model.named_parameters():
             if parameter.dim() == 1:  # norms and biases, which are all alike at first
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+                spread = 0.02 if own.endswith("bias") else 0.2  # larger ones would drown what a token says
+                parameter.add_(torch.randn_like(parameter) * spread)
             elif parameter is not tied:  # else a token's likeliest successor is itself
                 parameter.mul_(4)
     model.save_pretrained(folder)
