@@ -16,6 +16,7 @@ import torch
 
 from planforge.exporter import export
 from planforge.exporter.calibration.blocks import choose_blocks
+from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import DEMOS, resolve_source
 from planforge.exporter.errors import ExportError
@@ -23,9 +24,11 @@ from planforge.exporter.graphs import plan_artifacts
 from planforge.exporter.limits import CAPS, Gaps
 from planforge.exporter.passes.quantize import quantize
 from planforge.exporter.precisions import PRECISIONS, resolve_precisions
+from planforge.exporter.reference.model import load_our_model, rest
 from planforge.exporter.reference.passages import TextMetrics
 from planforge.exporter.reference.rounding import Rounding
 from planforge.exporter.request import list_usual_precisions
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.diagnostics.metrics import Metrics
 from planforge.runtime.errors import InputError
 
@@ -312,3 +315,17 @@ def test_the_caps_are_those_of_the_design() -> None:
             assert tuple(CAPS[name][n] for n in names) == caps
     assert CAPS["fp32-kv8"] == CAPS["int8"]
     assert set(CAPS) == set(PRECISIONS)
+
+
+def test_weights_to_compare_with_are_read_from_what_the_model_holds_then(llama_demo_bundle: Path) -> None:
+    """So a model that rests keeps no second copy of its weights in fp32."""
+    model = load_our_model(DEMOS / "llama-demo", max_length=64)
+    calibration = read_calibration(Bundle.open(llama_demo_bundle), model)
+    name = "layers.0.mlp.down_proj.weight"
+    while_awake = calibration.blocks[8][name].dequantize()
+    rest(model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    np.testing.assert_array_equal(calibration.blocks[8][name].dequantize(), while_awake)
+    parameter = model.get_parameter(name)
+    parameter.data = torch.zeros_like(parameter)  # not in place: what a model holds that rests is its file
+    assert not calibration.blocks[8][name].dequantize().any()
