@@ -50,7 +50,10 @@ class Rotary:
 
     def __post_init__(self) -> None:
         if self.rope_type not in STRETCHES:
-            raise ValueError(f"rope_type={self.rope_type!r} is not one of {', '.join(STRETCHES)}")
+            raise ValueError(
+                f"rope_type={self.rope_type!r} is not one of {', '.join(STRETCHES)}; docs/add-a-model.md says"
+                " where another is added"
+            )
         check_number(self, "rope_theta", "factor", "partial_rotary_factor", "attention_factor", above=0)
         check_number(self, "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", above=0)
         check_number(self, "mscale", "mscale_all_dim")
