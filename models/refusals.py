@@ -101,12 +101,17 @@ def refuse_kind(folder: Path | str, config: Json, with_optimum: bool = False) ->
 
 
 def find_experts(config: Json) -> str:
-    """Return the setting that tells a mixture of experts, such as "num_experts=8"; empty for other models."""
+    """Return the setting that tells a mixture of experts, such as "num_experts=8"; empty for other models.
+
+    Where no setting says how many there are, the model's type does.
+    """
     for part in list_parts(config):
         for name in EXPERTS:
             if type(part.get(name)) is int and part[name] > 1:
                 return f"{name}={part[name]}"
-    return ""
+    kind = str(config.get("model_type"))
+    says_nothing = not any(name in part for part in list_parts(config) for name in EXPERTS)
+    return f"model_type={kind}" if says_nothing and (kind == "mixtral" or "moe" in kind) else ""
 
 
 def list_parts(config: Json) -> Iterator[Json]:

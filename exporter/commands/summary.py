@@ -75,7 +75,8 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     heads = manifest.encoder.heads if manifest.encoder else ()
     example = "Once upon a time" if manifest.task == "text-generation" else "your text"
     question = ' --question "your question"' if "question_answering" in heads else ""
-    steps.append(f'Next:  planforge run {bundle} "{example}"{question}')
+    chat = "--chat " if "chat_template" in manifest.tokenizer else ""
+    steps.append(f'Next:  planforge run {bundle} {chat}"{example}"{question}')
     if manifest.plans:
         steps.append(
             f"       planforge selftest {bundle}   # on a machine with a GPU: does a plan give the same?"

@@ -63,8 +63,9 @@ def export_with_optimum(checkpoint: Path, out: Path, python: str | None = None) 
     task = choose_task(checkpoint)
     if python is None and importlib.util.find_spec("optimum") is None:
         kind = read_json(checkpoint / "config.json", missing={}).get("model_type", "this model")
+        by = "is exported by optimum" if kind in MODEL_TYPES else "may be exported by a newer optimum"
         raise ExportError(
-            f"{kind} is exported by optimum, which is not here, as it wants transformers < 4.58:"
+            f"{kind} {by}, which is not here, as it wants transformers < 4.58:"
             f" {ENVIRONMENT}; then --optimum-python {VENV}/bin/python"
         )
     if python is not None and os.path.isdir(python):  # the environment's folder

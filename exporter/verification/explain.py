@@ -44,8 +44,9 @@ INSIDE = (
     " that add up"
 )
 LOSS = (
-    "every node of it is inside its band, so this precision may lose too much of this model on these texts:"
-    " leave it out of --precision, or judge it by texts of yours, --prompts FILE; else look at what feeds it"
+    "no node of it differs by more than its numbers explain, so this precision may lose too much of this"
+    " model on these texts, as of untrained weights (docs/quantize.md): export another one, judge it by texts"
+    " of yours with --prompts FILE, or write it without a verdict, --no-verify; else look at what feeds it"
     " (the cache, the padding), or at longer texts"
 )
 ADD_FP32 = (

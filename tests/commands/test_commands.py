@@ -193,6 +193,11 @@ def test_the_summary_says_what_was_made_and_the_next_command(demo_bundle: Path) 
     assert any(f"planforge selftest {demo_bundle}" in line for line in found.notes)
 
 
+def test_the_next_command_of_a_bundle_that_chats_is_a_chat(llama_demo_bundle: Path) -> None:
+    notes = summarize_bundle(llama_demo_bundle).notes
+    assert any(f'planforge run {llama_demo_bundle} --chat "Once upon a time"' in line for line in notes)
+
+
 def test_inspect_reads_an_onnx_file_and_a_plan(demo_bundle: Path) -> None:
     graph = next((demo_bundle / "onnx").glob("decoder.inplace.fp16*.onnx"))
     shown = json.loads(planforge("inspect", graph, "--json").stdout)

@@ -91,6 +91,12 @@ def test_a_mixture_of_experts_is_named(kind: str, tmp_path: Path) -> None:
         refuse_kind(tmp_path, {"model_type": kind, **MIXTURES[kind]}, with_optimum=True)
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "olmoe"])
+def test_a_mixture_is_told_by_its_type_where_no_setting_does(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"{kind} is a mixture of experts \(model_type={kind}\)"):
+        refuse_kind(tmp_path, {"model_type": kind})
+
+
 def test_a_mixture_that_optimum_exports_is_left_to_it(tmp_path: Path) -> None:
     config = {"model_type": "gpt_oss", "num_local_experts": 32}
     with pytest.raises(ValueError, match=r"optimum may export it: planforge export --exporter optimum"):
