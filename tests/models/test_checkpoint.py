@@ -229,7 +229,7 @@ def test_a_pickle_is_never_opened_and_the_way_out_is_named(
 
 
 def test_an_unknown_model_type_lists_the_known_ones(folder: Path, tiny: Transformers) -> None:
-    for model_type in ("mixtral", None, ["gpt2"]):
+    for model_type in ("rwkv", None, ["gpt2"]):
         edit_config(folder, model_type=model_type)
         message = refusal(folder)
         assert repr(model_type) in message and "'gpt2'" in message
