@@ -114,25 +114,36 @@ def test_what_a_config_asks_for_and_is_not_known_is_named(
 # As published: SmolLM2 135M and 1.7B-Instruct, Phi-4-mini-instruct, gemma-2-9b, a mirror of Llama 3.2.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "llama 2": {
-        **{"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 1e5},
-        **{"rope_parameters": None, "pretraining_tp": 1, "use_cache": True, "torch_dtype": "bfloat16"},
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "rope_parameters": None,
+        "rope_scaling": None,
+        "rope_theta": 1e5,
+        "pretraining_tp": 1,
+        "use_cache": True,
+        "torch_dtype": "bfloat16",
         "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"fp16": "float16"}},
     },
     "llama 3.1": {"unsloth_fixed": True, "pretraining_tp": 1, "mlp_bias": False, "_name_or_path": "x"},
     "phi-4-mini": {
-        **{"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
-        **{"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attention_bias": False},
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "mlp_bias": False,
+        "attention_bias": False,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
         "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
     },
     "gemma 2": {"sliding_window_size": WINDOW, "cache_implementation": "hybrid", "hidden_act": "gelu"},
     "gemma 3": {
-        **{
-            "rope_parameters": None,
-            "rope_local_base_freq": 10000,
-            "rope_theta": 1000000,
-            "rope_scaling": None,
-        },
-        **{"cache_implementation": "hybrid", "layer_types": None, "sliding_window_pattern": 6},
+        "rope_parameters": None,
+        "rope_local_base_freq": 10000,
+        "rope_theta": 1000000,
+        "rope_scaling": None,
+        "cache_implementation": "hybrid",
+        "layer_types": None,
+        "sliding_window_pattern": 6,
     },
 }
 
@@ -153,11 +164,10 @@ def test_what_transformers_reads_of_rotary_settings_beside_each_other(tmp_path: 
     tiny_llama(tmp_path, "llama 3.1")
     path = tmp_path / "config.json"
     newer = describe(tmp_path).config
-    edit_json(path, rope_parameters={k: v for k, v in LLAMA3.items() if k != "rope_theta"}, rope_theta=5e5)
+    baseless = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
+    edit_json(path, rope_parameters=baseless, rope_theta=5e5)
     assert describe(tmp_path).config == newer
-    edit_json(
-        path, rope_parameters=PLAIN, rope_scaling={k: v for k, v in LLAMA3.items() if k != "rope_theta"}
-    )
+    edit_json(path, rope_parameters=PLAIN, rope_scaling=baseless)
     assert describe(tmp_path).config == newer
 
 
@@ -205,9 +215,9 @@ def test_gemma_reads_its_own_activation(tmp_path: Path) -> None:
 
 
 LEAVING_OUT = (
-    *("qwen3", "smollm3", "gemma", "gemma 2", "gemma 3", "phi-3", "olmo 2", "olmo 3", "exaone 4"),
-    *("ministral", "seed-oss"),
-)
+    "qwen3", "smollm3", "gemma", "gemma 2", "gemma 3", "phi-3", "olmo 2", "olmo 3", "exaone 4",
+    "ministral", "seed-oss",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LEAVING_OUT)
