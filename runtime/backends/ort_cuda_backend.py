@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError
-from .backend import Array, Arrays, Buffer, Buffers, LoadRequest, Shape
+from .backend import Array, Arrays, Buffer, Buffers, LoadRequest, Shape, Step
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact
@@ -91,6 +92,9 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         on_device = check_buffers(buffers, self.output_names, self)
         with self.turn():
             return super().run(inputs, on_device, outputs)
+
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+        return partial(self.run, buffers=buffers, outputs=outputs)
 
     def bind_buffer(self, binding: Any, name: str, buffer: Buffer) -> None:
         assert isinstance(buffer, DeviceBuffer)

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..errors import BackendError, ClosedError, InputError
-from .backend import Array, Arrays, Buffers, Shape
+from .backend import Array, Arrays, Buffers, Shape, Step
 from .cuda_memory import Device, Graph, Memory
 from .device_buffer import DeviceBuffer, DeviceProgram, Staging, check_buffers, make_buffer
 from .runtime_cache import RuntimeCache
@@ -175,6 +176,9 @@ class TensorRtProgram(DeviceProgram):
             if not lane.context.set_input_shape(name, shape):
                 raise BackendError(f"{self.name} refuses the shape {shape} of {name!r}")
         lane.shapes = shapes
+
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+        return partial(self.run, buffers=buffers, outputs=outputs)
 
     def resolve_shapes(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:
         """Return the profile for inputs of these shapes, and every tensor's shape."""

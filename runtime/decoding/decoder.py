@@ -110,7 +110,7 @@ class DecoderRun:
         """
         ids = np.asarray(tokens, np.int64)[:, None]
         valid = np.ones_like(ids, bool) if active is None else np.asarray(active, bool)[:, None]
-        return self.step(ids, valid, range(len(tokens)), outputs)
+        return self.step(ids, valid, np.arange(len(tokens)), outputs)
 
     def extend(
         self, tokens: Sequence[int], chunk: int = SCORE_CHUNK, outputs: Sequence[str] = LOGITS
@@ -118,7 +118,7 @@ class DecoderRun:
         """Run several tokens behind the cache at batch 1; yield the logits (T, V) behind them in chunks."""
         for start in range(0, len(tokens), chunk):
             ids = np.asarray([tokens[start : start + chunk]], np.int64)
-            yield self.step(ids, np.ones_like(ids, bool), range(ids.shape[1]), outputs)
+            yield self.step(ids, np.ones_like(ids, bool), np.arange(ids.shape[1]), outputs)
 
     def truncate(self, length: int) -> int:
         """Forget all but the first `length` tokens of every row, or all; see `Cache.truncate`."""
@@ -130,13 +130,13 @@ class DecoderRun:
             self.cache.repeat(times)
 
     def step(
-        self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
+        self, ids: Array, valid: Array, logit_rows: Sequence[int] | Array, outputs: Sequence[str] = LOGITS
     ) -> Array:
         """Run the graph once; return the scores (N, ...) of `logit_rows`, flat indices into its B * T."""
         return read_scores(self.run_graph(ids, valid, logit_rows, outputs))
 
     def run_graph(
-        self, ids: Array, valid: Array, logit_rows: Sequence[int], outputs: Sequence[str]
+        self, ids: Array, valid: Array, logit_rows: Sequence[int] | Array, outputs: Sequence[str]
     ) -> dict[str, Array]:
         """Run the graph once; return the named results."""
         self.reservation.use()

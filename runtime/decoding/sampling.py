@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite, log
 from numbers import Integral, Real
 from typing import Any
 
@@ -27,6 +28,7 @@ from .processors import (
 
 Logits = npt.NDArray[np.floating]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+FAR = 40.0  # logits whose exponentials need not be scaled: 2^60 of them can be added in float32
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,9 @@ def choose(
     if sampling.greedy:
         if sampling.processes:
             logits = process(logits, histories, sampling)
-        else:
+        likeliest: npt.NDArray[np.int64] = logits.argmax(axis=-1)  # the first NaN of a row that has one
+        if not all(isfinite(row[token]) for row, token in zip(logits, likeliest, strict=True)):
             check_logits(logits)
-        likeliest: npt.NDArray[np.int64] = logits.argmax(axis=-1)
         return likeliest
     scores = process(logits, histories, sampling)
     if len(generators) != len(scores):
@@ -214,13 +216,23 @@ def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
 def compute_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return the log-probabilities that the model itself gives to tokens, (B,) or (B, N).
 
-    Logits are (B, V) of any float type, before any processing.
+    Logits are (B, V) of any float type, before any processing. A row at a time stays in the processor's
+    caches.
     """
-    check_logits(logits)
-    highest = logits.max(axis=-1, keepdims=True)
-    total = np.exp(logits - highest).sum(axis=-1, dtype=np.float64, keepdims=True)
-    picked = np.take_along_axis(logits, ids.reshape(len(logits), -1), axis=-1).astype(np.float64)
-    return (picked - highest - np.log(total)).reshape(ids.shape)  # type: ignore[no-any-return]
+    logprobs = np.empty(ids.shape)
+    for b, (row, tokens) in enumerate(zip(logits, ids, strict=True)):
+        logprobs[b] = row[tokens].astype(np.float64) - compute_log_sum(row)
+    return logprobs
+
+
+def compute_log_sum(row: Logits) -> float:
+    """Return the logarithm of the sum of the exponentials of a row of logits (V,)."""
+    highest = float(np.maximum.reduce(row))  # of a row with NaN, NaN
+    if abs(highest) < FAR:  # neither the sum overflows, nor what counts in it vanishes
+        return log(np.add.reduce(np.exp(row), dtype=np.float32))
+    if not isfinite(highest):
+        check_logits(row[None])
+    return highest + log(np.add.reduce(np.exp(row - row.dtype.type(highest)), dtype=np.float32))
 
 
 def check_logits(logits: Logits) -> None:

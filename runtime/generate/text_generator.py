@@ -352,6 +352,7 @@ class TextGenerator(Model):
             )
             for number, place in enumerate(places):
                 rows[place].take(chosen, number)
+            del scores  # the next step's go into the same memory
             yield time.perf_counter() - start
             active = [row.finish_reason is None for row in rows]
             if not any(active):
@@ -369,6 +370,7 @@ class TextGenerator(Model):
             scores = run.prefill([row.prompt[row.reused :]], outputs=outputs)
             while True:
                 accepted = row.accept(drafts, scores)
+                del scores  # the next step's go into the same memory
                 yield time.perf_counter() - start
                 if row.finish_reason is not None:
                     return

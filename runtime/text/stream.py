@@ -81,6 +81,8 @@ class StopStrings:
 
     def push(self, piece: str) -> str:
         """Take the next piece of text; return what may be shown, nothing once one was found."""
+        if not self._strings:
+            return piece
         if self.found is not None:
             return ""
         text = self._held + piece

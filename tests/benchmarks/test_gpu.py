@@ -27,6 +27,7 @@ from benchmarks.systems import system_named
 from benchmarks.systems.system import Skip
 from benchmarks.workshop import Prepared, Workshop
 from planforge.runtime import TextGenerator, Translator
+from planforge.runtime.backends.ort_backend import OrtStep
 from planforge.runtime.text.tokenizer import Tokenizer
 
 from ..helpers.emulated_gpu import emulated_gpu
@@ -170,14 +171,14 @@ def test_the_first_token_and_the_later_ones_have_their_own_times(
 
     def slowed(*arguments: Any, **options: Any) -> Any:
         model = TextGenerator.load(demo_bundle, backend="ort-cpu", precision="fp32")
-        run = model.decoder.program.run
+        call = OrtStep.__call__
 
-        def slow(inputs: Mapping[str, Any], *more: Any) -> Any:
-            results = run(inputs, *more)
+        def slow(self: OrtStep, inputs: Mapping[str, Any]) -> Any:
+            results = call(self, inputs)
             time.sleep(prefill if inputs["input_ids"].shape[1] > 1 else step)
             return results
 
-        monkeypatch.setattr(model.decoder.program, "run", slow)
+        monkeypatch.setattr(OrtStep, "__call__", slow)
         return model
 
     monkeypatch.setattr(planforge, "load", slowed)

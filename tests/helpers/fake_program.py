@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from planforge.runtime.backends.backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape
+from planforge.runtime.backends.backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape, Step
 
 
 class FakeProgram:
@@ -38,6 +39,9 @@ class FakeProgram:
                 bound[name][...] = value
         wanted = results if outputs is None else outputs
         return {name: results[name] for name in wanted if name not in bound}
+
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+        return partial(self.run, buffers=buffers, outputs=outputs)
 
     def close(self) -> None:
         self.closed = True

@@ -27,7 +27,7 @@ from planforge.exporter.tracing.onnx_export import trace
 from planforge.exporter.tracing.recipes import Choices
 from planforge.exporter.tracing.recipes import decoder as recipes
 from planforge.models import GPT2, load_model
-from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram
+from planforge.runtime.backends.ort_backend import OrtBuffer, OrtProgram, OrtStep
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.decoding.cache import Context, GroupQueryCache
 from planforge.runtime.decoding.decoder import Decoder, DecoderRun, pad
@@ -276,13 +276,13 @@ def test_several_tokens_on_a_past_run_row_by_row_and_all_else_at_once(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes: list[tuple[int, int]] = []
-    original = tiny.fp32.program.run
+    original = OrtStep.__call__
 
-    def watched(inputs: Any, *rest: Any) -> Any:
+    def watched(self: OrtStep, inputs: Any) -> Any:
         shapes.append(inputs["input_ids"].shape)
-        return original(inputs, *rest)
+        return original(self, inputs)
 
-    monkeypatch.setattr(tiny.fp32.program, "run", watched)
+    monkeypatch.setattr(OrtStep, "__call__", watched)
     run = tiny.fp32.start(3, CAPACITY)
     run.prefill([[1, 2], [3], [4, 5, 6]])
     run.decode([7, 8, 9])

@@ -108,9 +108,10 @@ def test_two_programs_cannot_share_a_cache(opened: tuple[EmulatedCuda, Any, Any]
     other = tensorrt_backend.TensorRtBackend("tensorrt-rtx", bundle, LoadRequest()).open(bundle, artifact)
     cache = slots(program, artifact)
     step(cache)
-    cache.program = other
+    others = slots(other, artifact)
+    others.buffers = cache.buffers
     with pytest.raises(InputError, match=r"'present\.0\.key' is the cache of another program or plan"):
-        step(cache, 1)
+        step(others, 1)
 
 
 def test_memory_of_the_host_is_refused(opened: tuple[EmulatedCuda, Any, Any]) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -261,6 +263,50 @@ def test_ort_writes_an_output_into_the_buffer_of_its_input(tmp_path: Path) -> No
         assert program.run({"y": full(5, 2, 3)}, {"x": buffer, "sum": buffer}) == {}
         np.testing.assert_array_equal(buffer.numpy(), full(5 * step, 2, 3))
     assert buffer.array.ctypes.data == address == buffer.value.data_ptr()
+
+
+def test_a_bound_graph_computes_what_a_run_computes(tmp_path: Path) -> None:
+    program = OrtProgram(onnx_file(tmp_path, "Add", ADD), threads=1)
+    buffer = program.allocate("x", (2, 3))
+    buffer.array[:] = 5
+    step = program.bind({"x": buffer}, ["sum"])
+    for value in (1, 2, 3):
+        np.testing.assert_array_equal(step({"y": full(value, 2, 3)})["sum"], full(5 + value, 2, 3))
+    np.testing.assert_array_equal(step({"y": full(4, 1, 3)})["sum"], full(9, 2, 3))  # another shape
+    np.testing.assert_array_equal(step({"y": np.full((2, 3), 6, np.int64)})["sum"], full(11, 2, 3))
+    with pytest.raises(errors.BackendError, match="Got: 4 Expected: 3"):
+        step({"y": full(1, 2, 4)})
+    np.testing.assert_array_equal(step({"y": full(7, 2, 3)})["sum"], full(12, 2, 3))
+    program.close()
+    with pytest.raises(errors.ClosedError):
+        step({"y": full(7, 2, 3)})
+
+
+def test_a_bound_graph_leaves_alone_what_somebody_still_has(tmp_path: Path) -> None:
+    program = OrtProgram(onnx_file(tmp_path, "Add", ADD), threads=1)
+    step = program.bind({})
+
+    def add(value: float) -> Array:
+        return step({"x": full(value, 2, 3), "y": full(1, 2, 3)})["sum"]
+
+    kept = [add(value) for value in range(4)]
+    rows = [add(value)[1] for value in range(4, 8)]  # a view keeps the whole
+    for value, array in enumerate(kept):
+        np.testing.assert_array_equal(array, full(value + 1, 2, 3))
+    for value, row in enumerate(rows, 4):
+        np.testing.assert_array_equal(row, full(value + 1, 3))
+    addresses = {add(value).ctypes.data for value in range(3)}
+    assert len(addresses) == 1  # nobody has them: the memory is taken again
+    assert not addresses & {array.ctypes.data for array in kept}
+
+
+def test_a_closed_program_frees_its_session_though_a_cache_is_bound_to_it(tmp_path: Path) -> None:
+    program = OrtProgram(onnx_file(tmp_path, "Add", ADD), threads=1)
+    step = program.bind({})
+    session = weakref.ref(program.session)
+    program.close()
+    gc.collect()
+    assert session() is None and step is not None
 
 
 @pytest.mark.parametrize("bound", [["a"], ["b"], ["a", "b"], []])

@@ -39,13 +39,13 @@ def calls_of(model: Translator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that names each run of the encoder and the decoder from now on."""
     calls: list[str] = []
     for name, program in (("encoder", model.encoder.program), ("decoder", model.decoder.program)):
-        run = program.run
+        execute = program.execute
 
-        def noted(*arguments: Any, name: str = name, run: Any = run) -> Any:
+        def noted(*arguments: Any, name: str = name, execute: Any = execute) -> Any:
             calls.append(name)
-            return run(*arguments)
+            return execute(*arguments)
 
-        monkeypatch.setattr(program, "run", noted)
+        monkeypatch.setattr(program, "execute", noted)
     return calls
 
 
