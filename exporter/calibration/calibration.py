@@ -26,7 +26,7 @@ from ..passes.weight_files import load_graph
 from ..passes.weights import read_array
 from ..precisions import PRECISIONS
 from ..reference.model import is_module
-from .blocks import QuantizedWeights, choose_blocks, select_known_weights
+from .blocks import Measure, QuantizedWeights, choose_blocks, select_known_weights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -41,6 +41,7 @@ Array = npt.NDArray[np.float32]
 # the coarser steps.
 HEADROOM = 1.25
 SEARCHED = 8  # texts with which a rounding is chosen; more of them judge it
+QUICKLY_SEARCHED = 1  # with which it is, where one tells enough
 CALIBRATION_ROWS = 2048  # that are kept of what a linear reads; half as many give nearly the same
 
 
@@ -92,10 +93,12 @@ def calibrate(
     model: ReferenceModel,
     graphs: Mapping[str, ir.Model],
     progress: Callable[[str], None] = lambda line: None,
+    quantizer: str = "gptq",
 ) -> Calibration:
-    """Calibrate a model for the precisions of the examined bundle, whose graphs are given by recipe id."""
-    gaps = partial(examiner.thin(SEARCHED).measure_gaps, model)
-    rough_gaps = partial(examiner.thin(SEARCHED // 4).measure_gaps, model)
+    """Calibrate a model for the precisions of the examined bundle, whose graphs are given by recipe id.
+
+    `quantizer` is one of `QUANTIZERS`.
+    """
     run = partial(examiner.run_calibration_texts, model)
     manifest = examiner.bundle.manifest
     kinds = [PRECISIONS[artifact.precision] for artifact in manifest.artifacts]
@@ -114,12 +117,13 @@ def calibrate(
             progress("calibrating int8: rows")
             products = choose_row_products(model, in_ort[0].graph, run)
         weights = select_known_weights(in_ort, model)
-        sample = partial(sample_rows, model, run=run, coarse=True)
+        sample = partial(sample_rows, model, run=run, coarse=True) if quantizer == "gptq" else None
+        measures = make_measures(examiner, model)
         tables = {str(table.name) for graph in in_ort for _, table in find_lookups(graph.graph)}
         for b in bits:
             by_rows = {name for names in products for name in names} if b == 8 else set()
             by_blocks = {name: read for name, read in weights.items() if name not in by_rows}
-            blocks[b] = choose_blocks(by_blocks, b, sample, gaps, tables, rough_gaps, progress)
+            blocks[b] = choose_blocks(by_blocks, b, sample, measures, tables, progress)
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.precision == "fp16":
@@ -128,6 +132,14 @@ def calibrate(
             ranges = measure_ranges(examiner, artifact, graphs)
             fp32_nodes[artifact.recipe_id] = choose_fp32_nodes(graph, ranges)
     return Calibration(blocks, scales, products, fp32_nodes)
+
+
+def make_measures(examiner: AnyExaminer, model: ReferenceModel) -> list[Measure]:
+    """Return what measures the loss of a rounding, the quickest first; one where there are few texts."""
+    examiners = [examiner.thin(texts) for texts in (QUICKLY_SEARCHED, SEARCHED)]
+    if all(thinned is examiner for thinned in examiners):
+        examiners = [examiner]
+    return [partial(thinned.measure_gaps, model) for thinned in examiners]
 
 
 def measure_ranges(
@@ -299,7 +311,7 @@ def read_calibration(bundle: Bundle, model: ReferenceModel) -> Calibration:
         for key, rule in artifact.quantization.get("rows", {}).items():
             names = tuple(key.split("+"))
             weight = np.concatenate([tensors[name].detach().numpy() for name in names]).T  # (K, N)
-            own_rule = RowRule(rule["zero"], rule["floor"], rule["absolute"])
+            own_rule = RowRule(rule["zero"], rule["floor"], rule["absolute"], rule.get("step"))
             products[names] = read_product(graph, names[0], own_rule, weight)
         for spec in artifact.inputs:
             scale = graph.initializers.get(f"{spec.name}.scale")

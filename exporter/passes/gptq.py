@@ -1,63 +1,92 @@
-"""Rounds weights with GPTQ, so that their products, not they themselves, stay close."""
+"""Rounds weights with GPTQ, so that their products, not they themselves, stay close.
+
+M rows of activations x, K columns of them, N results
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Array = npt.NDArray[np.float32]
 
 DAMPING = 0.01  # of the mean of the diagonal of x^T x, added to it
-COLUMNS = 64  # that are rounded before the error moves on to all later ones
+STRIP = 512  # columns of x^T x that are computed at a time
+# A row's error reaches those of its group first, then those of its block, then all others: products of few
+# rows are slow, and many rows do not fit the processor's cache.
+BLOCK = 256
+GROUP = 16
 
 
 def round_to_nearest(weight: Array, scale: Array, low: int, top: int) -> npt.NDArray[np.int8]:
     """Return `weight` / `scale`, rounded to integers from `low` to `top`."""
-    rounded: npt.NDArray[np.int8] = np.clip(np.rint(weight / scale), low, top).astype(np.int8)
-    return rounded
+    rounded = np.asarray(weight / scale, np.float32)
+    np.rint(rounded, out=rounded)
+    np.clip(rounded, low, top, out=rounded)
+    return rounded.astype(np.int8)
 
 
-def factorize_inverse(hessian: Array) -> Array:
-    """Return U, upper triangular, with U^T U the inverse of a symmetric matrix (K, K).
+def factorize(x: Tensor) -> Tensor:
+    """Return F (K, K), lower triangular with a diagonal of ones, such that F^T e says what errors e lose.
 
-    The Cholesky factor of the matrix in reverse is a triangle R with R R^T the matrix, so U is its inverse:
-    a factorization less than inverting first. A diagonal of ones keeps it sound in float32.
+    x^T x, with `DAMPING`, is F D F^T for a diagonal D: errors e of a weight's column lose the sum of
+    D (F^T e)^2 in the products with x. F^T e of row j depends on the errors of the rows from j on alone.
     """
-    import torch  # whose factorizations take half as long
+    import torch
 
-    root = np.sqrt(np.diag(hessian))
-    even = torch.from_numpy(hessian / np.outer(root, root)).flip(0, 1)
-    lower, failed = torch.linalg.cholesky_ex(even)
+    K = x.shape[1]
+    power = torch.einsum("mk,mk->k", x, x)
+    root = (power + DAMPING * power.mean() + 1e-12).sqrt()
+    even = x / root  # whose products have a diagonal of ones, which keeps the factors sound in float32
+    hessian = torch.zeros(K, K)
+    for end in range(STRIP, K + STRIP, STRIP):  # the upper half is not read
+        hessian[end - STRIP : end, :end] = even[:, end - STRIP : end].T @ even[:, :end]
+    hessian.fill_diagonal_(1)
+    lower: Tensor
+    lower, failed = torch.linalg.cholesky_ex(hessian)
     if failed:
-        lower = torch.linalg.cholesky(even.double())
-    identity = torch.eye(len(even), dtype=lower.dtype)
-    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-    upper: Array = (inverse.flip(0, 1).numpy() / root).astype(np.float32)
-    return upper
+        lower = torch.linalg.cholesky(hessian.double()).float()
+    lower *= root[:, None]
+    lower /= lower.diagonal().clone()
+    return lower
 
 
 def round_with_gptq(weight: Array, scale: Array, low: int, top: int, x: Array) -> npt.NDArray[np.int8]:
     """Return `weight` (K, N) as integers whose products with rows like x (M, K), float32, stay closest.
 
-    A row's error goes into later rows; each row of `scale` (G, N), float32, is that of K / G rows. Frantar
-    et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
+    Each row of `scale` (G, N), float32, is that of K / G rows. Rows are rounded one after another, those that
+    meet the smallest activations last; each is shifted first by what makes up for the errors so far. Frantar
+    et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022; there
+    the errors move on through the inverse of x^T x, which takes more factorizing and rounds the same.
     """
-    K = len(weight)
-    shared = K // len(scale)
-    hessian = x.T @ x
-    hessian[np.diag_indices(K)] += DAMPING * np.trace(hessian) / K + 1e-12
-    order = np.argsort(-np.diag(hessian), kind="stable")
-    rest = weight[order].astype(np.float32)
-    upper = factorize_inverse(hessian[np.ix_(order, order)])
-    rounded = np.empty(weight.shape, np.int8)
-    for begin in range(0, K, COLUMNS):
-        end = min(begin + COLUMNS, K)
-        errors = np.empty((end - begin, weight.shape[1]), np.float32)
-        for i in range(begin, end):
-            own = scale[order[i] // shared]
-            q = round_to_nearest(rest[i], own, low, top)
-            rounded[order[i]] = q
-            errors[i - begin] = (rest[i] - q * own) / upper[i, i]
-            rest[i:end] -= np.outer(upper[i, i:end], errors[i - begin])
-        rest[end:] -= upper[begin:end, end:].T @ errors
+    import torch
+
+    K, N = weight.shape
+    rows = torch.from_numpy(x)
+    ordered = torch.einsum("mk,mk->k", rows, rows).argsort(stable=True)
+    factor = factorize(rows[:, ordered])
+    order = ordered.numpy()
+    weight = weight[order]
+    scale = scale[order // (K // len(scale))]
+    errors = np.empty((K, N), np.float32)
+    rounded = np.empty((K, N), np.int8)
+    for end in range(K, 0, -BLOCK):
+        begin = max(0, end - BLOCK)
+        shifts = factor[end:, begin:end].T @ torch.from_numpy(errors[end:])  # of a block's rows
+        for last in range(end, begin, -GROUP):
+            first = max(begin, last - GROUP)
+            group = shifts[first - begin : last - begin]
+            group.addmm_(factor[last:end, first:last].T, torch.from_numpy(errors[last:end]))
+            for row in range(last - 1, first - 1, -1):
+                later = slice(row + 1, last)
+                shift = np.einsum("k,kn->n", factor[later, row].numpy(), errors[later])
+                shift += group[row - first].numpy()
+                q = round_to_nearest(weight[row] + shift, scale[row], low, top)
+                errors[row] = weight[row] - q * scale[row]
+                rounded[order[row]] = q
     return rounded

@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float32]
 WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
 BLOCK_SIZES = (128, 64, 32)  # columns that share a scale
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
-PIECE_NUMBERS = 2**22  # of a weight that are rounded at a time: a table's may take gigabytes
+PIECE_NUMBERS = 2**18  # of a weight that are rounded at a time: as many as stay in the processor's cache
 LEAST_ROWS = 32  # narrower results, such as classes, stay as they are
 # Steps of a scale below the largest magnitude that int4 tries: clipping a little can round the rest better.
 # With 8 / 7 the extreme becomes -7, so that its opposite is there too.
@@ -104,12 +104,21 @@ def choose_scales(blocks: Array, bits: int) -> Array:
     largest = find_extremes(blocks)
     if bits == 4:  # the extreme itself becomes -8
         largest = -largest * (top / (top + 1))
-    scales = np.stack([largest * np.float32(clip / top) for clip in CLIPS[bits]])
+    clips = [clip / top for clip in CLIPS[bits]]
+    scales = np.stack([largest * np.float32(clip) for clip in clips])
     if len(scales) == 1:
         return np.asarray(scales[0])
-    rounded = (round_to_nearest(blocks, each[..., None], low, top) * each[..., None] for each in scales)
-    errors = np.stack([np.square(each - blocks).sum(-1) for each in rounded])
-    best: Array = np.take_along_axis(scales, errors.argmin(0)[None], 0)[0]
+    shares = blocks / largest[..., None]
+    lost = np.empty_like(shares)
+    rounded = np.empty_like(shares)
+    errors = []
+    for clip in clips:
+        np.multiply(shares, np.float32(1 / clip), out=lost)
+        np.rint(lost, out=rounded)
+        np.clip(rounded, low, top, out=rounded)
+        lost -= rounded
+        errors.append(np.einsum("nkb,nkb->nk", lost, lost) * np.float32(clip**2))
+    best: Array = np.take_along_axis(scales, np.argmin(errors, axis=0)[None], 0)[0]
     return best
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from planforge.exporter import export
-from planforge.exporter.calibration.blocks import choose_blocks
+from planforge.exporter.calibration.blocks import QuantizedWeights, choose_blocks
 from planforge.exporter.calibration.calibration import read_calibration
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import DEMOS, resolve_source
@@ -213,10 +213,10 @@ NAN = (math.nan, 0.0)
 @pytest.mark.parametrize(
     ("shares", "tried"),
     [
-        ({32: WELL, 128: WELL}, [32, 128]),
-        ({32: WELL, 128: FAR, 64: WELL}, [32, 128, 64]),
-        ({32: WELL, 128: FLIPS, 64: WELL}, [32, 128, 64]),
-        ({32: WELL, 128: NAN, 64: FAR}, [32, 128, 64]),
+        ({32: WELL, 128: WELL}, [128]),
+        ({32: WELL, 128: FAR, 64: WELL}, [128, 32, 64]),
+        ({32: WELL, 128: FLIPS, 64: WELL}, [128, 32, 64]),
+        ({32: WELL, 128: NAN, 64: FAR}, [128, 32, 64]),
     ],
 )
 def test_the_largest_block_inside_the_caps_is_taken(
@@ -224,7 +224,7 @@ def test_the_largest_block_inside_the_caps_is_taken(
 ) -> None:
     given = weights(a=256, b=128)
     asked = Asked(lambda rounding: losses(bits, *shares[rounding.activation_block]))
-    found = choose_blocks(given, bits, read_nothing, asked)
+    found = choose_blocks(given, bits, read_nothing, [asked])
     size = max(size for size, share in shares.items() if share == WELL)
     assert (found.size, asked.sizes) == (size, tried)
     assert {name: blocks.size for name, blocks in found.items()} == {"a": size, "b": size}
@@ -239,8 +239,42 @@ def test_the_largest_block_inside_the_caps_is_taken(
 @pytest.mark.parametrize("share", [FAR, FLIPS, NAN])
 def test_where_none_is_close_the_smallest_block_is_taken(share: tuple[float, float]) -> None:
     asked = Asked(lambda rounding: losses(8, *share))
-    assert choose_blocks(weights(a=256, b=128), 8, read_nothing, asked).size == 32
-    assert asked.sizes == [32]  # larger ones are no better: the gate will say so
+    assert choose_blocks(weights(a=256, b=128), 8, read_nothing, [asked]).size == 32
+    assert asked.sizes == [128, 32]  # none between is better: the gate will say so
+
+
+@pytest.mark.parametrize(
+    ("quick", "exact", "size", "asked_exactly"),
+    [
+        (0.29, FAR[0], 128, 0),  # so little that more texts need not tell
+        (0.31, WELL[0], 128, 1),
+        (0.31, FAR[0], 32, 2),
+        (2.6, WELL[0], 128, 1),
+        (2.8, WELL[0], 32, 0),  # so much that no size is asked of exactly
+        (math.nan, WELL[0], 32, 0),
+    ],
+)
+def test_a_quick_measure_decides_where_it_is_sure(
+    quick: float, exact: float, size: int, asked_exactly: int
+) -> None:
+    first = Asked(lambda rounding: losses(8, quick, 0.0))
+    last = Asked(lambda rounding: losses(8, exact, 0.0))
+    found = choose_blocks(weights(a=256, b=128), 8, read_nothing, [first, last])
+    assert (found.size, len(last.roundings)) == (size, asked_exactly)
+
+
+def test_whether_a_weight_is_there_rounds_none() -> None:
+    def fail() -> Array:
+        raise AssertionError("it was read")
+
+    there = QuantizedWeights(32, {"a": 8}, {"a": fail})
+    assert "a" in there and "b" not in there
+
+
+def test_without_a_sample_no_gptq_rounds() -> None:
+    given = weights(a=64)
+    found = choose_blocks(given, 4, None, [Asked(lambda rounding: GOOD)])
+    np.testing.assert_array_equal(found["a"].q, quantize(given["a"](), 4, 64).q)
 
 
 def count_bits(rounding: Rounding) -> dict[str, int]:
@@ -261,7 +295,7 @@ def test_int4_tables_and_then_kinds_of_weights_are_int8_where_int4_is_not_close(
         shares = dict(alone)
         alone.update({kind: share * limit for kind, share in shares.items()})
         asked = Asked(loss)
-        found = choose_blocks(weights(**names, table=256), 4, read_nothing, asked, ["table"])
+        found = choose_blocks(weights(**names, table=256), 4, read_nothing, [asked], ["table"])
         alone.update(shares)
         return {name: blocks.bits for name, blocks in found.items()}
 
@@ -280,7 +314,7 @@ def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
     def sample(names: Iterable[str]) -> dict[str, torch.Tensor]:
         return dict.fromkeys(names, torch.from_numpy(rows))
 
-    found = choose_blocks(given, 4, sample, Asked(lambda rounding: GOOD), ["table"])
+    found = choose_blocks(given, 4, sample, [Asked(lambda rounding: GOOD)], ["table"])
     nearest = {name: quantize(read(), 4, 64) for name, read in given.items()}
     np.testing.assert_array_equal(found["table"].q, nearest["table"].q)
     assert (found["other"].q != nearest["other"].q).any()
@@ -288,19 +322,17 @@ def test_gptq_rounds_what_is_multiplied_by_and_no_table() -> None:
     np.testing.assert_array_equal(found["other"].q, own.q)
 
 
-@pytest.mark.parametrize(
-    ("widths", "sizes"), [((256, 96), [32]), ((64, 192), [32, 64]), ((384, 128), [32, 128])]
-)
+@pytest.mark.parametrize(("widths", "sizes"), [((256, 96), [32]), ((64, 192), [64]), ((384, 128), [128])])
 def test_only_blocks_that_divide_all_widths_are_tried(widths: tuple[int, int], sizes: list[int]) -> None:
     asked = Asked(lambda rounding: losses(4, *WELL))
-    assert choose_blocks(weights(a=widths[0], b=widths[1]), 4, read_nothing, asked).size == sizes[-1]
+    assert choose_blocks(weights(a=widths[0], b=widths[1]), 4, read_nothing, [asked]).size == sizes[0]
     assert asked.sizes == sizes
 
 
 def test_a_width_that_no_block_divides_is_named_with_the_way_out() -> None:
     given = weights(**{"h.0.attn.c_attn.weight": 64, "h.0.mlp.c_fc.weight": 40})
     with pytest.raises(ExportError) as caught:
-        choose_blocks(given, 4, read_nothing, Asked(lambda rounding: GOOD))
+        choose_blocks(given, 4, read_nothing, [Asked(lambda rounding: GOOD)])
     words = str(caught.value)
     assert all(word in words for word in ("int4", "h.0.mlp.c_fc.weight", "40", "multiple of 32"))
     assert "export fp32" in words
