@@ -39,6 +39,7 @@ class Process:
     def __init__(self, python: Path, order: Mapping[str, Any], log: Path) -> None:
         self.log = log
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every system's modules are compiled, as installed
         if "threads" in order:
             environment["OMP_NUM_THREADS"] = str(order["threads"])
         log.parent.mkdir(parents=True, exist_ok=True)

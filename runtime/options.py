@@ -52,6 +52,10 @@ class LoadOptions(TypedDict, total=False):
             110 MB, don't count.
         verify: compare the hash of files above 256 MiB too (smaller ones always are); not by default.
         device: the GPU's number, 0 by default; a warning says when no GPU is used though it is not 0.
+        prepared: on a CPU, "auto", the default, opens what `planforge prepare` has kept of the bundle for
+            this processor and engine, and makes it anew where it is stale. It writes nothing that was not
+            asked for once, as that takes more than twice the weights' size on disk. True prepares the bundle
+            where it was not yet; False passes over what is there.
     """
 
     backend: str
@@ -61,6 +65,7 @@ class LoadOptions(TypedDict, total=False):
     memory_limit: int | None
     verify: bool
     device: int
+    prepared: bool | Literal["auto"]
 
 
 class EncoderOptions(TypedDict, total=False):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = Mapping[str, Array]  # by the names of a graph's inputs or outputs
 Buffers: TypeAlias = "Mapping[str, Buffer]"
 Shape: TypeAlias = tuple[int, ...]
+Step: TypeAlias = Callable[[Arrays], dict[str, Array]]  # runs a graph that has its buffers already
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class LoadRequest:
     memory_limit: int | None = None
     verify: bool = False
     device: int = 0
+    prepared: bool | Literal["auto"] = "auto"
 
 
 class Buffer(Protocol):
@@ -82,6 +84,10 @@ class Program(Protocol):
         Inputs are host arrays. Buffers stay in the engine's memory, by input or output name; an output bound
         to an input's buffer is written in place.
         """
+        ...
+
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+        """Return `run` with buffers and outputs that stay the same, for a graph that runs many times."""
         ...
 
     def close(self) -> None: ...

@@ -81,7 +81,7 @@ def make_backend(name: str, bundle: Bundle, request: LoadRequest) -> Backend:
     if name == "ort-cpu":
         from .ort_backend import OrtCpuBackend
 
-        return OrtCpuBackend(request.threads, request.verify)
+        return OrtCpuBackend(request.threads, request.verify, request.prepared)
     if driver_is_missing():  # the first thing to know, whatever else is missing
         raise BackendUnavailableError(NO_DRIVER)
     if name == "ort-cuda":

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendError, BackendUnavailableError, ClosedError
-from .backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape
+from .backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape, Step
 from .dialects import CPU_DIALECTS, choose_artifact
 from .requirements import EXACT_PRODUCTS, check_version, products_saturate, warn_if_slow
 from .threads import choose_threads
@@ -22,6 +24,8 @@ from .threads import choose_threads
 log = logging.getLogger("planforge")
 
 CPU = ("CPUExecutionProvider",)
+BINDING = "ONNX Runtime cannot bind its buffers"
+RUNNING = "ONNX Runtime failed while running"
 
 # For 1,024 rows of 768 the fused kernel takes 3.8 ms, Add, Add and LayerNormalization 0.6 (ORT 1.31.1).
 SLOW_FUSIONS = ["SkipLayerNormFusion"]
@@ -65,14 +69,11 @@ class OrtProgram:
         threads: int | None = None,
         providers: Sequence[Any] = CPU,
         disabled: Sequence[str] = SLOW_FUSIONS,
+        optimized: bool = False,
     ) -> None:
-        ort = import_onnxruntime()
-        options = ort.SessionOptions()
-        options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
-        options.intra_op_num_threads = choose_threads(threads).count
-        exact = EXACT_PRODUCTS if products_saturate() else {}
-        for name, value in {**SPINNING, **exact}.items():
-            options.add_session_config_entry(name, value)
+        options = make_options(threads)
+        if optimized:  # and saved by ONNX Runtime
+            options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
         self.dtypes: dict[str, np.dtype[Any]] = {}
         with wrap_ort_errors(f"ONNX Runtime cannot load {path.name}"):
             self.session = make_session(path, options, providers, disabled)
@@ -83,6 +84,7 @@ class OrtProgram:
                 )
             self.dtypes[tensor.name] = NUMPY_TYPES[tensor.type]
         self.output_names = [tensor.name for tensor in self.session.get_outputs()]
+        self.steps: weakref.WeakSet[OrtStep] = weakref.WeakSet()  # that were bound for many runs
 
     def allocate(self, name: str, shape: Shape) -> OrtBuffer:
         return OrtBuffer(np.zeros(shape, self.find_dtype(name)))  # untouched pages take no memory
@@ -96,24 +98,23 @@ class OrtProgram:
         return self.dtypes[name]
 
     def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        session = self.session  # a step that runs keeps it, also where another thread closes meanwhile
+        return OrtStep(self, buffers, outputs)(inputs)
+
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+        step = OrtStep(self, buffers, outputs)
+        self.steps.add(step)
+        return step
+
+    def execute(self, session: Any, binding: Any) -> None:
+        """Let the engine compute one step."""
+        session.run_with_iobinding(binding)
+        self.synchronise()
+
+    def find_session(self) -> Any:
+        session = self.session
         if session is None:
             raise ClosedError
-        binding = session.io_binding()
-        wanted = self.output_names if outputs is None else outputs
-        rest = [name for name in wanted if name not in buffers]
-        with wrap_ort_errors("ONNX Runtime failed while running"):
-            for name, array in inputs.items():
-                binding.bind_cpu_input(name, np.ascontiguousarray(array, self.find_dtype(name)))
-            for name, buffer in buffers.items():
-                self.bind_buffer(binding, name, buffer)
-            for name in rest:
-                binding.bind_output(name, "cpu")
-            session.run_with_iobinding(binding)
-            self.synchronise()
-        bound = [name for name in buffers if name in self.output_names] + rest
-        values = zip(bound, binding.get_outputs(), strict=True)  # in the order of their binding
-        return {name: value.numpy() for name, value in values if name not in buffers}
+        return session
 
     def bind_buffer(self, binding: Any, name: str, buffer: Buffer) -> None:
         assert isinstance(buffer, OrtBuffer)
@@ -126,19 +127,109 @@ class OrtProgram:
         """Wait until a run's results are there; on the CPU they are when it returns."""
 
     def close(self) -> None:
-        """Drop the session. Closing twice is fine."""
+        """Drop the session, which bindings keep too. Closing twice is fine."""
         self.session = None
+        for step in self.steps:
+            step.binding = None
+
+
+class OrtStep:
+    """A graph bound to its buffers once; calls with inputs of equal shapes bind nothing any more.
+
+    Args:
+        program: the graph; when it is closed, it frees the binding too, which would keep its weights.
+        buffers: by input or output name; their memory must live as long as the step.
+        outputs: the outputs to compute; all unless given.
+    """
+
+    def __init__(self, program: OrtProgram, buffers: Buffers, outputs: Sequence[str] | None) -> None:
+        self.program = program
+        self.buffers = buffers
+        wanted = program.output_names if outputs is None else outputs
+        self.names = [name for name in wanted if name not in buffers]  # of the outputs that are returned
+        self.bound = [name for name in buffers if name in program.output_names] + self.names  # in ORT's order
+        self.inputs: dict[str, Array] = {}  # the arrays that are bound
+        self.results: dict[str, Array] = {}  # that are bound; none while ONNX Runtime allocates them
+        self.shapes: dict[str, Shape] = {}  # of the results
+        self.binding: Any = program.find_session().io_binding()
+        with wrap_ort_errors(BINDING):
+            for name, buffer in buffers.items():
+                program.bind_buffer(self.binding, name, buffer)
+
+    def __call__(self, inputs: Arrays) -> dict[str, Array]:
+        session = self.program.find_session()
+        binding = self.binding  # a step that runs keeps both, also where another thread closes meanwhile
+        if not self.takes(inputs):
+            return self.run_first(session, binding, inputs)
+        for name, array in inputs.items():
+            self.inputs[name][...] = array
+        self.bind_results(binding)
+        with wrap_ort_errors(RUNNING):
+            self.program.execute(session, binding)
+        return dict(self.results)
+
+    def takes(self, inputs: Arrays) -> bool:
+        """Return whether inputs have the shapes of the last call's, and so will the results."""
+        bound = self.inputs
+        return bool(bound) and all(array.shape == bound[name].shape for name, array in inputs.items())
+
+    def run_first(self, session: Any, binding: Any, inputs: Arrays) -> dict[str, Array]:
+        """Run on inputs of shapes that the last call did not have; ONNX Runtime allocates the results."""
+        bound = {name: np.array(array, self.program.find_dtype(name)) for name, array in inputs.items()}
+        self.inputs = {}
+        with wrap_ort_errors(RUNNING):
+            for name, array in bound.items():
+                binding.bind_cpu_input(name, array)
+            for name in self.names:
+                binding.bind_output(name, "cpu")
+            self.program.execute(session, binding)
+        values = dict(zip(self.bound, binding.get_outputs(), strict=True))
+        results = {name: values[name].numpy() for name in self.names}
+        self.inputs = bound
+        self.results = {}
+        self.shapes = {name: array.shape for name, array in results.items()}
+        return results
+
+    def bind_results(self, binding: Any) -> None:
+        """Let the results go where the last call's went, or into new arrays where somebody has those still.
+
+        Memory that is new at each step costs more than all other work here: the first touch of its pages.
+        """
+        if not self.names or (self.results and count_references(self.results) == ALONE):
+            return
+        self.results = {
+            name: np.empty(shape, self.program.find_dtype(name)) for name, shape in self.shapes.items()
+        }
+        for name, array in self.results.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def count_references(arrays: dict[str, Array]) -> int:
+    """Return how many references the array has that most refer to; a view of it is one too."""
+    return max(sys.getrefcount(array) for array in arrays.values())
+
+
+ALONE = count_references({"alone": np.empty(1)})  # counting takes some, in each Python others
 
 
 class OrtCpuBackend:
-    """Opens any ONNX graph of a bundle on the CPU."""
+    """Opens any ONNX graph of a bundle on the CPU.
+
+    Args:
+        threads: see `LoadOptions`, as for the others.
+        verify: compare hashes of large files too.
+        prepared: use what was prepared of a graph ("auto"), prepare it where it was not (True), or neither.
+    """
 
     name = "ort-cpu"
 
-    def __init__(self, threads: int | None = None, verify: bool = False) -> None:
+    def __init__(
+        self, threads: int | None = None, verify: bool = False, prepared: bool | Literal["auto"] = False
+    ) -> None:
         import_onnxruntime()
         self.threads = choose_threads(threads)
         self.verify = verify
+        self.prepared = prepared
 
     def __str__(self) -> str:
         return str(self.threads)
@@ -149,10 +240,32 @@ class OrtCpuBackend:
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtProgram:
         check_version(artifact, import_onnxruntime().__version__)
         warn_if_slow(artifact)
+        if self.prepared:
+            from .ort_prepared import open_prepared  # which imports this module
+
+            make = self.prepared is True
+            program = open_prepared(bundle, artifact, self.threads.count, verify=self.verify, make=make)
+            if program is not None:
+                return program
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify):
-            coarse = COARSE_FUSIONS if artifact.precision == "fp16" else []
-            return OrtProgram(path, self.threads.count, disabled=[*SLOW_FUSIONS, *coarse])
+            return OrtProgram(path, self.threads.count, disabled=list_disabled(artifact))
+
+
+def list_disabled(artifact: Artifact) -> list[str]:
+    """Return the optimizers that a graph does better without."""
+    return [*SLOW_FUSIONS, *(COARSE_FUSIONS if artifact.precision == "fp16" else [])]
+
+
+def make_options(threads: int | None) -> Any:
+    """Return the options of a session that computes."""
+    options = import_onnxruntime().SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
+    options.intra_op_num_threads = choose_threads(threads).count
+    exact = EXACT_PRODUCTS if products_saturate() else {}
+    for name, value in {**SPINNING, **exact}.items():
+        options.add_session_config_entry(name, value)
+    return options
 
 
 def make_session(

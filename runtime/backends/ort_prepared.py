@@ -1,0 +1,113 @@
+"""Graphs as ONNX Runtime saved them once for this processor: optimized, with their packed weights in a file.
+
+ONNX Runtime 1.31 packs the weights again when it opens such a graph, and compares: it needs the weights that
+are not packed too, so that the file holds both. What is saved is the optimizing, the memory of the packed
+weights, whose pages are the file's, and the first touch of that memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..bundle.bundle import Bundle
+from ..bundle.manifest import Artifact
+from ..errors import BackendError, PlanForgeError
+from .dialects import CPU_DIALECTS
+from .ort_backend import (
+    OrtProgram,
+    import_onnxruntime,
+    list_disabled,
+    make_options,
+    make_session,
+    wrap_ort_errors,
+)
+from .prepared import PreparedGraph
+from .requirements import products_saturate
+
+log = logging.getLogger("planforge")
+
+EXTERNAL_BYTES = "1024"  # weights below are kept in the graph itself
+
+
+def open_prepared(
+    bundle: Bundle, artifact: Artifact, threads: int, *, verify: bool, make: bool
+) -> OrtProgram | None:
+    """Return a graph as it was prepared; None where it was not, or cannot be, which one log line says.
+
+    What is stale is deleted and made anew, as it was asked for once; with `make`, so is what was never there.
+    """
+    for name in (artifact.file, *artifact.data):
+        bundle.locate(name)  # a bundle that lacks a file is refused, whatever is kept of it
+    try:
+        prepared = find_prepared(bundle, artifact)
+        if prepared.exists():
+            program = open_current(prepared, threads, verify)
+            if program is not None:
+                return program
+            log.info("%s was prepared by or for something else, or has changed: made anew", artifact.id)
+        elif not make:
+            return None
+        make_prepared(bundle, artifact, prepared)
+        return open_current(prepared, threads, verify)
+    except (OSError, PlanForgeError) as error:
+        log.log(logging.WARNING if make else logging.INFO, "%s starts unprepared: %s", artifact.id, error)
+        return None
+
+
+def find_prepared(bundle: Bundle, artifact: Artifact) -> PreparedGraph:
+    """Return where a graph is kept, by what ONNX Runtime would make of it here."""
+    engine = {
+        "onnxruntime": import_onnxruntime().__version__,
+        "disabled": list_disabled(artifact),
+        "exact": products_saturate(),
+    }
+    return PreparedGraph.of(bundle, artifact, engine)
+
+
+def find_all_prepared(bundle: Bundle) -> Iterator[PreparedGraph]:
+    """Yield where each graph of a bundle that runs on a CPU is kept, if it is."""
+    for artifact in bundle.manifest.artifacts:
+        if artifact.dialect in CPU_DIALECTS:
+            yield find_prepared(bundle, artifact)
+
+
+def open_current(prepared: PreparedGraph, threads: int, verify: bool) -> OrtProgram | None:
+    """Open what was prepared; delete it, and return None, where it is not what it should be."""
+    if prepared.is_current():
+        with ThreadPoolExecutor(1, "planforge-hash") as pool:
+            right = pool.submit(prepared.check_data, verify)
+            try:
+                program = OrtProgram(prepared.graph, threads, optimized=True)
+            except BackendError as error:
+                log.debug("%s: %s", prepared.folder, error)
+                program = None
+        if program is not None and right.result():
+            return program
+        if program is not None:
+            program.close()
+    prepared.remove()
+    return None
+
+
+def make_prepared(bundle: Bundle, artifact: Artifact, prepared: PreparedGraph) -> None:
+    """Let ONNX Runtime save a graph; raise a BackendError where that cannot be done."""
+    path = bundle.path(artifact.file)
+    disabled = list_disabled(artifact)
+
+    def save(graph: Path, data: str) -> None:
+        options = make_options(threads=None)
+        options.optimized_model_filepath = str(graph)
+        for key, value in {
+            "session.optimized_model_external_initializers_file_name": data,
+            "session.optimized_model_external_initializers_min_size_in_bytes": EXTERNAL_BYTES,
+            "session.save_external_prepacked_constant_initializers": "1",
+        }.items():
+            options.add_session_config_entry(key, value)
+        with wrap_ort_errors(f"ONNX Runtime cannot save {path.name}"), bundle.check_meanwhile(artifact.data):
+            make_session(path, options, disabled=disabled)
+
+    weight_bytes = sum(bundle.manifest.files[name].bytes for name in artifact.data)
+    prepared.make(weight_bytes, save)

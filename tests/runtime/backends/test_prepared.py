@@ -1,0 +1,326 @@
+"""Prepared graphs: they compute the same, are never stale, and nothing fails where they cannot be kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planforge.runtime import InputError, MemoryLimitError, TextEncoder, TextGenerator, Translator, load
+from planforge.runtime.backends import ort_prepared, prepared
+from planforge.runtime.backends.ort_backend import OrtProgram
+from planforge.runtime.backends.prepared import DATA, GRAPH, STAMP, PreparedGraph, find_cache_folder
+from planforge.runtime.bundle.bundle import Bundle
+
+from ...helpers.cli import error_line, planforge
+
+PROMPT = "And it came to pass"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of the test's own."""
+    monkeypatch.setenv("PLANFORGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "prepared"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The paths of the graphs that are opened to be run."""
+    paths: list[Path] = []
+    make = OrtProgram.__init__
+
+    def noting(self: OrtProgram, path: Path, *arguments: Any, **options: Any) -> None:
+        paths.append(path)
+        make(self, path, *arguments, **options)
+
+    monkeypatch.setattr(OrtProgram, "__init__", noting)
+    return paths
+
+
+def generate(folder: Path, **options: Any) -> tuple[list[int], list[float]]:
+    with TextGenerator.load(folder, backend="ort-cpu", **options) as model:
+        answer = model.generate(PROMPT, max_new_tokens=12)
+        score = model.score(PROMPT)
+    return list(answer.token_ids), list(score.logprobs)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_prepared_model_answers_with_the_same_bits(
+    whole_bundle: Path, opened: list[Path], cache: Path, precision: str
+) -> None:
+    plain = generate(whole_bundle, precision=precision, prepared=False)
+    assert not cache.exists()
+    made = generate(whole_bundle, precision=precision, prepared=True)
+    kept = generate(whole_bundle, precision=precision)
+    assert plain == made == kept
+    assert [path.is_relative_to(cache) for path in opened] == [False, True, True]
+    (folder,) = cache.iterdir()
+    assert {path.name for path in folder.iterdir()} == {GRAPH, DATA, STAMP}
+
+
+def test_encoders_and_translators_are_prepared_too(
+    minilm_bundle: Path, dates_bundle: Path, opened: list[Path], cache: Path
+) -> None:
+    vectors, translations = [], []
+    for option in (False, True, "auto"):
+        with TextEncoder.load(minilm_bundle, backend="ort-cpu", prepared=option) as encoder:
+            vectors.append(encoder.embed(["Wings lift the plane.", "Bread"]))
+        with Translator.load(
+            dates_bundle, backend="ort-cpu", precision="fp32", prepared=option
+        ) as translator:
+            translations.append(translator.translate("March 3, 1999").text)
+    assert np.array_equal(vectors[0], vectors[1])
+    assert np.array_equal(vectors[0], vectors[2])
+    assert len(set(translations)) == 1
+    assert sum(path.is_relative_to(cache) for path in opened) == 6  # two of three rounds, three graphs
+
+
+def test_nothing_is_written_that_was_not_asked_for(own_bundle: Path, cache: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in own_bundle.rglob("*")}
+    generate(own_bundle, precision="fp32")
+    assert not cache.exists()
+    generate(own_bundle, precision="fp32", prepared=True)
+    assert cache.exists()
+    assert {path: path.stat().st_mtime_ns for path in own_bundle.rglob("*")} == before
+
+
+def cut(folder: Path) -> None:
+    with (folder / DATA).open("r+b") as file:
+        file.truncate(1000)
+
+
+def edit_without_a_trace(folder: Path) -> None:
+    path = folder / DATA
+    state = path.stat()
+    path.write_bytes(bytes(state.st_size))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def touch(folder: Path) -> None:
+    os.utime(folder / DATA)
+
+
+def edit_graph(folder: Path) -> None:
+    path = folder / GRAPH
+    state = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def lose_data(folder: Path) -> None:
+    (folder / DATA).unlink()
+
+
+def break_stamp(folder: Path) -> None:
+    (folder / STAMP).write_text("[1]", encoding="utf-8")
+
+
+def change_stamp(part: str, value: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        assert stamp["made_of"][part] != value
+        stamp["made_of"][part] = value
+        (folder / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        edit_without_a_trace,
+        touch,
+        edit_graph,
+        lose_data,
+        break_stamp,
+        change_stamp("engine", {"onnxruntime": "1.30.0"}),
+        change_stamp("processor", "x86_64 another"),
+        change_stamp("format", 0),
+    ],
+    ids=["cut", "edited", "touched", "graph", "lost", "stamp", "engine", "processor", "format"],
+)
+def test_what_is_stale_is_refused_and_made_anew(
+    whole_bundle: Path, cache: Path, damage: Callable[[Path], None]
+) -> None:
+    right = generate(whole_bundle, precision="int8", prepared=True)
+    (folder,) = cache.iterdir()
+    damage(folder)
+    assert generate(whole_bundle, precision="int8") == right
+    (again,) = cache.iterdir()
+    assert again == folder
+    bundle = Bundle.open(whole_bundle)
+    graph = ort_prepared.find_prepared(bundle, bundle.manifest.artifact("decoder.ort.int8"))
+    assert graph.is_current()
+    assert graph.check_data(verify=True)
+
+
+def test_large_weights_are_hashed_where_that_is_asked_for(
+    whole_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = generate(whole_bundle, precision="int8", prepared=True)
+    (folder,) = cache.iterdir()
+    edit_without_a_trace(folder)
+    monkeypatch.setattr(prepared, "ALWAYS_HASHED_BYTES", 1)
+    assert generate(whole_bundle, precision="int8", verify=True) == right
+
+
+def test_another_processor_has_a_folder_of_its_own(
+    whole_bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(whole_bundle, precision="int8", prepared=True)
+    monkeypatch.setattr(prepared, "describe_processor", lambda: "x86_64 another")
+    generate(whole_bundle, precision="int8", prepared=True)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_processor_is_known_by_its_features(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    texts = ("flags : avx2\ncpu MHz : 2000\n", "flags : avx2\ncpu MHz : 3000\n", "flags : avx2 avx512f\n")
+    found = []
+    for text in texts:
+        path.write_text(text, encoding="utf-8")
+        found.append(prepared.describe_processor(path))
+    assert found[0] == found[1] != found[2]
+    assert prepared.describe_processor(tmp_path / "none")
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+
+
+def block_folder(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    cache.parent.write_text("a file", encoding="utf-8")
+
+
+def break_engine(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def fail(path: Path, *arguments: object, **options: object) -> None:
+        raise RuntimeError("Failed to write external initializers to file")
+
+    monkeypatch.setattr(ort_prepared, "make_session", fail)
+
+
+@pytest.mark.parametrize(
+    ("prevent", "reason"),
+    [
+        (fill_disk, "0 MB free, and .* MB are needed"),
+        (block_folder, "Not a directory|cannot find the path|exists"),
+        (break_engine, "Failed to write"),
+    ],
+    ids=["disk", "folder", "engine"],
+)
+def test_it_runs_unprepared_where_nothing_can_be_kept(
+    whole_bundle: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    prevent: Callable[[pytest.MonkeyPatch, Path], None],
+    reason: str,
+) -> None:
+    plain = generate(whole_bundle, precision="int8", prepared=False)
+    prevent(monkeypatch, cache)
+    caplog.set_level(logging.WARNING, "planforge")
+    assert generate(whole_bundle, precision="int8", prepared=True) == plain
+    (message,) = caplog.messages
+    assert message.startswith("decoder.ort.int8 starts unprepared: ")
+    assert not cache.exists() or not list(cache.iterdir())
+    assert re.search(reason, error_line("prepare", whole_bundle, "--precision", "int8", code=1))
+
+
+def test_of_two_that_prepare_at_once_one_is_kept(whole_bundle: Path, cache: Path) -> None:
+    bundle = Bundle.open(whole_bundle)
+    artifact = bundle.manifest.artifact("decoder.ort.int8")
+    graph = ort_prepared.find_prepared(bundle, artifact)
+    inner: list[int] = []
+
+    def save(path: Path, data: str) -> None:
+        if not inner:  # the other process begins later and ends first
+            inner.append(1)
+            ort_prepared.make_prepared(bundle, artifact, graph)
+        path.write_bytes(b"the slower one's")
+        path.with_name(data).write_bytes(b"")
+
+    graph.make(0, save)
+    assert graph.is_current()
+    assert graph.graph.read_bytes() != b"the slower one's"
+    assert [path.name for path in cache.iterdir()] == [graph.folder.name]
+
+
+def test_what_a_killed_process_left_is_deleted_in_time(whole_bundle: Path, cache: Path) -> None:
+    left = [cache / ".old.123", cache / ".new.456"]
+    for path in left:
+        path.mkdir(parents=True)
+    os.utime(left[0], (0, 0))
+    generate(whole_bundle, precision="int8", prepared=True)
+    assert [path.exists() for path in left] == [False, True]
+
+
+def test_several_models_share_what_is_prepared(whole_bundle: Path) -> None:
+    options: dict[str, Any] = {"precision": "int8", "backend": "ort-cpu", "prepared": True}
+    with load(whole_bundle, **options) as one, load(whole_bundle, **options) as other:
+        answers = [model.generate(PROMPT, max_new_tokens=5).token_ids for model in (one, other)]
+    assert answers[0] == answers[1]
+
+
+def test_the_memory_limit_holds(whole_bundle: Path) -> None:
+    generate(whole_bundle, precision="int8", prepared=True)
+    with pytest.raises(MemoryLimitError):
+        load(whole_bundle, precision="int8", memory_limit=100_000)
+
+
+@pytest.mark.parametrize("option", ["never", 2, None])
+def test_another_option_is_refused(whole_bundle: Path, option: Any) -> None:
+    with pytest.raises(InputError, match=r"prepared=.* is not one of \[True, False, 'auto'\]"):
+        load(whole_bundle, prepared=option)
+
+
+@pytest.mark.parametrize(
+    ("environment", "system", "folder"),
+    [
+        ({"PLANFORGE_CACHE": "here", "XDG_CACHE_HOME": "/x"}, "linux", "here"),
+        ({"XDG_CACHE_HOME": "/x"}, "linux", "/x/planforge"),
+        ({"XDG_CACHE_HOME": "x"}, "linux", "~/.cache/planforge"),  # the XDG rules pass over relative ones
+        ({}, "linux", "~/.cache/planforge"),
+        ({}, "darwin", "~/Library/Caches/planforge"),
+        ({"LOCALAPPDATA": "/a"}, "win32", "/a/planforge/cache"),
+    ],
+)
+def test_the_cache_is_where_the_system_has_it(environment: dict[str, str], system: str, folder: str) -> None:
+    assert find_cache_folder(environment, system) == Path(folder).expanduser()
+
+
+def test_the_command_prepares_and_clears(whole_bundle: Path, cache: Path) -> None:
+    done = planforge("prepare", whole_bundle, "--precision", "int4", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["prepared"]
+    (folder,) = cache.iterdir()
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert row == {"id": "decoder.ort.int4", "bytes": size, "folder": str(folder)}
+    written = (folder / STAMP).stat().st_mtime_ns
+    again = planforge("prepare", whole_bundle, "--precision", "int4")
+    assert again.stdout.split() == ["decoder.ort.int4", f"{size / 1e6:.1f}", "MB", str(folder)]
+    assert (folder / STAMP).stat().st_mtime_ns == written
+    edit_without_a_trace(folder)
+    assert planforge("prepare", whole_bundle, "--precision", "int4").returncode == 0
+    assert (folder / STAMP).stat().st_mtime_ns != written
+    assert planforge("prepare", whole_bundle, "--clear").stdout == f"deleted {folder}\n"
+    assert not list(cache.iterdir())
+    assert planforge("prepare", whole_bundle, "--clear").stdout == "nothing is kept of this bundle\n"
+
+
+def test_a_graph_of_a_new_export_is_another_one(whole_bundle: Path) -> None:
+    bundle = Bundle.open(whole_bundle)
+    artifact = bundle.manifest.artifact("decoder.ort.int8")
+    other = bundle.manifest.artifact("decoder.ort.int4")
+    folders = {PreparedGraph.of(bundle, each, {}).folder for each in (artifact, other)}
+    assert len(folders) == 2
