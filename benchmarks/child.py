@@ -102,6 +102,7 @@ def answer(session: Session, work: Mapping[str, Any], known: Mapping[str, Any]) 
         "result": result,
         "did": did,
         "peak_rss_mb": peak_rss() / 1e6,
+        "figures": session.figures() if hasattr(session, "figures") else {},
     }
 
 

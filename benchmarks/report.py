@@ -35,6 +35,7 @@ UNITS = {
     "cosine_mean": "mean cosine to fp32",
     "cosine_min": "least cosine to fp32",
     "ms": "ms",
+    "outside_ms": "CPU ms outside of the engine",
 }
 # Columns of a case's table: heading, figure, number in it, format.
 COLUMNS = (
@@ -42,6 +43,8 @@ COLUMNS = (
     ("first token ms", "ttft_ms", "p50", "{:.1f}"),
     ("ms per token p50", "inter_token_ms", "p50", "{:.2f}"),
     ("p99", "inter_token_ms", "p99", "{:.2f}"),
+    ("CPU ms per token", "cpu_ms", "", "{:.2f}"),
+    ("of it outside of the engine", "outside_ms", "", "{:.3f}"),
     ("whole ms p50", "ms", "p50", "{:,.0f}"),
     ("p99", "ms", "p99", "{:,.0f}"),
     ("process start to first token s", "start_s", "p50", "{:.2f}"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..case import Case
-from . import decode, encode, growth, imported, llama, lookup, prompt, start, translate
+from . import decode, encode, growth, imported, llama, lookup, overhead, prompt, start, translate
 
 # Each makes the cases of its group; some read texts that are kept in the folder given to it.
 GROUPS: dict[str, Callable[[Path], list[Case]]] = {
@@ -14,6 +14,7 @@ GROUPS: dict[str, Callable[[Path], list[Case]]] = {
     "prompt": prompt.cases,
     "position": prompt.position_cases,
     "start": start.cases,
+    "overhead": overhead.cases,
     "lookup": lookup.cases,
     "encode": encode.cases,
     "translate": translate.cases,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..alike import digest
+from ..engine_clock import EngineClock
 from .system import MEAN, Session, Skip, System, Tick
 
 MAX_BATCH = 32
@@ -62,7 +63,7 @@ class PlanForge(System):
         return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        return Generator(open_bundle(model, precision, threads))
+        return make_generator(settings, open_bundle(model, precision, threads))
 
     def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         return Embedder(open_bundle(model, precision, threads))
@@ -77,14 +78,29 @@ def open_bundle(model: Path, precision: str, threads: int) -> Any:
     return load(model, precision=precision, threads=threads)
 
 
+def make_generator(settings: Mapping[str, Any], model: Any) -> Generator:
+    """Return a session; with the setting "engine_clock" it says what a token costs outside of the engine."""
+    clock = EngineClock(model.decoder.program) if settings.get("engine_clock") else None
+    return Generator(model, clock)
+
+
 class Generator:
     """Greedy; no end token ends a row."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, clock: EngineClock | None = None) -> None:
         self.model = model
+        self.clock = clock
+
+    def figures(self) -> Mapping[str, float]:
+        return {} if self.clock is None else self.clock.find_medians()
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         texts: Sequence[str] = work["texts"]
+        on_token = None  # costs time of its own
+        if self.clock is None:
+            on_token = make_on_token(tick, len(texts))
+        else:
+            self.clock.start()
         options = dict(work["options"])
         if work["dictated"]:
             options["logits_processor"] = self.dictation(texts[0], work["dictated"])
@@ -92,7 +108,7 @@ class Generator:
             list(texts),
             max_new_tokens=work["new_tokens"],
             ignore_eos=True,
-            on_token=make_on_token(tick, len(texts)),
+            on_token=on_token,
             **options,
         )
         return [list(answer.token_ids) for answer in self.answers]

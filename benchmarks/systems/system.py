@@ -15,7 +15,10 @@ class Skip(Exception):  # noqa: N818 - it is no error
 
 
 class Session(Protocol):
-    """A loaded model. Made by `System.generate`, `System.embed` or `System.translate`, whose work it does."""
+    """A loaded model. Made by `System.generate`, `System.embed` or `System.translate`, whose work it does.
+
+    One that measures something itself has a method `figures` too, which returns it by name.
+    """
 
     def run(self, work: Mapping[str, Any], tick: Tick) -> Any:
         """Does a piece of work, a `case.Work` as JSON, once.

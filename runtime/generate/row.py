@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..backends.backend import Array
 from ..decoding.candidates import Chosen, choose_tokens
 from ..decoding.chunk import Chunk, FinishReason, TopLogprob, Usage
+from ..decoding.history import TokenHistory
 from ..decoding.sampling import make_generators
 from ..text.stream import StopStrings
 from ..text.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ class Row:
         self.cut = cut
         self.reused = 0  # tokens of the prompt that were in a cache already
         self.drafted = self.accepted = 0
-        self.history = list(prompt)  # and the answer, as it grows
+        self.history = TokenHistory(prompt)  # and the answer, as it grows
         self.request = request
         (self.generator,) = make_generators(request.sampling.seed, [number])
         self.eos = frozenset(() if request.ignore_eos else eos)
@@ -109,8 +110,8 @@ class Row:
                 top_logprobs=self.request.top_logprobs,
             )
             self.take(chosen, 0)
-            right += self.history[-1] == draft
-            if self.history[-1] != draft or self.finish_reason is not None:
+            right += self.token_ids[-1] == draft
+            if self.token_ids[-1] != draft or self.finish_reason is not None:
                 break
         self.drafted += len(drafts)
         self.accepted += right

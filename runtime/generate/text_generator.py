@@ -358,7 +358,7 @@ class TextGenerator(Model):
             if not any(active):
                 return
             start = time.perf_counter()
-            scores = run.decode([row.history[-1] for row in rows], active, outputs)
+            scores = run.decode([row.token_ids[-1] for row in rows], active, outputs)
 
     def _decode_row(self, row: Row, request: GenerationRequest) -> Generator[float, None, None]:
         """Decode one row, which may reuse a cache and draft tokens; yield each step's seconds."""
@@ -380,7 +380,7 @@ class TextGenerator(Model):
                         lookup.learn(accepted)
                         run.truncate(len(row.history) - 1)
                     drafts = lookup.draft(row.most_left - 1)
-                (scores,) = run.extend([row.history[-1], *drafts], 1 + len(drafts), outputs)
+                (scores,) = run.extend([row.token_ids[-1], *drafts], 1 + len(drafts), outputs)
 
     def _start_run(
         self, row: Row, request: GenerationRequest

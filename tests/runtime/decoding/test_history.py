@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planforge.runtime.decoding.history import TokenHistory
+
+tokens = st.lists(st.integers(0, 2**40), max_size=200)
+
+
+@given(tokens, tokens, st.slices(50))
+def test_it_is_a_list_that_only_grows(prompt: list[int], answer: list[int], where: slice) -> None:
+    history = TokenHistory(prompt)
+    meant = list(prompt)
+    for token in answer:
+        history.append(token)
+        meant.append(token)
+        assert history[-1] == token
+    assert list(history) == meant == history[:]
+    assert len(history) == len(meant) and history[where] == meant[where]
+    assert all(type(token) is int for token in history)
+    np.testing.assert_array_equal(np.asarray(history, np.int64), np.array(meant, np.int64))
+
+
+def test_reading_all_of_it_copies_nothing() -> None:
+    history = TokenHistory([1, 2, 3])
+    history.append(4)
+    first = np.asarray(history)
+    assert np.shares_memory(first, np.asarray(history, np.int64))
+    history.append(5)
+    np.testing.assert_array_equal(first, [1, 2, 3, 4])  # what was read stays
+    assert not np.shares_memory(np.array(history), np.asarray(history))
