@@ -34,6 +34,7 @@ def export(
     verify: bool = True,
     force: bool = False,
     prompts: str | Path | None = None,
+    quantizer: str = "gptq",
     progress: Progress = lambda _: None,
 ) -> ExportResult:
     """Export a checkpoint into a bundle, build its plans, and verify it against PyTorch.
@@ -57,6 +58,8 @@ def export(
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with one prompt per line to verify with, instead of the built-in ones.
+        quantizer: how weights become int4, and an encoder's int8: "gptq" rounds them so that their products
+            with real text stay close; "rtn" rounds each number to the nearest, which takes no time.
         progress: called with a line as stages begin and go on; some are a `CountedLine`.
 
     Raises:
@@ -73,6 +76,7 @@ def export(
         verify=verify,
         force=force,
         prompts=prompts,
+        quantizer=quantizer,
     )
     source = resolve_source(model)
     if choose_exporter(exporter, source.folder, outputs) == "optimum":

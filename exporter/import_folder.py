@@ -36,6 +36,7 @@ def import_folder(
     verify: bool = True,
     force: bool = False,
     prompts: str | Path | None = None,
+    quantizer: str = "gptq",
     progress: Progress = lambda _: None,
 ) -> ExportResult:
     """Make a bundle of what optimum-cli, or save_pretrained of an ORTModel, wrote.
@@ -50,7 +51,7 @@ def import_folder(
         source: the checkpoint, whose weights transformers reads for verification; by default `folder`. Where
             it has none, the bundle is compared with the folder's graphs as they are.
         precision: fp32, fp16, int8, int4; by default as in `export`, like target, sms, max_batch, verify,
-            force, prompts and progress.
+            force, prompts, quantizer and progress.
         max_length: context in tokens, at most the model's; by default that, of a decoder at most 4,096.
 
     Raises:
@@ -67,6 +68,7 @@ def import_folder(
         verify=verify,
         force=force,
         prompts=prompts,
+        quantizer=quantizer,
     )
     check_import(request)
     at = Path(folder)

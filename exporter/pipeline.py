@@ -115,7 +115,7 @@ def stage_bundle(
     calibration = Calibration()
     if examiner is not None:
         model = provider.load_reference(progress)
-        calibration = calibrate(examiner, model, graphs, progress)
+        calibration = calibrate(examiner, model, graphs, progress, request.quantizer)
     manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
     report = None
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from ..runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ..runtime.errors import InputError
+from ..runtime.suggest import did_you_mean
 from .bundle.writer import check_output
 from .precisions import PRECISIONS, resolve_precisions
 from .targets import find_target
 from .tensorrt.build import resolve_architectures
 from .tensorrt.plans import USUAL_TARGETS
+
+QUANTIZERS = ("gptq", "rtn")  # how weights become int4, and an encoder's int8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,7 @@ class Request:
     max_batch: int | None = None
     max_length: int | None = None
     prompts: str | Path | None = None
+    quantizer: str = "gptq"
     verify: bool = True
     force: bool = False
 
@@ -51,6 +55,7 @@ def parse_request(
     verify: bool,
     force: bool,
     prompts: str | Path | None,
+    quantizer: str,
 ) -> Request:
     """Return the choices of an export, checked; an output that must not be replaced is refused too."""
     targets, precisions = choose_targets_and_precisions(target, precision)
@@ -62,6 +67,7 @@ def parse_request(
         max_batch=max_batch,
         max_length=max_length,
         prompts=prompts,
+        quantizer=quantizer,
         verify=verify,
         force=force,
     )
@@ -105,6 +111,9 @@ def check_request(request: Request) -> None:
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")
     if sms and not any(find_target(name).plans for name in targets):
         raise InputError(f"--sm {','.join(sms)} is for plans, and target {', '.join(targets)} builds none")
+    if request.quantizer not in QUANTIZERS:
+        hint = did_you_mean(request.quantizer, QUANTIZERS)
+        raise InputError(f"quantizer {request.quantizer!r} is not one of {', '.join(QUANTIZERS)}{hint}")
     if request.max_batch is not None and request.max_batch < 1:
         raise InputError(f"max_batch={request.max_batch} must be at least 1")
     check_output(request.output, request.force)

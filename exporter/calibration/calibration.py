@@ -20,7 +20,14 @@ from ..execution.node_executor import ExecutedProgram, NotFiniteError
 from ..graphs import describe_in_fp32
 from ..passes.fp16_ranges import Choice, choose_fp32_nodes, read_choices
 from ..passes.int8_encoder import UNSMOOTHING, Linears, find_linears
-from ..passes.int8_rows import RowProduct, RowRule, choose_product, round_product
+from ..passes.int8_rows import (
+    ATTENTION_WORTH,
+    CONSTANT_WORTH,
+    RowProduct,
+    RowRule,
+    choose_product,
+    round_product,
+)
 from ..passes.quantize import dequantize, find_lookups, read_stored_bits
 from ..passes.weight_files import load_graph
 from ..passes.weights import read_array
@@ -97,7 +104,7 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a model for the precisions of the examined bundle, whose graphs are given by recipe id.
 
-    `quantizer` is one of `QUANTIZERS`.
+    `quantizer` is that of a `Request`.
     """
     run = partial(examiner.run_calibration_texts, model)
     manifest = examiner.bundle.manifest
@@ -115,7 +122,7 @@ def calibrate(
         in_ort = [graph for name, graph in graphs.items() if name in ort_recipes]
         if 8 in bits and manifest.task == "text-encoding":
             progress("calibrating int8: rows")
-            products = choose_row_products(model, in_ort[0].graph, run)
+            products = choose_row_products(model, in_ort[0].graph, run, quantizer == "gptq")
         weights = select_known_weights(in_ort, model)
         sample = partial(sample_rows, model, run=run, coarse=True) if quantizer == "gptq" else None
         measures = make_measures(examiner, model)
@@ -190,7 +197,7 @@ def compute_cache_scales(examiner: AnyExaminer, model: ReferenceModel) -> dict[s
 
 
 def choose_row_products(
-    model: nn.Module, graph: ir.Graph, run: Callable[[], None]
+    model: nn.Module, graph: ir.Graph, run: Callable[[], None], gptq: bool
 ) -> dict[tuple[str, ...], RowProduct]:
     """Return the int8 form of an encoder's linears, from what they read of real text.
 
@@ -209,11 +216,13 @@ def choose_row_products(
         if all(find_linear(model, name) is not None for name in names)
     }
     rows = sample_rows(model, [names[0] for names in found], run)
-    return {
-        names: choose_product(rows.pop(names[0]).numpy(), linears.join_weights())
-        for names, linears in found.items()
-        if names[0] in rows
-    }
+    products = {}
+    for names, linears in found.items():
+        if names[0] in rows:
+            weight = linears.join_weights()
+            worth = ATTENTION_WORTH if len(names) > 1 else CONSTANT_WORTH
+            products[names] = choose_product(rows.pop(names[0]).numpy(), weight, gptq, worth)
+    return products
 
 
 def sample_rows(

@@ -16,6 +16,7 @@ from .options import (
     OutputOption,
     PrecisionsOption,
     PromptsOption,
+    QuantizerOption,
     SmOption,
     TargetsOption,
     VerifyOption,
@@ -49,6 +50,7 @@ def export(
     ] = None,
     verify: VerifyOption = True,
     prompts: PromptsOption = None,
+    quantizer: QuantizerOption = "gptq",
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,6 +72,7 @@ def export(
             optimum_python=optimum_python,
             verify=verify,
             prompts=prompts,
+            quantizer=quantizer,
             force=force,
             progress=progress,
         )
@@ -93,6 +96,7 @@ def import_bundle(
     max_length: MaxLengthOption = None,
     verify: VerifyOption = True,
     prompts: PromptsOption = None,
+    quantizer: QuantizerOption = "gptq",
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -112,6 +116,7 @@ def import_bundle(
             max_length=max_length,
             verify=verify,
             prompts=prompts,
+            quantizer=quantizer,
             force=force,
             progress=progress,
         )

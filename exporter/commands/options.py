@@ -42,4 +42,12 @@ VerifyOption = Annotated[bool, make_option("Compare every graph with PyTorch.", 
 PromptsOption = Annotated[
     Path | None, make_option("A prompt a line, to verify with.", show_default="built-in texts")
 ]
+QuantizerOption = Annotated[
+    str,
+    make_option(
+        "How weights become int4, and an encoder's int8: gptq, which keeps products with real text close, or"
+        " rtn, which rounds to the nearest and takes no time.",
+        show_default=True,
+    ),
+]
 ForceOption = Annotated[bool, make_option("Replace the bundle at OUTPUT.", "--force")]

@@ -89,10 +89,11 @@ class RowProduct:
         return weight if self.smoothing is None else weight / self.smoothing[:, None]
 
 
-def choose_product(x: Array, weight: Array) -> RowProduct:
+def choose_product(x: Array, weight: Array, gptq: bool = True) -> RowProduct:
     """Return the int8 form of `weight` (K, N) whose products with rows like x (M, K) are closest.
 
     Smoothings are fitted on every other row and judged on the rest.
+    Without `gptq` each number is rounded to the nearest.
     """
     fit = x[::2]
     held = x[1::2]
@@ -111,7 +112,10 @@ def choose_product(x: Array, weight: Array) -> RowProduct:
     s = np.ones(len(weight), np.float32) if best[1] is None else best[1]
     scaled = weight * s[:, None]
     scale = compute_column_scales(scaled)
-    columns = round_with_gptq(scaled, scale[None], -TOP, TOP, x / s)
+    if gptq:
+        columns = round_with_gptq(scaled, scale[None], -TOP, TOP, x / s)
+    else:
+        columns = round_to_nearest(scaled, scale, -TOP, TOP)
     share = best[0] / max(float(np.square(exact).sum()), TINY)
     return RowProduct(best[1], RowRule.of(x / s), columns, scale, share)
 

@@ -238,6 +238,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
         (["export", "gpt2-demo", "-o", "B", "--precision", "fp8"], "fp8.*fp32, fp16"),
         (["export", "gpt2-demo", "-o", "B", "--target", "toaster"], "toaster.*cpu"),
         (["export", "gpt2-demo", "-o", "B", "--max-length", "1"], "max_length=1"),
+        (["export", "gpt2-demo", "-o", "B", "--quantizer", "awq"], "'awq' is not one of gptq, rtn"),
     ],
 )
 def test_errors_are_one_line(

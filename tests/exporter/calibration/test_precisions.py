@@ -143,6 +143,7 @@ def test_unless_told_otherwise_a_target_gets_floats(targets: list[str], precisio
     [
         ({"precision": ["int8"], "target": ["portable"]}, "add the target cpu"),
         ({"precision": ["int3"]}, "must name one or more of"),
+        ({"quantizer": "gtpq"}, "quantizer 'gtpq' is not one of gptq, rtn; did you mean 'gptq'"),
         ({"precision": ["fp16"], "target": ["cpu"]}, "add the target portable"),
     ],
 )
