@@ -31,6 +31,9 @@ Array = npt.NDArray[np.float32]
 
 # The share of the caps that a rounding may take; the rest is for what an engine rounds otherwise.
 SHARE = 0.9
+# Of what takes this many times its cap nothing is expected: GPTQ halves errors, and a quarter of a divergence
+# is left. Weights that nobody trained are such, whose likeliest tokens hardly differ from others.
+HOPELESS = 4.0
 # A quick measure decides where a rounding takes this many times more, or less, than that share: the few
 # hundred tokens that it reads tell no more.
 SURE = 3.0
@@ -106,7 +109,8 @@ def choose_blocks(
     """Return the largest blocks that are close.
 
     Where no int4 is close, tables are int8, and then kinds of weights, those that lose most for their size
-    first, up to half of all numbers.
+    first, up to half of all numbers. Where nothing comes near to being close, all stay in `bits` and in the
+    largest blocks: others would be slower, and refused as well.
 
     Args:
         weights: functions that give them, as (N, K).
@@ -134,6 +138,8 @@ def choose_blocks(
         for own in list_mixtures(trials, tables):
             if trials.run(own, fitting[-1]):
                 break
+    if trials.is_hopeless():
+        trials.best = QuantizedWeights(fitting[0], alike, weights)
     return trials.best if sample is None else trials.finish(sample, tables)
 
 
@@ -190,6 +196,10 @@ class Trials:
             self.least = loss
             self.best = tried
         return is_close
+
+    def is_hopeless(self) -> bool:
+        """Return whether even the trial that lost least lost more than GPTQ brings back."""
+        return self.least is not None and max(self.least) > HOPELESS
 
     def measure(self, tried: QuantizedWeights, gaps: Measure) -> tuple[float, float]:
         """Return the largest share of a cap that a rounding takes: of what is measured, of what is counted.

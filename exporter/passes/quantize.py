@@ -30,7 +30,7 @@ from .weights import (
 Array = npt.NDArray[np.float32]
 
 WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
-BLOCK_SIZES = (128, 64, 32)  # columns that share a scale
+BLOCK_SIZES = (256, 128, 64, 32)  # columns that share a scale
 ACCURACY_INT8 = 4  # MatMulNBits' accuracy_level: activations are rounded to int8, a block at a time
 PIECE_NUMBERS = 2**18  # of a weight that are rounded at a time: as many as stay in the processor's cache
 LEAST_ROWS = 32  # narrower results, such as classes, stay as they are

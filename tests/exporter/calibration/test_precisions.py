@@ -237,11 +237,26 @@ def test_the_largest_block_inside_the_caps_is_taken(
             assert own == 128 or numbers_in(rounding.weights["a"], 2 * own) > 16
 
 
-@pytest.mark.parametrize("share", [FAR, FLIPS, NAN])
+@pytest.mark.parametrize("share", [FAR, FLIPS, (3.9, 3.9)])
 def test_where_none_is_close_the_smallest_block_is_taken(share: tuple[float, float]) -> None:
     asked = Asked(lambda rounding: losses(8, *share))
     assert choose_blocks(weights(a=256, b=128), 8, read_nothing, [asked]).size == 32
     assert asked.sizes == [128, 32]  # none between is better: the gate will say so
+
+
+@pytest.mark.parametrize("share", [(4.1, 0.0), (0.0, 4.1), NAN])
+def test_what_nothing_brings_near_stays_as_it_was_asked_for(share: tuple[float, float]) -> None:
+    """Smaller blocks and int8 for some weights would be slower, and refused as well."""
+    eight = choose_blocks(weights(a=256, b=128), 8, None, [Asked(lambda rounding: losses(8, *share))])
+    assert eight.size == 128
+    four = choose_blocks(
+        weights(**{"h.0.a": 256, "table": 256}),
+        4,
+        None,
+        [Asked(lambda rounding: losses(4, *share))],
+        ["table"],
+    )
+    assert four.size == 256 and dict(four.bits) == {"h.0.a": 4, "table": 4}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +267,7 @@ def test_where_none_is_close_the_smallest_block_is_taken(share: tuple[float, flo
         (0.31, FAR[0], 32, 2),
         (2.6, WELL[0], 128, 1),
         (2.8, WELL[0], 32, 0),  # so much that no size is asked of exactly
-        (math.nan, WELL[0], 32, 0),
+        (math.nan, WELL[0], 128, 0),  # hopeless
     ],
 )
 def test_a_quick_measure_decides_where_it_is_sure(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.exporter.passes import quantize as quantize_module
-from planforge.exporter.passes.quantize import Blocks, quantize
+from planforge.exporter.passes.quantize import BLOCK_SIZES, Blocks, quantize
 
 from ...helpers.blocks import RANGE, Array, by_block, unpacked
 from ...helpers.graphs import normal
@@ -24,7 +24,7 @@ seeds = st.integers(0, 2**32 - 1)
 @st.composite
 def weights(draw: st.DrawFn) -> tuple[Array, int]:
     """A weight whose blocks are alike, far apart in size, empty, or constant; and the size of a block."""
-    size = draw(st.sampled_from([128, 64, 32]))
+    size = draw(st.sampled_from(BLOCK_SIZES))
     rows = draw(st.integers(1, 6))
     blocks = draw(st.integers(1, 3))
     random = np.random.default_rng(draw(seeds))

@@ -15,7 +15,12 @@ import pytest
 import torch
 
 from planforge.exporter.passes import tables
-from planforge.exporter.passes.quantize import find_quantizable, quantize_weights, read_stored_bits
+from planforge.exporter.passes.quantize import (
+    BLOCK_SIZES,
+    find_quantizable,
+    quantize_weights,
+    read_stored_bits,
+)
 from planforge.exporter.passes.tables import PARTS, SPLIT_FROM_ROWS, split_shared_table
 from planforge.exporter.passes.weights import attach_parameters, save_with_shared_weights
 
@@ -25,7 +30,7 @@ from ...helpers.graphs import nodes, normal, parse_graph, run_graph
 Weights: TypeAlias = dict[str, torch.Tensor]
 
 BITS = pytest.mark.parametrize("bits", [8, 4])
-SIZES = pytest.mark.parametrize("size", [128, 64, 32])
+SIZES = pytest.mark.parametrize("size", BLOCK_SIZES)
 
 # Ways in which a graph multiplies by a weight (48, 256) of a table: y = x @ weight.T + bias.
 TURN = "turned = Transpose <perm = [1, 0]> (weight)\n"
