@@ -26,7 +26,7 @@ from .errors import BuildError
 from .graphs import plan_artifacts
 from .linting import lint
 from .precisions import PRECISIONS
-from .processes import ChildGroup
+from .processes import ChildGroup, leave_cores
 from .request import Request
 from .resources import announce_need
 from .targets import find_target
@@ -121,7 +121,9 @@ def stage_bundle(
     with plans_beside(staging, manifest, checkpoint, request, progress) as plans:
         if examiner is not None and request.verify:
             examiner = dataclasses.replace(examiner, bundle=Bundle(staging, manifest))
-            report, limits = verify_model(examiner, model, calibration, progress)
+            builders = int(any(find_target(name).plans for name in request.targets))
+            with leave_cores(builders):
+                report, limits = verify_model(examiner, model, calibration, progress)
             failed = report.failed_artifacts(manifest)
             if fallback := provider.leave_out(failed):
                 log.debug("did not pass, and is left out: %s", failed)
@@ -133,7 +135,8 @@ def stage_bundle(
                 return StagedBundle(manifest, report)
             manifest = keep_checks(staging, manifest, report, examiner.collect_golden(), limits)
         built = plans.result()
-    manifest = dataclasses.replace(manifest, plans=tuple(built), files=list_file_entries(staging))
+    files = list_file_entries(staging, known=manifest.files)
+    manifest = dataclasses.replace(manifest, plans=tuple(built), files=files)
     return StagedBundle(manifest, report)
 
 
@@ -185,7 +188,8 @@ def stage_graphs(
     """Write the graphs that the manifest names, and the manifest, which now lists their files."""
     write_graphs(graphs, manifest.artifacts, calibration, staging, progress)
     described = [dataclasses.replace(a, quantization=calibration.describe(a)) for a in manifest.artifacts]
-    manifest = dataclasses.replace(manifest, artifacts=tuple(described), files=list_file_entries(staging))
+    files = list_file_entries(staging, known=manifest.files)
+    manifest = dataclasses.replace(manifest, artifacts=tuple(described), files=files)
     write_manifest(staging, manifest)
     return manifest
 

@@ -96,6 +96,23 @@ def end_children_on_signals() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def leave_cores(children: int) -> Iterator[None]:
+    """Make PyTorch leave a core to each of so many busy children, inside the block.
+
+    Its threads spin while they wait for one another, which they do at every product: on two cores, beside two
+    children, that took 16.6 seconds of processor time instead of 7.1.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - children))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class ChildGroup:
     """The child processes that one piece of work starts, whatever else this process does beside it."""
 

@@ -15,8 +15,9 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.json_reader import FILE_NAME
@@ -121,12 +122,15 @@ def remove_abandoned(output: Path) -> None:
             release(path, lock)
 
 
-def list_file_entries(folder: Path) -> dict[str, FileEntry]:
-    """Return the name, hash and size of every file below a folder."""
+def list_file_entries(
+    folder: Path, known: Mapping[str, FileEntry] = MappingProxyType({})
+) -> dict[str, FileEntry]:
+    """Return the name, hash and size of every file below a folder; files of `known` are not hashed again."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != FILE_NAME]
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
     return {
-        path.relative_to(folder).as_posix(): FileEntry(compute_sha256(path), path.stat().st_size)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != FILE_NAME
+        name: known.get(name) or FileEntry(compute_sha256(path), path.stat().st_size)
+        for name, path in names.items()
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.decoding.decoder import Decoder
 from ...runtime.decoding.sampling import compute_logprobs
 from ...runtime.diagnostics.golden.files import choose_evenly
@@ -102,7 +103,7 @@ def read_passages(decoder: Decoder, passages: Sequence[Passage]) -> Iterator[Log
     """Yield the engine's logits (T - 1, V) of each passage."""
     for passage in passages:
         run = decoder.start(1, len(passage.tokens))
-        yield np.concatenate(list(run.extend(passage.tokens[:-1])))
+        yield np.concatenate(list(run.extend(passage.tokens[:-1], PREFILL_CHUNK)))
 
 
 def to_arrays(passages: Sequence[Passage]) -> dict[str, npt.NDArray[Any]]:

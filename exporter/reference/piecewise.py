@@ -11,7 +11,9 @@ from torch import Tensor
 from ...models import GrowingCache
 from ...models.attention import AttentionKind, scaled_dot_product_attention
 
-SCORE_BYTES = 2**26  # of the scores that are computed at once: those of a whole context may take gigabytes
+# Of the scores that are computed at once: those of a whole context may take gigabytes, and 64 MB half as long
+# again as this, which a processor's cache holds.
+SCORE_BYTES = 2**23
 
 
 class PiecewiseCache(GrowingCache):

@@ -169,4 +169,6 @@ class RoundResults(TorchDispatchMode):
 def round_to(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     """Return a tensor rounded to `dtype`; numbers beyond its range stay as they are, as in a graph."""
     near = tensor.to(dtype).float()
+    if near.sum().isfinite():  # takes a tenth of the time of looking at every number
+        return near
     return torch.where(near.isfinite(), near, tensor)

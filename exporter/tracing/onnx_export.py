@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...runtime.errors import PlanForgeError
 from ..errors import ExportError, make_named_error
-from ..processes import ChildGroup, make_command, start_child
+from ..processes import ChildGroup, leave_cores, make_command, start_child
 from .modules import keep_only_modules, record_modules
 from .recipes import FAMILIES, Choices, Recipe
 
@@ -52,7 +52,8 @@ def trace_recipes(
                 recipe: pool.submit(children.run, trace_in_child, checkpoint, recipe, choices, path)
                 for recipe, path in paths.items()
             }
-            result = beside()
+            with leave_cores(len(paths)):
+                result = beside()
             count(0, len(paths))
             for number, done in enumerate(as_completed(waiting.values())):
                 done.result()  # the first that fails ends the others

@@ -123,7 +123,7 @@ def verify_bundle(
     """Verify a bundle with its checkpoint, or with golden data where that is absent."""
     if (source is not None or prompts is not None) and not is_described_bundle(opened):
         raise VerificationError(OLDER.format(opened.folder))
-    checkpoint = find_recorded_source(opened) if source is None else resolve_source(source)
+    checkpoint = find_recorded_source(opened) if source is None else find_given_source(opened, source)
     if checkpoint is not None:
         return verify_with_pytorch(opened, checkpoint, prompts, progress)
     if prompts is not None:
@@ -151,10 +151,7 @@ def verify_with_golden_data(opened: Bundle, progress: Progress) -> VerificationR
 def verify_with_pytorch(
     opened: Bundle, checkpoint: Source, prompts: str | Path | None, progress: Progress
 ) -> VerificationReport:
-    if checkpoint.compute_sha256() != opened.manifest.source.get("sha256"):
-        raise VerificationError(
-            f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
-        )
+    """Verify a bundle with its checkpoint, whose hash was compared with the manifest's."""
     model = load_model_to_compare(opened, checkpoint)
     texts = read_prompts(prompts, checkpoint.folder)
     examiner = examine_model(opened, model, texts, progress)
@@ -229,6 +226,16 @@ def apply_limits(comparison: Comparison, limits: Mapping[str, float]) -> Compari
 def is_described_bundle(bundle: Bundle) -> bool:
     """Tell whether the bundle's graphs, which one version wrote, say what their constants store."""
     return is_described(load_graph(bundle.path(bundle.manifest.artifacts[0].file)))
+
+
+def find_given_source(bundle: Bundle, source: str | Path) -> Source:
+    """Return the checkpoint that a user names; refuse one that the bundle was not exported from."""
+    checkpoint = resolve_source(source)
+    if checkpoint.compute_sha256() != bundle.manifest.source.get("sha256"):
+        raise VerificationError(
+            f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
+        )
+    return checkpoint
 
 
 def find_recorded_source(bundle: Bundle) -> Source | None:

@@ -215,6 +215,17 @@ def test_version_is_printed() -> None:
     assert planforge("--version").stdout == f"planforge {version('planforge')}\n"
 
 
+@pytest.mark.parametrize(("given", "kept"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_torchs_threads_sleep_while_they_wait_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")  # so that it is put back afterwards
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    planforge("--version")
+    assert os.environ["OMP_WAIT_POLICY"] == kept
+
+
 def test_wrong_usage_exits_with_2() -> None:
     done = planforge("export")
     assert done.returncode == 2

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from planforge.exporter import pipeline
 from planforge.exporter.bundle.writer import open_staging_folder
@@ -24,12 +25,13 @@ from planforge.exporter.errors import (
     VerificationError,
     make_named_error,
 )
-from planforge.exporter.processes import start_child
+from planforge.exporter.processes import leave_cores, start_child
 from planforge.exporter.providers import TracedGraphs
 from planforge.exporter.reference.model import load_our_model
 from planforge.exporter.request import Request
 from planforge.exporter.tensorrt import build, plans
 from planforge.exporter.tracing import onnx_export
+from planforge.exporter.tracing.recipes import Choices
 from planforge.exporter.verification.explain import make_tracer
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, ManifestError, MemoryLimitError
@@ -247,3 +249,33 @@ def test_the_child_answers_that_an_engine_is_missing_without_onnx(tmp_path: Path
     files = [str(tmp_path / "request"), str(tmp_path / "answer")]
     subprocess.run([sys.executable, "-c", code, *files], check=True)
     assert json.loads((tmp_path / "answer").read_text())["error"] == "BackendUnavailableError"
+
+
+@pytest.mark.parametrize(("threads", "children", "left"), [(4, 1, 3), (2, 2, 1), (1, 3, 1), (3, 0, 3)])
+def test_torch_leaves_a_core_to_each_child(threads: int, children: int, left: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(InputError), leave_cores(children):
+            assert torch.get_num_threads() == left
+            raise InputError("what goes wrong inside")
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_reference_is_computed_beside_the_children_that_trace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(onnx_export, "start_trace", lambda *arguments: None)
+    monkeypatch.setattr(onnx_export, "finish_trace", lambda *arguments: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    set_threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_threads.append)
+    paths = {name: tmp_path / name for name in ("one", "two", "three")}
+    onnx_export.trace_recipes(
+        tmp_path, Choices(1, 8), paths, lambda: seen.append(set_threads[-1]), lambda done, total: None
+    )
+    assert seen == [8 - len(paths)]
+    assert set_threads == [5, 8]

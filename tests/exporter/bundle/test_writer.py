@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.bundle.writer import check_output, install, open_staging_folder
+from planforge.exporter.bundle import writer
+from planforge.exporter.bundle.writer import check_output, install, list_file_entries, open_staging_folder
 from planforge.exporter.errors import ExporterError, OutputError
-from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.bundle import Bundle, compute_sha256
 from planforge.runtime.bundle.manifest import FileEntry
 
 from ...helpers.staging import stage, whole
@@ -250,3 +252,23 @@ def test_what_an_old_manifest_lists_elsewhere_is_not_removed(tmp_path: Path) -> 
         install(staging, stage(staging, "new"), output)
     assert whole(output) == "new"
     assert (output / "notes.txt").read_text() == "mine"
+
+
+def test_files_that_are_listed_are_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "old").write_bytes(b"old")
+    first = list_file_entries(tmp_path)
+    assert first == {"onnx/old": FileEntry(hashlib.sha256(b"old").hexdigest(), 3)}
+    (tmp_path / "onnx" / "new").write_bytes(b"newer")
+    hashed: list[Path] = []
+
+    def keep(path: Path) -> str:
+        hashed.append(path)
+        return compute_sha256(path)
+
+    monkeypatch.setattr(writer, "compute_sha256", keep)
+    entries = list_file_entries(tmp_path, known=first)
+    assert entries == {"onnx/new": FileEntry(hashlib.sha256(b"newer").hexdigest(), 5), **first}
+    assert hashed == [tmp_path / "onnx" / "new"]
+    (tmp_path / "onnx" / "old").unlink()  # what is gone is not listed, known or not
+    assert list(list_file_entries(tmp_path, known=first)) == ["onnx/new"]
