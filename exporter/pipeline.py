@@ -186,8 +186,11 @@ def stage_graphs(
     progress: Progress,
 ) -> Manifest:
     """Write the graphs that the manifest names, and the manifest, which now lists their files."""
-    write_graphs(graphs, manifest.artifacts, calibration, staging, progress)
-    described = [dataclasses.replace(a, quantization=calibration.describe(a)) for a in manifest.artifacts]
+    opsets = write_graphs(graphs, manifest.artifacts, calibration, staging, progress)
+    described = [
+        dataclasses.replace(a, opset=opsets[a.file], quantization=calibration.describe(a))
+        for a in manifest.artifacts
+    ]
     files = list_file_entries(staging, known=manifest.files)
     manifest = dataclasses.replace(manifest, artifacts=tuple(described), files=files)
     write_manifest(staging, manifest)

@@ -10,6 +10,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.progress import BYTES, StageCounter
 from ..errors import ExportError
 from ..graphs import is_cache
+from ..passes.encoder_attention import fuse_attention
 from ..passes.fp16 import convert_to_fp16
 from ..passes.int8_encoder import quantize_encoder
 from ..passes.kv_cache import quantize_cache
@@ -30,8 +31,13 @@ def write_graphs(
     calibration: Calibration,
     folder: Path,
     progress: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Convert every planned graph, from those by recipe id; write it, and each weights file once."""
+) -> dict[str, int]:
+    """Convert every planned graph, from those by recipe id; write it, and each weights file once.
+
+    Returns:
+        The opset of each graph, by its file.
+    """
+    opsets: dict[str, int] = {}
     (folder / "onnx").mkdir()
     for data in dict.fromkeys(name for artifact in artifacts for name in artifact.data):
         kind = PRECISIONS[next(a.precision for a in artifacts if data in a.data)].weights
@@ -42,6 +48,8 @@ def write_graphs(
         }
         count = StageCounter(progress, f"writing ONNX files: {kind}", BYTES)
         save_with_shared_weights(models, folder / "onnx", Path(data).name, count)
+        opsets |= {file: models[Path(file).name].opset_imports[""] for file in sharing}
+    return opsets
 
 
 def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration) -> ir.Model:
@@ -53,6 +61,7 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
             outputs = [spec.name for spec in artifact.outputs if not is_cache(spec)]
             convert_to_fp16(graph, outputs, calibration.fp32_nodes.get(artifact.recipe_id))
         if artifact.precision == "int8" and calibration.products:
+            fuse_attention(graph)
             quantize_encoder(graph, calibration.products)
         if precision.weight_bits:
             blocks = calibration.blocks[precision.weight_bits]

@@ -1,4 +1,4 @@
-"""Adds nodes to a graph."""
+"""Adds nodes to a graph, and puts their results in the places of others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .weights import add_initializer
 
 # Operators that are used here, by the input that their results have the type of.
 TYPED_BY_FIRST = (
-    "Abs", "Add", "Concat", "CumSum", "Div", "Expand", "Gather", "Gemm", "GroupQueryAttention", "MatMul",
-    "Max", "Mul", "Range", "ReduceL2", "ReduceMax", "ReduceSum", "Reshape", "Slice", "Softmax", "Split",
-    "Squeeze", "Sub", "Transpose", "Unsqueeze",
+    "Abs", "Add", "Attention", "Concat", "CumSum", "Div", "Expand", "Gather", "Gelu", "Gemm",
+    "GroupQueryAttention", "MatMul", "Max", "Mul", "Neg", "Range", "ReduceL2", "ReduceMax", "ReduceMin",
+    "ReduceSum", "Reshape", "Slice", "Softmax", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze",
 )  # fmt: skip
 TYPED_BY = {
     **dict.fromkeys(TYPED_BY_FIRST, 0),
@@ -87,3 +87,12 @@ def infer_type(node: ir.Node) -> ir.TypeProtocol | None:
         return None
     given = node.inputs[TYPED_BY[node.op_type]]
     return None if given is None else given.type
+
+
+def replace_value(before: ir.Value, after: ir.Value) -> None:
+    """Let all readers of a value, and the graph's outputs, have another one, under the same name."""
+    after.type = before.type
+    after.shape = before.shape
+    ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
+    after.name = before.name
+    before.name = None

@@ -1,17 +1,20 @@
-"""int8 products whose every row of activations has a scale of its own, and how to choose them.
+"""int8 products of activations and weights, and how to choose them.
 
 A linear y = x W + b becomes, for x of M rows (tokens) and K columns and W (K, N):
 
     x' = x / s                     only where smoothing pays; s (K,) moves into W' = s W
-    q  = uint8(x' / step + zero)   step (M, 1) from the row's largest value; zero is one constant
+    q  = uint8(x' / step + zero)   zero is one constant; step is one, or (M, 1) from the row's largest value
     y  = step * (q @ Wq * scale) + b
 
-So no text changes with the batch it runs in, and rows and columns with outliers cost the others nothing.
-Weights are rounded with GPTQ on calibration rows.
+So no text changes with the batch it runs in, and columns with outliers cost the others nothing. One constant
+step is faster: nothing is searched for in a row, and the product itself multiplies by it and adds the bias.
+Rows that a LayerNorm wrote are alike enough for it; those behind a GELU often are not. Weights are rounded
+with GPTQ on calibration rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +26,12 @@ from .gptq import round_to_nearest, round_with_gptq
 Array = npt.NDArray[np.float32]
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8)  # how much of a column's range moves from activations into weights
+CONSTANT_ALPHAS = (0.7, 0.8, 0.9)  # the same for one constant step, which no row with an outlier may widen
+# A constant step saves time: it may lose so many times what steps by row lose. Queries, keys and values may
+# lose more, because attention averages over tokens: in all-MiniLM-L6-v2 their constant steps cost no cosine.
+CONSTANT_WORTH = 1.5
+ATTENTION_WORTH = 2.5
+HEADROOM = 1.25  # of a constant step: rows that calibrated nothing may reach so much further
 WORTH = 0.8  # smoothing costs a product over x: only where it leaves less than this share of the error
 TOP = 127  # of a weight
 ONE_SIDED = 0.25  # below this share of the largest value, negative values get only the room they need
@@ -36,6 +45,7 @@ class RowRule:
     zero: int  # what 0 becomes
     floor: float  # a row's largest value counts as at least this much
     absolute: bool  # the largest magnitude decides, instead of the largest value
+    step: float | None = None  # of every row, instead of one from its largest value
 
     @property
     def top(self) -> int:
@@ -55,10 +65,22 @@ class RowRule:
         # A row whose values all are small must still reach down to `low`.
         return RowRule(zero, low * (255 - zero) / zero if zero else TINY, False)
 
+    @staticmethod
+    def of_all(x: Array) -> RowRule:
+        """Return the rule with one step for all rows like x (M, K)."""
+        low = -min(float(x.min()), 0.0) * HEADROOM
+        high = max(float(x.max()), TINY) * HEADROOM
+        if low >= ONE_SIDED * high:
+            return RowRule(128, TINY, True, max(low, high) / 127)
+        step = (low + high) / 255
+        return RowRule(round(low / step), TINY, False, step)
+
     def round_rows(self, x: Array) -> Array:
         """Return x (M, K) after its rounding."""
-        largest = (np.abs(x) if self.absolute else x).max(axis=1, keepdims=True)
-        step = np.maximum(largest, self.floor) / self.top
+        step: Array | float | None = self.step
+        if step is None:
+            largest = (np.abs(x) if self.absolute else x).max(axis=1, keepdims=True)
+            step = np.maximum(largest, self.floor) / self.top
         rounded = np.clip(np.rint(x / step) + self.zero, 0, 255) - self.zero
         return np.asarray(rounded * step, np.float32)
 
@@ -89,35 +111,50 @@ class RowProduct:
         return weight if self.smoothing is None else weight / self.smoothing[:, None]
 
 
-def choose_product(x: Array, weight: Array, gptq: bool = True) -> RowProduct:
-    """Return the int8 form of `weight` (K, N) whose products with rows like x (M, K) are closest.
+def choose_product(x: Array, weight: Array, gptq: bool = True, worth: float = CONSTANT_WORTH) -> RowProduct:
+    """Return the int8 form of `weight` (K, N) whose products with rows like x (M, K) are close, and fast.
 
-    Smoothings are fitted on every other row and judged on the rest.
-    Without `gptq` each number is rounded to the nearest.
+    Steps and smoothings are fitted on the first half of the rows and judged on the other: on other texts. A
+    constant step may lose `worth` times what steps by row lose. Without `gptq` each number is rounded to the
+    nearest.
     """
-    fit = x[::2]
-    held = x[1::2]
+    fit, held = np.array_split(x, 2)
     exact = held @ weight
-    best: tuple[float, Array | None] | None = None
-    for alpha in (None, *ALPHAS):
+    largest = max(float(np.square(exact).sum()), TINY)
+
+    def measure_error(alpha: float | None, find_rule: Callable[[Array], RowRule]) -> float:
+        """Return the share of the results' squares that a smoothing and a rule lose."""
         s = np.ones(len(weight), np.float32) if alpha is None else compute_smoothing(fit, weight, alpha)
         # GPTQ roughly halves the weights' error: half the error of the nearest stands in for it.
         scaled = weight * s[:, None]
         scale = compute_column_scales(scaled)
         nearly = (scaled + round_to_nearest(scaled, scale, -TOP, TOP) * scale) / 2
-        error = float(np.square(RowRule.of(x / s).round_rows(held / s) @ nearly - exact).sum())
-        if best is None or error < best[0] * (WORTH if best[1] is None else 1.0):
-            best = error, None if alpha is None else s
-    assert best is not None
-    s = np.ones(len(weight), np.float32) if best[1] is None else best[1]
-    scaled = weight * s[:, None]
+        rounded = find_rule(fit / s).round_rows(held / s)
+        return float(np.square(rounded @ nearly - exact).sum()) / largest
+
+    find_rule = RowRule.of
+    best: float | None = None
+    error = measure_error(None, find_rule)
+    for alpha in ALPHAS:
+        smoothed = measure_error(alpha, find_rule)
+        if smoothed < error * (WORTH if best is None else 1.0):
+            error, best = smoothed, alpha
+    limit = worth * error
+    for alpha in CONSTANT_ALPHAS:
+        constant = measure_error(alpha, RowRule.of_all)
+        if constant < limit:
+            limit = error = constant
+            best = alpha
+            find_rule = RowRule.of_all
+    smoothing = None if best is None else compute_smoothing(x, weight, best)
+    scaled = weight if smoothing is None else weight * smoothing[:, None]
+    rows = x if smoothing is None else x / smoothing
     scale = compute_column_scales(scaled)
     if gptq:
-        columns = round_with_gptq(scaled, scale[None], -TOP, TOP, x / s)
+        columns = round_with_gptq(scaled, scale[None], -TOP, TOP, rows)
     else:
         columns = round_to_nearest(scaled, scale, -TOP, TOP)
-    share = best[0] / max(float(np.square(exact).sum()), TINY)
-    return RowProduct(best[1], RowRule.of(x / s), columns, scale, share)
+    return RowProduct(smoothing, find_rule(rows), columns, scale, error)
 
 
 def round_product(weight: Array, smoothing: Array | None, rule: RowRule) -> RowProduct:

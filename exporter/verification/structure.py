@@ -166,7 +166,9 @@ def find_head_size(node: ir.Node) -> int | None:
     if node.op_type == "Mul" and node.outputs[0].shape is not None and len(node.outputs[0].shape) in (4, 5):
         value = node.outputs[0]  # (B, H, T, D), or (B, K, H / K, T, D)
     last = None if value is None or value.shape is None else value.shape[-1]
-    return last if isinstance(last, int) else None
+    if not isinstance(last, int):
+        return None
+    return last // node.attributes.get_int("q_num_heads", 1)  # of joined heads
 
 
 def find_attention_scale(node: ir.Node) -> float | np.floating[Any] | None:

@@ -32,6 +32,8 @@ K = 64
 N = 24
 ABSOLUTE = RowRule(128, 1e-6, True)
 ONE_SIDED = RowRule(20, 0.5, False)
+CONSTANT = RowRule(128, 1e-6, True, step=0.03)
+CONSTANT_ONE_SIDED = RowRule(20, 1e-6, False, step=0.02)
 SMOOTHING = np.exp(normal(K, seed=9) / 2)
 WHOLE = np.random.default_rng(3).integers(-127, 128, (K, N)).astype(np.int8)
 SCALE = (np.abs(normal(N, seed=4)) / 100 + 0.001).astype(np.float32)
@@ -52,6 +54,8 @@ def integers(x: Array, product: RowProduct) -> npt.NDArray[np.float64]:
     rule = product.rule
     largest = (np.abs(x64) if rule.absolute else x64).max(-1, keepdims=True)
     step = np.maximum(largest, rule.floor) / (127 if rule.absolute else 255 - rule.zero)
+    if rule.step is not None:
+        step = np.full_like(largest, np.float32(rule.step))
     q = np.clip(np.rint(x64 / step) + rule.zero, 0, 255).astype(np.int64)
     return np.asarray(step * ((q - rule.zero) @ product.weight.astype(np.int64)) * product.scale)
 
@@ -62,14 +66,14 @@ def graph(body: str, **parameters: Array) -> ir.Model:
         f", float[{', '.join(map(str, array.shape))}] {name}" for name, array in parameters.items()
     )
     model = parse_graph(
-        f'<ir_version: 10, opset_import: ["" : 21]> g (float[b, t, {K}] x{given}) => (float[b, t, {N}] y)'
-        f" {{ {body} }}"
+        f'<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>'
+        f" g (float[b, t, {K}] x{given}) => (float[b, t, {N}] y) {{ {body} }}"
     )
     attach_parameters(model, {name: torch.from_numpy(array) for name, array in parameters.items()})
     return model
 
 
-@pytest.mark.parametrize("rule", [ABSOLUTE, ONE_SIDED, RowRule(0, 1e-6, False)])
+@pytest.mark.parametrize("rule", [ABSOLUTE, ONE_SIDED, RowRule(0, 1e-6, False), CONSTANT, CONSTANT_ONE_SIDED])
 @pytest.mark.parametrize("smoothing", [None, SMOOTHING])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_product_is_that_of_integers(rule: RowRule, smoothing: Array | None, bias: bool) -> None:
@@ -82,6 +86,7 @@ def test_a_product_is_that_of_integers(rule: RowRule, smoothing: Array | None, b
     (linears,) = find_linears(model.graph)
     quantize_encoder(model, {linears.names: product})
     assert not nodes(model, "MatMul") and len(nodes(model, "MatMulIntegerToFloat")) == 1
+    assert len(nodes(model, "Add")) == (bias and rule.step is None)  # else the product adds the bias
     x = normal(3, 5, K, seed=7) * np.exp(normal(3, 5, 1, seed=8))
     x[0, 0] = 0  # a row of nothing has a step all the same
     (got,) = run_graph(model, x=x)
@@ -89,6 +94,7 @@ def test_a_product_is_that_of_integers(rule: RowRule, smoothing: Array | None, b
     # A number at the border of two integers may fall to either side, one step of one input apart.
     rows = x / (1 if smoothing is None else smoothing)
     step = np.maximum(np.abs(rows).max(-1, keepdims=True), rule.floor) / 100
+    step = step if rule.step is None else np.asarray(rule.step)
     assert np.abs(got - want).max() <= (step * 127 * SCALE).max()
     assert np.median(np.abs(got - want)) <= 1e-5 * np.abs(want).max()
 
@@ -108,6 +114,24 @@ def test_products_of_the_same_rows_become_one(monkeypatch: pytest.MonkeyPatch) -
     want = (both[..., :N] + biases["bq"]) * (both[..., N:] + biases["bk"])
     assert np.abs(got - want).max() < 0.02 * np.abs(want).max()
     assert 1e-4 < np.abs(got - exact).mean() / np.abs(exact).mean() < 0.05
+
+
+@pytest.mark.parametrize("rule", [ABSOLUTE, CONSTANT])
+def test_a_bias_before_a_gelu_is_added_in_passing(rule: RowRule) -> None:
+    b = normal(N, seed=6)
+    model = graph(
+        "p = MatMul (x, w)\n y = com.microsoft.BiasGelu (p, b)", **{"w": normal(K, N, seed=5)} | {"b": b}
+    )
+    (linears,) = find_linears(model.graph)
+    product = RowProduct(None, rule, WHOLE, SCALE)
+    quantize_encoder(model, {linears.names: product})
+    assert not nodes(model, "BiasGelu") and len(nodes(model, "Gelu")) == 1
+    assert len(nodes(model, "Add")) == (rule.step is None)
+    x = normal(2, 3, K, seed=7)
+    (got,) = run_graph(model, x=x)
+    sums = torch.from_numpy(integers(x, product) + b)
+    want = torch.nn.functional.gelu(sums).numpy()
+    assert np.median(np.abs(got - want)) <= 1e-5 * np.abs(want).max()
 
 
 rows = st.integers(0, 2**32 - 1).flatmap(
@@ -136,9 +160,24 @@ def test_every_row_keeps_its_range_whatever_the_others_reach(
     assert (off[below] <= step[below] * 0.501 + 1e-6).all()
 
 
+def test_alike_rows_share_a_step_and_rows_of_other_sizes_do_not() -> None:
+    weight = normal(K, N, seed=2)
+    alike, fresh = np.random.default_rng(1).uniform(-1, 1, (2, 1000, K)).astype(np.float32)
+    chosen = choose_product(alike, weight)
+    assert chosen.rule.step is not None and chosen.error is not None
+    limit = np.abs(alike if chosen.smoothing is None else alike / chosen.smoothing).max()
+    assert limit < chosen.rule.step * 127 < 1.5 * limit  # other rows may reach a little further
+    exact = fresh @ weight
+    error = np.square(integers(fresh, chosen) - exact).sum() / np.square(exact).sum()
+    assert 0.5 * chosen.error < error < 2 * chosen.error < 5e-4
+    other_sizes = alike * np.exp(2 * normal(1000, 1, seed=4))
+    assert choose_product(other_sizes, weight).rule.step is None
+
+
 def test_a_column_of_outliers_is_smoothed_and_an_even_matrix_is_not() -> None:
     x = normal(1000, K, seed=1)
     weight = normal(K, N, seed=2)
+    x *= np.exp(2 * normal(1000, 1, seed=4))  # rows of one length would share a step, which is smoothed
     assert choose_product(x, weight).smoothing is None
     outliers = x.copy()
     outliers[:, 5] *= 60
@@ -146,7 +185,7 @@ def test_a_column_of_outliers_is_smoothed_and_an_even_matrix_is_not() -> None:
     chosen = choose_product(outliers, weight)
     assert chosen.smoothing is not None
     assert chosen.smoothing[5] == chosen.smoothing.max() > 5 * np.median(chosen.smoothing)
-    fresh = normal(500, K, seed=3)
+    fresh = normal(500, K, seed=3) * np.exp(2 * normal(500, 1, seed=6))
     fresh[:, 5] *= 60
     exact = fresh @ weight
     error = np.square(integers(fresh, chosen) - exact).sum() / np.square(exact).sum()
@@ -189,7 +228,7 @@ def test_the_manifest_says_what_was_chosen_and_what_it_cost(minilm_int8: Path) -
     chosen = artifact.quantization["rows"]
     assert len(chosen) == 6 * 4  # query, key and value together; the three other linears of each layer
     for product in chosen.values():
-        assert set(product) == {"zero", "floor", "absolute", "smoothed", "error"}
+        assert set(product) == {"zero", "floor", "absolute", "step", "smoothed", "error"}
         assert 0 < product["error"] < 0.01
 
 

@@ -1,0 +1,119 @@
+"""Writes an encoder's attention as one node, which ONNX Runtime computes without copies of its parts.
+
+B batch, T tokens, H heads, D head size, E = H * D
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from .build import Builder, replace_value
+
+OPSET = 23  # the first that has Attention
+HEADS_FIRST = [0, 2, 1, 3]  # (B, T, H, D) <-> (B, H, T, D)
+TRANSPOSED = [0, 2, 3, 1]  # (B, T, H, D) -> (B, H, D, T)
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """What one attention reads, and what it gives."""
+
+    queries: ir.Value  # (B, T, E), like keys and values
+    keys: ir.Value
+    values: ir.Value
+    bias: ir.Value  # (B, 1, 1, T) or (B, 1, T, T)
+    heads: int
+    scale: float
+    result: ir.Value  # (B, T, E)
+
+
+def fuse_attention(model: ir.Model) -> None:
+    """Replace each attention whose queries and keys are not turned by their positions."""
+    graph = model.graph
+    op = Builder(graph, None, "attention")
+    biases: dict[ir.Value, ir.Value] = {}
+    for node in list(graph):
+        parts = find_parts(node) if node.op_type == "Softmax" else None
+        if parts is None:
+            continue
+        op.before = parts.result.producer()
+        if parts.bias not in biases:
+            op.before = node  # before all attention that reads it
+            biases[parts.bias] = expand_bias(op, parts.bias)
+            op.before = parts.result.producer()
+        heads = {"q_num_heads": parts.heads, "kv_num_heads": parts.heads}
+        inputs = (parts.queries, parts.keys, parts.values, biases[parts.bias])
+        replace_value(parts.result, op("Attention", *inputs, scale=parts.scale, **heads))
+    if biases:
+        RemoveUnusedNodesPass()(model)
+        graph.opset_imports[""] = max(OPSET, graph.opset_imports[""])
+
+
+def expand_bias(op: Builder, bias: ir.Value) -> ir.Value:
+    """Return a bias (B, 1, 1, T) as (B, 1, T, T), for all layers at once: the operator takes no other."""
+    assert bias.shape is not None
+    if bias.shape[2] != 1:
+        return bias
+    return op("Expand", bias, op("Concat", [1, 1], op("Shape", bias, start=3, end=4), [1], axis=0))
+
+
+def find_parts(softmax: ir.Node) -> AttentionParts | None:
+    """Return the parts of the attention whose weights a Softmax computes; None where it is another form."""
+    masked = read_producer(softmax.inputs[0], "Add")
+    context = read_reader(softmax.outputs[0], "MatMul")
+    transposed = None if context is None else read_reader(context.outputs[0], "Transpose")
+    joined = None if transposed is None else read_reader(transposed.outputs[0], "Reshape")
+    if masked is None or context is None or transposed is None or joined is None:
+        return None
+    scores = read_producer(masked.inputs[0], "MatMul")
+    scaled = None if scores is None else read_producer(scores.inputs[0], "Mul")
+    bias = masked.inputs[1]
+    if scores is None or scaled is None or not is_bias(bias) or not is_permutation(transposed, HEADS_FIRST):
+        return None
+    scale = None if scaled.inputs[1] is None else scaled.inputs[1].const_value
+    queries = find_joined_heads(scaled.inputs[0], HEADS_FIRST)
+    keys = find_joined_heads(scores.inputs[1], TRANSPOSED)
+    values = find_joined_heads(context.inputs[1], HEADS_FIRST)
+    heads = None if context.outputs[0].shape is None else context.outputs[0].shape[1]
+    if queries is None or keys is None or values is None or scale is None or scale.size != 1:
+        return None
+    if bias is None or not isinstance(heads, int):
+        return None
+    return AttentionParts(queries, keys, values, bias, heads, float(scale.numpy().item()), joined.outputs[0])
+
+
+def find_joined_heads(value: ir.Value | None, permutation: list[int]) -> ir.Value | None:
+    """Return what is split into heads and transposed, (B, T, E); None where it is not just that."""
+    transpose = read_producer(value, "Transpose")
+    if transpose is None or not is_permutation(transpose, permutation):
+        return None
+    reshape = read_producer(transpose.inputs[0], "Reshape")
+    joined = None if reshape is None else reshape.inputs[0]
+    is_joined = joined is not None and joined.shape is not None and len(joined.shape) == 3
+    return joined if is_joined else None
+
+
+def is_permutation(transpose: ir.Node, permutation: list[int]) -> bool:
+    return list(transpose.attributes["perm"].as_ints()) == permutation
+
+
+def is_bias(value: ir.Value | None) -> bool:
+    """Tell whether a value is a mask that all heads share."""
+    return value is not None and value.shape is not None and len(value.shape) == 4 and value.shape[1] == 1
+
+
+def read_producer(value: ir.Value | None, operator: str) -> ir.Node | None:
+    """Return the node that computes a value if it is of an operator."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == operator else None
+
+
+def read_reader(value: ir.Value, operator: str) -> ir.Node | None:
+    """Return the only node that reads a value if it is of an operator."""
+    uses = list(value.uses())
+    if len(uses) != 1 or value.is_graph_output() or uses[0].node.op_type != operator:
+        return None
+    return uses[0].node
