@@ -6,6 +6,7 @@ A model that optimum exported is imported with it: only what is verified gets th
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ class PlanForge(System):
         return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
-        return make_generator(settings, open_bundle(model, precision, threads))
+        return make_generator(
+            settings, open_bundle(model, precision, threads, settings.get("prepared", False))
+        )
 
     def embed(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
         return Embedder(open_bundle(model, precision, threads))
@@ -72,10 +75,13 @@ class PlanForge(System):
         return Translator(open_bundle(model, precision, threads))
 
 
-def open_bundle(model: Path, precision: str, threads: int) -> Any:
+def open_bundle(model: Path, precision: str, threads: int, prepared: bool = False) -> Any:
+    """Open a bundle; with `prepared` the first process prepares it, in a folder beside."""
     from planforge.runtime import load
 
-    return load(model, precision=precision, threads=threads)
+    if prepared:
+        os.environ["PLANFORGE_CACHE"] = str(model.with_name("planforge-cache"))
+    return load(model, precision=precision, threads=threads, prepared=prepared)
 
 
 def make_generator(settings: Mapping[str, Any], model: Any) -> Generator:

@@ -28,7 +28,7 @@ from .requirements import CPUINFO
 
 log = logging.getLogger("planforge")
 
-FORMAT = 1
+FORMAT = 1  # counted up when what is kept of a graph changes
 STAMP = "prepared.json"
 GRAPH = "model.onnx"
 DATA = "model.data"

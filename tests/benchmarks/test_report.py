@@ -143,7 +143,8 @@ def test_targets_are_judged_by_ratios_of_medians(
 
 def test_cases_are_chosen_by_group_or_name(tmp_path: Path) -> None:
     names = [case.name for case in resolve_cases(["start", "decode-4bit-b1"], tmp_path)]
-    assert names == ["start-fp32", "start-8bit", "decode-4bit-b1"]
+    starts = ["start-fp32", "start-fp32-prepared", "start-8bit", "start-8bit-prepared", "start-4bit"]
+    assert names == [*starts, "decode-4bit-b1"]
     for unknown in ("speed", "start-1bit"):
         with pytest.raises(SystemExit, match=f"no case '{unknown}'; the groups are decode, prompt"):
             resolve_cases(["start", unknown], tmp_path)
