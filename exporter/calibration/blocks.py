@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,10 @@ SHARE = 0.9
 # Of what takes this many times its cap nothing is expected: GPTQ halves errors, and a quarter of a divergence
 # is left. Weights that nobody trained are such, whose likeliest tokens hardly differ from others.
 HOPELESS = 4.0
-# A quick measure decides where a rounding takes this many times more, or less, than that share: the few
-# hundred tokens that it reads tell no more.
+# A quick measure decides where a rounding takes this many times more, or less, than that share, and what is
+# counted is this many standard deviations away from it: the few hundred tokens that it reads tell no more.
 SURE = 3.0
+DEVIATIONS = 2.0
 
 Measure: TypeAlias = "Callable[[Rounding], Gaps]"
 # Gives the rows (M, K) that weights read, by the weights' names.
@@ -143,6 +144,31 @@ def choose_blocks(
     return trials.best if sample is None else trials.finish(sample, tables)
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The largest shares of the caps that a rounding takes."""
+
+    measured: float  # of what is measured
+    counted: float  # of what is counted, which is coarse
+    doubt: float  # how far more text might move `counted`
+
+    def is_sure(self) -> bool:
+        """Return whether more text would say the same of whether it is close."""
+        if self.measured >= SHARE * SURE or self.counted - self.doubt > SHARE:
+            return True
+        return self.measured <= SHARE / SURE and self.counted + self.doubt <= SHARE
+
+
+def estimate_doubt(gap: Any, name: str, cap: float) -> float:
+    """Return how far more text might move what is counted in a text, as a share of its cap.
+
+    Tokens that change are counted: the number of as many as are allowed is as uncertain as its root. The
+    logarithms of two distributions differ by twice their divergence, squared and averaged.
+    """
+    variance = SHARE * cap if name == "top1_changes" else 2 * max(0.0, gap.text_kl)
+    return DEVIATIONS * math.sqrt(variance / gap.rows) / cap
+
+
 class Trials:
     """Tries roundings of weights, without GPTQ, which takes long and only brings products closer.
 
@@ -185,15 +211,15 @@ class Trials:
         self.progress(f"{self.stage}: trial {self.count}, blocks of {size}")
         tried = QuantizedWeights(size, dict(own), self.weights)
         first, *others = self.measures
-        measured, counted = self.measure(tried, first)
+        loss = self.measure(tried, first)
         for gaps in others:
-            if SHARE / SURE < max(measured, counted) < SHARE * SURE:
-                measured, counted = self.measure(tried, gaps)
-        is_close = max(measured, counted) <= SHARE
+            if not loss.is_sure():
+                loss = self.measure(tried, gaps)
+        is_close = max(loss.measured, loss.counted) <= SHARE
         # What is counted is coarse: it decides where the rest is close.
-        loss = (0.0 if measured <= SHARE else measured, counted)
-        if is_close or self.least is None or loss <= self.least:
-            self.least = loss
+        shares = (0.0 if loss.measured <= SHARE else loss.measured, loss.counted)
+        if is_close or self.least is None or shares <= self.least:
+            self.least = shares
             self.best = tried
         return is_close
 
@@ -201,21 +227,21 @@ class Trials:
         """Return whether even the trial that lost least lost more than GPTQ brings back."""
         return self.least is not None and max(self.least) > HOPELESS
 
-    def measure(self, tried: QuantizedWeights, gaps: Measure) -> tuple[float, float]:
-        """Return the largest share of a cap that a rounding takes: of what is measured, of what is counted.
-
-        NaN takes infinitely much.
-        """
+    def measure(self, tried: QuantizedWeights, gaps: Measure) -> Loss:
+        """Return what a rounding loses; NaN counts as infinitely much."""
         from ..reference.rounding import Rounding
 
         rounding = Rounding(weights=dequantize(tried), activation_block=tried.size)
         largest = {True: 0.0, False: 0.0}
+        doubt = 0.0
         for gap in gaps(rounding).values():
             for name in gap.LIMITED:
                 share = getattr(gap, name) / self.caps[name]
                 is_counted = name in COUNTED
                 largest[is_counted] = max(largest[is_counted], math.inf if math.isnan(share) else share)
-        return largest[False], largest[True]
+                if is_counted:
+                    doubt = max(doubt, estimate_doubt(gap, name, self.caps[name]))
+        return Loss(largest[False], largest[True], doubt)
 
     def finish(self, sample: Sample, tables: Collection[str]) -> QuantizedWeights:
         """Return the best trial, its int4 rounded again by GPTQ where there are rows for it."""
@@ -244,7 +270,7 @@ def list_mixtures(trials: Trials, tables: Collection[str]) -> Iterator[dict[str,
         trials.progress(f"{trials.stage}: what {kind} loses")
         alone = QuantizedWeights(trials.best.size, dict.fromkeys(names, 4), trials.weights)
         numbers[kind] = sum(trials.weights[name]().size for name in names)
-        losses[kind] = trials.measure(alone, trials.measures[0])[0] / numbers[kind]
+        losses[kind] = trials.measure(alone, trials.measures[0]).measured / numbers[kind]
     own = dict.fromkeys(trials.weights, 4) | dict.fromkeys(tables, 8)
     kept = []
     for kind in sorted(kinds, key=lambda kind: -losses[kind]):

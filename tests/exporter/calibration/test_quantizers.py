@@ -28,7 +28,8 @@ def reach(*found: Any) -> None:
 def test_export_and_import_take_a_quantizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_checkpoint, "write_bundle", reach)
     monkeypatch.setattr(import_folder, "import_graphs", reach)
-    for options in ({}, {"quantizer": "gptq"}, {"quantizer": "rtn"}):
+    choices: tuple[dict[str, Any], ...] = ({}, {"quantizer": "gptq"}, {"quantizer": "rtn"})
+    for options in choices:
         expected = options.get("quantizer", "gptq")
         with pytest.raises(ReachedError) as exported:
             export("gpt2-demo", tmp_path / "B", precision=["int4"], **options)
