@@ -49,7 +49,9 @@ class AttentionParts:
         weights = round_result(WEIGHTS, build("Softmax", scores, axis=-1))
         round_result(RESULT, build("MatMul", weights, v))
         model = ir.to_proto(ir.Model(graph, ir_version=10))
-        self.session: Any = open_plain_session(model.SerializeToString(), optimized=False)
+        # The scores of a long context take hundreds of megabytes.
+        serialized = model.SerializeToString()
+        self.session: Any = open_plain_session(serialized, optimized=False, keeps_memory=False)
 
     def compute(self, *arrays: Array) -> dict[str, Array]:
         """Return the parts and the result, by their names.

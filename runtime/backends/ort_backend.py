@@ -290,15 +290,17 @@ def make_session(
     return ort.InferenceSession(model, options, **arguments)
 
 
-def open_plain_session(model: Path | bytes, optimized: bool = True) -> Any:
+def open_plain_session(model: Path | bytes, optimized: bool = True, keeps_memory: bool = True) -> Any:
     """Return a session for checks, not for speed: silent, and its threads sleep as soon as they are idle.
 
-    Threads that spin, ONNX Runtime's default, take 25 ms of a core for each session that is closed.
+    Threads that spin, ONNX Runtime's default, take 25 ms of a core for each session that is closed. Without
+    `keeps_memory` what a run needed is given back at its end.
     """
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_cpu_mem_arena = keeps_memory
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return make_session(model, options)
