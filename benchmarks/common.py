@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -48,7 +49,7 @@ def write_result(name: str, result: dict[str, Any]) -> None:
 
 
 def measure_command_cost(command: Sequence[str | Path], may_object: bool = False) -> dict[str, Any]:
-    """Seconds of a command, and the peak memory of all its processes together (Linux).
+    """Seconds of a command, of the clock and of processors, and the peak memory of all its processes (Linux).
 
     Resident memory counts pages of mapped files, which the system takes back when it needs them; anonymous
     memory does not.
@@ -56,6 +57,7 @@ def measure_command_cost(command: Sequence[str | Path], may_object: bool = False
     Args:
         may_object: whether it may end with 1, as a check does that finds something.
     """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL)
     peaks = dict.fromkeys(PLACES, 0)
@@ -65,8 +67,11 @@ def measure_command_cost(command: Sequence[str | Path], may_object: bool = False
         time.sleep(0.05)
     if process.returncode > may_object:
         sys.exit(f"{command[0]} failed with exit code {process.returncode}")
+    seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     memory = {f"peak_{kind}_mb": round(peak / 1e6) for kind, peak in peaks.items()}
-    return {"seconds": round(time.perf_counter() - started, 2), **memory}
+    return {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), **memory}
 
 
 def list_processes(number: int) -> list[int]:

@@ -50,6 +50,15 @@ def checking_cost(work: Path) -> dict[str, Any]:
     }
 
 
+def quantizing_cost(work: Path) -> dict[str, Any]:
+    """`planforge export` of GPT-2 124M for the CPU in int8 and int4, verified: with GPTQ, and without."""
+    checkpoint = gpt2(work / "gpt2-124m-peaked", peaked=True)
+    planforge = Path(sys.executable).with_name("planforge")
+    command: list[str | Path] = [planforge, "export", checkpoint, "-o", work / "quantized", "--force"]
+    command += ["--target", "cpu", "--precision", "int8,int4", "--quantizer"]
+    return {name: measure_command_cost([*command, name]) for name in ("gptq", "rtn")}
+
+
 def plan_cost(work: Path) -> dict[str, Any]:
     """`planforge build` of GPT-2 124M for six architectures, without a GPU: a whole plan, a stripped one."""
     checkpoint = gpt2(work / "gpt2-124m" / "checkpoint")
@@ -159,7 +168,12 @@ def main() -> None:
         return
     write_result(
         "cost",
-        {"import_runtime": import_cost(), "export_gpt2_124m": export_cost(work), **checking_cost(work)},
+        {
+            "import_runtime": import_cost(),
+            "export_gpt2_124m": export_cost(work),
+            "int8_int4_gpt2_124m": quantizing_cost(work),
+            **checking_cost(work),
+        },
     )
 
 
