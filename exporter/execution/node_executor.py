@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.backends.backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape, Step
+from ...runtime.backends.backend import Array, ArrayBuffer, Arrays, BoundGraph, Buffer, Buffers, Shape
 from ...runtime.backends.ort_backend import open_plain_session, wrap_ort_errors
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import BackendError
@@ -222,7 +222,7 @@ class ExecutedProgram:
             arrays[name][...] = results[name]
         return {name: array for name, array in results.items() if name not in arrays}
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
 
     def close(self) -> None:

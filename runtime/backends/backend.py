@@ -20,7 +20,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = Mapping[str, Array]  # by the names of a graph's inputs or outputs
 Buffers: TypeAlias = "Mapping[str, Buffer]"
 Shape: TypeAlias = tuple[int, ...]
-Step: TypeAlias = Callable[[Arrays], dict[str, Array]]  # runs a graph that has its buffers already
+BoundGraph: TypeAlias = Callable[[Arrays], dict[str, Array]]  # runs a graph that has its buffers already
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Program(Protocol):
         """
         ...
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
         """Return `run` with buffers and outputs that stay the same, for a graph that runs many times."""
         ...
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact
 from ..errors import BackendUnavailableError
-from .backend import Array, Arrays, Buffer, Buffers, LoadRequest, Shape, Step
+from .backend import Array, Arrays, BoundGraph, Buffer, Buffers, LoadRequest, Shape
 from .cuda_memory import Device
 from .device_buffer import DeviceBuffer, DeviceProgram, check_buffers, make_buffer
 from .dialects import CUDA_DIALECTS, choose_artifact
@@ -93,7 +93,7 @@ class OrtCudaProgram(DeviceProgram, OrtProgram):
         with self.turn():
             return super().run(inputs, on_device, outputs)
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
 
     def bind_buffer(self, binding: Any, name: str, buffer: Buffer) -> None:

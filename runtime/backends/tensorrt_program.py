@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import BackendError, ClosedError, InputError
-from .backend import Array, Arrays, Buffers, Shape, Step
+from .backend import Array, Arrays, BoundGraph, Buffers, Shape
 from .cuda_memory import Device, Graph, Memory
 from .device_buffer import DeviceBuffer, DeviceProgram, Staging, check_buffers, make_buffer
 from .runtime_cache import RuntimeCache
@@ -177,7 +177,7 @@ class TensorRtProgram(DeviceProgram):
                 raise BackendError(f"{self.name} refuses the shape {shape} of {name!r}")
         lane.shapes = shapes
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
 
     def resolve_shapes(self, shapes: Shapes) -> tuple[int, dict[str, Shape]]:

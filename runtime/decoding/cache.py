@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..backends.backend import Array, Buffer, Program, Step
+from ..backends.backend import Array, BoundGraph, Buffer, Program
 from ..bundle.artifact import RECENT
 from ..bundle.manifest import Artifact, TensorSpec
 from ..errors import InputError, ManifestError, MemoryLimitError
@@ -215,7 +215,7 @@ class SlotCache(Cache):
     def allocate(self, batch: int) -> None:
         self.lengths = np.zeros(batch, np.int32)
         self.slots: list[Buffer] = []
-        self.steps: dict[tuple[str, ...], Step] = {}  # by the outputs that they return
+        self.steps: dict[tuple[str, ...], BoundGraph] = {}  # by the outputs that they return
         self.buffers = dict(self.context.buffers)
         for spec, out in self.pairs:
             shape = find_cache_shape(spec, batch * self.copies, self.capacity, self.artifact.window)
@@ -240,7 +240,7 @@ class SlotCache(Cache):
         self.lengths = self.lengths + counts
         return results
 
-    def bind_step(self, outputs: tuple[str, ...]) -> Step:
+    def bind_step(self, outputs: tuple[str, ...]) -> BoundGraph:
         """Return the graph bound to the slots; that is done once, whatever number of layers there are."""
         if outputs not in self.steps:
             self.steps[outputs] = self.program.bind(self.buffers, outputs)

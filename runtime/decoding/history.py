@@ -36,5 +36,5 @@ class TokenHistory(Sequence[int]):
     def __len__(self) -> int:
         return self._length
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self._room[: self._length], dtype, copy=copy)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import engine_clock
 from benchmarks.engine_clock import EngineClock
 
 
@@ -19,7 +19,7 @@ class Engine:
 def test_what_passes_between_steps_is_outside_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     # Begin and end of each step, in seconds of the thread.
     seconds: Iterator[float] = iter([0.0, 9.0, 1.0, 1.5, 1.75, 2.5, 2.75, 3.0])
-    monkeypatch.setattr(engine_clock.time, "thread_time", lambda: next(seconds))
+    monkeypatch.setattr(time, "thread_time", lambda: next(seconds))
     engine = Engine()
     clock = EngineClock(engine)
     engine.execute("of an earlier run")

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from planforge.runtime.backends.backend import Array, ArrayBuffer, Arrays, Buffer, Buffers, Shape, Step
+from planforge.runtime.backends.backend import Array, ArrayBuffer, Arrays, BoundGraph, Buffer, Buffers, Shape
 
 
 class FakeProgram:
@@ -40,7 +40,7 @@ class FakeProgram:
         wanted = results if outputs is None else outputs
         return {name: results[name] for name in wanted if name not in bound}
 
-    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> Step:
+    def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
         return partial(self.run, buffers=buffers, outputs=outputs)
 
     def close(self) -> None:

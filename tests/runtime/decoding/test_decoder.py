@@ -306,8 +306,10 @@ def test_a_step_binds_nothing_however_many_buffers_there_are(
 ) -> None:
     """A model of 32 layers has 64 buffers for keys and values, each an input and an output."""
     names = [f"cache.{layer}" for layer in range(64)]
-    shapes = {name: [1, 3] for name in names}
-    outputs = {f"present.{layer}": [1, 3] for layer in range(64)} | {"sum": ["batch", 3]}
+    shapes: dict[str, list[Any]] = {name: [1, 3] for name in names}
+    outputs: dict[str, list[Any]] = {f"present.{layer}": [1, 3] for layer in range(64)} | {
+        "sum": ["batch", 3]
+    }
     infos = {
         name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
         for name, shape in {"x": ["batch", 3], **shapes, **outputs}.items()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from planforge.runtime import Chunk, InputError, Translator
+from planforge.runtime.backends.ort_backend import OrtProgram
 
 from ...helpers.translation import SENTENCES, Reference
 
@@ -39,6 +40,7 @@ def calls_of(model: Translator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that names each run of the encoder and the decoder from now on."""
     calls: list[str] = []
     for name, program in (("encoder", model.encoder.program), ("decoder", model.decoder.program)):
+        assert isinstance(program, OrtProgram)
         execute = program.execute
 
         def noted(*arguments: Any, name: str = name, execute: Any = execute) -> Any:
