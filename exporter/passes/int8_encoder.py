@@ -86,7 +86,7 @@ def multiply_rows(op: Builder, linears: Linears, product: RowProduct, bias: ir.V
     scale = op.add_constant(product.scale, f"{name}{COLUMNS}.scale")
     zero = np.uint8(product.rule.zero)
     if product.rule.step is not None:
-        q = op("QuantizeLinear", x, product.rule.step, zero)
+        q = op("QuantizeLinear", x, product.rule.step, zero, domain=MICROSOFT)
         inputs = [q, columns, product.rule.step, scale, zero]
         if bias is not None:
             inputs += [None, bias]
@@ -107,7 +107,7 @@ def quantize_rows(op: Builder, x: ir.Value, rule: RowRule, K: int) -> tuple[ir.V
     steps = op("Mul", op("Max", *bounds), 1 / rule.top)
     flat = op("Reshape", steps, [-1])
     zeros = op("Expand", np.uint8(rule.zero), op("Shape", flat))
-    return op("QuantizeLinear", op("Reshape", x, [-1, K]), flat, zeros, axis=0), steps
+    return op("QuantizeLinear", op("Reshape", x, [-1, K]), flat, zeros, axis=0, domain=MICROSOFT), steps
 
 
 def add_columns(op: Builder, name: str, product: RowProduct) -> ir.Value:

@@ -31,14 +31,13 @@ def combine_layers(states: Sequence[Array], layers: str) -> Array:
 
 
 def pool_tokens(states: Array, pooling: str) -> Array:
-    """Return one vector (E,) for a text's states (T, E)."""
-    by_name: dict[str, Array] = {
-        "cls": states[0],
-        "lasttoken": states[-1],
-        "max": states.max(0),
-        "mean": states.mean(0),
-    }
-    return by_name[pooling]
+    """Return one vector (E,) for a text's states (T, E), by one of `POOLINGS`."""
+    if pooling == "cls":
+        return states[0]
+    if pooling == "lasttoken":
+        return states[-1]
+    vector: Array = states.max(0) if pooling == "max" else states.mean(0)
+    return vector
 
 
 def merge_windows(vectors: Sequence[Array], lengths: Sequence[int], pooling: str) -> Array:
