@@ -32,11 +32,16 @@ def combine_layers(states: Sequence[Array], layers: str) -> Array:
 
 def pool_tokens(states: Array, pooling: str) -> Array:
     """Return one vector (E,) for a text's states (T, E), by one of `POOLINGS`."""
-    if pooling == "cls":
-        return states[0]
-    if pooling == "lasttoken":
-        return states[-1]
-    vector: Array = states.max(0) if pooling == "max" else states.mean(0)
+    vector: Array
+    match pooling:
+        case "cls":
+            vector = states[0]
+        case "lasttoken":
+            vector = states[-1]
+        case "max":
+            vector = states.max(0)
+        case _:
+            vector = states.mean(0)
     return vector
 
 
