@@ -88,8 +88,10 @@ def map_in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> 
     """
     import torch
 
+    before = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
         yield from pool.map(work, items)
     finally:
         pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)  # of threads that begin later, which the last setting counts for

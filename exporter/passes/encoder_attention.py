@@ -18,7 +18,7 @@ TRANSPOSED = [0, 2, 3, 1]  # (B, T, H, D) -> (B, H, D, T)
 
 
 @dataclass(frozen=True)
-class AttentionParts:
+class AttentionPattern:
     """What one attention reads, and what it gives."""
 
     queries: ir.Value  # (B, T, E), like keys and values
@@ -60,7 +60,7 @@ def expand_bias(op: Builder, bias: ir.Value) -> ir.Value:
     return op("Expand", bias, op("Concat", [1, 1], op("Shape", bias, start=3, end=4), [1], axis=0))
 
 
-def find_parts(softmax: ir.Node) -> AttentionParts | None:
+def find_parts(softmax: ir.Node) -> AttentionPattern | None:
     """Return the parts of the attention whose weights a Softmax computes; None where it is another form."""
     masked = read_producer(softmax.inputs[0], "Add")
     context = read_reader(softmax.outputs[0], "MatMul")
@@ -82,7 +82,9 @@ def find_parts(softmax: ir.Node) -> AttentionParts | None:
         return None
     if bias is None or not isinstance(heads, int):
         return None
-    return AttentionParts(queries, keys, values, bias, heads, float(scale.numpy().item()), joined.outputs[0])
+    return AttentionPattern(
+        queries, keys, values, bias, heads, float(scale.numpy().item()), joined.outputs[0]
+    )
 
 
 def find_joined_heads(value: ir.Value | None, permutation: list[int]) -> ir.Value | None:

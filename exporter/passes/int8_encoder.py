@@ -26,9 +26,15 @@ UNSMOOTHING = ".unsmoothing"
 class Linears:
     """The MatMuls that multiply one value (B, T, K) by constants, such as query, key and value."""
 
-    read: ir.Value
     matmuls: tuple[ir.Node, ...]
     weights: tuple[Weight, ...]
+
+    @property
+    def read(self) -> ir.Value:
+        """The value that is multiplied now: what computed it may have been replaced since they were found."""
+        value = self.matmuls[0].inputs[0]
+        assert value is not None
+        return value
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,8 +55,8 @@ def find_linears(graph: ir.Graph) -> list[Linears]:
         if weight is not None and read is not None and read.shape is not None and len(read.shape) == 3:
             found.setdefault(read, []).append((node, weight))
     return [
-        Linears(read, tuple(node for node, _ in both), tuple(weight for _, weight in both))
-        for read, both in found.items()
+        Linears(tuple(node for node, _ in both), tuple(weight for _, weight in both))
+        for both in found.values()
     ]
 
 

@@ -87,7 +87,10 @@ class Program(Protocol):
         ...
 
     def bind(self, buffers: Buffers, outputs: Sequence[str] | None = None) -> BoundGraph:
-        """Return `run` with buffers and outputs that stay the same, for a graph that runs many times."""
+        """Return `run` with buffers and outputs that stay the same, for a graph that runs many times.
+
+        What it returns may lie in the memory of an earlier result that nobody refers to any more.
+        """
         ...
 
     def close(self) -> None: ...

@@ -176,8 +176,12 @@ class OrtStep:
 
     def run_first(self, session: Any, binding: Any, inputs: Arrays) -> dict[str, Array]:
         """Run on inputs of shapes that the last call did not have; ONNX Runtime allocates the results."""
-        bound = {name: np.array(array, self.program.find_dtype(name)) for name, array in inputs.items()}
+        # Rows one behind the other, else ONNX Runtime would bind a copy, which no later call writes to.
+        bound = {
+            name: np.array(array, self.program.find_dtype(name), order="C") for name, array in inputs.items()
+        }
         self.inputs = {}
+        self.results = {}
         with wrap_ort_errors(RUNNING):
             for name, array in bound.items():
                 binding.bind_cpu_input(name, array)
@@ -186,9 +190,8 @@ class OrtStep:
             self.program.execute(session, binding)
         values = dict(zip(self.bound, binding.get_outputs(), strict=True))
         results = {name: values[name].numpy() for name in self.names}
-        self.inputs = bound
-        self.results = {}
         self.shapes = {name: array.shape for name, array in results.items()}
+        self.inputs = bound
         return results
 
     def bind_results(self, binding: Any) -> None:
@@ -196,13 +199,16 @@ class OrtStep:
 
         Memory that is new at each step costs more than all other work here: the first touch of its pages.
         """
-        if not self.names or (self.results and count_references(self.results) == ALONE):
+        if not self.names or (self.results and count_references(self.results) == UNSHARED):
             return
-        self.results = {
+        results = {
             name: np.empty(shape, self.program.find_dtype(name)) for name, shape in self.shapes.items()
         }
-        for name, array in self.results.items():
-            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        self.results = {}  # until all are bound, whatever interrupts that
+        with wrap_ort_errors(BINDING):
+            for name, array in results.items():
+                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        self.results = results
 
 
 def count_references(arrays: dict[str, Array]) -> int:
@@ -210,7 +216,7 @@ def count_references(arrays: dict[str, Array]) -> int:
     return max(sys.getrefcount(array) for array in arrays.values())
 
 
-ALONE = count_references({"alone": np.empty(1)})  # counting takes some, in each Python others
+UNSHARED = count_references({"unshared": np.empty(1)})  # counting takes some, in each Python others
 
 
 class OrtCpuBackend:

@@ -38,6 +38,7 @@ EXTERNAL_BYTES = "1024"  # weights below are kept in the graph itself
 ALIGNMENT = 64
 PACKED_ENTRY = re.compile(rb"(prepacked_\d+\x12.{1,3}?)([A-Za-z]\w*\+\d+)((?:\|\d+;\d+;\d+)+)", re.DOTALL)
 PIECE = re.compile(rb"\|(\d+);")
+NAME = b"prepacked_"  # that each entry's begins with
 
 
 def open_prepared(
@@ -93,6 +94,7 @@ def open_current(prepared: PreparedGraph, threads: int, verify: bool) -> OrtProg
                 log.debug("%s: %s", prepared.folder, error)
                 program = None
         if program is not None and right.result():
+            prepared.note_use()
             return program
         if program is not None:
             program.close()
@@ -123,7 +125,12 @@ def make_prepared(bundle: Bundle, artifact: Artifact, prepared: PreparedGraph) -
 
 
 def pass_over_unaligned(graph: bytes) -> bytes:
-    """Return a saved graph that does not use the packed weights which begin between two aligned addresses."""
+    """Return a saved graph that does not use the packed weights which begin between two aligned addresses.
+
+    Raises a BackendError where ONNX Runtime has written entries of another form.
+    """
+    if len(PACKED_ENTRY.findall(graph)) != graph.count(NAME):
+        raise BackendError("this ONNX Runtime saves packed weights in a form that is not known here")
 
     def rename(entry: re.Match[bytes]) -> bytes:
         name, key, pieces = entry.groups()

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import platform
+import re
 import secrets
 import shutil
 import sys
@@ -32,7 +33,9 @@ FORMAT = 1  # counted up when what is kept of a graph changes
 STAMP = "prepared.json"
 GRAPH = "model.onnx"
 DATA = "model.data"
+FOLDER_NAME = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{32}\.[0-9a-f]{12}")  # whole, or being written
 ABANDONED = 3600  # seconds; a folder that has been half written for so long is nobody's any more
+UNUSED = 60 * 86400  # seconds; what nobody has opened for so long is deleted
 SPARE_BYTES = 64 * 2**20  # that stay free on the disk
 PROCESSOR_LINES = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 
@@ -84,10 +87,15 @@ class PreparedGraph:
         """
         files = bundle.manifest.files
         source = {name: files[name].sha256 for name in (artifact.file, *artifact.data)}
-        place = {"hashes": sorted(source.values()), "processor": describe_processor()}
-        key = hashlib.sha256(json.dumps(place, sort_keys=True).encode()).hexdigest()
-        made_of = {"format": FORMAT, **place, "engine": dict(engine)}
-        return cls(find_cache_folder() / "prepared" / f"{artifact.id}-{key[:16]}", made_of)
+        made_of = {
+            "format": FORMAT,
+            "hashes": sorted(source.values()),
+            "processor": describe_processor(),
+            "engine": dict(engine),
+        }
+        key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+        # Nothing of the manifest's own words is in the name: a bundle does not say where to write.
+        return cls(find_cache_folder() / "prepared" / key[:32], made_of)
 
     @property
     def graph(self) -> Path:
@@ -98,29 +106,30 @@ class PreparedGraph:
         return self.folder.is_dir()
 
     def is_current(self) -> bool:
-        """Return whether it is of this engine, and no file was cut or written to since it was made.
-
-        The hashes of large files are `check_data`'s.
-        """
+        """Return whether its stamp is right, and no file was cut; the weights' hash is `check_data`'s."""
         try:
             stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
             if stamp["made_of"] != self.made_of or set(stamp["files"]) != {GRAPH, DATA}:
                 return False
             for name, file in stamp["files"].items():
-                state = (self.folder / name).stat()
-                if (state.st_size, state.st_mtime_ns) != (file["bytes"], file["mtime_ns"]):
+                if (self.folder / name).stat().st_size != file["bytes"]:
                     return False
             return bool(compute_sha256(self.graph) == stamp["files"][GRAPH]["sha256"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
 
     def check_data(self, verify: bool) -> bool:
-        """Return whether the weights have the right hash; above 256 MiB it is compared only with `verify`."""
+        """Return whether the weights have the right hash.
+
+        Above 256 MiB it is compared only with `verify`, or where the file's time is not that of its making.
+        """
+        path = self.folder / DATA
         try:
             file = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))["files"][DATA]
-            if file["bytes"] > ALWAYS_HASHED_BYTES and not verify:
+            is_untouched = path.stat().st_mtime_ns == file["mtime_ns"]
+            if file["bytes"] > ALWAYS_HASHED_BYTES and is_untouched and not verify:
                 return True
-            return bool(compute_sha256(self.folder / DATA) == file["sha256"])
+            return bool(compute_sha256(path) == file["sha256"])
         except (OSError, ValueError, TypeError, KeyError):
             return False
 
@@ -143,10 +152,10 @@ class PreparedGraph:
             self.write_stamp(partial)
             self.publish(partial)
         except (OSError, PlanForgeError) as error:
-            raise BackendError(f"{self.folder.name} cannot be kept: {error}") from error
+            raise BackendError(f"it cannot be kept in {self.folder.parent}: {error}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-            remove_abandoned(self.folder.parent)
+            remove_unused(self.folder.parent)
 
     def write_stamp(self, partial: Path) -> None:
         """Write what the files are and were made of, after all else."""
@@ -172,6 +181,11 @@ class PreparedGraph:
             if not self.is_current():
                 raise
 
+    def note_use(self) -> None:
+        """Keep it from being taken for one that nobody opens any more."""
+        with suppress(OSError):
+            os.utime(self.folder / STAMP)
+
     def remove(self) -> bool:
         """Delete it; return whether it is gone. On Windows it stays while a program has it open."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -188,9 +202,15 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Delete what processes that were killed have left half written."""
+def remove_unused(folder: Path) -> None:
+    """Delete what killed processes have left half written, and what nobody has opened for long.
+
+    The latter is of bundles that were exported again, and of engines that were replaced.
+    """
     with suppress(OSError):
         for path in folder.iterdir():
-            if path.name.startswith(".") and time.time() - path.stat().st_mtime > ABANDONED:
-                shutil.rmtree(path, ignore_errors=True)
+            if FOLDER_NAME.fullmatch(path.name):
+                stamp = path / STAMP
+                seconds = time.time() - (stamp if stamp.exists() else path).stat().st_mtime
+                if seconds > (UNUSED if stamp.exists() and path.name[0] != "." else ABANDONED):
+                    shutil.rmtree(path, ignore_errors=True)

@@ -15,9 +15,9 @@ import numpy as np
 from ..backends.backend import Array, BoundGraph, Buffer, Program
 from ..bundle.artifact import RECENT
 from ..bundle.manifest import Artifact, TensorSpec
-from ..errors import InputError, ManifestError, MemoryLimitError
+from ..errors import InputError, ManifestError
 from ..memory_budget import Lease
-from .cache_shapes import SPARE, count_cache_bytes, find_cache_shape, pair_cache_tensors, refuse_overflow
+from .cache_shapes import SPARE, check_memory, find_cache_shape, pair_cache_tensors, refuse_overflow
 
 LOGITS = ("logits",)
 MASKED_COLUMNS = 32  # forgotten columns that stay in a growing cache, masked, before it is copied together
@@ -386,25 +386,6 @@ def make_cache(
         )
     check_memory(program, artifact, batch * copies, capacity)
     return LAYOUTS[artifact.dialect](program, artifact, batch, capacity, context, copies)
-
-
-def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int) -> None:
-    """Refuse a cache that the engine's own memory has no room for; say what would fit."""
-    needed = count_cache_bytes(artifact, batch, capacity)
-    free = program.free_memory()
-    if free is None or needed <= free:
-        return
-    rows = free // count_cache_bytes(artifact, 1, capacity)
-    lengths = [past.axis_names()[2] for past, _ in pair_cache_tensors(artifact)]
-    slots = next((length for length in lengths if isinstance(length, int)), None)  # of a plan
-    smaller = "a smaller max_length" if slots is None else "a plan built with a smaller --max length=N"
-    fits = f"a batch of {rows} would fit" if rows else f"not even one row would fit; {smaller} may"
-    raise MemoryLimitError(
-        f"a cache for {batch} rows of {slots or capacity} tokens needs {needed / 1e6:.1f} MB of the GPU's"
-        f" memory, of which {free / 1e6:.1f} MB are free; {fits}",
-        needed=needed,
-        limit=free,
-    )
 
 
 def spread_rows(buffer: Buffer, rows: int, copies: int, length: int) -> None:

@@ -1,4 +1,4 @@
-"""How large the tensors of a cache are."""
+"""How large the tensors of a cache are, and whether an engine has room for them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..backends.backend import Program
 from ..bundle.artifact import RECENT
 from ..bundle.manifest import Artifact, TensorSpec
-from ..errors import ContextLengthError, ManifestError
+from ..errors import ContextLengthError, ManifestError, MemoryLimitError
 
 PREFILL_CHUNK = 256  # tokens per prefill step: bounds the scores' memory whatever the prompt's length
 # Slots behind a window that keep what it has left: so many of the newest tokens may be forgotten again.
@@ -40,6 +41,25 @@ def count_cache_bytes(artifact: Artifact, batch: int, capacity: int) -> int:
     return sets * sum(
         int(np.prod(find_cache_shape(past, batch, capacity, artifact.window))) * np.dtype(past.dtype).itemsize
         for past, _ in pair_cache_tensors(artifact)
+    )
+
+
+def check_memory(program: Program, artifact: Artifact, batch: int, capacity: int) -> None:
+    """Refuse a cache that the engine's own memory has no room for; say what would fit."""
+    needed = count_cache_bytes(artifact, batch, capacity)
+    free = program.free_memory()
+    if free is None or needed <= free:
+        return
+    rows = free // count_cache_bytes(artifact, 1, capacity)
+    lengths = [past.axis_names()[2] for past, _ in pair_cache_tensors(artifact)]
+    slots = next((length for length in lengths if isinstance(length, int)), None)  # of a plan
+    smaller = "a smaller max_length" if slots is None else "a plan built with a smaller --max length=N"
+    fits = f"a batch of {rows} would fit" if rows else f"not even one row would fit; {smaller} may"
+    raise MemoryLimitError(
+        f"a cache for {batch} rows of {slots or capacity} tokens needs {needed / 1e6:.1f} MB of the GPU's"
+        f" memory, of which {free / 1e6:.1f} MB are free; {fits}",
+        needed=needed,
+        limit=free,
     )
 
 

@@ -66,7 +66,7 @@ def forbid_repeats(scores: Float32, histories: Sequence[Sequence[int]], size: in
 
 def run_processor(processor: LogitsProcessor, history: Sequence[int], row: Float32) -> None:
     """Replace a row by the result of a caller's processor; refuse one that is no (V,) floats."""
-    result: Any = np.asarray(processor(history[:], row))
+    result: Any = np.asarray(processor(tuple(history[:]), row))
     if result.shape != row.shape or not np.issubdtype(result.dtype, np.floating):
         raise InputError(
             f"logits_processor returned an array of {result.dtype} {result.shape}; it must return the"

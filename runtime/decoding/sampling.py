@@ -28,7 +28,9 @@ from .processors import (
 
 Logits = npt.NDArray[np.floating]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-FAR = 40.0  # logits whose exponentials need not be scaled: 2^60 of them can be added in float32
+# Below this the sum of exponentials needs no shift by the highest logit: 2^60 of them can be added in
+# float32, and above -40 what counts in the sum does not vanish.
+SAFE_EXPONENT = 40.0
 
 
 @dataclass(frozen=True)
@@ -221,18 +223,24 @@ def compute_logprobs(logits: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[
     """
     logprobs = np.empty(ids.shape)
     for b, (row, tokens) in enumerate(zip(logits, ids, strict=True)):
-        logprobs[b] = row[tokens].astype(np.float64) - compute_log_sum(row)
+        log_sum = compute_log_sum(np.asarray(row, np.float32))
+        if not isfinite(log_sum):
+            check_logits(logits)
+        logprobs[b] = row[tokens].astype(np.float64) - log_sum
     return logprobs
 
 
-def compute_log_sum(row: Logits) -> float:
-    """Return the logarithm of the sum of the exponentials of a row of logits (V,)."""
+def compute_log_sum(row: npt.NDArray[np.float32]) -> float:
+    """Return the logarithm of the sum of the exponentials of logits (V,).
+
+    It is not finite where the highest is not.
+    """
     highest = float(np.maximum.reduce(row))  # of a row with NaN, NaN
-    if abs(highest) < FAR:  # neither the sum overflows, nor what counts in it vanishes
-        return log(np.add.reduce(np.exp(row), dtype=np.float32))
+    if abs(highest) < SAFE_EXPONENT:
+        return log(np.add.reduce(np.exp(row)))
     if not isfinite(highest):
-        check_logits(row[None])
-    return highest + log(np.add.reduce(np.exp(row - row.dtype.type(highest)), dtype=np.float32))
+        return highest
+    return highest + log(np.add.reduce(np.exp(row - np.float32(highest))))
 
 
 def check_logits(logits: Logits) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -60,7 +61,8 @@ def test_each_thread_computes_alone_and_the_main_one_as_before() -> None:
     before = torch.get_num_threads()
     counts = list(map_in_threads(lambda _: torch.get_num_threads(), range(4), threads=2))
     assert counts == [1, 1, 1, 1]
-    assert torch.get_num_threads() == before
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == before
 
 
 def test_an_error_ends_what_waits() -> None:

@@ -200,6 +200,8 @@ def test_other_float_types(dtype: Any) -> None:
     logits = np.array([[1, 2, 3]], dtype=dtype)
     assert process(logits, [[]], Sampling(top_k=1)).dtype == np.float32
     assert log_softmax(logits).dtype == np.float64
+    high = np.array([[30, 20, 34]], dtype=dtype)  # whose exponentials are beyond float16
+    np.testing.assert_allclose(compute_logprobs(high, np.array([0])), log_softmax(high)[:, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
