@@ -40,8 +40,7 @@ def export(
     """Export a checkpoint into a bundle, build its plans, and verify it against PyTorch.
 
     Args:
-        model: a demo's name, a folder in Hugging Face's layout, or a hub id, such as "org/name", or
-            "org/name@revision" for a branch, a tag or a commit.
+        model: a demo's name, a folder in Hugging Face's layout, or a hub id: "org/name[@revision]".
         output: the bundle's folder; must not exist unless `force`.
         precision: "fp32", "fp16", "int8", "int4", and with keys and values in int8 "fp32-kv8", "int8-kv8",
             "int4-kv8"; the first is `load`'s own choice. By default fp32, and fp16 where a target has it.
@@ -50,21 +49,19 @@ def export(
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
         max_length: context in tokens, at most the model's; by default that, up to 4,096, or where
             sentence-transformers cuts its texts.
-        outputs: of an encoder, beside its last hidden state and heads: "hidden_states" (of all layers),
-            "hidden_states.3" (one, 0 being the embeddings), "pooler_output"; of an encoder-decoder
-            "cross_attentions".
+        outputs: of an encoder "hidden_states" (of all layers), "hidden_states.3" (one, 0 being the
+            embeddings), "pooler_output"; of an encoder-decoder "cross_attentions".
         exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
         optimum_python: the python of an environment that has optimum-onnx; by default this one.
         verify: compare every graph with PyTorch, and keep nothing if one differs.
         force: replace the bundle that is at `output`; it stays whole until the new one is.
         prompts: a file with one prompt per line to verify with, instead of the built-in ones.
-        quantizer: how weights become int4, and an encoder's int8: "gptq" rounds them so that their products
-            with real text stay close; "rtn" rounds each number to the nearest, which takes no time.
+        quantizer: "gptq" keeps products with real text close; "rtn" rounds to the nearest, in no time.
         progress: called with a line as stages begin and go on; some are a `CountedLine`.
 
     Raises:
         PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError or
-            VerificationError; nothing is left at `output` that was not there before.
+            VerificationError; what was at `output` stays.
     """
     request = parse_request(
         output=output,

@@ -15,7 +15,7 @@ with GPTQ on calibration rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,8 @@ def choose_product(x: Array, weight: Array, gptq: bool = True, worth: float = CO
     for alpha in ALPHAS:
         smoothed = measure_error(alpha, find_rule)
         if smoothed < error * (WORTH if best is None else 1.0):
-            error, best = smoothed, alpha
+            error = smoothed
+            best = alpha
     limit = worth * error
     for alpha in CONSTANT_ALPHAS:
         constant = measure_error(alpha, RowRule.of_all)
@@ -147,21 +148,22 @@ def choose_product(x: Array, weight: Array, gptq: bool = True, worth: float = CO
             best = alpha
             find_rule = RowRule.of_all
     smoothing = None if best is None else compute_smoothing(x, weight, best)
-    scaled = weight if smoothing is None else weight * smoothing[:, None]
     rows = x if smoothing is None else x / smoothing
-    scale = compute_column_scales(scaled)
-    if gptq:
-        columns = round_with_gptq(scaled, scale[None], -TOP, TOP, rows)
-    else:
-        columns = round_to_nearest(scaled, scale, -TOP, TOP)
-    return RowProduct(smoothing, find_rule(rows), columns, scale, error)
+    product = round_product(weight, smoothing, find_rule(rows), rows if gptq else None)
+    return replace(product, error=error)
 
 
-def round_product(weight: Array, smoothing: Array | None, rule: RowRule) -> RowProduct:
-    """Return the int8 form of `weight` (K, N) without GPTQ."""
+def round_product(
+    weight: Array, smoothing: Array | None, rule: RowRule, rows: Array | None = None
+) -> RowProduct:
+    """Return the int8 form of `weight` (K, N), with GPTQ where smoothed rows (M, K) are given."""
     scaled = weight if smoothing is None else weight * smoothing[:, None]
     scale = compute_column_scales(scaled)
-    return RowProduct(smoothing, rule, round_to_nearest(scaled, scale, -TOP, TOP), scale)
+    if rows is None:
+        columns = round_to_nearest(scaled, scale, -TOP, TOP)
+    else:
+        columns = round_with_gptq(scaled, scale[None], -TOP, TOP, rows)
+    return RowProduct(smoothing, rule, columns, scale)
 
 
 def compute_smoothing(x: Array, weight: Array, alpha: float) -> Array:

@@ -73,7 +73,8 @@ def test_a_prepared_model_answers_with_the_same_bits(
 def test_encoders_and_translators_are_prepared_too(
     minilm_bundle: Path, dates_bundle: Path, opened: list[Path], cache: Path
 ) -> None:
-    vectors, translations = [], []
+    vectors = []
+    translations = []
     for option in (False, True, "auto"):
         with TextEncoder.load(minilm_bundle, backend="ort-cpu", prepared=option) as encoder:
             vectors.append(encoder.embed(["Wings lift the plane.", "Bread"]))
