@@ -47,8 +47,7 @@ def export(
         target: "cpu", "rtx", ...; by default cpu and rtx, without a plan where tensorrt-rtx is missing.
         sms: GPU architectures to build plans for, such as "sm86"; by default all that the engine has.
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
-        max_length: context in tokens, at most the model's; by default that, up to 4,096, or where
-            sentence-transformers cuts its texts.
+        max_length: context in tokens; by default the model's, up to 4,096, or sentence-transformers' own.
         outputs: of an encoder "hidden_states" (of all layers), "hidden_states.3" (one, 0 being the
             embeddings), "pooler_output"; of an encoder-decoder "cross_attentions".
         exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
