@@ -13,6 +13,8 @@ PlanForgeError                       base of all; its message is one line that n
 ├── BackendError                     an engine failed while loading or running
 ├── MemoryLimitError                 the byte budget does not fit           .needed .limit
 ├── ClosedError                      the model was closed
+├── QueueFullError                   too many requests wait already
+├── DeadlineError                    a request's deadline passed (also a TimeoutError)
 └── planforge.exporter.errors        CheckpointError, ExportError, BuildError, VerificationError, ...
 """
 
@@ -96,3 +98,11 @@ class ClosedError(PlanForgeError):
 
     def __init__(self, message: str = "the model was closed; load() it again") -> None:
         super().__init__(message)
+
+
+class QueueFullError(PlanForgeError):
+    """As many requests wait as may."""
+
+
+class DeadlineError(PlanForgeError, TimeoutError):
+    """A request's deadline passed before its answer was there."""

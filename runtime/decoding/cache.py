@@ -215,7 +215,7 @@ class SlotCache(Cache):
     def allocate(self, batch: int) -> None:
         self.lengths = np.zeros(batch, np.int32)
         self.slots: list[Buffer] = []
-        self.steps: dict[tuple[str, ...], BoundGraph] = {}  # by the outputs that they return
+        self.steps: dict[tuple[int, tuple[str, ...]], BoundGraph] = {}  # by their rows and outputs
         self.buffers = dict(self.context.buffers)
         for spec, out in self.pairs:
             shape = find_cache_shape(spec, batch * self.copies, self.capacity, self.artifact.window)
@@ -230,21 +230,58 @@ class SlotCache(Cache):
     def step(
         self, ids: Array, valid: Array, logit_rows: Array, outputs: Sequence[str] = LOGITS
     ) -> dict[str, Array]:
-        T = ids.shape[1]
+        B, T = ids.shape
         counts = valid[:, 0] if T == 1 else valid.sum(axis=1, dtype=np.int32)
         if self.find_longest() + T > self.capacity:
-            refuse_overflow(int((self.lengths + np.where(counts, T, 0)).max()), self.capacity)
-        own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(range(len(ids)), T)}
-        results = self.bind_step(tuple(outputs))({**self.context.inputs, **own})
+            refuse_overflow(int((self.lengths[:B] + np.where(counts, T, 0)).max()), self.capacity)
+        own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(range(B), T)}
+        results = self.bind_step(B, tuple(outputs))({**self.context.inputs, **own})
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
-        self.lengths = self.lengths + counts
+        self.lengths = self.lengths.copy()
+        self.lengths[:B] += counts
         return results
 
-    def bind_step(self, outputs: tuple[str, ...]) -> BoundGraph:
-        """Return the graph bound to the slots; that is done once, whatever number of layers there are."""
-        if outputs not in self.steps:
-            self.steps[outputs] = self.program.bind(self.buffers, outputs)
-        return self.steps[outputs]
+    def step_row(
+        self, row: int, tokens: Sequence[int], logit_rows: Sequence[int], outputs: Sequence[str] = LOGITS
+    ) -> dict[str, Array]:
+        """Run tokens of one row on top of what it holds, as a batch of one; return the named outputs."""
+        T = len(tokens)
+        refuse_overflow(int(self.lengths[row]) + T, self.capacity)
+        inputs = {
+            "input_ids": np.asarray([tokens], np.int64),
+            "logit_rows": np.asarray(logit_rows, np.int64),
+            **self.place(range(row, row + 1), T),
+        }
+        buffers = {name: buffer.row(row) for name, buffer in self.buffers.items()}
+        results = self.program.run(inputs, buffers, outputs)
+        self.lengths = self.lengths.copy()
+        self.lengths[row] += T
+        return results
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Overwrite a row with the first `length` tokens of another one."""
+        for slots in self.slots:
+            slots.copy_rows(source, target, min(length, slots.shape[2]))
+        self.lengths = self.lengths.copy()
+        self.lengths[target] = length
+
+    def truncate_row(self, row: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a row."""
+        self.lengths = self.lengths.copy()
+        self.lengths[row] = min(int(self.lengths[row]), length)
+
+    def find_kept(self, row: int, length: int) -> int:
+        """Return `length`, or 0 where what a window then needs of a row is gone."""
+        return length
+
+    def bind_step(self, rows: int, outputs: tuple[str, ...]) -> BoundGraph:
+        """Return the graph bound to the first rows; that is done once, whatever number of layers there are."""
+        if (rows, outputs) not in self.steps:
+            buffers = self.buffers
+            if rows < len(self.lengths):
+                buffers = {name: buffer.view((rows, *buffer.shape[1:])) for name, buffer in buffers.items()}
+            self.steps[rows, outputs] = self.program.bind(buffers, outputs)
+        return self.steps[rows, outputs]
 
     def place(self, rows: range, width: int) -> dict[str, Array]:
         """Return the inputs that say where `width` tokens of each of some rows go."""
@@ -310,16 +347,9 @@ class GroupQueryCache(SlotCache):
         logits: dict[int, Array] = {}  # by logit row
         for b in np.flatnonzero(counts):
             wanted = [int(i) for i in logit_rows if i // T == b]
-            inputs = {
-                "input_ids": ids[b : b + 1, : counts[b]],
-                # A graph computes one row at least.
-                "logit_rows": np.asarray([i % T for i in wanted] or [0], np.int64),
-                **self.place(range(b, b + 1), int(counts[b])),
-            }
-            row = {name: buffer.row(int(b)) for name, buffer in self.buffers.items()}
-            results = self.program.run(inputs, row, outputs)["logits"]
+            rows = [i % T for i in wanted] or [0]  # a graph computes one row at least
+            results = self.step_row(int(b), ids[b, : counts[b]], rows, outputs)["logits"]
             logits |= dict(zip(wanted, results, strict=False))
-        self.lengths = self.lengths + counts
         unread = results[0]  # of a row that takes in nothing
         return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}
 
@@ -351,6 +381,24 @@ class GroupQueryCache(SlotCache):
     def spread(self) -> None:
         super().spread()
         self.starts = np.repeat(self.starts, self.copies)
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        super().copy_row(source, target, length)
+        self.starts[target] = self.starts[source]
+
+    def truncate_row(self, row: int, length: int) -> None:
+        super().truncate_row(row, length)
+        if length == 0:
+            self.starts[row] = 0
+
+    def find_kept(self, row: int, length: int) -> int:
+        if self.recent:
+            assert self.artifact.window is not None
+            if self.starts[row] > max(
+                0, length + 1 - self.artifact.window
+            ):  # the first that the next one sees
+                return 0
+        return length
 
     def truncate(self, length: int) -> int:
         if self.recent:

@@ -12,7 +12,7 @@ import numpy as np
 from ..backends.backend import Array, GraphRunner
 from ..errors import InputError
 from ..memory_budget import Lease, Reservation
-from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, make_cache
+from .cache import LOGITS, NONE_PENDING, Cache, PendingContext, SlotCache, make_cache
 from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
 from .candidates import read_scores
 
@@ -119,6 +119,23 @@ class DecoderRun:
         for start in range(0, len(tokens), chunk):
             ids = np.asarray([tokens[start : start + chunk]], np.int64)
             yield self.step(ids, np.ones_like(ids, bool), np.arange(ids.shape[1]), outputs)
+
+    def extend_row(self, row: int, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
+        """Run tokens of one row of a cache with fixed slots; return the scores (1, ...) behind the last one."""
+        self.reservation.use()
+        with self.decoder.turn():
+            return read_scores(self.slots.step_row(row, tokens, [len(tokens) - 1], outputs))
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Overwrite a row with the first `length` tokens of another one."""
+        with self.decoder.turn():
+            self.slots.copy_row(source, target, length)
+
+    @property
+    def slots(self) -> SlotCache:
+        """The cache, whose rows have lengths of their own."""
+        assert isinstance(self.cache, SlotCache)
+        return self.cache
 
     def truncate(self, length: int) -> int:
         """Forget all but the first `length` tokens of every row, or all; see `Cache.truncate`."""

@@ -28,7 +28,8 @@ class Timings:
         """Return the timings of steps that took these seconds; the first one is the prefill."""
         prefill = seconds[0]
         decode = sum(seconds[1:])
-        return Timings(prefill * 1e3, decode * 1e3, new_tokens / (prefill + decode))
+        rate = new_tokens / (prefill + decode) if new_tokens else 0.0
+        return Timings(prefill * 1e3, decode * 1e3, rate)
 
 
 @dataclass(frozen=True)

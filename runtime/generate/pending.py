@@ -1,0 +1,94 @@
+"""A request that was submitted: its chunks as they come, its answer when it is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Lock
+
+from ..decoding.chunk import Chunk
+from ..decoding.seats import Seat
+from .generation import Generation, make_generation
+from .row import Row
+
+
+class PendingGeneration:
+    """What `TextGenerator.submit` returns. Safe to use from any thread.
+
+    Attributes:
+        future: has the `Generation` when it is there, or what went wrong; `asyncio.wrap_future` awaits it.
+        client: whose request it is.
+
+    Example:
+        >>> pending = model.submit("And it came to pass", max_new_tokens=60)
+        >>> for chunk in pending:
+        ...     print(chunk, end="", flush=True)
+        >>> pending.result().finish_reason
+        'length'
+    """
+
+    def __init__(self, row: Row, client: str, deadline: float | None) -> None:
+        self.future: Future[Generation] = Future()
+        self.client = client
+        self.row = row  # belongs to the scheduler's thread from now on
+        self.deadline = deadline  # of time.monotonic()
+        self.cancelled = False
+        self.submitted = time.perf_counter()
+        self.begun = 0.0  # when its prompt's turn came
+        self.first_token = 0.0
+        self.last_token = 0.0
+        self.seat: Seat | None = None
+        self.prefilled = 0  # tokens of the prompt that are computed
+        self._listener: Callable[[Chunk], None] | None = None
+        self._ended = False
+        self._lock = Lock()  # of the two above
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """Return the answer when it is there.
+
+        Raises:
+            TimeoutError: it is not there after so many seconds; the request goes on.
+            DeadlineError: its deadline passed.
+            PlanForgeError: the engine failed, or the model was closed.
+        """
+        return self.future.result(timeout)
+
+    def cancel(self) -> None:
+        """End the answer before its next step; the result has the finish reason "cancelled"."""
+        self.cancelled = True
+
+    def subscribe(self, listener: Callable[[Chunk], None]) -> None:
+        """Call a function in the scheduler's thread with each chunk; it must return at once.
+
+        At most one may listen. The first chunk has all that came before.
+        """
+        with self._lock:
+            self._listener = listener
+            if self._ended:
+                listener(self.row.make_chunk())
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Yield the chunks, the last of which has the finish reason; raise what ended the request."""
+        chunks: SimpleQueue[Chunk | None] = SimpleQueue()
+        self.future.add_done_callback(lambda _: chunks.put(None))
+        self.subscribe(chunks.put)
+        while (chunk := chunks.get()) is not None:
+            yield chunk
+        self.future.result()
+
+    def tell(self) -> None:
+        """Give the listener what is new."""
+        with self._lock:
+            if self._listener is not None:
+                self._listener(self.row.make_chunk())
+
+    def finish(self) -> None:
+        """Give out the last chunk and the answer."""
+        with self._lock:
+            self._ended = True
+            if self._listener is not None:
+                self._listener(self.row.make_chunk())
+        seconds = [self.first_token - self.begun, self.last_token - self.first_token]
+        self.future.set_result(make_generation(self.row, seconds if self.first_token else [0.0]))

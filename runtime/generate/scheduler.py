@@ -1,0 +1,276 @@
+"""Continuous batching: requests join and leave the rows of one cache between the steps of the others.
+
+One thread runs the engine. At each turn it gives seats to requests that wait, computes a piece of the prompt
+of the request that came first, and then one token for each request whose prompt is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..backends.backend import Array
+from ..decoding.cache_shapes import PREFILL_CHUNK, count_cache_bytes
+from ..decoding.candidates import Chosen, choose_tokens
+from ..decoding.decoder import Decoder
+from ..decoding.seats import Seats, make_seats
+from ..errors import ClosedError, DeadlineError
+from ..scheduling.queue import FairQueue
+from .pending import PendingGeneration
+from .row import Row
+
+log = logging.getLogger("planforge")
+
+# Tokens of prompts that are computed between two steps of running answers: they delay each token by no more
+# than a fraction of what one reads in, at a tenth of the speed lost.
+SHARED_CHUNK = 32
+
+Observer = Callable[[str, float], None]  # gets the name of a measure and its value, in the engine's thread
+
+
+def observe_nothing(measure: str, value: float) -> None:
+    """Take no measures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """How requests share an engine.
+
+    Attributes:
+        running: the most requests that are answered at a time.
+        context: tokens that a request may have, prompt and answer.
+        prefix_memory: bytes for what earlier requests computed, for those that begin alike.
+        queue_size: the most requests that wait.
+        observe: called with measures of "first_token" and "between_tokens" (seconds), "context" (tokens of a
+            request that ended), "batch" (requests in a step), "reused" and "prompt" (tokens).
+    """
+
+    running: int
+    context: int
+    prefix_memory: int
+    queue_size: int
+    observe: Observer = observe_nothing
+
+
+class GenerationScheduler:
+    """Answers the requests of many callers with one decoder. Close it, which ends what is running."""
+
+    def __init__(self, decoder: Decoder, settings: SchedulerSettings) -> None:
+        self.decoder = decoder
+        self.settings = settings
+        self.waiting: FairQueue[PendingGeneration] = FairQueue(settings.queue_size)
+        self.starting: list[
+            PendingGeneration
+        ] = []  # whose prompts are not computed yet, the first to come first
+        self.running: list[PendingGeneration] = []  # that get a token at each step
+        self._changed = threading.Condition()
+        self._closed = False
+        self._seats: Seats | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, pending: PendingGeneration) -> None:
+        """Let a request wait for its turn; raises a QueueFullError or a ClosedError."""
+        with self._changed:
+            if self._closed:
+                raise ClosedError
+            self.waiting.put(pending, pending.client)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="planforge-scheduler", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End all requests with a ClosedError."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.waiting or self.starting or self.running)
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._end_unwanted()
+                self._admit()
+                self._prefill()
+                self._decode()
+        except BaseException as error:
+            log.exception("the scheduler stopped")
+            self._fail_all(error)
+            raise
+        self._fail_all(ClosedError())
+
+    def _wait_for_work(self) -> bool:
+        """Return whether there is some; False when the scheduler was closed."""
+        with self._changed:
+            while not self._closed and not self.is_busy:
+                self._changed.wait()
+            return not self._closed
+
+    def _end_unwanted(self) -> None:
+        """End requests that their callers cancelled, or whose deadline passed."""
+        now = time.monotonic()
+
+        def is_unwanted(one: PendingGeneration) -> bool:
+            return one.cancelled or (one.deadline is not None and now > one.deadline)
+
+        with self._changed:
+            unwanted = self.waiting.remove(is_unwanted)
+        unwanted += [one for one in self.starting + self.running if is_unwanted(one)]
+        for one in unwanted:
+            if one.cancelled:
+                one.row.cancel()
+                self._finish(one)
+            else:
+                self._fail(one, DeadlineError("the request's deadline passed before its answer was there"))
+
+    def _admit(self) -> None:
+        """Let as many requests start as there are seats for."""
+        free = self.settings.running - len(self.starting) - len(self.running)
+        with self._changed:
+            self.starting += [self.waiting.take() for _ in range(min(free, len(self.waiting)))]
+
+    def _prefill(self) -> None:
+        """Compute some of the prompts that are not computed yet, the first one first."""
+        left = SHARED_CHUNK if self.running else PREFILL_CHUNK
+        while self.starting and left > 0:
+            one = self.starting[0]
+            try:
+                left -= self._prefill_piece(one, left)
+            except Exception as error:
+                self._fail(one, error)
+
+    def _prefill_piece(self, one: PendingGeneration, most: int) -> int:
+        """Compute some of a prompt, or all that is left; return how many tokens that were."""
+        seats = self._open_seats()
+        if one.seat is None:
+            taken = seats.take(one.row.prompt)
+            assert taken is not None  # there are as many seats as requests may run
+            one.seat, one.prefilled = taken
+            one.begun = time.perf_counter()
+            one.row.reused = one.prefilled
+        piece = one.row.prompt[one.prefilled : one.prefilled + most]
+        scores = seats.prefill(one.seat, piece)
+        one.prefilled += len(piece)
+        if one.prefilled == len(one.row.prompt):
+            self.starting.remove(one)
+            self.running.append(one)
+            self.settings.observe("prompt", len(one.row.prompt))
+            self.settings.observe("reused", one.row.reused)
+            self._take_tokens([one], scores)
+        return len(piece)
+
+    def _decode(self) -> None:
+        """Compute a token for each running request."""
+        if not self.running:
+            return
+        running = list(self.running)
+        tokens = [one.row.token_ids[-1] for one in running]
+        try:
+            scores = self._open_seats().decode([one.seat for one in running if one.seat], tokens)
+        except Exception as error:
+            for one in running:
+                self._fail(one, error)
+            return
+        self.settings.observe("batch", len(running))
+        self._take_tokens(running, scores)
+
+    def _take_tokens(self, ones: list[PendingGeneration], scores: Array) -> None:
+        """Choose each request's next token, and tell who listens; requests that choose alike together."""
+        groups: dict[object, list[int]] = {}
+        for place, one in enumerate(ones):
+            groups.setdefault(describe_choice(one.row), []).append(place)
+        for places in groups.values():
+            group = [ones[place] for place in places]
+            try:
+                chosen = choose_for_rows(
+                    [one.row for one in group], scores if len(places) == len(ones) else scores[places]
+                )
+            except Exception as error:
+                if len(group) == 1:
+                    self._fail(group[0], error)
+                    continue
+                for place, one in zip(places, group, strict=True):  # not all of them are to blame
+                    self._take_tokens([one], scores[place : place + 1])
+                continue
+            for place, one in enumerate(group):
+                try:
+                    self._take_token(one, chosen, place)
+                except Exception as error:  # of a listener
+                    self._fail(one, error)
+
+    def _take_token(self, one: PendingGeneration, chosen: Chosen, place: int) -> None:
+        one.row.take(chosen, place)
+        now = time.perf_counter()
+        if one.first_token:
+            self.settings.observe("between_tokens", now - one.last_token)
+        else:
+            one.first_token = now
+            self.settings.observe("first_token", now - one.submitted)
+        one.last_token = now
+        if one.row.finish_reason is None:
+            one.tell()
+        else:
+            self._finish(one)
+
+    def _finish(self, one: PendingGeneration) -> None:
+        self._leave(one)
+        self.settings.observe("context", len(one.row.history))
+        one.finish()
+
+    def _fail(self, one: PendingGeneration, error: BaseException) -> None:
+        self._leave(one)
+        one.future.set_exception(error)
+
+    def _leave(self, one: PendingGeneration) -> None:
+        for group in (self.starting, self.running):
+            if one in group:
+                group.remove(one)
+        if one.seat is not None and self._seats is not None:
+            self._seats.leave(one.seat)
+            one.seat = None
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._changed:
+            self._closed = True
+            waiting = self.waiting.remove(lambda _: True)
+        for one in [*self.starting, *self.running, *waiting]:
+            self._fail(one, error)
+        self._seats = None
+
+    def _open_seats(self) -> Seats:
+        """Return the seats, whose cache is made when the first request needs it."""
+        if self._seats is None:
+            settings = self.settings
+            row_bytes = count_cache_bytes(self.decoder.artifact, 1, settings.context)
+            kept = settings.prefix_memory // row_bytes
+            self._seats = make_seats(self.decoder, settings.running, kept, settings.context)
+        return self._seats
+
+
+def describe_choice(row: Row) -> object:
+    """Return what is equal of rows whose tokens can be chosen together: those that take the likeliest."""
+    request = row.request
+    if request.sampling.greedy and not request.sampling.processes:
+        return request.logprobs, request.top_logprobs
+    return id(row)
+
+
+def choose_for_rows(rows: Sequence[Row], scores: Array) -> Chosen:
+    """Choose the next token of rows whose `describe_choice` is equal."""
+    request = rows[0].request
+    return choose_tokens(
+        scores,
+        [row.history for row in rows],
+        request.sampling,
+        [row.generator for row in rows],
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+    )

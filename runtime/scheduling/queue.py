@@ -1,0 +1,62 @@
+"""A bounded queue of requests in which clients take turns."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ..errors import QueueFullError
+from ..options import check_whole
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """Requests that wait: those of one client in their order, and clients in turn.
+
+    A client with a thousand requests delays another one's only request by one of its own. Its user holds a
+    lock; the queue has none.
+
+    Args:
+        limit: the most requests that wait.
+    """
+
+    def __init__(self, limit: int) -> None:
+        check_whole("queue_size", limit, 1)
+        self.limit = limit
+        self._by_client: OrderedDict[str, deque[T]] = OrderedDict()  # the client whose turn it is first
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, item: T, client: str = "") -> None:
+        """Let a request wait; raises a QueueFullError where too many do."""
+        if self._count == self.limit:
+            raise QueueFullError(f"{self.limit} requests wait already; try again later")
+        self._by_client.setdefault(client, deque()).append(item)
+        self._count += 1
+
+    def take(self) -> T:
+        """Return the next request, of the client whose turn it is."""
+        client, items = self._by_client.popitem(last=False)
+        item = items.popleft()
+        self._count -= 1
+        if items:
+            self._by_client[client] = items  # behind the other clients
+        return item
+
+    def remove(self, is_unwanted: Callable[[T], bool]) -> list[T]:
+        """Return the requests of which this is true; they wait no longer."""
+        removed: list[T] = []
+        for client, items in list(self._by_client.items()):
+            kept: deque[T] = deque()
+            for item in items:
+                (removed if is_unwanted(item) else kept).append(item)
+            if kept:
+                self._by_client[client] = kept
+            else:
+                del self._by_client[client]
+        self._count -= len(removed)
+        return removed
