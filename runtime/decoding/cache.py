@@ -275,7 +275,7 @@ class SlotCache(Cache):
         return length
 
     def bind_step(self, rows: int, outputs: tuple[str, ...]) -> BoundGraph:
-        """Return the graph bound to the first rows; that is done once, whatever number of layers there are."""
+        """Return the graph bound to the first rows; it is bound once, whatever number of layers it has."""
         if (rows, outputs) not in self.steps:
             buffers = self.buffers
             if rows < len(self.lengths):

@@ -121,7 +121,7 @@ class DecoderRun:
             yield self.step(ids, np.ones_like(ids, bool), np.arange(ids.shape[1]), outputs)
 
     def extend_row(self, row: int, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
-        """Run tokens of one row of a cache with fixed slots; return the scores (1, ...) behind the last one."""
+        """Run tokens of one row, in a cache with fixed slots; return the scores (1, ...) behind the last."""
         self.reservation.use()
         with self.decoder.turn():
             return read_scores(self.slots.step_row(row, tokens, [len(tokens) - 1], outputs))

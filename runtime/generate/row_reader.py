@@ -83,7 +83,7 @@ class RowReader:
             )
         return self.chat.encode(messages, self.tokenizer, parse_special)
 
-    def read_chat(self, messages: Sequence[Message], request: GenerationRequest) -> Row:
+    def read_chat(self, messages: Sequence[Message], request: GenerationRequest, number: int = 0) -> Row:
         """Return the row of a conversation.
 
         Truncation "tail" leaves room for max_new_tokens, half a context at most.
@@ -115,7 +115,7 @@ class RowReader:
                 tokens=len(tokens),
                 limit=limit,
             )
-        return self._make_row(tokens, dropped, request)
+        return self._make_row(tokens, dropped, request, number)
 
     def _encode_own(self, prompt: Any, parse_special: bool) -> list[int]:
         """Return a text's own tokens, or token ids as they are."""

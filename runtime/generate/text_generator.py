@@ -25,16 +25,24 @@ from ..errors import ClosedError, InputError
 from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import check_weights, choose_length, count_weight_bytes, list_tokenizer_files, open_programs
-from ..options import BatchGenerationOptions, GenerationOptions, check_batch_size, check_not_pair
+from ..options import (
+    BatchGenerationOptions,
+    GenerationOptions,
+    ScheduleOptions,
+    check_batch_size,
+    check_not_pair,
+)
 from ..progress import Progress
 from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
 from .beams import answer_by_beams, resolve_search
 from .generation import Generation, make_generation
+from .pending import PendingGeneration
 from .request import GenerationRequest, describe_request, read_checkpoint_options, resolve_request
 from .row import Row
 from .row_reader import Prompt, RowReader, count_vocabulary, is_one_prompt
 from .score import Score, score_tokens
+from .submissions import Submissions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -71,6 +79,7 @@ class TextGenerator(Model):
         vocabulary = count_vocabulary(decoder.artifact, tokenizer)
         self._rows = RowReader(tokenizer, defaults, max_length, vocabulary, chat)
         self._reuse = PromptReuse()
+        self._submissions = Submissions(decoder, self._rows)
         decoder.budget.make_room_by(self.forget_prompt)
 
     @classmethod
@@ -199,6 +208,59 @@ class TextGenerator(Model):
         row = self._rows.read_chat(messages, request)
         return TextStream(lambda cancelled: self._make_chunks(row, request, cancelled))
 
+    def submit(
+        self,
+        prompt: Prompt,
+        *,
+        client: str = "",
+        timeout: float | None = None,
+        number: int = 0,
+        **options: Unpack[GenerationOptions],
+    ) -> PendingGeneration:
+        """Let the engine continue a prompt beside those of other callers, and return at once.
+
+        Requests that run share each step (continuous batching): they join and leave between two. What earlier
+        ones computed of a prompt that begins alike is not computed again. Answers are those of `generate`.
+        The engine runs in a thread of its own; see `schedule` for how many requests share it.
+
+        Args:
+            prompt: one prompt.
+            client: whose request it is: where requests wait, clients take turns.
+            timeout: seconds after which the request fails with a DeadlineError.
+            number: of several answers to one prompt; each number has draws of its own, as the prompts of a
+                list have in `generate`.
+            **options: see `GenerationOptions`; without beams, speculative, reuse_prompt and on_token.
+
+        Raises:
+            InputError: as `generate`.
+            QueueFullError: too many requests wait.
+        """
+        request = self._resolve(options)
+        return self._submissions.submit(lambda rows: rows.read(prompt, request, number), client, timeout)
+
+    def submit_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        client: str = "",
+        timeout: float | None = None,
+        number: int = 0,
+        **options: Unpack[GenerationOptions],
+    ) -> PendingGeneration:
+        """Let the engine answer a conversation, as `chat` does, beside other requests, as `submit` does."""
+        request = self._resolve({"generation": "checkpoint", **options}, streams=True)
+        return self._submissions.submit(
+            lambda rows: rows.read_chat(messages, request, number), client, timeout
+        )
+
+    def schedule(self, **options: Unpack[ScheduleOptions]) -> None:
+        """Say how submitted requests share the engine, before the first; see `ScheduleOptions`."""
+        self._submissions.configure(options)
+
+    def count_requests(self) -> tuple[int, int]:
+        """Return how many submitted requests wait, and how many are being answered."""
+        return self._submissions.count()
+
     def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
         """Return the log-probability of each of the text's tokens after the first, given those before it.
 
@@ -228,11 +290,13 @@ class TextGenerator(Model):
         return len(self._rows.encode_chat(text, parse_special))
 
     def forget_prompt(self) -> None:
-        """Free the cache that a call with reuse_prompt=True kept, if there is one."""
+        """Free what was kept of earlier prompts: by reuse_prompt=True, and of submitted requests."""
         self._reuse.drop()
+        self._submissions.free_memory()
 
     def close(self) -> None:
         """Free the engine. Later calls raise ClosedError; closing twice is fine."""
+        self._submissions.close()
         self.decoder.close()
         self._reuse.drop()
 

@@ -1,1 +1,1 @@
-"""What engine threads need that answer requests of many callers: a fair queue, and batches across requests."""
+"""What engine threads need to answer requests of many callers: a fair queue, batches across requests."""

@@ -1,0 +1,123 @@
+"""Requests that callers submit to one model, which share its engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..decoding.decoder import Decoder
+from ..decoding.sampling import check_positive
+from ..errors import InputError
+from ..options import ScheduleOptions, check_options, check_whole
+from .pending import PendingGeneration
+from .request import GenerationRequest
+from .row import Row
+from .row_reader import RowReader
+from .scheduler import GenerationScheduler, ScheduleSettings
+
+RUNNING = 8
+PREFIX_MEMORY = 256_000_000  # bytes
+QUEUE_SIZE = 128
+WAYS_OUT = {  # of options that do not go with requests that share an engine
+    "speculative": "a step of several requests has one token for each; leave it out",
+    "reuse_prompt": "what earlier requests computed is found without it; leave it out",
+    "on_token": "iterate over what submit returns, or subscribe to it",
+}
+
+
+def observe_nothing(measure: str, value: float) -> None:
+    """Take no measures."""
+
+
+class Submissions:
+    """The requests that share one decoder, and the settings by which they do.
+
+    Args:
+        decoder: whose graph runs.
+        rows: makes rows of prompts.
+    """
+
+    def __init__(self, decoder: Decoder, rows: RowReader) -> None:
+        self.decoder = decoder
+        self.rows = rows
+        self._lock = threading.Lock()
+        self._settings: ScheduleSettings | None = None
+        self._scheduler: GenerationScheduler | None = None
+
+    def configure(self, options: ScheduleOptions) -> None:
+        """Say how requests share the engine, before the first is submitted."""
+        settings = self._read(options)
+        with self._lock:
+            if self._scheduler is not None:
+                raise InputError("schedule() comes before the first submit(), which began already")
+            self._settings = settings
+
+    def submit(
+        self,
+        read: Callable[[RowReader], Row],
+        client: str = "",
+        timeout: float | None = None,
+    ) -> PendingGeneration:
+        """Let a request wait for its turn; `read` makes its row for the context that requests have."""
+        if timeout is not None:
+            check_positive("timeout", timeout, "None waits as long as it takes")
+        scheduler = self._open()
+        row = read(replace(self.rows, max_length=scheduler.settings.context))
+        refuse_options(row.request)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pending = PendingGeneration(row, client, deadline)
+        scheduler.submit(pending)
+        return pending
+
+    def count(self) -> tuple[int, int]:
+        """Return how many requests wait, and how many are being answered."""
+        return (0, 0) if self._scheduler is None else self._scheduler.count_requests()
+
+    def free_memory(self) -> None:
+        """Drop what earlier requests left, unless a request runs."""
+        if self._scheduler is not None:
+            self._scheduler.free_memory()
+
+    def close(self) -> None:
+        """End all requests."""
+        with self._lock:
+            if self._scheduler is not None:
+                self._scheduler.close()
+
+    def _open(self) -> GenerationScheduler:
+        with self._lock:
+            if self._scheduler is None:
+                settings = self._settings or self._read({})
+                self._scheduler = GenerationScheduler(self.decoder, settings)
+            return self._scheduler
+
+    def _read(self, options: ScheduleOptions) -> ScheduleSettings:
+        check_options(options, ScheduleOptions)
+        most = self.decoder.artifact.axis("batch").max
+        context = self.rows.max_length
+        settings: dict[str, Any] = {
+            "running": min(RUNNING, most),
+            "context": context,
+            "prefix_memory": PREFIX_MEMORY,
+            "queue_size": QUEUE_SIZE,
+            "observe": observe_nothing,
+            **options,
+        }
+        check_whole("running", settings["running"], 1, most, what="the rows that the bundle allows")
+        check_whole("context", settings["context"], 2, context, what="the model's context")
+        check_whole("prefix_memory", settings["prefix_memory"], 0)
+        check_whole("queue_size", settings["queue_size"], 1)
+        return ScheduleSettings(**settings)
+
+
+def refuse_options(request: GenerationRequest) -> None:
+    """Refuse what needs an engine of its own."""
+    if request.num_beams > 1:
+        raise InputError(f"num_beams={request.num_beams} does not go with submit; use generate")
+    for name, way_out in WAYS_OUT.items():
+        value = getattr(request, name)
+        if value:
+            raise InputError(f"{name}={value!r:.80} does not go with submit; {way_out}")
