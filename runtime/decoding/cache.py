@@ -348,7 +348,7 @@ class GroupQueryCache(SlotCache):
         for b in np.flatnonzero(counts):
             wanted = [int(i) for i in logit_rows if i // T == b]
             rows = [i % T for i in wanted] or [0]  # a graph computes one row at least
-            results = self.step_row(int(b), ids[b, : counts[b]], rows, outputs)["logits"]
+            results = self.step_row(int(b), ids[b, : counts[b]].tolist(), rows, outputs)["logits"]
             logits |= dict(zip(wanted, results, strict=False))
         unread = results[0]  # of a row that takes in nothing
         return {"logits": np.stack([logits.get(int(i), unread) for i in logit_rows])}

@@ -39,7 +39,7 @@ class Seats(ABC):
 
     @abstractmethod
     def take(self, prompt: Sequence[int]) -> tuple[Seat, int] | None:
-        """Return a free seat and how many of the prompt's tokens, never all, it holds; None if there is none."""
+        """Return a free seat, and how many tokens of the prompt (never all) it holds; None without one."""
 
     @abstractmethod
     def prefill(self, seat: Seat, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
