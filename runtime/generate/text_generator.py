@@ -101,6 +101,11 @@ class TextGenerator(Model):
         """The graph that runs."""
         return self.decoder.artifact
 
+    @property
+    def has_chat(self) -> bool:
+        """Whether the bundle has a chat template, which `chat` needs."""
+        return self._rows.chat is not None
+
     @overload  # a str is a sequence of str too; it counts as one prompt
     def generate(  # type: ignore[overload-overlap]
         self, prompt: Prompt, **options: Unpack[BatchGenerationOptions]
