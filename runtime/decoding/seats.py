@@ -68,7 +68,6 @@ class SharedSeats(Seats):
 
     def __init__(self, decoder: Decoder, running: int, kept: int, capacity: int) -> None:
         self.run = decoder.start(running + kept, capacity)
-        self.capacity = capacity
         self.seats = [Seat(row, self.run) for row in range(running)]
         self.kept = [Seat(running + row, self.run) for row in range(kept)]
         self._time = 0  # counts uses
@@ -84,14 +83,17 @@ class SharedSeats(Seats):
             seat = best
         else:
             seat = next((one for one in free if not len(one.tokens)), free[0])
+            self._keep(seat, best)
             if seat is not best:
-                self._keep(seat, best)
                 self.run.copy_row(best.row, seat.row, common)
         self.run.slots.truncate_row(seat.row, common)
         seat.tokens = TokenHistory(known[:common])
         seat.taken = True
         self._use(seat)
-        self._use(best)
+        if common == len(best.tokens) and best in self.kept:
+            best.last_use = 0  # the seat has all of it
+        else:
+            self._use(best)
         return seat, common
 
     def prefill(self, seat: Seat, tokens: Sequence[int], outputs: Sequence[str] = LOGITS) -> Array:
@@ -115,10 +117,6 @@ class SharedSeats(Seats):
 
     def leave(self, seat: Seat) -> None:
         seat.taken = False
-        # A step that runs over a row without a token for it writes behind the row's last one.
-        kept = min(len(seat.tokens), self.capacity - 1)
-        self.run.slots.truncate_row(seat.row, kept)
-        seat.tokens = TokenHistory(seat.tokens[:kept])
         self._use(seat)
 
     def _use(self, seat: Seat) -> None:

@@ -72,8 +72,8 @@ class PendingGeneration:
     def __iter__(self) -> Iterator[Chunk]:
         """Yield the chunks, the last of which has the finish reason; raise what ended the request."""
         chunks: SimpleQueue[Chunk | None] = SimpleQueue()
-        self.future.add_done_callback(lambda _: chunks.put(None))
         self.subscribe(chunks.put)
+        self.future.add_done_callback(lambda _: chunks.put(None))
         while (chunk := chunks.get()) is not None:
             yield chunk
         self.future.result()
