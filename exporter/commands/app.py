@@ -17,6 +17,7 @@ from ...runtime.commands.doctor import doctor
 from ...runtime.commands.prepare import prepare
 from ...runtime.commands.run import run
 from ...runtime.commands.selftest import selftest
+from ...runtime.commands.serve import serve
 from ..processes import end_children_on_signals
 from .bench import bench
 from .build import build
@@ -37,7 +38,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Takes a transformer from PyTorch to the edge: export, build, verify, run, bench.",
+    help="Takes a transformer from PyTorch to the edge: export, build, verify, run, serve, bench.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -74,6 +75,7 @@ app.command("import")(import_bundle)
 app.command()(build)
 app.command()(verify)
 app.command()(run)
+app.command()(serve)
 app.command()(fit_head)
 app.command()(inspect)
 app.command()(bench)

@@ -11,6 +11,8 @@ EXTRAS = {
     "cli": CLI,
     "cpu": {"onnxruntime"},
     "chat": {"jinja2"},
+    "grammar": {"llguidance"},
+    "serve": {*CLI, "anyio", "h11", "jinja2", "starlette", "uvicorn"},
     "verify": VERIFY,
     "plot": {"matplotlib"},
     "fit": {*CLI, "matplotlib", "onnx", "onnx_ir", "onnxruntime", "sklearn"},
@@ -28,6 +30,7 @@ OF_COMMAND = {
     "lint": "verify",
     "inspect": "verify",
     "fit-head": "fit",
+    "serve": "serve",
 }
 
 

@@ -1,0 +1,55 @@
+"""API keys: read from a file or the environment, compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+from ..errors import DataError, InputError
+
+VARIABLE = "PLANFORGE_API_KEY"
+
+
+def read_keys(path: Path | None) -> tuple[str, ...]:
+    """Return the keys of a file, one a line, and that of the environment; "#" begins a comment's line.
+
+    Raises:
+        InputError: the file has no key; a server that was to ask for one would ask for none.
+    """
+    keys = [os.environ[VARIABLE]] if os.environ.get(VARIABLE) else []
+    if path is not None:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [line for line in lines if line and not line.startswith("#")]
+        if not found:
+            raise InputError(f"{path} has no API key; write one a line")
+        keys += found
+    for key in keys:
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise DataError("an API key must be of printable ASCII characters without spaces")
+    return tuple(keys)
+
+
+class KeyRing:
+    """The keys that a server accepts."""
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._digests = [hash_key(key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def find_client(self, authorization: str | None) -> str | None:
+        """Return a name for whom an Authorization header is from; None where its key is none of ours."""
+        scheme, _, key = (authorization or "").partition(" ")
+        given = hash_key(key.strip())
+        # All are compared, so that the time says nothing.
+        same = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if scheme.lower() != "bearer" or not any(same):
+            return None
+        return f"key {same.index(True)}"
+
+
+def hash_key(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,272 @@
+"""The bodies of requests as JSON Schema: by these tables they are checked, and /openapi.json shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .schema import Schema
+
+LONGEST_TEXT = 2**24  # characters
+MOST_TEXTS = 2048  # of a request, as OpenAI has it
+MOST_TOKENS = 2**20
+MOST_ANSWERS = 128
+UNSUPPORTED = "this server does not support other values"
+
+
+def maybe(schema: Schema) -> Schema:
+    """Return the schema of a value that may be null, which is as good as leaving it out."""
+    return {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
+
+
+def number(least: float, most: float, text: str = "") -> Schema:
+    return maybe({"type": "number", "minimum": least, "maximum": most, "description": text})
+
+
+def share(text: str) -> Schema:
+    return maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1, "description": text})
+
+
+def whole(least: int, most: int, text: str = "") -> Schema:
+    return maybe({"type": "integer", "minimum": least, "maximum": most, "description": text})
+
+
+def switch(text: str) -> Schema:
+    return maybe({"type": "boolean", "description": text})
+
+
+def choice(*values: str, text: str = "") -> Schema:
+    return maybe({"type": "string", "enum": list(values), "description": text})
+
+
+def only(value: Any, kind: str) -> Schema:
+    """Return the schema of a parameter of OpenAI's whose effect there is not: its neutral value is fine."""
+    return maybe({"type": kind, "enum": [value], "x-refusal": UNSUPPORTED})
+
+
+def array(items: Schema, least: int = 1, most: int = MOST_TEXTS) -> Schema:
+    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
+
+
+def body(required: tuple[str, ...], **properties: Schema) -> Schema:
+    """Return the schema of a request's body, which has these parameters and no others."""
+    return {
+        "type": "object",
+        "properties": {"model": MODEL, **properties, "user": USER, "timeout": TIMEOUT},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+TEXT: Schema = {"type": "string", "maxLength": LONGEST_TEXT}
+TEXTS: Schema = {"anyOf": [TEXT, array(TEXT)]}
+PAIR: Schema = array(TEXT, least=2, most=2)
+TOKENS = array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, most=MOST_TOKENS)
+MODEL = maybe({"type": "string", "description": "Its name; may be left out where one model alone fits."})
+USER = maybe({"type": "string", "maxLength": 512, "description": "Whose request it is: users take turns."})
+TIMEOUT = maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 86_400, "description": "Seconds."})
+
+SAMPLING: dict[str, Schema] = {
+    "temperature": number(0, 100, "0 takes the likeliest token always."),
+    "top_p": share("Draw from the likeliest tokens that together reach this probability."),
+    "top_k": whole(1, 2**31 - 1, "Draw from so many likeliest tokens."),
+    "min_p": share("Draw from tokens with this share of the likeliest one's probability."),
+    "repetition_penalty": maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 100}),
+    "no_repeat_ngram_size": whole(1, 2**20),
+    "seed": whole(0, 2**63 - 1, "Makes the draws repeatable."),
+    "n": whole(1, MOST_ANSWERS, "How many answers."),
+    "stop": maybe(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 1024},
+                array({"type": "string", "minLength": 1, "maxLength": 1024}, least=0, most=16),
+            ]
+        }
+    ),
+    "logit_bias": maybe(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": MOST_TOKENS,
+            "description": "Is added to the logits of token ids; -100 forbids one.",
+        }
+    ),
+    "ignore_eos": switch("Go on behind end tokens."),
+    "stream": switch("Send the answer as it comes, as server-sent events."),
+    "stream_options": maybe(
+        {
+            "type": "object",
+            "properties": {"include_usage": switch("Let a chunk with the usage come last.")},
+            "additionalProperties": False,
+        }
+    ),
+    "frequency_penalty": only(0, "number"),
+    "presence_penalty": only(0, "number"),
+}
+FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["function"]},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 1, "maxLength": 64},
+                "description": maybe({"type": "string"}),
+                "parameters": maybe({"type": "object"}),
+                "strict": switch(""),
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["type", "function"],
+    "additionalProperties": False,
+}
+NAMED_TOOL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["function"]},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+RESPONSE_FORMAT = maybe(
+    {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "description": maybe({"type": "string"}),
+                    "schema": maybe({"type": "object"}),
+                    "strict": switch(""),
+                },
+                "required": ["schema"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["type"],
+        "additionalProperties": False,
+    }
+)
+STRUCTURE: dict[str, Schema] = {
+    "response_format": RESPONSE_FORMAT,
+    "regex": maybe({"type": "string", "maxLength": 65_536, "description": "The answer matches it."}),
+    "grammar": maybe(
+        {"type": "string", "maxLength": 65_536, "description": "Of llguidance, in Lark's form."}
+    ),
+    "choices": maybe(array({"type": "string", "minLength": 1}, most=1024)),
+}
+CONTENT: Schema = {
+    "anyOf": [
+        {"type": "string", "maxLength": LONGEST_TEXT},
+        array(
+            {
+                "type": "object",
+                "properties": {
+                    "type": {"type": "string", "enum": ["text"], "x-refusal": UNSUPPORTED},
+                    "text": TEXT,
+                },
+                "required": ["type", "text"],
+                "additionalProperties": False,
+            }
+        ),
+        {"type": "null"},
+    ]
+}
+MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": CONTENT,
+    },
+    "required": ["role"],
+    "additionalProperties": True,
+}
+CHAT = body(
+    ("messages",),
+    messages=array(MESSAGE),
+    max_tokens=whole(1, 2**31 - 1, "As max_completion_tokens; unless given, what the context holds."),
+    max_completion_tokens=whole(1, 2**31 - 1, "The most new tokens."),
+    logprobs=switch("Give each token's log-probability."),
+    top_logprobs=whole(0, 20, "And those of so many likeliest tokens."),
+    **SAMPLING,
+    **STRUCTURE,
+    tools=maybe(array(FUNCTION, least=0, most=128)),
+    tool_choice=maybe({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, NAMED_TOOL]}),
+    parallel_tool_calls=switch("Whether one answer may call several tools."),
+    store=only(False, "boolean"),
+)
+COMPLETION = body(
+    ("prompt",),
+    prompt={"anyOf": [TEXT, array(TEXT, most=MOST_ANSWERS), TOKENS, array(TOKENS, most=MOST_ANSWERS)]},
+    max_tokens=whole(1, 2**31 - 1, "The most new tokens; 16 unless given, as OpenAI has it."),
+    logprobs=whole(0, 5, "Give log-probabilities, and those of so many likeliest tokens."),
+    **SAMPLING,
+    **STRUCTURE,
+    best_of=only(1, "integer"),
+    echo=only(False, "boolean"),
+    suffix=only("", "string"),
+)
+LONG_TEXTS: dict[str, Schema] = {
+    "truncation": choice("head", "tail", "head+tail", "windows", text="Of a text that is too long."),
+    "stride": whole(0, 2**20, "Tokens that neighbouring windows share."),
+}
+EMBEDDINGS = body(
+    ("input",),
+    input={
+        **TEXTS,
+        "x-refusal": "token ids of another tokenizer would mean other texts; with LangChain set"
+        " check_embedding_ctx_length=False",
+    },
+    dimensions=whole(1, 2**20, "Keep so many of a vector's first numbers."),
+    encoding_format=choice("float", "base64"),
+    prompt_name=maybe(
+        {"type": "string", "description": "A prompt of the checkpoint to put before each text."}
+    ),
+    normalize=switch("To length 1; the checkpoint's choice unless given."),
+    **LONG_TEXTS,
+)
+DOCUMENT: Schema = {
+    "anyOf": [
+        TEXT,
+        {"type": "object", "properties": {"text": TEXT}, "required": ["text"], "additionalProperties": False},
+    ]
+}
+RERANK = body(
+    ("query", "documents"),
+    query=TEXT,
+    documents=array(DOCUMENT),
+    top_n=whole(1, 2**20, "Return only so many documents."),
+    return_documents=switch("Return their texts too."),
+    **LONG_TEXTS,
+)
+CLASSIFY = body(("input",), input={"anyOf": [TEXT, array({"anyOf": [TEXT, PAIR]})]}, **LONG_TEXTS)
+TAGS = body(("input",), input=TEXTS, **LONG_TEXTS)
+ANSWERS = body(
+    ("question", "context"),
+    question=TEXT,
+    context=TEXTS,
+    n_best=whole(1, 100, "How many answers of each context."),
+    max_answer_tokens=whole(1, 512),
+    **LONG_TEXTS,
+)
+FILL_MASK = body(("input",), input=TEXTS, top_k=whole(1, 1000, "Words for each place."), **LONG_TEXTS)
+TRANSLATIONS = body(
+    ("input",),
+    input=TEXTS,
+    num_beams=whole(1, 64),
+    n_best=whole(1, 64),
+    length_penalty=number(-100, 100),
+    max_new_tokens=whole(1, 2**20),
+    min_new_tokens=whole(0, 2**20),
+    no_repeat_ngram_size=whole(1, 2**20),
+    repetition_penalty=maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 100}),
+    truncation=choice("head", "tail"),
+    alignment=switch("Return what each token looked at; of a bundle exported with cross_attentions."),
+)
+TOKENIZE = body(("content",), content=TEXT, parse_special=switch("Read special tokens as such."))
+DETOKENIZE = body(
+    ("tokens",), tokens=array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, 0, MOST_TOKENS)
+)

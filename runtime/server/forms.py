@@ -1,0 +1,140 @@
+"""How answers are written in OpenAI's two forms: whole, and in chunks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from ..decoding.chunk import Chunk, TopLogprob
+from ..generate.generation import Generation
+from ..text.tokenizer import Tokenizer
+
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
+BROKEN = "\ufffd"  # of a token that is part of a character
+
+
+class Form(ABC):
+    """Writes the choices of a route's answers.
+
+    Attributes:
+        prefix: of the answers' ids.
+        whole: the kind of object that an answer is.
+        part: and a chunk of one.
+    """
+
+    prefix: ClassVar[str]
+    whole: ClassVar[str]
+    part: ClassVar[str]
+
+    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
+        self.tokenizer = tokenizer
+        self.logprobs = logprobs
+
+    @abstractmethod
+    def write_answer(self, index: int, answer: Generation) -> dict[str, Any]:
+        """Return the choice of a whole answer."""
+
+    @abstractmethod
+    def write_start(self, index: int) -> list[dict[str, Any]]:
+        """Return the choices before the first chunk."""
+
+    @abstractmethod
+    def write_chunk(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        """Return the choices of a chunk; of one that shows nothing, none."""
+
+    def spell(self, token: int) -> str:
+        """Return what a token reads as, alone."""
+        if token >= self.tokenizer.vocab_size:
+            return ""
+        return self.tokenizer.decode([token]) or self.tokenizer.spell(token)
+
+
+class ChatForm(Form):
+    """The form of /v1/chat/completions."""
+
+    prefix = "chatcmpl-"
+    whole = "chat.completion"
+    part = "chat.completion.chunk"
+
+    def write_answer(self, index: int, answer: Generation) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._write_logprobs(answer),
+            "finish_reason": FINISH_REASONS[answer.finish_reason],
+        }
+
+    def write_start(self, index: int) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+
+    def write_chunk(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        choices: list[dict[str, Any]] = []
+        if chunk.text or (self.logprobs and chunk.token_ids):
+            logprobs = self._write_logprobs(chunk)
+            delta = {"content": chunk.text}
+            choices.append({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+        if chunk.finish_reason is not None:
+            reason = FINISH_REASONS[chunk.finish_reason]
+            choices.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
+        return choices
+
+    def _write_logprobs(self, part: Generation | Chunk) -> dict[str, Any] | None:
+        if not self.logprobs:
+            return None
+        tops: Iterable[Sequence[TopLogprob]] = part.top_logprobs or [()] * len(part.token_ids)
+        content = []
+        for token, logprob, top in zip(part.token_ids, part.logprobs, tops, strict=True):
+            entry = write_logprob(self.spell(token), logprob)
+            entry["top_logprobs"] = [write_logprob(one.text, one.logprob) for one in top]
+            content.append(entry)
+        return {"content": content, "refusal": None}
+
+
+class CompletionForm(Form):
+    """The form of /v1/completions."""
+
+    prefix = "cmpl-"
+    whole = "text_completion"
+    part = "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool) -> None:
+        super().__init__(tokenizer, logprobs=logprobs)
+        self._offsets: dict[int, int] = {}  # characters of each answer's chunks
+
+    def write_answer(self, index: int, answer: Generation) -> dict[str, Any]:
+        return self._write(index, answer, FINISH_REASONS[answer.finish_reason])
+
+    def write_start(self, index: int) -> list[dict[str, Any]]:
+        return []
+
+    def write_chunk(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
+        reason = None if chunk.finish_reason is None else FINISH_REASONS[chunk.finish_reason]
+        if not chunk.text and reason is None and not (self.logprobs and chunk.token_ids):
+            return []
+        return [self._write(index, chunk, reason)]
+
+    def _write(self, index: int, part: Generation | Chunk, reason: str | None) -> dict[str, Any]:
+        logprobs = None
+        if self.logprobs:
+            tokens = [self.spell(token) for token in part.token_ids]
+            offsets = []
+            offset = self._offsets.get(index, 0)
+            for token in tokens:
+                offsets.append(offset)
+                offset += len(token)
+            self._offsets[index] = offset
+            logprobs = {
+                "tokens": tokens,
+                "token_logprobs": list(part.logprobs),
+                "top_logprobs": [{one.text: one.logprob for one in top} for top in part.top_logprobs] or None,
+                "text_offset": offsets,
+            }
+        return {"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def write_logprob(text: str, logprob: float) -> dict[str, Any]:
+    """Return a token with its log-probability; its bytes where they are known."""
+    known = None if BROKEN in text else list(text.encode())
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": known}

@@ -1,0 +1,199 @@
+"""The models of a server by their names: they load one after the other while it answers already."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+from ..encode.text_encoder import TextEncoder
+from ..errors import InputError
+from ..generate.text_generator import TextGenerator
+from ..model import Model
+from ..translate.translator import Translator
+from .errors import ApiError
+from .metrics import Metrics
+from .settings import ServerSettings
+
+log = logging.getLogger("planforge")
+
+Loader: TypeAlias = Callable[[], Model]
+# Tasks of encoders that need a head, and what clients call them.
+TASKS = {
+    "classify": "classify",
+    "rank": "rerank",
+    "tag": "tags",
+    "answer": "answers",
+    "fill_mask": "fill-mask",
+}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that is loaded.
+
+    Attributes:
+        capabilities: what it can be asked for: the last words of the routes that it answers.
+        fingerprint: another model, version or precision has another one.
+        context: tokens of a request to a text generator; None for what the model holds.
+    """
+
+    name: str
+    model: Model
+    capabilities: tuple[str, ...]
+    created: int
+    fingerprint: str
+    context: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in /v1/models."""
+        model = self.model
+        entry: dict[str, Any] = {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "planforge",
+            "capabilities": list(self.capabilities),
+            "family": model.family,
+            "precision": model.artifact.precision,
+            "backend": model.backend,
+        }
+        if isinstance(model, TextEncoder):
+            entry["context_length"] = model.defaults.max_length
+            entry["labels"] = list(model.labels)
+            if "mask" in model.defaults.tokens:
+                entry["mask_token"] = model.tokenizer.spell(model.defaults.tokens["mask"])
+        if isinstance(model, TextGenerator):
+            entry["context_length"] = self.context or model.max_length
+        if isinstance(model, Translator):
+            entry["context_length"] = model.max_length
+            entry["languages"] = list(model.languages)
+            entry["alignments"] = any(s.role.startswith("cross_attention.") for s in model.artifact.outputs)
+        return entry
+
+
+class Registry:
+    """The models of a server; `closing` is true once it was told to stop."""
+
+    def __init__(
+        self, models: Mapping[str, Model | Loader], settings: ServerSettings, metrics: Metrics
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.names = list(models)
+        self.loaded: dict[str, ServedModel] = {}
+        self.failure: Exception | None = None
+        self.closing = False
+        self._loaders: dict[str, Loader] = {}
+        for name, model in models.items():
+            if isinstance(model, Model):
+                self._add(name, model)
+            else:
+                self._loaders[name] = model
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model is loaded, and the server goes on."""
+        return len(self.loaded) == len(self.names) and not self.closing
+
+    def load(self) -> None:
+        """Load the models that are not loaded yet; what fails is kept in `failure`."""
+        for name, loader in self._loaders.items():
+            if self.closing:
+                return
+            try:
+                self._add(name, loader())
+            except Exception as error:
+                log.debug("%s was not loaded", name, exc_info=error)
+                self.failure = error
+                return
+
+    def close(self) -> None:
+        """Free the models that it loaded; those that it was given are their owner's."""
+        self.closing = True
+        for name in self._loaders:
+            if name in self.loaded:
+                self.loaded[name].model.close()
+
+    def find(self, name: str | None, capability: str = "") -> ServedModel:
+        """Return the model of a name that can do something; without a name the only one that can."""
+        if self.closing:
+            raise ApiError(503, "the server is stopping", code="closing", retry=True)
+        if name is None:
+            return self._find_only(capability)
+        if name in self.loaded:
+            served = self.loaded[name]
+            check_capability(served, capability)
+            return served
+        if name in self.names:
+            raise ApiError(503, f"the model {name!r} is loading", param="model", code="loading", retry=True)
+        known = ", ".join(map(repr, self.names))
+        raise ApiError(
+            404, f"there is no model {name!r:.200}; there are: {known}", param="model", code="model_not_found"
+        )
+
+    def _find_only(self, capability: str) -> ServedModel:
+        able = [
+            served for served in self.loaded.values() if not capability or capability in served.capabilities
+        ]
+        if len(able) == 1 and len(self.loaded) == len(self.names):
+            return able[0]
+        if len(self.loaded) < len(self.names):
+            raise ApiError(503, "the models are loading", code="loading", retry=True)
+        names = ", ".join(repr(served.name) for served in able) or "none"
+        raise ApiError(400, f"model is missing; those that can do this are: {names}", param="model")
+
+    def _add(self, name: str, model: Model) -> None:
+        options: dict[str, Any] = {"queue_size": self.settings.queue_size}
+
+        def observe(measure: str, value: float) -> None:
+            self.metrics.observe(name, measure, value)
+
+        if isinstance(model, TextGenerator):
+            options |= self.settings.schedule
+        model.schedule(**options, observe=observe)  # type: ignore[attr-defined]  # of all three classes
+        self.loaded[name] = ServedModel(
+            name=name,
+            model=model,
+            capabilities=list_capabilities(model),
+            created=int(time.time()),
+            fingerprint=make_fingerprint(model),
+            context=self.settings.schedule.get("context"),
+        )
+
+
+def list_capabilities(model: Model) -> tuple[str, ...]:
+    """Return what a model can be asked for."""
+    if isinstance(model, TextGenerator):
+        return ("chat", "completions") if model.has_chat else ("completions",)
+    if isinstance(model, Translator):
+        return ("translations",)
+    assert isinstance(model, TextEncoder)
+    has_states = any(spec.role.startswith("hidden.") for spec in model.artifact.outputs)
+    able = ["embeddings"] if has_states else []
+    for task, capability in TASKS.items():
+        with suppress(InputError):
+            model.check_task(task)
+            able.append(capability)
+    if len(model.labels) != 1 and "rerank" in able:  # its head is classify's
+        able.remove("rerank")
+    return tuple(able)
+
+
+def check_capability(served: ServedModel, capability: str) -> None:
+    """Refuse what a model cannot do."""
+    if capability and capability not in served.capabilities:
+        able = ", ".join(served.capabilities)
+        message = f"the model {served.name!r} cannot do {capability!r}; it can do: {able}"
+        raise ApiError(400, message, param="model", code="wrong_model")
+
+
+def make_fingerprint(model: Model) -> str:
+    """Return a short text that differs between models, precisions, engines and versions of PlanForge."""
+    words = f"{model.artifact.id} {model.artifact.file} {model.backend} {version('planforge')}"
+    return f"fp_{hashlib.sha256(words.encode()).hexdigest()[:10]}"

@@ -1,0 +1,52 @@
+"""What a server is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..options import check_whole
+
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How a server answers.
+
+    Attributes:
+        keys: the API keys that it accepts; without any it asks for none.
+        schedule: the options of each text generator's `schedule`, such as `running`.
+        queue_size: the most requests of a model that wait.
+        timeout: seconds after which a request fails; one may ask for fewer.
+        body_bytes: the most of a request's body.
+        body_seconds: in which a body must have come.
+        header_bytes: the most of a request's line and headers.
+        header_seconds: in which they must have come.
+        connections: the most at a time.
+        grace: seconds that running answers have to finish when the server is told to stop.
+        hosts: the names by which it may be called; any where there are none.
+        origins: the origins whose pages may call it from a browser; "*" is any.
+        page: whether the page is at /.
+        readers: threads that read prompts.
+    """
+
+    keys: tuple[str, ...] = ()
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    queue_size: int = 128
+    timeout: float = 600.0
+    body_bytes: int = 16 * MEGABYTE
+    body_seconds: float = 30.0
+    header_bytes: int = 32 * 1024
+    header_seconds: float = 10.0
+    connections: int = 512
+    grace: float = 30.0
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    page: bool = True
+    readers: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("queue_size", "body_bytes", "header_bytes", "connections", "readers"):
+            check_whole(name, getattr(self, name), 1)

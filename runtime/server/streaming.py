@@ -1,0 +1,95 @@
+"""Server-sent events: an answer's chunks as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..decoding.chunk import Chunk
+from ..generate.pending import PendingGeneration
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Feed:
+    """What several pending answers give out, in one queue of the event loop's.
+
+    Each item is an answer's index with a chunk, or with None at its end, or with what went wrong.
+    """
+
+    def __init__(self, pendings: Sequence[PendingGeneration]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
+        for index, pending in enumerate(pendings):
+            pending.subscribe(partial(self._put, index))
+            pending.future.add_done_callback(partial(self._end, index))
+
+    async def get_all(self) -> list[tuple[int, Chunk | BaseException | None]]:
+        """Return what there is, at least one item."""
+        items = [await self._items.get()]
+        while not self._items.empty():
+            items.append(self._items.get_nowait())
+        return items
+
+    def _put(self, index: int, item: Chunk | BaseException | None) -> None:
+        """Take an item, in the engine's thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._items.put_nowait, (index, item))
+
+    def _end(self, index: int, future: Any) -> None:
+        self._put(index, future.exception())
+
+
+def write_event(value: Any) -> bytes:
+    """Return an event whose data is JSON."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventWriter:
+    """Writes events that begin alike: only what differs is made into JSON each time.
+
+    Args:
+        common: the members that all events have; "choices" comes behind them.
+        ending: the JSON behind the choices, such as `,"usage":null`.
+    """
+
+    def __init__(self, common: dict[str, Any], ending: str = "") -> None:
+        head = json.dumps(common, ensure_ascii=False, separators=(",", ":"))[:-1]
+        self._head = f'data: {head},"choices":['.encode()
+        self._tail = f"]{ending}}}\n\n".encode()
+
+    def write(self, choice: dict[str, Any]) -> bytes:
+        """Return the event of a choice."""
+        text = json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
+        return self._head + text.encode() + self._tail
+
+
+class EventStream(Response):
+    """An answer of server-sent events; who makes them watches for a client that leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self._first = first
+        self._events = events
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events as they come."""
+        async with aclosing(self._events):
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,222 @@
+"""/v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from ..generate.generation import Generation
+from ..generate.pending import PendingGeneration
+from ..generate.text_generator import TextGenerator
+from .calls import Call, cancel_when_gone, wait_for_all
+from .errors import ApiError, find_api_error
+from .forms import ChatForm, CompletionForm, Form
+from .streaming import DONE, EventStream, EventWriter, Feed, write_event
+from .structure import read_structure
+
+COMPLETION_TOKENS = 16  # of a completion that does not say how many, as OpenAI has it
+FORBIDDEN = -100  # a bias that forbids a token, as OpenAI has it
+
+Submit = Callable[[], PendingGeneration]
+
+
+async def chat(call: Call) -> Response:
+    """Answer a conversation; what is not given is as the checkpoint's generation_config says."""
+    model = get_generator(call)
+    body = call.body
+    if "top_logprobs" in body and not body.get("logprobs"):
+        raise ApiError(
+            400, "top_logprobs goes with logprobs=true", param="top_logprobs", code="invalid_value"
+        )
+    if "max_tokens" in body and "max_completion_tokens" in body:
+        raise ApiError(400, "max_tokens and max_completion_tokens are the same; give one", param="max_tokens")
+    options = read_options(call)
+    options["logprobs"] = bool(body.get("logprobs"))
+    options |= call.take("top_logprobs")
+    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    if limit is None and model.defaults.max_new_tokens is None:
+        limit = model.max_length
+    if limit is not None:
+        options["max_new_tokens"] = limit
+    messages = body["messages"]
+    submits = [
+        partial(
+            model.submit_chat, messages, number=number, client=call.client, timeout=call.timeout, **options
+        )
+        for number in range(body.get("n", 1))
+    ]
+    return await answer(call, submits, ChatForm(model.tokenizer, logprobs=options["logprobs"]))
+
+
+async def complete(call: Call) -> Response:
+    """Continue one prompt, or each of several; tokens are drawn at temperature 1 unless it is given."""
+    model = get_generator(call)
+    body = call.body
+    options = {"temperature": 1.0, **read_options(call)}
+    options["max_new_tokens"] = body.get("max_tokens", COMPLETION_TOKENS)
+    options["logprobs"] = "logprobs" in body
+    options["top_logprobs"] = body.get("logprobs", 0)
+    submits = [
+        partial(model.submit, prompt, number=number, client=call.client, timeout=call.timeout, **options)
+        for prompt in list_prompts(body["prompt"])
+        for number in range(body.get("n", 1))
+    ]
+    return await answer(call, submits, CompletionForm(model.tokenizer, logprobs=options["logprobs"]))
+
+
+def get_generator(call: Call) -> TextGenerator:
+    assert isinstance(call.served.model, TextGenerator)  # its tasks say so
+    return call.served.model
+
+
+def list_prompts(prompt: Any) -> list[Any]:
+    """Return the prompts of a completion: texts, or lists of token ids."""
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def read_options(call: Call) -> dict[str, Any]:
+    """Return the options of generation that both routes have."""
+    body = call.body
+    if "stream_options" in body and not body.get("stream"):
+        raise ApiError(
+            400, "stream_options goes with stream=true", param="stream_options", code="invalid_value"
+        )
+    options = call.take(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "seed",
+        "ignore_eos",
+    )
+    if body.get("stop"):
+        options["stop"] = body["stop"]
+    if body.get("logit_bias"):
+        options["logit_bias"] = read_bias(body["logit_bias"])
+    return options | read_structure(body)
+
+
+def read_bias(given: dict[str, float]) -> dict[int, float]:
+    """Return a bias whose keys are token ids."""
+    bias = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise ApiError(
+                400,
+                f"logit_bias has the key {key!r:.80}, which is no token id",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        bias[int(key)] = float("-inf") if value == FORBIDDEN else value
+    return bias
+
+
+def submit_all(submits: Sequence[Submit]) -> list[PendingGeneration]:
+    """Submit all, or, where one is refused, none."""
+    pendings: list[PendingGeneration] = []
+    try:
+        for submit in submits:
+            pendings.append(submit())
+    except BaseException:
+        for pending in pendings:
+            pending.cancel()
+        raise
+    return pendings
+
+
+async def answer(call: Call, submits: Sequence[Submit], form: Form) -> Response:
+    """Submit the requests, and return their answers, whole or as they come."""
+    pendings = await call.run(partial(submit_all, submits))
+    exchange = Exchange(call, pendings, form)
+    if not call.body.get("stream"):
+        return JSONResponse(await exchange.collect())
+    events = exchange.stream()
+    first = await anext(events)  # what fails before it has a status of its own
+    return EventStream(first, events)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The answers to one call, in the form of its route."""
+
+    call: Call
+    pendings: Sequence[PendingGeneration]
+    form: Form
+
+    def cancel(self) -> None:
+        """End the answers; their rows are free within a step."""
+        for pending in self.pendings:
+            pending.cancel()
+
+    async def collect(self) -> dict[str, Any]:
+        """Return all answers."""
+        async with cancel_when_gone(self.call.request, self.cancel):
+            answers = await wait_for_all([pending.future for pending in self.pendings])
+        choices = [self.form.write_answer(index, one) for index, one in enumerate(answers)]
+        return {**self._describe(self.form.whole), "choices": choices, "usage": self._count_tokens(answers)}
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield events; what fails once they began is an event too."""
+        form = self.form
+        wants_usage = self.call.body.get("stream_options", {}).get("include_usage", False)
+        common = self._describe(form.part)
+        writer = EventWriter(common, ',"usage":null' if wants_usage else "")
+        running = set(range(len(self.pendings)))
+        started: set[int] = set()
+        async with cancel_when_gone(self.call.request, self.cancel):
+            feed = Feed(self.pendings)
+            while running:
+                lines: list[bytes] = []
+                for index, item in await feed.get_all():
+                    if item is None:
+                        running.discard(index)
+                    elif isinstance(item, BaseException):
+                        if not started:
+                            raise item
+                        lines.append(write_event(find_api_error(item).to_json()))
+                        self.cancel()
+                        yield b"".join(lines)
+                        return
+                    else:
+                        if index not in started:
+                            started.add(index)
+                            lines += map(writer.write, form.write_start(index))
+                        lines += map(writer.write, form.write_chunk(index, item))
+                if lines:
+                    yield b"".join(lines)
+            answers = [pending.future.result() for pending in self.pendings]
+        if wants_usage:
+            yield write_event({**common, "choices": [], "usage": self._count_tokens(answers)})
+        yield DONE
+
+    def _describe(self, kind: str) -> dict[str, Any]:
+        """Return what an answer, or each of its chunks, begins with."""
+        return {
+            "id": f"{self.form.prefix}{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.call.served.name,
+            "system_fingerprint": self.call.served.fingerprint,
+        }
+
+    def _count_tokens(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        """Return the usage: a prompt that has several answers counts once."""
+        prompts = answers[:: self.call.body.get("n", 1)]
+        prompt = sum(one.usage.prompt_tokens for one in prompts)
+        completion = sum(one.usage.completion_tokens for one in answers)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(one.prompt_tokens_reused for one in prompts)},
+        }

@@ -1,0 +1,96 @@
+"""/v1/translations, and the tokens of texts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from ..errors import InputError
+from ..generate.text_generator import TextGenerator
+from ..text.tokenizer import Tokenizer
+from ..translate.results import Translation
+from ..translate.translator import Translator
+from .calls import Call, cancel_when_gone, wait_for_all
+from .forms import FINISH_REASONS
+from .vectors import list_texts, make_list
+
+SEARCH = (
+    "num_beams",
+    "n_best",
+    "length_penalty",
+    "max_new_tokens",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
+    "truncation",
+)
+
+
+async def translate(call: Call) -> Response:
+    """Translate each text; what is not given of the search is the checkpoint's."""
+    translator = call.served.model
+    assert isinstance(translator, Translator)  # its tasks say so
+    texts = list_texts(call.body["input"])
+    options = call.take(*SEARCH)
+    submit = partial(translator.submit, texts, client=call.client, timeout=call.timeout, **options)
+    future = await call.run(submit)
+    async with cancel_when_gone(call.request, future.cancel):
+        (results,) = await wait_for_all([future])
+    data = [write_translation(index, result) for index, result in enumerate(results)]
+    if call.body.get("alignment"):
+        for entry, text in zip(data, texts, strict=True):
+            entry["alignment"] = await call.run(partial(read_alignment, translator, text, options))
+    read = await call.run(lambda: sum(map(translator.count_tokens, texts)))
+    return make_list(call, data, read)
+
+
+def write_translation(index: int, result: Translation) -> dict[str, Any]:
+    candidates = [{"text": one.text, "score": one.score} for one in result.candidates]
+    reason = FINISH_REASONS[result.finish_reason]
+    return {
+        "index": index,
+        "text": result.text,
+        "score": result.score,
+        "finish_reason": reason,
+        "candidates": candidates,
+        "dropped": result.dropped,
+    }
+
+
+def read_alignment(translator: Translator, text: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a text and of its translation, and how much each of these looked at those."""
+    alignment = translator.align(text, **options)
+    weights = [[round(float(share), 4) for share in row] for row in alignment.averaged()]
+    return {"source": list(alignment.source), "target": list(alignment.target), "weights": weights}
+
+
+async def tokenize(call: Call) -> Response:
+    """Return the token ids of a text, without those that a model puts before or behind it."""
+    tokenizer = get_tokenizer(call)
+    special = call.body.get("parse_special", False)
+    tokens = await call.run(partial(tokenizer.encode, call.body["content"], parse_special=special))
+    return JSONResponse({"model": call.served.name, "tokens": tokens, "count": len(tokens)})
+
+
+async def detokenize(call: Call) -> Response:
+    """Return the text of token ids."""
+    tokenizer = get_tokenizer(call)
+    tokens = call.body["tokens"]
+    if any(token >= tokenizer.vocab_size for token in tokens):
+        raise InputError(
+            f"tokens has an id beyond the tokenizer's, which are 0 to {tokenizer.vocab_size - 1}"
+        )
+    content = await call.run(partial(tokenizer.decode, tokens))
+    return JSONResponse({"model": call.served.name, "content": content})
+
+
+def get_tokenizer(call: Call) -> Tokenizer:
+    """Return the tokenizer that reads a model's texts."""
+    model = call.served.model
+    if isinstance(model, Translator):
+        return model.source_tokenizer
+    assert isinstance(model, TextGenerator) or hasattr(model, "tokenizer")
+    tokenizer: Tokenizer = model.tokenizer
+    return tokenizer

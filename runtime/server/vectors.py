@@ -1,0 +1,130 @@
+"""What encoders do: embeddings, ranks, classes, tags, answers to questions, words for masks."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from ..encode.results import Answers, Classification, Embedding, FilledMask, Ranked, Result, Tags
+from ..encode.text_encoder import TextEncoder
+from .calls import Call, cancel_when_gone, wait_for_all
+
+LONG = ("truncation", "stride")  # options of every task
+
+
+async def run_task(call: Call, task: str, items: Sequence[Any], **options: Any) -> tuple[list[Any], int]:
+    """Return the results of a task in the order of its texts or pairs, and how many tokens were read."""
+    encoder = call.served.model
+    assert isinstance(encoder, TextEncoder)  # its tasks say so
+    options |= call.take(*LONG)
+
+    def submit() -> tuple[Any, int]:
+        future = encoder.submit(task, items, client=call.client, timeout=call.timeout, **options)
+        return future, count_tokens(encoder, items)
+
+    future, tokens = await call.run(submit)
+    async with cancel_when_gone(call.request, future.cancel):
+        (results,) = await wait_for_all([future])
+    return results, tokens
+
+
+def count_tokens(encoder: TextEncoder, items: Sequence[str | Sequence[str]]) -> int:
+    """Return how many tokens the texts have, of which the model sees no more than it is long."""
+    texts = [text for item in items for text in ([item] if isinstance(item, str) else item)]
+    return sum(map(encoder.count_tokens, texts))
+
+
+def list_texts(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def make_list(call: Call, data: list[dict[str, Any]], tokens: int) -> JSONResponse:
+    """Return the answer of a route that has an entry for each text."""
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"object": "list", "data": data, "model": call.served.name, "usage": usage})
+
+
+async def embed(call: Call) -> Response:
+    """Return a vector for each text."""
+    options = call.take("prompt_name", "normalize", truncate_dim="dimensions")
+    results, tokens = await run_task(call, "embed", list_texts(call.body["input"]), **options)
+    write = write_base64 if call.body.get("encoding_format") == "base64" else write_floats
+
+    def make() -> JSONResponse:  # a thousand vectors take longer to write than the event loop may
+        data = [
+            {"object": "embedding", "index": index, "embedding": write(result)}
+            for index, result in enumerate(results)
+        ]
+        return make_list(call, data, tokens)
+
+    return await call.run(make)
+
+
+def write_floats(result: Embedding) -> list[float]:
+    return result.vector.tolist()
+
+
+def write_base64(result: Embedding) -> str:
+    """Return the vector's numbers as little-endian float32 in base64, as OpenAI's clients read them."""
+    return base64.b64encode(result.vector.astype("<f4").tobytes()).decode()
+
+
+async def rerank(call: Call) -> Response:
+    """Score documents against a query, the best first; the scores are sentence-transformers'."""
+    query = call.body["query"]
+    documents = [each if isinstance(each, str) else each["text"] for each in call.body["documents"]]
+    results: list[Ranked]
+    results, tokens = await run_task(call, "rank", [(query, document) for document in documents])
+    order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.get("top_n")]
+    rows: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": results[index].score} for index in order
+    ]
+    if call.body.get("return_documents"):
+        for row in rows:
+            row["document"] = {"text": documents[row["index"]]}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"model": call.served.name, "results": rows, "usage": usage})
+
+
+async def run_and_list(call: Call, task: str, items: Sequence[Any], **options: Any) -> JSONResponse:
+    """Return the results of a task in their own form."""
+    results, tokens = await run_task(call, task, items, **options)
+    data = [{"index": index, **write_result(result)} for index, result in enumerate(results)]
+    return make_list(call, data, tokens)
+
+
+def write_result(result: Result) -> dict[str, Any]:
+    """Return a result's fields as JSON, with `best` of the answers to a question."""
+    assert isinstance(result, Answers | Classification | FilledMask | Tags)
+    fields = result.to_json()
+    if isinstance(result, Answers):
+        fields["best"] = None if result.best is None else vars(result.best)
+    return fields
+
+
+async def classify(call: Call) -> Response:
+    """Return the class of each text or pair."""
+    given = call.body["input"]
+    items = (
+        [given] if isinstance(given, str) else [one if isinstance(one, str) else tuple(one) for one in given]
+    )
+    return await run_and_list(call, "classify", items)
+
+
+async def tag(call: Call) -> Response:
+    """Return the tagged stretches of each text."""
+    return await run_and_list(call, "tag", list_texts(call.body["input"]))
+
+
+async def answer(call: Call) -> Response:
+    """Return the stretches of each context that answer a question."""
+    pairs = [(call.body["question"], context) for context in list_texts(call.body["context"])]
+    return await run_and_list(call, "answer", pairs, **call.take("n_best", "max_answer_tokens"))
+
+
+async def fill_mask(call: Call) -> Response:
+    """Return the likeliest words for each mask token."""
+    return await run_and_list(call, "fill_mask", list_texts(call.body["input"]), **call.take("top_k"))
