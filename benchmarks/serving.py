@@ -1,0 +1,304 @@
+"""The server under load, beside llama.cpp's, on this machine's loopback.
+
+python -m benchmarks.serving [--llama-server PATH] [--rounds 3] [--work FOLDER]
+
+GPT-2 124M with random weights, 8-bit: 8 clients that ask again as soon as they are answered, prompts of 32
+tokens and answers of 64; a prompt of 900 tokens that arrives while 4 answers stream; a prefix of 500 tokens
+that requests share; the cost of HTTP for a streamed token; and 64 clients of an embedder. Writes
+results/serving.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from planforge.runtime import TextEncoder, TextGenerator
+
+from .common import write_result
+from .machine import measure_machine
+from .process import ROOT
+from .texts import sentences
+
+CLIENTS = 8
+PROMPT = 32
+ANSWER = 64
+VOCABULARY = 50_000
+START_PATIENCE = 120.0  # seconds
+
+
+@dataclass
+class Stream:
+    """When the tokens of one streamed answer came, in seconds since the request."""
+
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def gaps(self) -> list[float]:
+        return list_gaps(self.times)
+
+
+def list_gaps(times: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+@contextmanager
+def run_server(command: Sequence[str | Path], port: int, log: Path) -> Iterator[int]:
+    """Run a server until the block ends; yield its port when it answers."""
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    with log.open("wb") as output:
+        process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output, env=environment)
+    try:
+        deadline = time.monotonic() + START_PATIENCE
+        while not is_ready(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server did not start; see {log}")
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def is_ready(port: int) -> bool:
+    """Return whether a server answers that its models are loaded."""
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+
+
+def find_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"{path}: {response.status} {response.read()[:300]!r}")
+    return response
+
+
+def complete(port: int, prompt: Sequence[int], new_tokens: int) -> Stream:
+    """Stream the answer to a prompt."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    stream = Stream()
+    start = time.perf_counter()
+    body = {
+        "model": "gpt2",
+        "prompt": list(prompt),
+        "max_tokens": new_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    response = post(connection, "/v1/completions", body)
+    for line in response:
+        if line.startswith(b"data: {") and b'"text"' in line:
+            stream.times.append(time.perf_counter() - start)
+    connection.close()
+    return stream
+
+
+def run_clients(count: int, work: Callable[[int], None]) -> float:
+    """Run a function in as many threads; return the seconds until all are done."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - start
+
+
+class Prompts:
+    """Prompts of random tokens, no two alike."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(1)
+
+    def make(self, length: int = PROMPT) -> list[int]:
+        return [self.random.randrange(VOCABULARY) for _ in range(length)]
+
+
+def measure_load(port: int, prompts: Prompts, requests: int = 3) -> dict[str, float]:
+    """Clients that ask again as soon as they are answered."""
+    streams: list[Stream] = []
+    texts = [[prompts.make() for _ in range(requests)] for _ in range(CLIENTS)]
+
+    def ask(number: int) -> None:
+        for prompt in texts[number]:
+            streams.append(complete(port, prompt, ANSWER))
+
+    seconds = run_clients(CLIENTS, ask)
+    gaps = sorted(gap for stream in streams for gap in stream.gaps)
+    return {
+        "tokens_per_s": CLIENTS * requests * ANSWER / seconds,
+        "gap_ms": statistics.median(gaps) * 1e3,
+        "gap_p99_ms": gaps[int(len(gaps) * 0.99)] * 1e3,
+        "first_token_ms": statistics.median(stream.times[0] for stream in streams) * 1e3,
+    }
+
+
+def measure_long_prompt(port: int, prompts: Prompts) -> dict[str, float]:
+    """A prompt of 900 tokens that arrives while four answers stream."""
+    streams: list[Stream] = []
+
+    def read(number: int) -> None:
+        if number == 4:
+            time.sleep(0.5)
+            streams.insert(0, complete(port, prompts.make(900), 2))
+        else:
+            streams.append(complete(port, prompts.make(), 200))
+
+    run_clients(5, read)
+    gaps = [gap for stream in streams[1:] for gap in stream.gaps]
+    return {
+        "gap_ms": statistics.median(gaps) * 1e3,
+        "longest_gap_ms": max(gaps) * 1e3,
+        "first_token_ms": streams[0].times[0] * 1e3,
+    }
+
+
+def measure_prefix(port: int, prompts: Prompts) -> dict[str, float]:
+    """First tokens of requests that begin with the same 500 tokens."""
+    shared = prompts.make(500)
+    cold = complete(port, shared + prompts.make(8), 2).times[0]
+    warm = [complete(port, shared + prompts.make(8), 2).times[0] for _ in range(3)]
+    return {"cold_ms": cold * 1e3, "warm_ms": statistics.median(warm) * 1e3}
+
+
+def measure_one_stream(port: int, prompts: Prompts) -> float:
+    """Milliseconds of a token that one client streams."""
+    return statistics.median(complete(port, prompts.make(), 200).gaps) * 1e3
+
+
+def measure_offline(model: TextGenerator, prompts: Prompts) -> dict[str, float]:
+    """The same work without a server: a batch of eight, and one stream."""
+    start = time.perf_counter()
+    model.generate([prompts.make() for _ in range(CLIENTS)], max_new_tokens=ANSWER, ignore_eos=True)
+    batch = CLIENTS * ANSWER / (time.perf_counter() - start)
+    times = []
+    for _ in model.submit(prompts.make(), max_new_tokens=200, ignore_eos=True):
+        times.append(time.perf_counter())
+    return {"tokens_per_s": batch, "stream_ms": statistics.median(list_gaps(times)) * 1e3}
+
+
+def measure_embeddings(port: int, texts: Sequence[str], clients: int = 64) -> float:
+    """Texts per second of clients that ask for one embedding at a time."""
+    shares = [texts[number::clients] for number in range(clients)]
+
+    def ask(number: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        for text in shares[number]:
+            body = {"model": "embedder", "input": text, "encoding_format": "base64"}
+            post(connection, "/v1/embeddings", body).read()
+
+    return len(texts) / run_clients(clients, ask)
+
+
+def serve_planforge(bundles: Sequence[str], port: int) -> list[str | Path]:
+    planforge = Path(sys.executable).with_name("planforge")
+    return [planforge, "serve", *bundles, "--port", str(port), "--parallel", str(CLIENTS), "--no-page"]
+
+
+def serve_llama(server: Path, model: Path, port: int) -> list[str | Path]:
+    threads = str(len(os.sched_getaffinity(0)))
+    return [
+        server, "--model", model, "--port", str(port), "--parallel", str(CLIENTS), "--threads", threads,
+        "--ctx-size", str(1024 * CLIENTS), "--no-webui",
+    ]  # fmt: skip
+
+
+def measure_server(port: int, prompts: Prompts, rounds: int) -> dict[str, Any]:
+    """All that both servers are asked."""
+    complete(port, prompts.make(), 4)  # warm
+    return {
+        "load": [measure_load(port, prompts) for _ in range(rounds)],
+        "long_prompt": [measure_long_prompt(port, prompts) for _ in range(rounds)],
+        "prefix": [measure_prefix(port, prompts) for _ in range(rounds)],
+        "stream_ms": [measure_one_stream(port, prompts) for _ in range(rounds)],
+    }
+
+
+def middle(rounds: Sequence[Any]) -> Any:
+    """Return the medians of what several rounds measured."""
+    if isinstance(rounds[0], dict):
+        return {name: middle([one[name] for one in rounds]) for name in rounds[0]}
+    return round(statistics.median(rounds), 3)
+
+
+def find_bundle(folder: Path) -> Path:
+    """Return the newest bundle of the suite's in a folder."""
+    bundles = sorted(folder.glob("PlanForge-int8*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    if not bundles:
+        raise SystemExit(f"{folder} has no int8 bundle; run python -m benchmarks --cases decode,encode first")
+    return bundles[-1].parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's server; left out unless given")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "benchmarks")
+    arguments = parser.parse_args()
+    work: Path = arguments.work
+    rounds: int = arguments.rounds
+    bundle = find_bundle(work / "gpt2-124m")
+    embedder = find_bundle(work / "bert-demo")
+    texts = sentences(2000, work)
+    results: dict[str, Any] = {"machine": measure_machine(len(os.sched_getaffinity(0)))}
+
+    with TextGenerator.load(bundle) as model:
+        model.generate("warm", max_new_tokens=4)
+        prompts = Prompts()
+        results["offline"] = middle([measure_offline(model, prompts) for _ in range(rounds)])
+    with TextEncoder.load(embedder) as encoder:
+        encoder.embed(texts[:64])
+        start = time.perf_counter()
+        encoder.embed(texts)
+        results["offline"]["texts_per_s"] = round(len(texts) / (time.perf_counter() - start), 1)
+
+    port = find_port()
+    command = serve_planforge([f"gpt2={bundle}", f"embedder={embedder}"], port)
+    with run_server(command, port, work / "logs" / "serving-planforge.log"):
+        results["planforge"] = {
+            name: middle(values) for name, values in measure_server(port, Prompts(), rounds).items()
+        }
+        measure_embeddings(port, texts[:256])
+        results["planforge"]["texts_per_s"] = round(measure_embeddings(port, texts), 1)
+    if arguments.llama_server is not None:
+        (weights,) = (work / "gpt2-124m" / "llama.cpp-q8_0").glob("*.gguf")
+        port = find_port()
+        command = serve_llama(arguments.llama_server, weights, port)
+        with run_server(command, port, work / "logs" / "serving-llama.log"):
+            results["llama.cpp"] = {
+                name: middle(values) for name, values in measure_server(port, Prompts(), rounds).items()
+            }
+    write_result("serving", results)
+
+
+if __name__ == "__main__":
+    main()
