@@ -17,6 +17,7 @@ from .errors import (
     ManifestError,
     MemoryLimitError,
     PlanForgeError,
+    SchemaError,
     TokenizerError,
 )
 from .load import load
@@ -111,6 +112,7 @@ __all__ = [
     "Prompt",
     "RankOptions",
     "Ranked",
+    "SchemaError",
     "Score",
     "SelftestResult",
     "Tags",

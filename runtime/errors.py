@@ -7,6 +7,7 @@ PlanForgeError                       base of all; its message is one line that n
 │   └── IntegrityError               a listed file is missing, changed, or leaves the folder
 ├── InputError                       what the caller passed in (also a ValueError)
 │   ├── ContextLengthError           more tokens than the model's context   .tokens .limit
+│   ├── SchemaError                  a JSON schema that cannot be enforced   .path
 │   └── DataError                    a line or a row that was read cannot be used
 ├── TokenizerError                   tokenizer files are missing or unusable
 ├── BackendUnavailableError          names the extra that installs it
@@ -64,6 +65,18 @@ class ContextLengthError(InputError):
         super().__init__(message)
         self.tokens = tokens
         self.limit = limit
+
+
+class SchemaError(InputError):
+    """A JSON schema is malformed, or has a keyword that cannot be enforced.
+
+    Attributes:
+        path: where in the schema, such as "properties/name/pattern"; "" for the schema itself.
+    """
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class DataError(InputError):

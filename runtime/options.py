@@ -198,7 +198,8 @@ class GenerationOptions(TypedDict, total=False):
 
     Without temperature, top_k, top_p and min_p, and with temperature=0, the likeliest token is always taken
     (greedy); else tokens are drawn. Processors run in transformers' order: logit_bias, repetition_penalty,
-    no_repeat_ngram_size, logits_processor, then temperature, top_k, top_p, min_p.
+    no_repeat_ngram_size, logits_processor, then temperature, top_k, top_p, min_p. Before them all tokens are
+    forbidden that json_schema, regex, grammar or choices do not allow.
 
     speculative="prompt-lookup" is faster where the answer repeats parts of the prompt or of itself: what
     followed the newest tokens before is taken for a guess of what comes next, and one step verifies all of
@@ -228,6 +229,14 @@ class GenerationOptions(TypedDict, total=False):
         logits_processor: a function of your own; see `LogitsProcessor`.
         seed: makes the draws repeatable.
         stop: a string or several that end the answer, which does not show them.
+        json_schema: a JSON schema, as a mapping or a text, that the answer is valid by: the answer is JSON.
+            {"type": "object"} allows any object. A keyword that cannot be enforced is a `SchemaError`, which
+            names its place. At most one of json_schema, regex, grammar and choices may be given. Tokens that
+            lead out of it are never chosen, and the answer ends where nothing may follow ("stop"), at an end
+            token where that may, or unfinished at max_new_tokens ("length"). Needs llguidance.
+        regex: a regular expression that the whole answer matches, without look-around and backreferences.
+        grammar: a grammar in Lark's form, as llguidance reads it, that the answer follows.
+        choices: texts, of which the answer is one.
         ignore_eos: go on behind end tokens, up to max_new_tokens.
         truncation: None refuses a prompt that is too long. "tail" keeps the end of one to which
             max_new_tokens would not fit, half a context of it at least, and the special tokens that begin
@@ -238,7 +247,8 @@ class GenerationOptions(TypedDict, total=False):
         num_beams: answers that are followed at a time, as transformers' beam search does; 1 is none.
             repetition_penalty (of log-probabilities there, as in transformers), no_repeat_ngram_size and
             ignore_eos go with beams. Options that draw tokens, seed, logit_bias, logits_processor, stop,
-            top_logprobs, speculative, reuse_prompt, on_token and streams do not.
+            json_schema, regex, grammar, choices, top_logprobs, speculative, reuse_prompt, on_token and
+            streams do not.
         length_penalty: of beams; an answer is ranked by its log-probability divided by its number of new
             tokens to this power. Above 0 favours long answers.
         early_stopping: of beams; True ends at num_beams finished answers, False where the best running one
@@ -267,6 +277,10 @@ class GenerationOptions(TypedDict, total=False):
     logits_processor: LogitsProcessor | None
     seed: int | None
     stop: str | Sequence[str] | None
+    json_schema: Mapping[str, Any] | str | None
+    regex: str | None
+    grammar: str | None
+    choices: Sequence[str] | None
     ignore_eos: bool
     truncation: Literal["tail"] | None
     parse_special: bool

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from ..backends.backend import Array
 from ..bundle.artifact import CANDIDATES, Artifact
 from .cache import LOGITS
 from .sampling import Logits, Sampling, choose, compute_logprobs
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+"""Which tokens may come next: (V,)."""
 
 CANDIDATE = np.dtype([("id", np.int64), ("logit", np.float32), ("log_sum", np.float32)])
 
@@ -63,8 +67,11 @@ def choose_tokens(
     generators: Sequence[np.random.Generator],
     logprobs: bool = True,
     top_logprobs: int = 0,
+    masks: Sequence[Mask] | None = None,
 ) -> Chosen:
-    """Choose the next token of each row.
+    """Choose the next token of each row, of those that its mask allows if there are masks.
+
+    A mask comes before all processors; log-probabilities are those without it.
 
     The scores are from `read_scores`, of the results that `choose_results` names; `top_logprobs` needs all
     logits. Candidates give the token that all logits would give, but where more than K of a row's are equal
@@ -78,7 +85,8 @@ def choose_tokens(
             tokens=chosen["id"],
             logprobs=chosen["logit"] - chosen["log_sum"].astype(np.float64) if logprobs else None,
         )
-    tokens = choose(scores, histories, sampling, generators)
+    allowed = scores if masks is None else np.where(masks, scores, -np.inf).astype(np.float32)
+    tokens = choose(allowed, histories, sampling, generators)
     return Chosen(
         tokens=tokens,
         logprobs=compute_logprobs(scores, tokens) if logprobs else None,

@@ -46,6 +46,7 @@ class Sampling:
     no_repeat_ngram_size: int | None = None
     logit_bias: Mapping[int, float] | None = None
     logits_processor: LogitsProcessor | None = None
+    structured: bool = False  # whether each row has a mask of the tokens that may come
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not (is_number(self.temperature) and self.temperature == 0):
@@ -84,6 +85,7 @@ class Sampling:
             or self.no_repeat_ngram_size is not None
             or bool(self.logit_bias)
             or self.logits_processor is not None
+            or self.structured
         )
 
     @cached_property
@@ -176,6 +178,8 @@ def check_scores(scores: npt.NDArray[np.float32], sampling: Sampling) -> None:
     ]
     if sampling.logits_processor is not None:
         changed.append("logits_processor")
+    if sampling.structured:
+        changed.append("the structure of the answer")
     empty = np.isneginf(highest[~np.isfinite(highest)]).all()
     outcome = "leaves no token to choose" if empty else "takes the logits out of float32"
     raise InputError(f"{' with '.join(changed)} {outcome}; use values that change less")

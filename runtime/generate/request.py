@@ -19,6 +19,7 @@ from ..options import (
     check_options,
     check_whole,
 )
+from .structure import KINDS, Structure, read_structure
 
 BEAMS = ("num_beams", "length_penalty", "early_stopping")
 DRAWING = ("temperature", "top_k", "top_p", "min_p")
@@ -43,6 +44,7 @@ class GenerationRequest:
     n_best: int = 1
     logprobs: bool = True
     top_logprobs: int = 0
+    structure: Structure | None = None
     on_token: OnToken | None = None
     progress: ProgressOption = False
     batch_size: int | None = None
@@ -59,6 +61,8 @@ class GenerationRequest:
         check_integer("top_logprobs", self.top_logprobs, 0, "0 gives none")
         if self.on_token is not None and not callable(self.on_token):
             raise InputError(f"on_token={self.on_token!r:.80} must be a function that takes a chunk, or None")
+        if self.structure is not None and self.ignore_eos:
+            raise InputError(f"ignore_eos=True does not go with {self.structure.kind}, which has an end")
 
     @property
     def one_by_one(self) -> bool:
@@ -72,6 +76,8 @@ class GenerationRequest:
         values = {name: getattr(sampling, name) for name in (*drawing, "logit_bias", "logits_processor")}
         for name in ("stop", "speculative", "reuse_prompt", "top_logprobs", "on_token"):
             values[name] = getattr(self, name)
+        if self.structure is not None:
+            values[self.structure.kind] = self.structure.text
         given = [(name, value) for name, value in values.items() if value]
         if sampling.seed is not None:  # 0 is one too
             given.append(("seed", sampling.seed))
@@ -104,12 +110,13 @@ def resolve_request(
 
 
 def make_request(options: Mapping[str, Any]) -> GenerationRequest:
-    """Return the request that options make, some of which are those of `Sampling`."""
+    """Return the request that options make, some of which are those of `Sampling` and of `Structure`."""
+    structure = read_structure(options)
     names = {field.name for field in fields(Sampling)}
-    sampling = Sampling(**{name: value for name, value in options.items() if name in names})
-    return GenerationRequest(
-        sampling=sampling, **{name: value for name, value in options.items() if name not in names}
-    )
+    drawing = {name: value for name, value in options.items() if name in names}
+    others = {name: value for name, value in options.items() if name not in {*names, *KINDS}}
+    sampling = Sampling(**drawing, structured=structure is not None)
+    return GenerationRequest(sampling=sampling, structure=structure, **others)
 
 
 def read_checkpoint_options(defaults: GenerationDefaults) -> GenerationOptions:

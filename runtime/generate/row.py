@@ -9,8 +9,10 @@ from ..decoding.candidates import Chosen, choose_tokens
 from ..decoding.chunk import Chunk, FinishReason, TopLogprob, Usage
 from ..decoding.history import TokenHistory
 from ..decoding.sampling import make_generators
+from ..decoding.speculative import PromptLookup
 from ..text.stream import StopStrings
 from ..text.tokenizer import Tokenizer
+from .grammar import Grammar
 from .request import GenerationRequest
 
 
@@ -27,6 +29,7 @@ class Row:
         request: GenerationRequest,
         eos: Sequence[int],
         number: int,
+        grammar: Grammar | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.prompt = prompt
@@ -36,6 +39,7 @@ class Row:
         self.drafted = self.accepted = 0
         self.history = TokenHistory(prompt)  # and the answer, as it grows
         self.request = request
+        self.grammar = grammar
         (self.generator,) = make_generators(request.sampling.seed, [number])
         self.eos = frozenset(() if request.ignore_eos else eos)
         self.limit = request.max_new_tokens
@@ -77,12 +81,16 @@ class Row:
         token = int(chosen.tokens[place])
         self.history.append(token)
         self.token_ids.append(token)
+        if self.grammar is not None:
+            self.grammar.take(token)
         # A model may have more rows than its tokenizer has tokens; those beyond spell nothing.
         piece = self.stop.push(self.stream.push(token) if token < self.tokenizer.vocab_size else "")
         if self.stop.found is not None:
             self.finish_reason = "stop"
         elif token in self.eos:
             self.finish_reason = "eos"
+        elif self.grammar is not None and self.grammar.complete:
+            self.finish_reason = "stop"
         elif len(self.token_ids) == self.limit:
             self.finish_reason = "length"
         elif len(self.token_ids) == self.room:
@@ -101,21 +109,23 @@ class Row:
         """
         right = 0
         for place, draft in enumerate([*drafts, None]):
-            chosen = choose_tokens(
-                scores[place : place + 1],
-                [self.history],
-                self.request.sampling,
-                [self.generator],
-                logprobs=self.request.logprobs,
-                top_logprobs=self.request.top_logprobs,
-            )
-            self.take(chosen, 0)
+            self.take(choose_for_rows([self], scores[place : place + 1]), 0)
             right += self.token_ids[-1] == draft
             if self.token_ids[-1] != draft or self.finish_reason is not None:
                 break
         self.drafted += len(drafts)
         self.accepted += right
         return right
+
+    def guess(self, lookup: PromptLookup) -> list[int]:
+        """Return guesses of the next tokens: what the grammar forces, or what followed before."""
+        most = self.most_left - 1
+        if self.grammar is None:
+            return lookup.draft(most)
+        if forced := self.grammar.find_forced():
+            return forced[:most]
+        drafts = lookup.draft(most)
+        return drafts[: self.grammar.count_allowed(drafts)]
 
     def cancel(self) -> None:
         """End the answer as it is, unless it has ended; what was held back of its text counts."""
@@ -148,3 +158,17 @@ class Row:
         if token < self.tokenizer.vocab_size:
             text = self.tokenizer.decode([token]) or self.tokenizer.spell(token)
         return TopLogprob(token_id=token, text=text, logprob=logprob)
+
+
+def choose_for_rows(rows: Sequence[Row], scores: Array) -> Chosen:
+    """Choose the next token of each row by the options of the first."""
+    request = rows[0].request
+    return choose_tokens(
+        scores,
+        [row.history for row in rows],
+        request.sampling,
+        [row.generator for row in rows],
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+        masks=[row.grammar.find_allowed() for row in rows if row.grammar] or None,
+    )

@@ -17,6 +17,7 @@ from ..errors import ContextLengthError, InputError
 from ..text.chat import Chat, Message, cut_chat
 from ..text.reading import name_item
 from ..text.tokenizer import Tokenizer
+from .grammar import Grammars
 from .request import GenerationRequest
 from .row import Row
 
@@ -35,6 +36,7 @@ class RowReader:
     max_length: int  # of the context, in tokens
     vocabulary: int  # how many tokens the model has
     chat: Chat | None  # the bundle's chat template, if it has one
+    grammars: Grammars
 
     def read(self, prompt: Any, request: GenerationRequest, number: int = 0) -> Row:
         """Return the row of a prompt."""
@@ -175,6 +177,7 @@ class RowReader:
             request=request,
             eos=self.defaults.eos,
             number=number,
+            grammar=None if request.structure is None else self.grammars.start(request.structure),
         )
 
 

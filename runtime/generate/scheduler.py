@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..backends.backend import Array
 from ..decoding.cache_shapes import PREFILL_CHUNK, count_cache_bytes
-from ..decoding.candidates import Chosen, choose_tokens
+from ..decoding.candidates import Chosen
 from ..decoding.decoder import Decoder
 from ..decoding.seats import Seats, make_seats
 from ..errors import ClosedError, DeadlineError
 from ..options import Observer
 from ..scheduling.queue import FairQueue
 from .pending import PendingGeneration
-from .row import Row
+from .row import Row, choose_for_rows
 
 log = logging.getLogger("planforge")
 
@@ -271,16 +270,3 @@ def describe_choice(row: Row) -> object:
     if request.sampling.greedy and not request.sampling.processes:
         return request.logprobs, request.top_logprobs
     return id(row)
-
-
-def choose_for_rows(rows: Sequence[Row], scores: Array) -> Chosen:
-    """Choose the next token of rows whose `describe_choice` is equal."""
-    request = rows[0].request
-    return choose_tokens(
-        scores,
-        [row.history for row in rows],
-        request.sampling,
-        [row.generator for row in rows],
-        logprobs=request.logprobs,
-        top_logprobs=request.top_logprobs,
-    )

@@ -16,7 +16,7 @@ from ..bundle.bundle import Bundle
 from ..bundle.defaults import GenerationDefaults
 from ..bundle.manifest import Artifact
 from ..decoding.cache_shapes import find_capacity
-from ..decoding.candidates import choose_results, choose_tokens
+from ..decoding.candidates import choose_results
 from ..decoding.chunk import Chunk, TextStream, report_chunk
 from ..decoding.decoder import Decoder, DecoderRun
 from ..decoding.reuse import PromptReuse
@@ -37,9 +37,10 @@ from ..text.chat import Chat, Message
 from ..text.tokenizer import Tokenizer
 from .beams import answer_by_beams, resolve_search
 from .generation import Generation, make_generation
+from .grammar import Grammars
 from .pending import PendingGeneration
 from .request import GenerationRequest, describe_request, read_checkpoint_options, resolve_request
-from .row import Row
+from .row import Row, choose_for_rows
 from .row_reader import Prompt, RowReader, count_vocabulary, is_one_prompt
 from .score import Score, score_tokens
 from .submissions import Submissions
@@ -77,7 +78,9 @@ class TextGenerator(Model):
         self._checkpoint = read_checkpoint_options(defaults)
         self._told = False  # of the checkpoint's options
         vocabulary = count_vocabulary(decoder.artifact, tokenizer)
-        self._rows = RowReader(tokenizer, defaults, max_length, vocabulary, chat)
+        self._rows = RowReader(
+            tokenizer, defaults, max_length, vocabulary, chat, Grammars(tokenizer, defaults.eos, vocabulary)
+        )
         self._reuse = PromptReuse()
         self._submissions = Submissions(decoder, self._rows)
         decoder.budget.make_room_by(self.forget_prompt)
@@ -314,6 +317,8 @@ class TextGenerator(Model):
         request = resolve_request(options, self._checkpoint, streams=streams, several=several)
         request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))
         request.sampling.check_vocabulary(self._rows.vocabulary)
+        if request.structure is not None:
+            self._rows.grammars.start(request.structure)  # one that cannot be used is refused before all else
         check_batch_size(request.batch_size, self.max_batch)
         self.decoder.check_beams(request.num_beams)
         if options.get("generation") == "checkpoint" and not self._told:
@@ -411,13 +416,9 @@ class TextGenerator(Model):
         active = [True] * len(rows)
         while True:
             places = [place for place, active_row in enumerate(active) if active_row]
-            chosen = choose_tokens(
+            chosen = choose_for_rows(
+                [rows[place] for place in places],
                 scores if len(places) == len(rows) else scores[places],
-                [rows[place].history for place in places],
-                request.sampling,
-                [rows[place].generator for place in places],
-                logprobs=request.logprobs,
-                top_logprobs=request.top_logprobs,
             )
             for number, place in enumerate(places):
                 rows[place].take(chosen, number)
@@ -448,7 +449,7 @@ class TextGenerator(Model):
                     if drafts:
                         lookup.learn(accepted)
                         run.truncate(len(row.history) - 1)
-                    drafts = lookup.draft(row.most_left - 1)
+                    drafts = row.guess(lookup)
                 (scores,) = run.extend([row.token_ids[-1], *drafts], 1 + len(drafts), outputs)
 
     def _start_run(

@@ -139,6 +139,10 @@ class Tokenizer:
         """Decode what a model chose: ids beyond the vocabulary, which some models have, add nothing."""
         return self.decode([token for token in ids if token < self.vocab_size])
 
+    def write_json(self) -> str:
+        """Return the tokenizer as a tokenizer.json, without what was left out."""
+        return self._plain.to_str()
+
     def stream(self) -> IncrementalDecoder:
         """Return a new decoder for ids that come one at a time."""
         return IncrementalDecoder(self)

@@ -1,0 +1,191 @@
+"""Grammars that answers follow, by llguidance, which nothing else of the runtime loads.
+
+A grammar says at each step which tokens may come next. V vocabulary of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..decoding.candidates import Mask
+from ..errors import BackendUnavailableError, InputError, SchemaError
+from ..text.tokenizer import Tokenizer
+from .json_schema import find_fault
+from .structure import Structure
+
+if TYPE_CHECKING:
+    import llguidance
+
+KEPT = 32  # compiled grammars of a model
+# White space between the parts of JSON: little, as some models would go on with it.
+WHITE_SPACE = r" |\t|(\r?\n){1,2}[ \t]{0,20}"
+
+
+class Grammar:
+    """Where one answer is in its grammar."""
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, structure: Structure, ends: frozenset[int], vocabulary: int
+    ) -> None:
+        self._matcher = matcher
+        self._structure = structure
+        self._ends = ends
+        self._vocabulary = vocabulary
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing may follow but the end of the text."""
+        return self._matcher.is_stopped()
+
+    def find_allowed(self) -> Mask:
+        """Return which tokens may come next: (V,) booleans, of which one at least is True."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        mask = np.zeros(self._vocabulary, np.bool_)
+        allowed = np.unpackbits(bits, bitorder="little", count=min(self._vocabulary, 8 * len(bits)))
+        mask[: len(allowed)] = allowed
+        return mask
+
+    def take(self, token: int) -> None:
+        """Go on behind a token that was chosen."""
+        if token in self._ends:
+            return
+        if not self._matcher.consume_token(token):
+            self._check()
+
+    def find_forced(self) -> list[int]:
+        """Return tokens for the text that must come next, if there is one; other tokens may spell it too."""
+        return self._matcher.compute_ff_tokens()
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens may come next, one behind the other."""
+        return self._matcher.validate_tokens(list(tokens))
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            kind = self._structure.kind
+            reason = shorten(self._matcher.get_error())
+            raise InputError(f"the answer can follow its {kind} no further: {reason}; make it simpler")
+
+
+class Grammars:
+    """Compiles grammars for the tokens of one model, and keeps those used last; safe to use from threads.
+
+    Args:
+        tokenizer: the model's.
+        eos: tokens that end an answer.
+        vocabulary: how many tokens the model has; its tokenizer may have fewer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos: Sequence[int], vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._eos = [token for token in eos if token < tokenizer.vocab_size]
+        self._vocabulary = vocabulary
+        self._tokens: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[Structure, llguidance.LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def start(self, structure: Structure) -> Grammar:
+        """Return the beginning of a grammar.
+
+        Raises:
+            InputError: the grammar cannot be used; of a schema a `SchemaError`.
+            BackendUnavailableError: llguidance is missing.
+        """
+        with self._lock:
+            matcher = self._compiled.get(structure)
+            if matcher is None:
+                matcher = self._compiled[structure] = self._compile(structure)
+            self._compiled.move_to_end(structure)
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+            return Grammar(matcher.deep_copy(), structure, frozenset(self._eos), self._vocabulary)
+
+    def _compile(self, structure: Structure) -> llguidance.LLMatcher:
+        matcher = self._match(write_grammar(structure))
+        if matcher.is_error():
+            self._refuse(structure, matcher.get_error())
+        matcher.compute_bitmask()  # kept for all answers
+        if matcher.is_error() or matcher.is_stopped():
+            raise make_error(structure.kind, f"{structure.kind} allows no text", "")
+        return matcher
+
+    def _refuse(self, structure: Structure, error: str) -> None:
+        reason = shorten(error)
+        if structure.kind != "json_schema":
+            raise make_error(structure.kind, f"{structure.kind} cannot be used: {reason}", "")
+        path = find_fault(
+            json.loads(structure.text), lambda schema: self._match(write_schema_grammar(schema)).get_error()
+        )
+        place = f" at {path}" if path else ""
+        raise make_error(structure.kind, f"json_schema cannot be enforced{place}: {reason}", path)
+
+    def _match(self, grammar: str) -> llguidance.LLMatcher:
+        loaded = load_llguidance()
+        if self._tokens is None:
+            count = self._tokenizer.vocab_size
+            self._tokens = loaded.LLTokenizer(
+                self._tokenizer.write_json(),
+                # Without an end token one is made up, behind those that there are.
+                n_vocab=None if self._eos else count + 1,
+                eos_token=self._eos or count,
+            )
+        limits = loaded.LLParserLimits(verbose_errors=False)
+        matcher: llguidance.LLMatcher = loaded.LLMatcher(self._tokens, grammar, log_level=0, limits=limits)
+        return matcher
+
+
+def load_llguidance() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError as error:
+        raise BackendUnavailableError(
+            "json_schema, regex, grammar and choices need llguidance: pip install 'planforge[grammar]'"
+        ) from error
+    return llguidance
+
+
+def write_grammar(structure: Structure) -> str:
+    """Return a structure in llguidance's own form."""
+    matcher = load_llguidance().LLMatcher
+    grammar: str
+    if structure.kind == "json_schema":
+        return write_schema_grammar(json.loads(structure.text))
+    if structure.kind == "regex":
+        grammar = matcher.grammar_from_regex(structure.text)
+    elif structure.kind == "choices":
+        choices = map(json.dumps, json.loads(structure.text))
+        grammar = matcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+    else:
+        grammar = matcher.grammar_from_lark(structure.text)
+    return grammar
+
+
+def write_schema_grammar(schema: dict[str, Any]) -> str:
+    options = {"whitespace_pattern": WHITE_SPACE, "lenient": False}
+    grammar: str = load_llguidance().LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    return grammar
+
+
+def shorten(error: str) -> str:
+    """Return what llguidance says of a grammar, in one line, with the place in the grammar."""
+    regex = re.search(r"parse error:\n    (.*)\n( *)\^+\nerror: (.*)", error)
+    if regex:
+        spelled, before, reason = regex.groups()
+        return f"{reason}, at character {len(before) - 3} of {spelled:.80}"
+    line = error.partition("\n")[0]
+    place = re.match(r"(?:at )?(\d+)\((\d+)\): ", line)
+    if place:
+        return f"line {place[1]}, character {place[2]}: {line[place.end() :]}"
+    return line
+
+
+def make_error(kind: str, message: str, path: str) -> InputError:
+    return SchemaError(message, path=path) if kind == "json_schema" else InputError(message)
