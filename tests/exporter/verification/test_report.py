@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,9 @@ from planforge.exporter.reports.tables import make_tables
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.report import VerificationReport
 
+from ...helpers.browser import find_browser
 from ...helpers.cli import error_line
 from ...helpers.reports import SUBJECT, Page, demo_report, failed_report, passed_report
-
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-
 
 # ---- the page
 
@@ -270,17 +267,9 @@ def test_verify_writes_the_page_and_the_xml_of_what_failed(
 # ---- a browser
 
 
-@functools.cache
-def browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip("needs Chromium")
-    return found
-
-
 def browse(page: Path, width: int, *options: str) -> str:
     """What the browser prints; the page is 2000 pixels high."""
-    command = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command = [find_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},2000"]
     done = subprocess.run(
         [*command, *options, page.as_uri()], capture_output=True, encoding="utf-8", timeout=120, check=True
