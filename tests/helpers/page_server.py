@@ -40,6 +40,7 @@ class StandIn(ThreadingHTTPServer):
         answers: what a route answers, by its path: a body, or (status, body).
         bodies: what was asked: (path, body) each.
         key: what a client must know, if anything.
+        loading: models that are not loaded yet.
         left: set when a client left while it was being answered.
     """
 
@@ -52,6 +53,7 @@ class StandIn(ThreadingHTTPServer):
         self.answers: dict[str, Any] = {}
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.key: str | None = None
+        self.loading: list[str] = []
         self.left = threading.Event()
 
     @property
@@ -74,6 +76,9 @@ class Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         if path == "/v1/models":
             self.answer({"object": "list", "data": self.server.models})
+            return
+        if path == "/ready":
+            self.answer({"models": dict.fromkeys(self.server.loading, "loading")}, is_open=True)
             return
         name = path.lstrip("/") or "index.html"
         file = PAGE / name
@@ -99,9 +104,9 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer((404, {"error": {"message": f"{self.path} has no answer here."}}))
 
-    def answer(self, answer: Any) -> None:
+    def answer(self, answer: Any, is_open: bool = False) -> None:
         status, body = answer if isinstance(answer, tuple) else (200, answer)
-        if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
+        if not is_open and self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
             status, body = 401, {"error": {"message": "The key is wrong.", "code": "invalid_api_key"}}
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)

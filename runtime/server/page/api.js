@@ -21,6 +21,14 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+/** Return the names of the models that are still being loaded. */
+export async function listLoading() {
+  const response = await fetch("ready", { cache: "no-store" }).catch(() => null);
+  const told = await response?.json().catch(() => null);
+  const models = Object.entries(told?.models ?? {});
+  return models.filter(([, state]) => state === "loading").map(([name]) => name);
+}
+
 /** Return the models that the server has. */
 export async function listModels() {
   const models = (await read(await request("v1/models"))).data;
@@ -129,23 +137,24 @@ function advise(error, status, wait) {
     return "The server wants a key, or another one: give it at the top of the page, then try again.";
   }
   if (status === 404) {
-    return `${said || "The server does not know this."} Reload the page to see which models it has now.`;
+    return `${said || "The server does not know this"}. Reload the page to see which models it has now.`;
   }
   if (status === 413) {
-    return `${said || "That is more than the server takes at once."} Try a shorter text.`;
+    return `${said || "That is more than the server takes at once"}. Try a shorter text.`;
   }
   if (status === 429 || status === 503) {
-    return `The server is busy. Wait ${seconds}, then try again.`;
+    return `The server is busy${said ? `: ${said}` : ""}. Wait ${seconds}, then try again.`;
   }
   if (status >= 500) {
-    return `The server made a mistake${said ? `: ${said}` : "."} Try again; its log says more.`;
+    return `The server made a mistake${said ? `: ${said}` : ""}. Try again; its log says more.`;
   }
   const name = toOneLine(error?.param ?? "");
   const where = name && !said.includes(name) ? ` (${name})` : "";
-  return said ? `${said}${where}` : `The server refused this (${status}). Change it, then try again.`;
+  return said ? `${said}${where}.` : `The server refused this (${status}). Change it, then try again.`;
 }
 
+/** Return a text without line breaks, and without the full stop at its end. */
 function toOneLine(text) {
-  const line = String(text).replace(/\s+/g, " ").trim();
+  const line = String(text).replace(/\s+/g, " ").replace(/[\s.]+$/, "").trim();
   return line.length > 300 ? `${line.slice(0, 299)}…` : line;
 }

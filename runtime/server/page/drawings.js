@@ -66,7 +66,7 @@ export function drawSimilarities(texts, likeness) {
 
 /** Return a picture of the texts as points. */
 export function drawPoints(texts, points, width) {
-  const w = Math.min(720, Math.max(280, width));
+  const w = Math.min(736, Math.max(280, width));
   const h = Math.round(w * 0.6);
   const margin = 36;
   const bounds = [0, 1].map((axis) => {
@@ -126,8 +126,9 @@ export function drawAttention({ source, target, weights }, width) {
   const word = (token) => show(token).replaceAll(" ", "␣");
   const longest = (tokens) => Math.max(...tokens.map((token) => measure.measureText(word(token)).width));
   const left = Math.ceil(longest(target)) + 10;
-  const top = Math.ceil(longest(source)) + 10;
-  const cell = Math.min(28, Math.max(15, Math.floor((Math.min(width, 720) - left - 2) / source.length)));
+  const cell = Math.min(28, Math.max(15, Math.floor((Math.min(width, 736) - left - 2) / source.length)));
+  const isUpright = longest(source) <= cell; // else the words are turned
+  const top = isUpright ? 24 : Math.ceil(longest(source)) + 10;
   const w = left + cell * source.length + 2;
   const h = top + cell * target.length + 2;
   const label = "Which parts of the text each part of the translation looked at";
@@ -135,8 +136,10 @@ export function drawAttention({ source, target, weights }, width) {
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", label);
   source.forEach((token, column) => {
-    const x = left + cell * (column + 0.5) + 4;
-    picture.append(makeSvg("text", { transform: `translate(${x} ${top - 6}) rotate(-90)` }, word(token)));
+    const x = left + cell * (column + 0.5);
+    const upright = { x, y: top - 8, "text-anchor": "middle" };
+    const turned = { transform: `translate(${x + 4} ${top - 6}) rotate(-90)` };
+    picture.append(makeSvg("text", isUpright ? upright : turned, word(token)));
   });
   target.forEach((token, row) => {
     const y = top + cell * (row + 0.5) + 4;

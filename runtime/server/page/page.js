@@ -1,9 +1,9 @@
 // Starts the page: which models there are, a tab for each thing they can do, the key, the colours.
 
-import { explain, keepKey, listModels } from "./api.js";
+import { explain, keepKey, listLoading, listModels } from "./api.js";
 import { Chat } from "./chat.js";
 import { Complete } from "./complete.js";
-import { make } from "./dom.js";
+import { make, show } from "./dom.js";
 import { Form } from "./form.js";
 import { TASKS } from "./tasks.js";
 
@@ -13,6 +13,7 @@ const KINDS = [
   ...TASKS.map((task) => ({ ...task, makePanel: (models) => new Form(task, models) })),
 ];
 
+const AGAIN = 500; // milliseconds between two questions whether the models are loaded
 const byId = (id) => document.getElementById(id);
 const shown = []; // {tab, section, panel} each
 
@@ -57,12 +58,25 @@ function moveAmongTabs(event) {
   }
 }
 
+/** Wait while models are being loaded, and say so. */
+async function waitForModels() {
+  for (;;) {
+    const names = await listLoading();
+    if (names.length === 0) {
+      return;
+    }
+    byId("loading").textContent = show(`The server is loading ${names.join(", ")} …`);
+    await new Promise((resolve) => setTimeout(resolve, AGAIN));
+  }
+}
+
 /** Ask for the models and draw their tabs, or say what is wrong. */
 async function start() {
   byId("trouble").hidden = true;
   byId("loading").hidden = false;
   let trouble = "";
   try {
+    await waitForModels();
     const models = await listModels();
     for (const kind of KINDS) {
       const able = models.filter((model) => model.capabilities.includes(kind.capability));

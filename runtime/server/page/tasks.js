@@ -198,7 +198,7 @@ const translations = {
     if (!alignment) {
       return { summary: text, parts: [] };
     }
-    const note = "Each row is a part of the translation: the darker a square, the more it looked at that part of the text.";
+    const note = "Each row is a part of the translation: the stronger a square, the more it looked there.";
     const picture = make("figure", {}, drawAttention(alignment, width), make("figcaption", {}, note));
     return { summary: text, parts: [make("h3", {}, "What it looked at"), picture] };
   },
